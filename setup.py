@@ -1,0 +1,47 @@
+"""Builds the Cython kernels: every .pyx under src/ is one extension module."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+HERE = Path(__file__).parent
+COMPILE_ARGS = ["-O3", "-fno-strict-aliasing"]
+
+
+class BuildKernels(build_ext):
+    """Stops with the name of what is missing instead of a page of compiler output."""
+
+    def build_extensions(self) -> None:
+        compiler = (getattr(self.compiler, "compiler", None) or ["cc"])[0]
+        if shutil.which(compiler) is None:
+            sys.exit(
+                f"headrace: no C compiler: {compiler!r} was not found. Install one "
+                "(Debian: apt-get install build-essential; Fedora: dnf install gcc; macOS: xcode-select --install)."
+            )
+        super().build_extensions()
+
+
+def kernels() -> list[Extension]:
+    try:
+        from Cython.Build import cythonize
+    except ImportError:
+        sys.exit("headrace: Cython is missing: pip install 'Cython>=3.1'")
+    found = [
+        Extension(
+            ".".join(path.relative_to("src").with_suffix("").parts),
+            [str(path)],
+            extra_compile_args=COMPILE_ARGS,
+        )
+        for path in sorted(Path("src").rglob("*.pyx"))
+    ]
+    return cythonize(
+        found,
+        include_path=["src"],
+        compiler_directives={"language_level": 3, "embedsignature": True, "freethreading_compatible": False},
+    )
+
+
+setup(ext_modules=kernels(), cmdclass={"build_ext": BuildKernels})

@@ -1,0 +1,90 @@
+"""Everything that can go wrong, as facts. Doors turn these into their protocol's codes."""
+
+
+class HeadraceError(Exception):
+    """The root: whatever is not one of these is a bug of ours."""
+
+
+# Somebody sent something wrong.
+
+
+class InvalidInput(HeadraceError):
+    """What was asked for makes no sense, whatever the state of the broker."""
+
+
+class NotFound(HeadraceError):
+    """The thing named does not exist."""
+
+
+class AlreadyExists(HeadraceError):
+    """The thing to be made exists already."""
+
+
+class Conflict(HeadraceError):
+    """What was asked for contradicts what is there."""
+
+
+# record/
+
+
+class CorruptBatch(InvalidInput):
+    """A batch whose bytes contradict each other: length, magic, checksum, counts."""
+
+
+class BatchTooLarge(InvalidInput):
+    def __init__(self, size_bytes: int, size_bytes_max: int) -> None:
+        super().__init__(f"a batch of {size_bytes:,} bytes is over the limit of {size_bytes_max:,}")
+        self.size_bytes, self.size_bytes_max = size_bytes, size_bytes_max
+
+
+class UnknownCodec(InvalidInput):
+    """A compression codec we do not know."""
+
+
+class DecompressedTooLarge(InvalidInput):
+    """Compressed data that would unfold past the limit."""
+
+
+# log/
+
+
+class OffsetOutOfRange(InvalidInput):
+    def __init__(self, offset: int, start: int, end: int) -> None:
+        super().__init__(f"offset {offset} is outside {start} to {end}")
+        self.offset, self.start, self.end = offset, start, end
+
+
+class StorageError(HeadraceError):
+    """The disk said no, or said something that cannot be true."""
+
+
+class StorageFailed(StorageError):
+    """A write or sync failed: nothing is confirmed any more until the data has been verified again."""
+
+
+class DiskFull(StorageError):
+    """No room; nothing was kept of what was refused, and appends work again once there is room."""
+
+
+class CorruptLog(StorageError):
+    """Bytes below the durable end that fail their checks. Nothing is cut, nothing is served past them."""
+
+    def __init__(self, path: str, position: int, reason: str) -> None:
+        super().__init__(f"{path} is damaged at byte {position:,}: {reason}")
+        self.path, self.position, self.reason = path, position, reason
+
+
+class DataFolderLocked(StorageError):
+    """Another broker has this data folder open."""
+
+
+class LogClosed(StorageError):
+    """The log is closed or was deleted."""
+
+
+class Overloaded(HeadraceError):
+    """Too much is waiting for the disk: try again in a moment."""
+
+    def __init__(self, reason: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
