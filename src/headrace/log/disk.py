@@ -1,0 +1,188 @@
+"""The only module that touches files. Everything above it is handed a Disk, so that a simulated
+disk can stand in and lose, tear and reorder whatever was not synced.
+
+Rules the callers rely on:
+- `write` and `pwrite` write everything or raise; a short write is finished or turned into an OSError.
+- A name is durable only after `sync_dir` of its folder; bytes only after `sync` of their file.
+- Nothing here retries a failed sync: after EIO the page cache lies and the next sync answers OK.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.errors import DataFolderLocked
+
+FileId = int
+IOV_MAX = 512  # Linux takes 1,024; half keeps the list of one call small
+
+
+class Disk(Protocol):
+    """What the log needs of a filesystem. Paths are absolute strings; files are small integers."""
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> FileId: ...
+    def close(self, file: FileId) -> None: ...
+    def pread(self, file: FileId, size: int, position: int) -> bytes: ...
+    def pread_into(self, file: FileId, buffer: memoryview, position: int) -> int: ...
+    def pread_cached(self, file: FileId, size: int, position: int) -> bytes | None: ...
+    def pwrite(self, file: FileId, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int: ...
+    def sync(self, file: FileId) -> None: ...
+    def sync_filesystem(self, file: FileId) -> None: ...
+    def truncate(self, file: FileId, size: int) -> None: ...
+    def size(self, file: FileId) -> int: ...
+    def rename(self, source: str, target: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def mkdir(self, path: str) -> None: ...
+    def rmdir(self, path: str) -> None: ...
+    def listdir(self, path: str) -> list[str]: ...
+    def exists(self, path: str) -> bool: ...
+    def file_size(self, path: str) -> int: ...
+    def sync_dir(self, path: str) -> None: ...
+    def free_bytes(self, path: str) -> int: ...
+    def lock(self, path: str) -> FileId: ...
+
+
+class RealDisk:
+    """The operating system's files. Data is 0600 and folders 0700: messages are nobody else's business."""
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> FileId:
+        flags = os.O_CLOEXEC | (os.O_RDONLY if readonly else os.O_RDWR)
+        if create:
+            flags |= os.O_CREAT
+        if exclusive:
+            flags |= os.O_EXCL
+        return os.open(path, flags, 0o600)
+
+    def close(self, file: FileId) -> None:
+        os.close(file)
+
+    def pread(self, file: FileId, size: int, position: int) -> bytes:
+        return os.pread(file, size, position)
+
+    def pread_into(self, file: FileId, buffer: memoryview, position: int) -> int:
+        return os.preadv(file, [buffer], position)
+
+    def pread_cached(self, file: FileId, size: int, position: int) -> bytes | None:
+        """The bytes if the page cache has them, None if reading would wait for the disk."""
+        buffer = bytearray(size)
+        try:
+            got = os.preadv(file, [buffer], position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:  # a filesystem without the flag: read, even if it waits
+                return os.pread(file, size, position)
+            raise
+        if got < size and position + got < os.fstat(file).st_size:
+            return None
+        return bytes(memoryview(buffer)[:got])
+
+    def pwrite(self, file: FileId, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
+        written = 0
+        for start in range(0, len(buffers), IOV_MAX):
+            written += self._pwrite_all(file, buffers[start : start + IOV_MAX], position + written)
+        return written
+
+    @staticmethod
+    def _pwrite_all(file: FileId, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
+        total = sum(map(len, buffers))
+        written = os.pwritev(file, buffers, position)
+        if written == total:
+            return total
+        # A full disk answers with a short write first, then ENOSPC: go on until it is all or an error.
+        rest = memoryview(b"".join(buffers))[written:]
+        while rest:
+            step = os.pwrite(file, rest, position + written)
+            if step <= 0:
+                raise OSError(errno.EIO, "write made no progress")
+            written += step
+            rest = rest[step:]
+        return written
+
+    def sync(self, file: FileId) -> None:
+        os.fdatasync(file)
+
+    def sync_filesystem(self, file: FileId) -> None:
+        os.sync() if not hasattr(os, "syncfs") else os.syncfs(file)
+
+    def truncate(self, file: FileId, size: int) -> None:
+        os.ftruncate(file, size)
+
+    def size(self, file: FileId) -> int:
+        return os.fstat(file).st_size
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def mkdir(self, path: str) -> None:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def file_size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def sync_dir(self, path: str) -> None:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def free_bytes(self, path: str) -> int:
+        stats = os.statvfs(path)
+        return stats.f_bavail * stats.f_frsize
+
+    def lock(self, path: str) -> FileId:
+        """Hold path against every other process until the file is closed (or this process dies)."""
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(file)
+            raise DataFolderLocked(
+                f"{os.path.dirname(path)} is in use by another broker (process {holder})"
+            ) from None
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        return file
+
+
+def write_atomically(disk: Disk, path: str, data: bytes) -> None:
+    """Replace path with data: readers and crashes see the old content or the new, never a part.
+
+    Both syncs matter: without the first the name can point at bytes that never reached the disk,
+    without the second the old name can come back.
+    """
+    temporary = path + ".tmp"
+    if disk.exists(temporary):
+        disk.unlink(temporary)
+    file = disk.open(temporary, create=True, exclusive=True)
+    try:
+        disk.pwrite(file, [data], 0)
+        disk.sync(file)
+    finally:
+        disk.close(file)
+    disk.rename(temporary, path)
+    disk.sync_dir(os.path.dirname(path))
+
+
+def read_whole(disk: Disk, path: str) -> bytes:
+    file = disk.open(path, readonly=True)
+    try:
+        return disk.pread(file, disk.size(file), 0)
+    finally:
+        disk.close(file)
