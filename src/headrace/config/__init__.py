@@ -1,0 +1,51 @@
+"""Settings of a broker: what there is, what it means, and where a value comes from."""
+
+from headrace.config.declared import (
+    DURABILITIES,
+    PROFILES,
+    SETTINGS,
+    STREAM_SETTINGS,
+)
+from headrace.config.load import (
+    CONFIG_FILE,
+    InForce,
+    find,
+    in_force,
+    load,
+    stream_settings,
+    stream_settings_text,
+)
+from headrace.config.model import Config
+from headrace.config.setting import DOORS, InvalidSetting, Setting
+from headrace.config.units import (
+    Address,
+    format_duration,
+    format_size,
+    parse_address,
+    parse_duration,
+    parse_size,
+)
+
+__all__ = [
+    "CONFIG_FILE",
+    "DOORS",
+    "DURABILITIES",
+    "PROFILES",
+    "SETTINGS",
+    "STREAM_SETTINGS",
+    "Address",
+    "Config",
+    "InForce",
+    "InvalidSetting",
+    "Setting",
+    "find",
+    "format_duration",
+    "format_size",
+    "in_force",
+    "load",
+    "parse_address",
+    "parse_duration",
+    "parse_size",
+    "stream_settings",
+    "stream_settings_text",
+]

@@ -1,0 +1,129 @@
+"""Where values come from: flags, then the environment, then headrace.toml, then profile, then default."""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.config.declared import BY_NAME, DURABILITIES, PROFILES, SETTINGS, STREAM_SETTINGS
+from headrace.config.model import Config
+from headrace.config.setting import ENV_PREFIX, InvalidSetting, Setting
+from headrace.log.settings import LogSettings, StreamSettings
+
+CONFIG_FILE = "headrace.toml"
+DEFAULTS = Config()
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    env: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Config:
+    """The settings in force. Flags are given by setting name, None = not given; no file is no mistake."""
+    given: dict[str, tuple[object, str]] = {}
+    if file is not None:
+        given |= _from_file(file)
+    # Others are left alone: for a service of our name Kubernetes sets HEADRACE_PORT and more.
+    for spelling, setting in BY_NAME.items():
+        variable = ENV_PREFIX + spelling.upper()
+        if env is not None and variable in env:
+            given[setting.name] = (env[variable], f"from the environment, {variable}")
+    for name, value in (flags or {}).items():
+        if value is not None:
+            setting = find(name, "from a flag")
+            given[setting.name] = (value, f"from the flag {setting.flag}")
+    return _compose(given)
+
+
+def find(name: str, origin: str) -> Setting:
+    """The setting of that name, however it is spelled (retention.ms, retention-ms, retention_ms)."""
+    spelling = name.strip().lower().replace("-", "_").replace(".", "_")
+    setting = BY_NAME.get(spelling)
+    if setting is None:
+        near = difflib.get_close_matches(spelling, BY_NAME, n=1)
+        raise InvalidSetting(name, origin, "no such setting" + (f"; did you mean {near[0]}?" if near else ""))
+    return setting
+
+
+def stream_settings(
+    given: Mapping[str, object], base: StreamSettings, *, origin: str = "from the request"
+) -> StreamSettings:
+    """`base` with what one stream sets for itself; None takes a setting back to `base`'s value."""
+    changes: dict[str, Any] = {}
+    for name, value in given.items():
+        setting = find(name, origin)
+        if setting.scope != "stream":
+            raise InvalidSetting(name, origin, "can be set for the whole broker only, not per topic")
+        if value is not None:
+            changes[setting.path.removeprefix("stream.")] = setting.parse(value, origin)
+    return msgspec.structs.replace(base, **changes)
+
+
+def stream_settings_text(settings: StreamSettings) -> dict[str, str]:
+    """Every per-stream setting as a person would write it."""
+    config = Config(stream=settings)
+    return {setting.name: setting.render(setting.read(config)) for setting in STREAM_SETTINGS}
+
+
+def _from_file(file: Path) -> dict[str, tuple[object, str]]:
+    origin = f"from {file}"
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSetting("config", origin, f"cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSetting("config", origin, f"is not TOML: {error}") from None
+    given: dict[str, tuple[object, str]] = {}
+    for name, value in content.items():
+        setting = find(name, origin)
+        if setting.kind == "path" and isinstance(value, str):
+            value = str(file.parent / value)  # a path in the file is meant from where the file is
+        given[setting.name] = (value, origin)
+    return given
+
+
+def _compose(given: Mapping[str, tuple[object, str]]) -> Config:
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for name, (value, origin) in given.items():
+        values[name] = BY_NAME[name].parse(value, origin)
+        origins[name] = origin
+    for chooser, bundles in (("durability", DURABILITIES), ("profile", PROFILES)):
+        chosen = str(values.get(chooser, BY_NAME[chooser].read(DEFAULTS)))
+        for name, value in bundles[chosen].items():
+            if name not in values:
+                values[name] = BY_NAME[name].parse(value, f"from {chooser} {chosen}")
+                origins[name] = f"from {chooser} {chosen}"
+    parts: dict[str, dict[str, Any]] = {"": {}, "log": {}, "stream": {}}
+    for name, value in values.items():
+        part, _, attribute = (BY_NAME[name].path or name).rpartition(".")
+        parts[part][attribute] = value
+    return Config(
+        **parts[""],
+        log=LogSettings(**parts["log"]),
+        stream=StreamSettings(**parts["stream"]),
+        origins=origins,
+    )
+
+
+class InForce(msgspec.Struct, frozen=True):
+    name: str
+    value: str
+    default: str
+    origin: str
+
+
+def in_force(config: Config) -> list[InForce]:
+    """Every setting as a person would write it, with where it came from: what `status` shows."""
+    return [
+        InForce(
+            name=setting.name,
+            value=setting.render(setting.read(config)),
+            default=setting.render(setting.read(DEFAULTS)),
+            origin=config.origins.get(setting.name, "default"),
+        )
+        for setting in SETTINGS
+    ]

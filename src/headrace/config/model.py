@@ -1,0 +1,48 @@
+"""The settings as the broker uses them: typed, frozen, with their defaults."""
+
+from typing import Literal
+
+import msgspec
+
+from headrace.config.units import Address
+from headrace.log.settings import KB, MB, LogSettings, StreamSettings
+
+Durability = Literal["sync", "os"]
+Profile = Literal["none", "throughput", "latency", "availability"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+AmqpProduct = Literal["headrace", "rabbitmq"]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What one broker runs with. Made by `load`, passed down, never looked up from a global."""
+
+    data_dir: str = "./headrace-data"
+    http: Address | None = Address("localhost", 15672)
+    amqp: Address | None = Address("localhost", 5672)
+    kafka: Address | None = Address("localhost", 9092)
+    durability: Durability = "sync"
+    profile: Profile = "none"
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+    auto_create_topics: bool = True
+    auto_create_partitions: int = 1
+    partitions_max: int = 10_000
+    request_bytes_max: int = 64 * MB
+    decompressed_bytes_max: int = 128 * MB
+    read_bytes_max: int = 16 * MB
+    read_wait_ms_max: int = 60_000
+    connections_max: int = 20_000
+    stop_timeout_ms: int = 10_000
+    memory_limit: int = 0
+    disk_free_limit: int = 256 * MB
+    retention_interval_ms: int = 30_000
+    kafka_advertised: Address | None = None
+    kafka_session_timeout_ms_max: int = 30 * 60 * 1000
+    amqp_product: AmqpProduct = "headrace"
+    amqp_heartbeat_ms: int = 60_000
+    amqp_channels_max: int = 2047
+    amqp_frame_max: int = 128 * KB
+    log: LogSettings = LogSettings()
+    stream: StreamSettings = StreamSettings()
+    origins: dict[str, str] = msgspec.field(default_factory=dict)  # setting -> where its value came from

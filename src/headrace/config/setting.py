@@ -1,0 +1,160 @@
+"""What a setting is, and how a value written by a person becomes one the broker can use."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal
+
+from headrace.config.model import Config
+from headrace.config.units import (
+    Address,
+    format_duration,
+    format_size,
+    parse_address,
+    parse_duration,
+    parse_size,
+    quantity,
+)
+from headrace.errors import InvalidInput
+
+ENV_PREFIX = "HEADRACE_"
+DOORS = {"http": 15672, "amqp": 5672, "kafka": 9092}  # the ports everybody knows
+NUMBER_MOST = 2**53  # larger ones would not survive JSON
+
+Kind = Literal["size", "duration", "bool", "choice", "address", "path", "text", "count"]
+
+
+class InvalidSetting(InvalidInput):
+    """A setting that cannot be used; the sentence says which, why, and where it came from."""
+
+    def __init__(self, name: str, origin: str, reason: str) -> None:
+        super().__init__(f"{name} ({origin}): {reason}")
+        self.name, self.origin, self.reason = name, origin, reason
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one field of Config, LogSettings (`log.x`) or StreamSettings (`stream.x`) is written by people."""
+
+    name: str
+    kind: Kind
+    help: str  # a sentence or two; the docs and --help print it as it stands
+    _: KW_ONLY
+    path: str = ""  # the field, when it is not the name
+    choices: tuple[str, ...] = ()
+    words: Mapping[str, int] = field(default_factory=dict)  # words for a number, such as "unlimited"
+    least: int = 0
+    most: int | None = None
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def scope(self) -> Literal["broker", "stream"]:
+        return "stream" if self.path.startswith("stream.") else "broker"
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+    def read(self, config: Config) -> object:
+        value: object = config
+        for part in (self.path or self.name).split("."):
+            value = getattr(value, part)
+        return value
+
+    def parse(self, value: object, origin: str) -> object:
+        """The value as the struct wants it; InvalidSetting says what is wrong with it."""
+        try:
+            return PARSERS[self.kind](self, value)
+        except ValueError as error:
+            raise InvalidSetting(self.name, origin, str(error)) from None
+
+    def render(self, value: object) -> str:
+        """The inverse of parse: parse(render(x)) == x."""
+        if value is None:
+            return "off" if self.name in DOORS else "auto"
+        for word, number in self.words.items():
+            if value == number:
+                return word
+        if self.kind == "bool":
+            return "true" if value else "false"
+        if self.kind == "size" and isinstance(value, int):
+            return format_size(value)
+        if self.kind == "duration" and isinstance(value, int):
+            return format_duration(value)
+        return str(value)
+
+
+def _parse_number(setting: Setting, value: object) -> int:
+    if isinstance(value, str) and (word := setting.words.get(value.strip().lower())) is not None:
+        return word
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{_quote(value)} is not a number")
+    if isinstance(value, int):
+        number = value
+    elif setting.kind == "size":
+        number = parse_size(value)
+    elif setting.kind == "duration":
+        number = parse_duration(value)
+    else:
+        number = quantity(value, {"": 1}, "a whole number", "digits only")
+    if number in setting.words.values():
+        return number
+    most = NUMBER_MOST if setting.most is None else setting.most
+    if not setting.least <= number <= most:
+        low, high = setting.render(setting.least), setting.render(most)
+        raise ValueError(f"{_quote(value)} is outside {low} to {high}")
+    return number
+
+
+def _parse_bool(setting: Setting, value: object) -> bool:
+    word = str(value).strip().lower()
+    if word in {"true", "yes", "on", "1"}:
+        return True
+    if word in {"false", "no", "off", "0"}:
+        return False
+    raise ValueError(f"{_quote(value)} is neither true nor false")
+
+
+def _parse_choice(setting: Setting, value: object) -> str:
+    word = value.strip().lower().replace(" ", "") if isinstance(value, str) else value
+    if word == "delete,compact":  # Kafka takes the two in either order
+        word = "compact,delete"
+    if isinstance(word, str) and word in setting.choices:
+        return word
+    raise ValueError(f"{_quote(value)} is not one of {', '.join(setting.choices)}")
+
+
+def _parse_address(setting: Setting, value: object) -> Address | None:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        if value is False:  # `amqp = false` in the file is plain enough
+            return None
+        raise ValueError(f"{_quote(value)} is not an address; write HOST:PORT or off")
+    if str(value).strip().lower() in {"off", "none", "auto", "false"}:
+        return None
+    return parse_address(str(value), DOORS.get(setting.name, DOORS["kafka"]))
+
+
+def _parse_text(setting: Setting, value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise ValueError(f"{_quote(value)} is not a {'path' if setting.kind == 'path' else 'text'}")
+    return value
+
+
+def _quote(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+PARSERS: dict[str, Callable[[Setting, object], Any]] = {
+    "size": _parse_number,
+    "duration": _parse_number,
+    "count": _parse_number,
+    "bool": _parse_bool,
+    "choice": _parse_choice,
+    "address": _parse_address,
+    "path": _parse_text,
+    "text": _parse_text,
+}
