@@ -88,3 +88,45 @@ class Overloaded(HeadraceError):
     def __init__(self, reason: str, retry_after_s: float = 1.0) -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
+
+
+# broker/
+
+
+class StreamNotFound(NotFound):
+    def __init__(self, name: str, vhost: str = "/") -> None:
+        super().__init__(f"there is no topic {name!r}" + ("" if vhost == "/" else f" in vhost {vhost!r}"))
+        self.name, self.vhost = name, vhost
+
+
+class StreamExists(AlreadyExists):
+    def __init__(self, name: str, vhost: str = "/") -> None:
+        super().__init__(f"topic {name!r} exists already" + ("" if vhost == "/" else f" in vhost {vhost!r}"))
+        self.name, self.vhost = name, vhost
+
+
+class PartitionNotFound(NotFound):
+    def __init__(self, name: str, partition: int, count: int) -> None:
+        super().__init__(f"topic {name!r} has no partition {partition}: it has 0 to {count - 1}")
+        self.name, self.partition, self.count = name, partition, count
+
+
+class CursorNotFound(NotFound):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no cursor {name!r}")
+        self.name = name
+
+
+class CorruptCatalog(StorageError):
+    """A file of the catalog that cannot be understood. Starting without it would hide a stream and its messages."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} is damaged: {reason}")
+        self.path, self.reason = path, reason
+
+
+# doors/
+
+
+class AddressInUse(HeadraceError):
+    """A door cannot listen where it was told to."""
