@@ -30,6 +30,10 @@ class Conflict(HeadraceError):
 class CorruptBatch(InvalidInput):
     """A batch whose bytes contradict each other: length, magic, checksum, counts."""
 
+    def __init__(self, reason: str, position: int | None = None) -> None:
+        super().__init__(reason if position is None else f"batch at byte {position:,}: {reason}")
+        self.reason, self.position = reason, position
+
 
 class BatchTooLarge(InvalidInput):
     def __init__(self, size_bytes: int, size_bytes_max: int) -> None:
