@@ -1,0 +1,601 @@
+"""A disk in memory that forgets what was not synced.
+
+It stands in for `headrace.log.disk.Disk`. Besides doing what a filesystem does, it remembers which
+writes and which names a power cut could still take back, and makes the disks that could be found
+after one. What it may do to a caller, and nothing else:
+
+Bytes
+- `sync(file)` makes the bytes and the size of that file durable. Not its name.
+- An unsynced file is found after a power cut in sectors of 512 bytes. Each sector holds what it held
+  at some moment since the last sync, independently of the others: kept, lost, torn, out of order.
+  One sector of a file may also be torn inside, at any byte.
+- The size is one the file had since the last sync, independently of the bytes. Bytes inside the size
+  that never arrived read as zeros, or as noise (a filesystem that does not order data before size).
+- With `stale=True` they may also read as the same sectors of another file: blocks used before.
+- Bytes that were synced, and not written since, never change by a crash. Rot is another matter:
+  see `flip`, `cut` and `replace`.
+
+Names
+- Making, renaming and removing a name is durable after `sync_dir` of its folder, or
+  `sync_filesystem`. Syncing the file does not help its name; nor does syncing a folder the folder's
+  own name in its parent.
+- Unsynced operations on names are kept or lost one by one, in any combination. Each is atomic:
+  a rename that is kept has removed the old name and set the new one.
+
+Crashes
+- `kill()`: the process died, the machine did not. Everything is visible, and what was unsynced is
+  still unsynced: a power cut later may take it.
+- `power_cut(rng, mode)`: see above. `lost` and `kept` are the two extremes, `prefix` stops the
+  world at one instant between two operations, `mixed` decides for every file and name.
+
+Errors
+- `Fault`: the Nth call of a kind raises; a write may have written a part, a sync may have done all
+  or some of its work, and after a failed sync the unsynced bytes are clean: later syncs answer OK
+  and write nothing. Reads go on showing them (`cached`), or show the device's (`dropped`).
+- `capacity`: a write past it writes what fits and raises ENOSPC. It can be raised again.
+- `read_only`: EROFS for everything that changes something. `open_files_max`: EMFILE.
+"""
+
+import errno
+import os
+import posixpath
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from headrace.errors import DataFolderLocked
+from tests.crash.inodes import File, Folder, NameChange, Node, put, replay, survivor
+
+CHANGES = frozenset(
+    "create pwrite truncate sync sync_dir sync_filesystem rename unlink mkdir rmdir".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The `nth` call (from 1, counted since `arm`) of `kind` raises OSError(error); all later ones too
+    if `forever`. `kind` may be "any". `share` of a write's bytes are written first. `outcome` says what
+    a failed sync left behind: cached, dropped, partial or written."""
+
+    kind: str
+    nth: int
+    error: int = errno.EIO
+    share: float = 0.0
+    outcome: str = "cached"
+    forever: bool = False
+    within: str = ""  # only calls on paths that contain this
+
+
+class SimulatedDisk:
+    def __init__(
+        self, *, capacity: int = 1 << 50, open_files_max: int = 1 << 30, stale: bool = False
+    ) -> None:
+        self.root = Folder()
+        self.sequence = 0
+        self.name_changes: list[NameChange] = []
+        self.capacity = capacity
+        self.open_files_max = open_files_max
+        self.stale = stale
+        self.read_only = False
+        self.used = 0
+        self.before: Callable[[str, str], None] | None = None  # each call that changes something
+        self.calls: Counter[str] = Counter()
+        self.trace: list[tuple[str, str]] | None = None
+        self._faults: list[tuple[Fault, int]] = []
+        self._seen: Counter[int] = Counter()
+        self._files: dict[int, tuple[File, str, bool]] = {}
+        self._next_file = 3
+
+    # -- the Disk protocol ------------------------------------------------------------------------
+
+    def open(
+        self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False
+    ) -> int:
+        folder, name = self._parent(path)
+        node = folder.names.get(name)
+        if node is None and create:
+            self._step("create", path)
+        else:
+            self._step("open", path)
+        if len(self._files) >= self.open_files_max:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        if node is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            node = File()
+            self._change(NameChange(self._tick(), node, folder, name))
+            folder.names[name] = node
+        elif exclusive and create:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        if isinstance(node, Folder):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        file = self._next_file
+        self._next_file += 1
+        node.opened += 1
+        self._files[file] = (node, path, readonly)
+        return file
+
+    def close(self, file: int) -> None:
+        node, _, _ = self._open_file(file)
+        del self._files[file]
+        node.opened -= 1
+        if node.locked:
+            node.locked = False
+        self._forget(node)
+
+    def pread(self, file: int, size: int, position: int) -> bytes:
+        node, path, _ = self._open_file(file)
+        self._step("pread", path)
+        return bytes(node.data[position : position + size])
+
+    def pread_into(self, file: int, buffer: memoryview, position: int) -> int:
+        node, path, _ = self._open_file(file)
+        self._step("pread", path)
+        data = node.data[position : position + len(buffer)]
+        buffer[: len(data)] = data
+        return len(data)
+
+    def pread_cached(self, file: int, size: int, position: int) -> bytes | None:
+        return self.pread(file, size, position)
+
+    def pwrite(self, file: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
+        node, path, readonly = self._open_file(file)
+        if readonly:
+            raise OSError(errno.EBADF, "opened for reading only", path)
+        data = b"".join(buffers)
+        fault = self._step("pwrite", path, raising=False)
+        if fault is not None:
+            self._write(node, position, data[: int(len(data) * fault.share)])
+            raise OSError(fault.error, os.strerror(fault.error), path)
+        growth = position + len(data) - len(node.data)
+        if growth > 0 and self.used + growth > self.capacity:
+            fits = max(0, len(data) - (self.used + growth - self.capacity))
+            self._write(node, position, data[:fits])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        self._write(node, position, data)
+        return len(data)
+
+    def sync(self, file: int) -> None:
+        node, path, _ = self._open_file(file)
+        fault = self._step("sync", path, raising=False)
+        if fault is not None:
+            self._fail_sync(node, fault)
+            raise OSError(fault.error, os.strerror(fault.error), path)
+        self._sync_node(node)
+
+    def sync_filesystem(self, file: int) -> None:
+        _, path, _ = self._open_file(file)
+        fault = self._step("sync_filesystem", path, raising=False)
+        nodes = [node for _, node in self.walk() if isinstance(node, File)]
+        if fault is not None:
+            for node in nodes:
+                self._fail_sync(node, fault)
+            raise OSError(fault.error, os.strerror(fault.error), path)
+        for node in nodes:
+            self._sync_node(node)
+        for change in self.name_changes:
+            change.apply()
+        self.name_changes = []
+
+    def truncate(self, file: int, size: int) -> None:
+        node, path, _ = self._open_file(file)
+        self._step("truncate", path)
+        growth = size - len(node.data)
+        if growth > 0 and self.used + growth > self.capacity:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        self.used += growth
+        data = node.data = bytearray(node.data)
+        put(data, size, None)
+        node.pending.append((self._tick(), size, None))
+
+    def size(self, file: int) -> int:
+        return len(self._open_file(file)[0].data)
+
+    def rename(self, source: str, target: str) -> None:
+        self._step("rename", source)
+        folder, name = self._parent(source)
+        target_folder, target_name = self._parent(target)
+        node = self._node(source)
+        replaced = target_folder.names.get(target_name)
+        if isinstance(replaced, Folder):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
+        self._change(NameChange(self._tick(), node, target_folder, target_name, folder, name))
+        del folder.names[name]
+        target_folder.names[target_name] = node
+        if isinstance(replaced, File) and replaced is not node:
+            replaced.links = 0
+            self._forget(replaced)
+
+    def unlink(self, path: str) -> None:
+        self._step("unlink", path)
+        folder, name = self._parent(path)
+        node = self._node(path)
+        if isinstance(node, Folder):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        self._change(NameChange(self._tick(), node, None, "", folder, name))
+        del folder.names[name]
+        node.links = 0
+        self._forget(node)
+
+    def mkdir(self, path: str) -> None:
+        folder = self.root
+        for part in path.strip("/").split("/"):
+            node = folder.names.get(part)
+            if node is None:
+                self._step("mkdir", path)
+                node = Folder()
+                self._change(NameChange(self._tick(), node, folder, part))
+                folder.names[part] = node
+            if isinstance(node, File):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            folder = node
+
+    def rmdir(self, path: str) -> None:
+        self._step("rmdir", path)
+        node = self._node(path)
+        if not isinstance(node, Folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        if node.names:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        folder, name = self._parent(path)
+        self._change(NameChange(self._tick(), node, None, "", folder, name))
+        del folder.names[name]
+
+    def listdir(self, path: str) -> list[str]:
+        self._step("listdir", path)
+        node = self._node(path)
+        if not isinstance(node, Folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return sorted(node.names)
+
+    def exists(self, path: str) -> bool:
+        return self._find(path) is not None
+
+    def file_size(self, path: str) -> int:
+        node = self._node(path)
+        return 4096 if isinstance(node, Folder) else len(node.data)
+
+    def sync_dir(self, path: str) -> None:
+        self._step("sync_dir", path)
+        node = self._node(path)
+        if not isinstance(node, Folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        later = []
+        for change in self.name_changes:
+            if change.touches(node):
+                change.apply()
+            else:
+                later.append(change)
+        self.name_changes = later
+
+    def free_bytes(self, path: str) -> int:
+        self._step("free_bytes", path)
+        return max(0, self.capacity - self.used)
+
+    def lock(self, path: str) -> int:
+        file = self.open(path, create=True)
+        node = self._files[file][0]
+        if node.locked:
+            del self._files[file]
+            node.opened -= 1
+            raise DataFolderLocked(f"{posixpath.dirname(path)} is in use by another broker (process 1)")
+        node.locked = True
+        return file
+
+    # -- crashes ----------------------------------------------------------------------------------
+
+    @property
+    def unsettled(self) -> int:
+        """How many operations a power cut could still undo."""
+        return len(self.name_changes) + sum(len(n.pending) for _, n in self.walk() if isinstance(n, File))
+
+    def kill(self) -> "SimulatedDisk":
+        """The disk as the next process finds it when this one dies now."""
+        copies: dict[int, Node] = {}
+        disk = self._like()
+
+        def copy(node: Node) -> Node:
+            known = copies.get(id(node))
+            if known is not None:
+                return known
+            made: Node
+            if isinstance(node, File):
+                made = File(node.durable)
+                made.data = node.durable if node.data is node.durable else bytes(node.data)
+                made.pending = list(node.pending)
+                made.diverged = node.diverged
+                copies[id(node)] = made
+                return made
+            made = copies[id(node)] = Folder()
+            made.names = {name: copy(child) for name, child in node.names.items()}
+            made.durable = {name: copy(child) for name, child in node.durable.items()}
+            return made
+
+        root = copy(self.root)
+        assert isinstance(root, Folder)
+        disk.root = root
+        for change in self.name_changes:
+            disk.name_changes.append(
+                NameChange(
+                    change.sequence,
+                    copy(change.node),
+                    None if change.folder is None else _folder(copy(change.folder)),
+                    change.name,
+                    None if change.gone_folder is None else _folder(copy(change.gone_folder)),
+                    change.gone_name,
+                )
+            )
+        disk._count_used()
+        return disk
+
+    def power_cut(self, rng: Random, mode: str = "mixed") -> "SimulatedDisk":
+        """One of the disks that could be found when the power fails now."""
+        horizon = self._horizon(rng) if mode == "prefix" else None
+        names_kept = self._names_kept(rng, mode, horizon)
+        survivors: dict[int, File] = {}
+        donors = self._donors() if self.stale else []
+        noise = rng.random() if mode == "mixed" else 0.0
+
+        def survive(node: File) -> File:
+            known = survivors.get(id(node))
+            if known is None:
+                known = survivors[id(node)] = File(survivor(node, rng, mode, horizon, noise, donors))
+            return known
+
+        changed: dict[int, dict[str, Node]] = {}
+
+        def found(folder: Folder) -> dict[str, Node]:
+            return changed.get(id(folder), folder.durable)
+
+        def rebuild(folder: Folder) -> Folder:
+            made = Folder()
+            for name, child in found(folder).items():
+                made.names[name] = rebuild(child) if isinstance(child, Folder) else survive(child)
+            made.durable = dict(made.names)
+            return made
+
+        for change in names_kept:
+            if change.gone_folder is not None:
+                names = changed.setdefault(id(change.gone_folder), dict(found(change.gone_folder)))
+                names.pop(change.gone_name, None)
+            if change.folder is not None:
+                names = changed.setdefault(id(change.folder), dict(found(change.folder)))
+                names[change.name] = change.node
+        disk = self._like()
+        disk.root = rebuild(self.root)
+        disk._count_used()
+        return disk
+
+    def _horizon(self, rng: Random) -> int:
+        sequences = [change.sequence for change in self.name_changes]
+        for _, node in self.walk():
+            if isinstance(node, File):
+                sequences.extend(entry[0] for entry in node.pending)
+        return rng.choice(sequences) if sequences else 0
+
+    def _names_kept(self, rng: Random, mode: str, horizon: int | None) -> list[NameChange]:
+        if mode == "lost":
+            return []
+        if mode == "kept":
+            return self.name_changes
+        if horizon is not None:
+            return [change for change in self.name_changes if change.sequence < horizon]
+        return [change for change in self.name_changes if rng.random() < 0.5]
+
+    def _donors(self) -> list[bytes]:
+        return [node.durable for _, node in self.walk() if isinstance(node, File) and node.durable]
+
+    def _like(self) -> "SimulatedDisk":
+        disk = SimulatedDisk(capacity=self.capacity, open_files_max=self.open_files_max, stale=self.stale)
+        disk.sequence = self.sequence
+        return disk
+
+    # -- looking at it, and damaging it -----------------------------------------------------------
+
+    def walk(self) -> Iterator[tuple[str, Node]]:
+        """Every file and folder with its path, names in order; and those that only lost their name."""
+        seen: set[int] = set()
+        for path, node in self._named():
+            seen.add(id(node))
+            yield path, node
+        for node, path, _ in list(self._files.values()):
+            if id(node) not in seen:
+                seen.add(id(node))
+                yield path, node
+        for change in self.name_changes:  # renamed over or removed, and still on the device
+            if id(change.node) not in seen:
+                seen.add(id(change.node))
+                yield change.gone_name, change.node
+
+    def files(self) -> dict[str, bytes]:
+        """Path and visible content of every file."""
+        return {path: bytes(node.data) for path, node in self._named() if isinstance(node, File)}
+
+    def key(self) -> int:
+        """Equal for equal content: recovery is a function of it, so equal images need one recovery."""
+        parts: list[object] = []
+        for path, node in self._named():
+            parts.append(path)
+            if isinstance(node, File):
+                parts.append(bytes(node.data))  # bytes remember their hash, and images share them
+                if node.pending or node.diverged:
+                    parts.append((node.durable, node.diverged, tuple(node.pending)))
+        for change in self.name_changes:
+            parts.append((change.sequence, change.name, change.gone_name))
+        return hash(tuple(parts))
+
+    def open_paths(self) -> list[str]:
+        return sorted(path for _, path, _ in self._files.values())
+
+    def flip(self, path: str, position: int, mask: int = 1) -> None:
+        node = self._file_at(path)
+        content = bytearray(node.data)
+        content[position] ^= mask
+        self._settle(node, bytes(content))
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Rot, or the hand of an operator: the file durably has another content."""
+        self._settle(self._file_at(path), content)
+
+    def remove(self, path: str) -> None:
+        folder, name = self._parent(path)
+        del folder.names[name]
+        folder.durable.pop(name, None)
+
+    def unsynced(self, payload: bytes) -> str | None:
+        """Why a power cut now could lose `payload`, or None: it lies, whole, in a durable file that can be
+        reached by durable names. The lint behind every acknowledgement."""
+        reasons = []
+        durable = self._durable_names()
+        for path, node in self._named():
+            if not isinstance(node, File) or payload not in node.data:
+                continue
+            if payload not in node.durable:
+                reasons.append(f"{path} is not synced")
+            elif id(node) not in durable:
+                reasons.append(f"{path} is synced, but its name is not")
+            else:
+                return None
+        return "; ".join(reasons) or "it is in no file"
+
+    def _named(self) -> Iterator[tuple[str, Node]]:
+        stack: list[tuple[str, Node]] = [("", self.root)]
+        while stack:
+            path, node = stack.pop()
+            yield path or "/", node
+            if isinstance(node, Folder):
+                names = node.names
+                stack.extend([(f"{path}/{name}", names[name]) for name in sorted(names, reverse=True)])
+
+    def _durable_names(self) -> set[int]:
+        reached: set[int] = set()
+        stack: list[Node] = [self.root]
+        while stack:
+            node = stack.pop()
+            reached.add(id(node))
+            if isinstance(node, Folder):
+                stack.extend(node.durable.values())
+        return reached
+
+    def _settle(self, node: File, content: bytes) -> None:
+        node.data = node.durable = content
+        node.pending = []
+        node.diverged = False
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def arm(self, *faults: Fault) -> None:
+        self._faults = [(fault, i) for i, fault in enumerate(faults)]
+        self._seen = Counter()
+
+    def disarm(self) -> None:
+        self._faults = []
+
+    def _step(self, kind: str, path: str, *, raising: bool = True) -> Fault | None:
+        self.calls[kind] += 1
+        if self.trace is not None:
+            self.trace.append((kind, path))
+        if kind in CHANGES:
+            if self.before is not None:
+                self.before(kind, path)
+            if self.read_only:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        for fault, index in self._faults:
+            if (fault.kind != kind and fault.kind != "any") or fault.within not in path:
+                continue
+            self._seen[index] += 1
+            if self._seen[index] == fault.nth or (fault.forever and self._seen[index] > fault.nth):
+                if raising:
+                    raise OSError(fault.error, os.strerror(fault.error), path)
+                return fault
+        return None
+
+    def _fail_sync(self, node: File, fault: Fault) -> None:
+        pending, node.pending = node.pending, []
+        if not pending:
+            return
+        if fault.outcome == "written":
+            node.durable = bytes(replay(node.durable, pending))
+        elif fault.outcome == "partial":
+            node.durable = bytes(replay(node.durable, pending[: len(pending) // 2]))
+        if fault.outcome == "dropped":
+            self.used -= len(node.data) - len(node.durable)
+            node.data = node.durable
+        node.diverged = node.data != node.durable
+
+    # -- small parts ------------------------------------------------------------------------------
+
+    def _tick(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    def _write(self, node: File, position: int, data: bytes) -> None:
+        if not data:
+            return
+        if type(node.data) is bytes:
+            node.data = bytearray(node.data)
+        before = len(node.data)
+        put(node.data, position, data)
+        self.used += len(node.data) - before
+        node.pending.append((self._tick(), position, data))
+
+    def _sync_node(self, node: File) -> None:
+        if not node.pending:
+            return
+        if node.diverged:
+            node.durable = bytes(replay(node.durable, node.pending))
+            node.diverged = node.data != node.durable
+        else:
+            node.durable = node.data = bytes(node.data)
+        node.pending = []
+
+    def _change(self, change: NameChange) -> None:
+        self.name_changes.append(change)
+
+    def _forget(self, node: File) -> None:
+        """The room of a file is free again once it has no name and nobody has it open."""
+        if node.links == 0 and node.opened == 0:
+            self.used -= len(node.data)
+            node.links = -1
+
+    def _count_used(self) -> None:
+        self.used = sum(len(node.data) for _, node in self._named() if isinstance(node, File))
+
+    def _open_file(self, file: int) -> tuple[File, str, bool]:
+        entry = self._files.get(file)
+        if entry is None:
+            raise OSError(errno.EBADF, "a file that is not open was used")
+        return entry
+
+    def _parent(self, path: str) -> tuple[Folder, str]:
+        folder, _, name = path.rpartition("/")
+        node = self._find(folder)
+        if not isinstance(node, Folder):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return node, name
+
+    def _find(self, path: str) -> Node | None:
+        node: Node | None = self.root
+        for part in path.split("/"):
+            if part:
+                if not isinstance(node, Folder):
+                    return None
+                node = node.names.get(part)
+        return node
+
+    def _node(self, path: str) -> Node:
+        node = self._find(path)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return node
+
+    def _file_at(self, path: str) -> File:
+        node = self._node(path)
+        assert isinstance(node, File)
+        return node
+
+
+def _folder(node: Node) -> Folder:
+    assert isinstance(node, Folder)
+    return node
