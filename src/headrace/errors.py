@@ -134,3 +134,136 @@ class CorruptCatalog(StorageError):
 
 class AddressInUse(HeadraceError):
     """A door cannot listen where it was told to."""
+
+
+# wire/
+
+
+class MalformedRequest(InvalidInput):
+    """Bytes that are no request of this protocol: only the connection that sent them is closed."""
+
+
+# broker/: groups of consumers
+
+
+class UnknownMember(NotFound):
+    """A member that the group does not know: it was never there, or was removed."""
+
+
+class IllegalGeneration(Conflict):
+    """A member that speaks of a generation that is over."""
+
+
+class RebalanceInProgress(Conflict):
+    """The group is handing out its partitions anew: join again."""
+
+
+class InconsistentProtocol(Conflict):
+    """A member that shares no protocol with the rest of the group."""
+
+
+class InvalidSessionTimeout(InvalidInput):
+    """A session time-out outside what the broker allows."""
+
+
+class InvalidGroupId(InvalidInput):
+    """A group must have a name."""
+
+
+class MemberIdRequired(HeadraceError):
+    """Join again with this id, so that a lost answer leaves no member behind."""
+
+    def __init__(self, member_id: str) -> None:
+        super().__init__(f"join again as {member_id!r}")
+        self.member_id = member_id
+
+
+class FencedInstance(Conflict):
+    """Another member has taken over this static member's name."""
+
+
+class UnreleasedInstance(Conflict):
+    """A static member's name that another, living member holds."""
+
+
+class GroupFull(Conflict):
+    """The group has as many members as are allowed."""
+
+
+class GroupNotEmpty(Conflict):
+    """The group has members, so it can not be deleted."""
+
+
+class GroupNotFound(NotFound):
+    def __init__(self, group: str) -> None:
+        super().__init__(f"no group {group!r}")
+        self.group = group
+
+
+class GroupKindMismatch(Conflict):
+    """The group exists and speaks another group protocol."""
+
+
+class GroupSubscribed(Conflict):
+    """Members of the group read the topic, so its offsets can not be deleted."""
+
+
+class FencedMemberEpoch(Conflict):
+    """A member that speaks of an epoch it does not have: it must join again."""
+
+
+class StaleMemberEpoch(Conflict):
+    """A commit from an epoch of the member that is over."""
+
+
+class UnsupportedAssignor(InvalidInput):
+    """An assignor that the broker does not have."""
+
+
+class InvalidPattern(InvalidInput):
+    """A regular expression for topic names that can not be read."""
+
+
+class OffsetMetadataTooLarge(InvalidInput):
+    """The text stored beside a committed offset is over the limit."""
+
+
+# broker/: producers and transactions
+
+
+class OutOfOrderSequence(Conflict):
+    """A batch that does not follow the producer's last one: some are missing between."""
+
+
+class DuplicateSequence(Conflict):
+    """A batch older than the last five of its producer: stored long ago, its offset is forgotten."""
+
+
+class InvalidProducerEpoch(Conflict):
+    """A producer that a newer one of the same name has replaced."""
+
+
+class ProducerFenced(Conflict):
+    """A transactional producer that a newer one of the same transactional id has replaced."""
+
+
+class UnknownProducer(NotFound):
+    """A producer id that was never given to this transactional id."""
+
+
+class InvalidTransactionState(Conflict):
+    """What was asked for does not fit where the transaction is."""
+
+
+class InvalidTransactionTimeout(InvalidInput):
+    """A transaction time-out outside what the broker allows."""
+
+
+class ConcurrentTransactions(Conflict):
+    """The transaction is being ended: try again in a moment."""
+
+
+class TransactionNotFound(NotFound):
+    def __init__(self, transactional_id: str) -> None:
+        super().__init__(f"no transactional id {transactional_id!r}")
+        self.transactional_id = transactional_id
