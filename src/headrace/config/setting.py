@@ -1,8 +1,9 @@
 """What a setting is, and how a value written by a person becomes one the broker can use."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from headrace.config.model import Config
 from headrace.config.units import (
@@ -31,17 +32,18 @@ class InvalidSetting(InvalidInput):
         self.name, self.origin, self.reason = name, origin, reason
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How one field of Config, LogSettings (`log.x`) or StreamSettings (`stream.x`) is written by people."""
-
+class Described(msgspec.Struct, frozen=True):
     name: str
     kind: Kind
     help: str  # a sentence or two; the docs and --help print it as it stands
-    _: KW_ONLY
+
+
+class Setting(Described, frozen=True, kw_only=True):
+    """How one field of Config, LogSettings (`log.x`) or StreamSettings (`stream.x`) is written by people."""
+
     path: str = ""  # the field, when it is not the name
     choices: tuple[str, ...] = ()
-    words: Mapping[str, int] = field(default_factory=dict)  # words for a number, such as "unlimited"
+    words: Mapping[str, int] = {}  # words for a number, such as "unlimited"
     least: int = 0
     most: int | None = None
     aliases: tuple[str, ...] = ()
@@ -99,13 +101,16 @@ def _parse_number(setting: Setting, value: object) -> int:
     elif setting.kind == "duration":
         number = parse_duration(value)
     else:
+        if "." in value:
+            raise ValueError(f"{_quote(value)} is not a whole number")
         number = quantity(value, {"": 1}, "a whole number", "digits only")
     if number in setting.words.values():
         return number
+    if number < setting.least:
+        raise ValueError(f"{_quote(value)} is less than {setting.render(setting.least)}")
     most = NUMBER_MOST if setting.most is None else setting.most
-    if not setting.least <= number <= most:
-        low, high = setting.render(setting.least), setting.render(most)
-        raise ValueError(f"{_quote(value)} is outside {low} to {high}")
+    if number > most:
+        raise ValueError(f"{_quote(value)} is more than {setting.render(most)}")
     return number
 
 
