@@ -129,6 +129,27 @@ class CorruptCatalog(StorageError):
         self.path, self.reason = path, reason
 
 
+# wire/
+
+
+class MalformedJson(InvalidInput):
+    """Text that is not JSON, or JSON that two readers could understand differently."""
+
+
+class MalformedMessage(InvalidInput):
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(f"message {index}: {reason}")
+        self.index, self.reason = index, reason
+
+
+class BodyTooLarge(InvalidInput):
+    """More than one request may carry, as sent or once unfolded."""
+
+
+class UnsupportedMedia(InvalidInput):
+    """A content type or content encoding nobody here understands."""
+
+
 # doors/
 
 
@@ -267,3 +288,22 @@ class TransactionNotFound(NotFound):
     def __init__(self, transactional_id: str) -> None:
         super().__init__(f"no transactional id {transactional_id!r}")
         self.transactional_id = transactional_id
+
+
+# client/
+
+
+class BrokerUnreachable(HeadraceError):
+    """Nobody answers; nothing was sent, or nothing that matters."""
+
+
+class Unconfirmed(HeadraceError):
+    """Sent, but the connection was lost before the answer came: stored or not, nobody can say."""
+
+
+class BrokerRefused(HeadraceError):
+    """What the broker answered, as it answered it: HTTP status, the stable code of the problem, one sentence."""
+
+    def __init__(self, status: int, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail = status, code, detail
