@@ -1,0 +1,340 @@
+"""Judges a history of what clients saw, whatever was done to the broker meanwhile.
+
+The harness, not the broker, records the history, outside the folder that is being tortured. A message is
+known by (producer, sequence) and the CRC of its body; a place by (stream, partition, offset).
+
+What to record, and when:
+- `send` before a message is handed to the broker, once per attempt. An ordered producer sends the next
+  message only after the last one was answered, or pipelines on one connection.
+- `confirmed` with the place the broker named; `refused` for a definite no; nothing for a timeout or a
+  lost connection: such a message may be there or not, at most once per attempt.
+- `read` for every record a consumer got, with its session; `settled` when an ack was reported durable;
+  `committed` and `fetched_commit` for group offsets; `ends` for the ends the broker stated.
+- `boot` at each start of the broker. `drained` for every record, and `drained_ends` for the ends, read
+  from start to end after the last fault, when no producer runs any more: loss is judged by this alone.
+
+`check` is linear in the number of events.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+Message = tuple[str, int]  # producer, sequence
+Partition = tuple[str, int]  # stream, partition
+
+
+class Violation(NamedTuple):
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}"
+
+
+class Event(NamedTuple):
+    kind: str
+    who: str = ""  # producer, session or group
+    sequence: int = -1
+    crc: int = -1
+    stream: str = ""
+    partition: int = -1
+    offset: int = -1
+    end: int = -1
+    flag: bool = False  # redelivered
+
+
+class History:
+    """Appending to it is safe from several threads: it is one list."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.events: list[Event] = list(events)
+
+    def boot(self) -> None:
+        self.events.append(Event("boot"))
+
+    def send(self, producer: str, sequence: int, crc: int) -> None:
+        self.events.append(Event("send", producer, sequence, crc))
+
+    def confirmed(self, producer: str, sequence: int, stream: str, partition: int, offset: int) -> None:
+        self.events.append(Event("confirmed", producer, sequence, -1, stream, partition, offset))
+
+    def refused(self, producer: str, sequence: int) -> None:
+        self.events.append(Event("refused", producer, sequence))
+
+    def read(
+        self, session: str, stream: str, partition: int, offset: int, producer: str, sequence: int, crc: int,
+        *, redelivered: bool = False,
+    ) -> None:  # fmt: skip
+        who = f"{session}\n{producer}"
+        self.events.append(Event("read", who, sequence, crc, stream, partition, offset, flag=redelivered))
+
+    def seek(self, session: str, stream: str, partition: int) -> None:
+        self.events.append(Event("seek", session, stream=stream, partition=partition))
+
+    def settled(self, stream: str, partition: int, offset: int) -> None:
+        self.events.append(Event("settled", stream=stream, partition=partition, offset=offset))
+
+    def committed(self, group: str, stream: str, partition: int, offset: int) -> None:
+        self.events.append(Event("committed", group, stream=stream, partition=partition, offset=offset))
+
+    def fetched_commit(self, group: str, stream: str, partition: int, offset: int) -> None:
+        self.events.append(Event("fetched_commit", group, stream=stream, partition=partition, offset=offset))
+
+    def ends(self, stream: str, partition: int, start: int, end: int) -> None:
+        self.events.append(Event("ends", stream=stream, partition=partition, offset=start, end=end))
+
+    def drained(
+        self, stream: str, partition: int, offset: int, producer: str, sequence: int, crc: int
+    ) -> None:
+        self.events.append(Event("drained", producer, sequence, crc, stream, partition, offset))
+
+    def drained_ends(self, stream: str, partition: int, start: int, end: int) -> None:
+        self.events.append(Event("drained_ends", stream=stream, partition=partition, offset=start, end=end))
+
+    def save(self, path: str) -> None:
+        with open(path, "w") as file:
+            for event in self.events:
+                file.write(json.dumps(event) + "\n")
+
+    @classmethod
+    def load(cls, path: str) -> "History":
+        with open(path) as file:
+            return cls(Event(*json.loads(line)) for line in file)
+
+
+class _Sent:
+    __slots__ = ("attempts", "copies", "crc", "place", "refusals")
+
+    def __init__(self, crc: int) -> None:
+        self.crc = crc
+        self.attempts = 0
+        self.refusals = 0
+        self.place: tuple[Partition, int] | None = None
+        self.copies = 0
+
+
+class Checker:
+    """One pass over the events, then one over what was drained. `dense` is off for compacted streams,
+    `ordered` for producers that do not care; `queue` says that a second delivery must be flagged,
+    whatever the session."""
+
+    def __init__(self, *, dense: bool = True, ordered: bool = True, queue: bool = False) -> None:
+        self._dense = dense
+        self._ordered = ordered
+        self._queue = queue
+        self._found: list[Violation] = []
+        self._sent: dict[Message, _Sent] = {}
+        self._at: dict[tuple[Partition, int], Message] = {}  # who was seen or confirmed at a place
+        self._read: dict[tuple[Partition, int], Message] = {}
+        self._session_next: dict[tuple[str, Partition], int] = {}
+        self._ends: dict[Partition, tuple[int, int]] = {}
+        self._commits: dict[tuple[str, Partition], int] = {}
+        self._settled: set[tuple[Partition, int]] = set()
+        self._delivered: set[tuple[Partition, int]] = set()
+        self._drained: dict[Partition, dict[int, Message]] = defaultdict(dict)
+        self._drained_ends: dict[Partition, tuple[int, int]] = {}
+        self._confirmed_since_boot = 0
+        self._booted = False
+
+    def run(self, history: History) -> list[Violation]:
+        handlers = {
+            "boot": self._on_boot,
+            "send": self._on_send,
+            "confirmed": self._on_confirmed,
+            "refused": self._on_refused,
+            "read": self._on_read,
+            "seek": self._on_seek,
+            "settled": self._on_settled,
+            "committed": self._on_committed,
+            "fetched_commit": self._on_fetched_commit,
+            "ends": self._on_ends,
+            "drained": self._on_drained,
+            "drained_ends": self._on_drained_ends,
+        }
+        for event in history.events:
+            handlers[event.kind](event)
+        self._judge_loss()
+        self._judge_refusals()
+        self._judge_density()
+        self._judge_order()
+        return self._found
+
+    def _say(self, kind: str, detail: str) -> None:
+        self._found.append(Violation(kind, detail))
+
+    # -- the pass over the events -----------------------------------------------------------------
+
+    def _on_boot(self, event: Event) -> None:
+        if self._booted and self._sent and not self._confirmed_since_boot:
+            self._say("not-live", "nothing was confirmed between two boots")
+        self._booted = True
+        self._confirmed_since_boot = 0
+
+    def _on_send(self, event: Event) -> None:
+        message = (event.who, event.sequence)
+        sent = self._sent.get(message)
+        if sent is None:
+            sent = self._sent[message] = _Sent(event.crc)
+        sent.attempts += 1
+
+    def _on_confirmed(self, event: Event) -> None:
+        self._confirmed_since_boot += 1
+        message, partition = (event.who, event.sequence), (event.stream, event.partition)
+        sent = self._sent.get(message)
+        if sent is None:
+            self._say("phantom", f"{message} was confirmed and never sent")
+            return
+        place = (partition, event.offset)
+        other = self._at.get(place)
+        if other is not None and other != message:
+            self._say("offset-reused", f"{place} was given to {other} and to {message}")
+        if sent.place is not None and sent.place != place and sent.attempts < 2:
+            self._say("offset-moved", f"{message} was confirmed at {sent.place} and at {place}")
+        sent.place = place
+        self._at[place] = message
+
+    def _on_refused(self, event: Event) -> None:
+        sent = self._sent.get((event.who, event.sequence))
+        if sent is not None:
+            sent.refusals += 1
+
+    def _on_read(self, event: Event) -> None:
+        session, _, producer = event.who.partition("\n")
+        message, partition = (producer, event.sequence), (event.stream, event.partition)
+        place = (partition, event.offset)
+        self._see(message, place, event.crc)
+        self._read[place] = message
+        expected = self._session_next.get((session, partition))
+        if expected is not None and not (self._queue and event.flag):
+            if event.offset < expected:
+                self._say("session-order", f"{session} read {place} after {expected - 1}")
+            elif event.offset > expected and self._dense and not self._queue:
+                self._say("session-skip", f"{session} read {place} when {expected} was next")
+        self._session_next[session, partition] = max(event.offset + 1, expected or 0)
+        if self._queue:
+            if place in self._delivered and not event.flag:
+                self._say("redelivered-flag-missing", f"{place} came again as if new")
+            self._delivered.add(place)
+            if place in self._settled:
+                self._say("read-after-settle", f"{place} came again after its ack was durable")
+
+    def _on_seek(self, event: Event) -> None:
+        self._session_next.pop((event.who, (event.stream, event.partition)), None)
+
+    def _on_settled(self, event: Event) -> None:
+        self._settled.add(((event.stream, event.partition), event.offset))
+
+    def _on_committed(self, event: Event) -> None:
+        self._commits[event.who, (event.stream, event.partition)] = event.offset
+
+    def _on_fetched_commit(self, event: Event) -> None:
+        partition = (event.stream, event.partition)
+        committed = self._commits.get((event.who, partition), -1)
+        if event.offset < committed:
+            self._say("commit-went-back", f"{event.who} committed {committed}, now {event.offset}")
+        end = self._ends.get(partition, (0, 1 << 62))[1]
+        if event.offset > max(end, committed):
+            self._say("commit-past-end", f"{event.who} is at {event.offset}, the log ends at {end}")
+
+    def _on_ends(self, event: Event) -> None:
+        partition = (event.stream, event.partition)
+        start, end = self._ends.get(partition, (0, 0))
+        if event.end < end:
+            self._say("log-shrank", f"{partition} ended at {end}, now at {event.end}")
+        if event.offset < start:
+            self._say("start-went-back", f"{partition} started at {start}, now at {event.offset}")
+        self._ends[partition] = (max(start, event.offset), max(end, event.end))
+
+    def _on_drained(self, event: Event) -> None:
+        message, partition = (event.who, event.sequence), (event.stream, event.partition)
+        place = (partition, event.offset)
+        self._see(message, place, event.crc)
+        there = self._drained[partition]
+        if event.offset in there:
+            self._say("inconsistent-offset", f"{place} was drained twice")
+        there[event.offset] = message
+        sent = self._sent.get(message)
+        if sent is not None:
+            sent.copies += 1
+
+    def _on_drained_ends(self, event: Event) -> None:
+        self._on_ends(event)
+        self._drained_ends[event.stream, event.partition] = (event.offset, event.end)
+
+    def _see(self, message: Message, place: tuple[Partition, int], crc: int) -> None:
+        sent = self._sent.get(message)
+        if sent is None:
+            self._say("phantom", f"{message} at {place} was never sent")
+            return
+        if crc != sent.crc:
+            self._say("corrupt-body", f"{message} at {place} has other bytes than were sent")
+        other = self._at.setdefault(place, message)
+        if other != message:
+            self._say("inconsistent-offset", f"{place} held {other} and then {message}")
+
+    # -- the verdicts that need the whole ---------------------------------------------------------
+
+    def _judge_loss(self) -> None:
+        """Nothing confirmed, and nothing ever read, is gone; except what is before the start."""
+        for message, sent in self._sent.items():
+            if sent.place is not None:
+                self._look_for(message, sent.place, "lost", "was confirmed")
+        for place, message in self._read.items():
+            if (sent := self._sent.get(message)) is None or sent.place != place:
+                self._look_for(message, place, "taken-back", "was read by a consumer")
+
+    def _look_for(self, message: Message, place: tuple[Partition, int], kind: str, why: str) -> None:
+        partition, offset = place
+        ends = self._drained_ends.get(partition)
+        if ends is None or offset < ends[0] or not self._dense:
+            return
+        if self._drained[partition].get(offset) == message:
+            return
+        elsewhere = [p for p in self._drained if message in self._drained[p].values()]
+        if elsewhere and kind == "lost":
+            self._say("offset-moved", f"{message} {why} at {place} and is not there, but in {elsewhere}")
+        else:
+            self._say(kind, f"{message} {why} at {place} and is not there")
+
+    def _judge_refusals(self) -> None:
+        for message, sent in self._sent.items():
+            allowed = sent.attempts - sent.refusals
+            if sent.copies and allowed <= 0:
+                self._say("aborted-read", f"{message} was refused and is there")
+            elif sent.copies > allowed:
+                self._say("duplicate", f"{message} is there {sent.copies} times after {allowed} attempts")
+
+    def _judge_density(self) -> None:
+        for partition, (start, end) in self._drained_ends.items():
+            there = self._drained[partition]
+            if self._dense and len(there) != end - start:
+                holes = [o for o in range(start, end) if o not in there]
+                self._say("offset-hole", f"{partition} from {start} to {end} lacks {holes[:5]}")
+            outside = [o for o in there if not start <= o < end]
+            if outside:
+                self._say("offset-hole", f"{partition} from {start} to {end} also holds {outside[:5]}")
+
+    def _judge_order(self) -> None:
+        """A producer's messages lie in the order they were sent, in each partition. A message sent again
+        after a lost answer may come later than those behind it, so those are left out."""
+        if not self._ordered:
+            return
+        for partition, there in self._drained.items():
+            last: dict[str, int] = {}
+            for offset in sorted(there):
+                producer, sequence = there[offset]
+                sent = self._sent.get((producer, sequence))
+                if sent is None or sent.attempts > 1:
+                    continue
+                if sequence < last.get(producer, -1):
+                    detail = f"{producer} {sequence} lies behind a later one in {partition}"
+                    self._say("producer-order", detail)
+                last[producer] = sequence
+
+
+def check(
+    history: History, *, dense: bool = True, ordered: bool = True, queue: bool = False
+) -> list[Violation]:
+    return Checker(dense=dense, ordered=ordered, queue=queue).run(history)
