@@ -1,0 +1,112 @@
+"""What a request's headers say about its body: media type, compression, and what the client wants back."""
+
+import zlib
+from collections.abc import Sequence
+
+from headrace.errors import CorruptBatch, DecompressedTooLarge, InvalidInput, UnsupportedMedia
+from headrace.record import compression
+from headrace.record.layout import ZSTD
+
+Body = bytes | bytearray
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+RAW = "application/octet-stream"
+EVENTS = "text/event-stream"
+PROBLEM = "application/problem+json"
+
+SPELLINGS = {
+    JSON: JSON,
+    NDJSON: NDJSON,
+    "application/ndjson": NDJSON,
+    "application/jsonl": NDJSON,
+    "application/jsonlines": NDJSON,
+    RAW: RAW,
+    "text/plain": RAW,
+}
+CONTENT_ENCODINGS = ("gzip", "deflate", "zstd")
+GZIP_MEMBERS_MAX = 100  # each costs a copy of the rest: a body of empty members would take for ever
+
+
+def media_type(header: str | None, *, default: str = RAW) -> str:
+    """JSON, NDJSON or RAW. A form is refused by name: it is what curl -d sends when nobody said otherwise."""
+    if header is None or not header.strip():
+        return default
+    name, *parameters = header.lower().split(";")
+    known = SPELLINGS.get(name.strip())
+    if known is None:
+        hint = "; curl needs -H 'content-type: ...'" if "form" in name else ""
+        raise UnsupportedMedia(
+            f"content type {name.strip()[:80]!r} is not one of {JSON}, {NDJSON}, {RAW} and text/plain{hint}"
+        )
+    charsets = [p.partition("=")[2].strip(' "') for p in parameters if p.strip().startswith("charset=")]
+    charset = charsets[0] if charsets else "utf-8"
+    if known != RAW and charset not in {"utf-8", "utf8", "us-ascii"}:
+        raise UnsupportedMedia(f"JSON is UTF-8, not {charset[:40]!r}")
+    return known
+
+
+def unfold(data: Body, encoding: str | None, limit_bytes: int) -> Body:
+    """The body without its content encoding, never more than the limit."""
+    name = (encoding or "identity").strip().lower()
+    if name in {"identity", ""}:
+        return data
+    try:
+        if name in {"gzip", "x-gzip"}:
+            return _inflate(data, zlib.MAX_WBITS | 16, limit_bytes)
+        if name == "deflate":
+            return _inflate(data, zlib.MAX_WBITS, limit_bytes)
+        if name == "zstd":
+            return compression.decompress(ZSTD, data, limit_bytes)
+    except (zlib.error, CorruptBatch):
+        raise InvalidInput(f"the body is not {name} data") from None
+    raise UnsupportedMedia(f"content encoding {name[:80]!r} is not one of {', '.join(CONTENT_ENCODINGS)}")
+
+
+def _inflate(data: Body, window_bits: int, limit_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    room = limit_bytes
+    rest: bytes | bytearray = data
+    for _ in range(GZIP_MEMBERS_MAX):  # gzip may be several members, one after the other
+        inflater = zlib.decompressobj(window_bits)
+        part = inflater.decompress(rest, room + 1)
+        parts.append(part)
+        room -= len(part)
+        if room < 0 or inflater.unconsumed_tail:
+            raise DecompressedTooLarge(f"the body unfolds past the limit of {limit_bytes:,} bytes")
+        if not inflater.eof:
+            raise zlib.error("cut short")
+        if not inflater.unused_data:
+            return b"".join(parts)
+        rest = inflater.unused_data
+    raise zlib.error("too many members")
+
+
+def accepted(header: str | None, offered: Sequence[str]) -> str | None:
+    """The first of the offered types that the client wants most; None when it wants none of them."""
+    if header is None or not header.strip():
+        return offered[0]
+    wanted: list[tuple[str, float]] = []
+    for item in header.lower().split(",")[:64]:
+        name, *parameters = item.split(";")
+        wanted.append((SPELLINGS.get(name.strip(), name.strip()), _quality(parameters)))
+    best, best_quality = None, 0.0
+    for kind in offered:
+        quality = max((q for name, q in wanted if _matches(name, kind)), default=0.0)
+        if quality > best_quality:
+            best, best_quality = kind, quality
+    return best
+
+
+def _matches(name: str, kind: str) -> bool:
+    return name in {kind, "*/*", "*", kind.partition("/")[0] + "/*"}
+
+
+def _quality(parameters: Sequence[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return min(1.0, max(0.0, float(value)))
+            except ValueError:
+                return 0.0
+    return 1.0

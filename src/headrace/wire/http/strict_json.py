@@ -1,0 +1,126 @@
+"""JSON that means one thing: no duplicate names, no NaN, no half characters, no endless number or nesting.
+
+Everything here answers with the value or raises MalformedJson with a sentence; a body can neither exhaust
+the stack nor unfold to much more memory than it has bytes.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.errors import MalformedJson
+
+# `[],[],[],...` costs 20 bytes of memory per byte sent, so pieces are counted before anything is parsed.
+PIECES_MAX = 1_000_000
+WHITESPACE = re.compile(r"[ \t\r\n]*")
+STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def text_of(body: bytes | bytearray | memoryview) -> str:
+    try:
+        return str(body, "utf-8")
+    except UnicodeDecodeError as error:
+        raise MalformedJson(f"not UTF-8 at byte {error.start}") from None
+
+
+def loads(body: bytes | bytearray) -> Any:
+    """The one JSON value of a whole body."""
+    refuse_too_many_pieces(body)
+    text = text_of(body)
+    value, end = scan(text, _skip(text, 0))
+    if _skip(text, end) != len(text):
+        raise MalformedJson(f"something follows the JSON value at character {end}")
+    return value
+
+
+def scan(text: str, at: int) -> tuple[Any, int]:
+    """The value that starts at a character, and where it ends."""
+    try:
+        value, end = _SCANNER.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        reason = error.msg.removesuffix(" at")
+        raise MalformedJson(f"not JSON: {reason[:1].lower()}{reason[1:]} at character {error.pos}") from None
+    except RecursionError:
+        raise MalformedJson("JSON nested too deeply") from None
+    except ValueError:  # int() refuses thousands of digits: quadratic work
+        raise MalformedJson("a number with too many digits") from None
+    if SURROGATE.search(text, at, end):
+        _refuse_half_characters(value)
+    return value, end
+
+
+def elements(text: str, at: int) -> Iterator[tuple[Any, int, int]]:
+    """Each element of the array that starts at a character, with where it starts and ends: one at a time,
+    so that the caller can stop at its limit."""
+    at = _skip(text, at + 1)
+    if text[at : at + 1] == "]":
+        _expect_end(text, at + 1)
+        return
+    while True:
+        value, end = scan(text, at)
+        yield value, at, end
+        at = _skip(text, end)
+        mark = text[at : at + 1]
+        if mark == "]":
+            _expect_end(text, at + 1)
+            return
+        if mark != ",":
+            raise MalformedJson(f"not JSON: expecting ',' or ']' at character {at}")
+        at = _skip(text, at + 1)
+
+
+def first_mark(text: str) -> tuple[str, int]:
+    """The first character that is not white space, and where it is."""
+    at = _skip(text, 0)
+    return text[at : at + 1], at
+
+
+def refuse_too_many_pieces(body: bytes | bytearray) -> None:
+    if len(body) < PIECES_MAX or _pieces(body) <= PIECES_MAX:
+        return
+    # Commas and brackets inside strings (a CSV file, say) cost nothing: leave them out and count again.
+    outside = _pieces(body) - sum(_pieces(match[0]) for match in STRING.finditer(body))
+    if outside > PIECES_MAX:
+        raise MalformedJson(f"JSON of more than {PIECES_MAX:,} pieces; send NDJSON instead")
+
+
+def _pieces(data: bytes | bytearray) -> int:
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
+
+
+def _skip(text: str, at: int) -> int:
+    match = WHITESPACE.match(text, at)
+    assert match is not None
+    return match.end()
+
+
+def _expect_end(text: str, at: int) -> None:
+    if _skip(text, at) != len(text):
+        raise MalformedJson(f"something follows the JSON value at character {at}")
+
+
+def _refuse_half_characters(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise MalformedJson("half a character: a surrogate without its partner") from None
+    except RecursionError:
+        raise MalformedJson("JSON nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise MalformedJson(f"the name {twice[:80]!r} appears twice in one object")
+    return result
+
+
+def _refuse_constant(name: str) -> Any:
+    raise MalformedJson(f"{name} is not JSON")
+
+
+_SCANNER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
