@@ -1,0 +1,6 @@
+from headrace.record.types import Buffer
+
+hardware: bool
+
+def crc32c(data: Buffer, crc: int = 0) -> int: ...
+def crc32c_software(data: Buffer, crc: int = 0) -> int: ...

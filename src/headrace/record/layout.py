@@ -1,0 +1,69 @@
+"""Where each field of a RecordBatch v2 lies, and what its numbers mean. docs/format.md says it in words."""
+
+import struct
+from typing import Final
+
+# Outside the checksum: assigned by the broker when the batch is appended.
+BASE_OFFSET_AT: Final = 0
+LENGTH_AT: Final = BASE_OFFSET_AT + 8
+LEADER_EPOCH_AT: Final = LENGTH_AT + 4
+MAGIC_AT: Final = LEADER_EPOCH_AT + 4
+CRC_AT: Final = MAGIC_AT + 1
+# Under the checksum.
+ATTRIBUTES_AT: Final = CRC_AT + 4
+LAST_OFFSET_DELTA_AT: Final = ATTRIBUTES_AT + 2
+BASE_TIMESTAMP_AT: Final = LAST_OFFSET_DELTA_AT + 4
+MAX_TIMESTAMP_AT: Final = BASE_TIMESTAMP_AT + 8
+PRODUCER_ID_AT: Final = MAX_TIMESTAMP_AT + 8
+PRODUCER_EPOCH_AT: Final = PRODUCER_ID_AT + 8
+BASE_SEQUENCE_AT: Final = PRODUCER_EPOCH_AT + 2
+COUNT_AT: Final = BASE_SEQUENCE_AT + 4
+RECORDS_AT: Final = COUNT_AT + 4
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+assert HEADER.size == RECORDS_AT
+
+PREFIX_BYTES: Final = LEADER_EPOCH_AT  # what the length field does not count: base offset and itself
+HEADER_BYTES: Final = RECORDS_AT
+LENGTH_MIN: Final = HEADER_BYTES - PREFIX_BYTES
+BATCH_BYTES_MAX: Final = 2**31 - 1  # the length field is an int32, and so is every size inside
+
+MAGIC: Final = 2
+NO_TIMESTAMP: Final = -1
+NO_EPOCH: Final = -1
+NO_PRODUCER: Final = -1
+NO_SEQUENCE: Final = -1
+MAX_OFFSET: Final = 2**63 - 1
+
+# Attribute bits.
+CODEC_MASK: Final = 0x07
+LOG_APPEND_TIME_BIT: Final = 0x08
+TRANSACTIONAL_BIT: Final = 0x10
+CONTROL_BIT: Final = 0x20
+DELETE_HORIZON_BIT: Final = 0x40
+
+# Codec numbers.
+NONE: Final = 0
+GZIP: Final = 1
+SNAPPY: Final = 2
+LZ4: Final = 3
+ZSTD: Final = 4
+CODEC_NAMES: Final = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
+CODECS: Final = {name: number for number, name in CODEC_NAMES.items()}
+
+CREATE_TIME: Final = 0
+LOG_APPEND_TIME: Final = 1
+
+# The type of a control record: the second int16 of its key.
+CONTROL_ABORT: Final = 0
+CONTROL_COMMIT: Final = 1
+
+# How far a batch may unfold when nobody says otherwise.
+DECOMPRESSED_BYTES_MAX: Final = 128 * 1024 * 1024
+
+# The reason that valid_until gives when the buffer ends inside a batch, as opposed to a batch that is wrong.
+INCOMPLETE: Final = "the buffer ends inside this batch"
+
+# An AMQP message as a record: the key is the routing key, the value the body, and these two headers.
+AMQP_PROPERTIES_HEADER: Final = "amqp.properties"  # flags and property list, as in the content header
+AMQP_EXCHANGE_HEADER: Final = "amqp.exchange"

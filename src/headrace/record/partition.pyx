@@ -1,0 +1,46 @@
+# cython: boundscheck=False, wraparound=False, cdivision=True
+"""Which partition a key belongs to: murmur2, as every Kafka client computes it."""
+
+from libc.stdint cimport int32_t, uint8_t, uint32_t
+
+from headrace.errors import InvalidInput
+
+
+cdef int32_t murmur2_of(const uint8_t* data, Py_ssize_t length) noexcept nogil:
+    cdef uint32_t m = 0x5BD1E995
+    cdef uint32_t h = <uint32_t>0x9747B28C ^ <uint32_t>length
+    cdef uint32_t k
+    cdef const uint8_t* p = data
+    while length >= 4:
+        k = <uint32_t>p[0] | <uint32_t>p[1] << 8 | <uint32_t>p[2] << 16 | <uint32_t>p[3] << 24
+        k *= m
+        k ^= k >> 24
+        k *= m
+        h = (h * m) ^ k
+        p += 4
+        length -= 4
+    if length >= 3:
+        h ^= <uint32_t>p[2] << 16
+    if length >= 2:
+        h ^= <uint32_t>p[1] << 8
+    if length >= 1:
+        h ^= <uint32_t>p[0]
+        h *= m
+    h ^= h >> 13
+    h *= m
+    h ^= h >> 15
+    return <int32_t>h
+
+
+def murmur2(const uint8_t[::1] key not None):
+    """The hash as Java sees it: a signed 32-bit number."""
+    if key.shape[0] == 0:
+        return murmur2_of(NULL, 0)
+    return murmur2_of(&key[0], key.shape[0])
+
+
+def partition_for(key, int32_t partitions):
+    """The partition of a key among so many: where every Kafka client would put it."""
+    if partitions < 1:
+        raise InvalidInput("a stream has at least one partition")
+    return (<uint32_t>(<int32_t>murmur2(key)) & 0x7FFFFFFF) % <uint32_t>partitions

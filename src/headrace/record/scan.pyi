@@ -1,0 +1,26 @@
+from headrace.record.types import BatchInfo, Buffer
+
+def scan(
+    buf: Buffer, start: int = 0, end: int | None = None, *, verify_crc: bool = True
+) -> list[BatchInfo]: ...
+def valid_until(
+    buf: Buffer, start: int = 0, end: int | None = None, expected_offset: int = -1, *, dense: bool = False
+) -> tuple[int, int, int, int, str | None]: ...
+def validate(
+    buf: Buffer,
+    *,
+    batch_bytes_max: int = ...,
+    decompressed_bytes_max: int = ...,
+    deep: bool = True,
+    repair: bool = False,
+) -> list[BatchInfo]: ...
+def patch(buf: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None: ...
+def patch_run(
+    buf: bytearray | memoryview, start: int, end: int, base_offset: int, leader_epoch: int
+) -> int: ...
+
+# (first position, end position, next offset). When the first wanted batch is longer than the buffer the two
+# positions are equal and the third number is minus the bytes it needs from there.
+def trim(
+    buf: Buffer, start: int, end: int | None, from_offset: int, to_offset: int
+) -> tuple[int, int, int]: ...

@@ -1,0 +1,71 @@
+"""A record and the facts about a batch, as the rest of Headrace passes them around."""
+
+import msgspec
+
+from headrace.record.layout import (
+    CODEC_MASK,
+    CONTROL_BIT,
+    LOG_APPEND_TIME,
+    LOG_APPEND_TIME_BIT,
+    TRANSACTIONAL_BIT,
+)
+
+# Anything whose bytes lie in a row.
+Buffer = bytes | bytearray | memoryview
+Header = tuple[str, bytes | None]
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...] = ()
+
+
+class BatchInfo(msgspec.Struct, frozen=True, gc=False):
+    """What the header of one batch says. Position counts from the start of the buffer it was found in."""
+
+    position: int
+    size: int  # the whole batch, with the 12 bytes that its length field does not count
+    base_offset: int
+    last_offset: int
+    count: int
+    base_timestamp: int
+    max_timestamp: int
+    attributes: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    leader_epoch: int
+
+    @property
+    def end(self) -> int:
+        return self.position + self.size
+
+    @property
+    def next_offset(self) -> int:
+        return self.last_offset + 1
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & CODEC_MASK
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.attributes & TRANSACTIONAL_BIT != 0
+
+    @property
+    def is_control(self) -> bool:
+        return self.attributes & CONTROL_BIT != 0
+
+    @property
+    def timestamp_type(self) -> int:
+        return LOG_APPEND_TIME if self.attributes & LOG_APPEND_TIME_BIT else 0
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of the last record; sequences wrap at 2^31 back to 0."""
+        if self.base_sequence < 0:
+            return self.base_sequence
+        return (self.base_sequence + self.last_offset - self.base_offset) & 0x7FFFFFFF
