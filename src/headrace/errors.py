@@ -153,7 +153,7 @@ class UnsupportedMedia(InvalidInput):
 # doors/
 
 
-class AddressInUse(HeadraceError):
+class CannotListen(HeadraceError):
     """A door cannot listen where it was told to."""
 
 

@@ -1,7 +1,7 @@
 """Messages as people write them in JSON, NDJSON or raw bytes, and as the log keeps them.
 
 A message is {"key", "value", "headers", "partition", "timestamp"}; all but the value are optional. Strings
-are kept as they are; `"encoding": "base64"` says that key and value are bytes, and may name "key", "value" and
+are kept as they are; `"encoding": "base64"` says that key and value are bytes, and may name "key", "value",
 "headers" apart; any other JSON type is kept as its JSON text, to the character; a null value is a tombstone.
 What a read answers can be published again as it stands.
 """
