@@ -1,0 +1,120 @@
+"""Cuts a byte stream into requests. No sockets here: a connection asks where to read to and says what came.
+
+Bytes are read into one scratch buffer that all connections share, and a request that is not whole yet
+moves to a buffer of its own: an idle connection holds no memory. A size is checked before anything is
+allocated, and a buffer grows with what has really arrived, so that four bytes can not claim 100 MB.
+"""
+
+from headrace.errors import MalformedRequest
+
+SIZE_BYTES = 4
+REQUEST_BYTES_MAX = 100 * 1024 * 1024  # Kafka's socket.request.max.bytes
+SCRATCH_BYTES = 256 * 1024
+FIRST_BYTES = 256 * 1024  # a larger request has to deliver this much before it gets more
+EAGER_BYTES_MAX = 16 * 1024 * 1024  # up to this size the rest is then given at once, above it by doubling
+
+
+class BufferPool:
+    """Keeps buffers of large requests for the next one: fresh memory costs more than the copy into it."""
+
+    def __init__(self, bytes_max: int = 16 * 1024 * 1024) -> None:
+        self._free: list[bytearray] = []
+        self._bytes = 0
+        self._bytes_max = bytes_max
+
+    def take(self, size: int) -> bytearray:
+        for index, buffer in enumerate(self._free):
+            if size <= len(buffer) <= 4 * size:
+                del self._free[index]
+                self._bytes -= len(buffer)
+                return buffer
+        return bytearray(size)
+
+    def give(self, buffer: bytearray) -> None:
+        """The caller holds no view on it any more, nor does anybody it handed one to."""
+        if len(buffer) >= FIRST_BYTES and self._bytes + len(buffer) <= self._bytes_max:
+            self._free.append(buffer)
+            self._bytes += len(buffer)
+
+
+class FrameReader:
+    """The requests of one connection, as (buffer, size) pairs; the buffer may be longer than the request."""
+
+    def __init__(
+        self, pool: BufferPool, scratch: bytearray, *, request_bytes_max: int = REQUEST_BYTES_MAX
+    ) -> None:
+        self._pool = pool
+        self._scratch = memoryview(scratch)
+        self._max = request_bytes_max
+        self._head = b""  # the first bytes of a size that is not whole
+        self._frame: bytearray | None = None
+        self._size = 0
+        self._filled = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether half a request has arrived."""
+        return self._frame is not None or bool(self._head)
+
+    def target(self) -> memoryview:
+        """Where the next bytes belong."""
+        if self._frame is None:
+            return self._scratch
+        return memoryview(self._frame)[self._filled : min(self._size, len(self._frame))]
+
+    def arrived(self, count: int) -> list[tuple[bytearray, int]]:
+        """count bytes were written to target(). The whole requests, in order."""
+        if self._frame is not None:
+            self._filled += count
+            return self._finish_or_grow(self._frame)
+        return self._cut(self._scratch[:count])
+
+    def feed(self, data: bytes) -> list[tuple[bytearray, int]]:
+        """As target() and arrived(), for bytes that came another way."""
+        requests = []
+        rest = memoryview(data)
+        while rest:
+            target = self.target()
+            step = min(len(target), len(rest))
+            target[:step] = rest[:step]
+            requests += self.arrived(step)
+            rest = rest[step:]
+        return requests
+
+    def _finish_or_grow(self, frame: bytearray) -> list[tuple[bytearray, int]]:
+        if self._filled == self._size:
+            self._frame = None
+            return [(frame, self._size)]
+        if self._filled == len(frame):
+            wanted = self._size if self._size <= EAGER_BYTES_MAX else min(self._size, 2 * len(frame))
+            larger = self._pool.take(wanted)
+            larger[: len(frame)] = frame
+            self._pool.give(frame)
+            self._frame = larger
+        return []
+
+    def _cut(self, data: memoryview) -> list[tuple[bytearray, int]]:
+        if self._head:
+            data = memoryview(self._head + data)
+            self._head = b""
+        requests: list[tuple[bytearray, int]] = []
+        position, end = 0, len(data)
+        while end - position >= SIZE_BYTES:
+            size = int.from_bytes(data[position : position + SIZE_BYTES], "big", signed=True)
+            if not 0 < size <= self._max:
+                raise MalformedRequest(f"a request of {size:,} bytes")
+            start = position + SIZE_BYTES
+            if end - start < size:
+                self._begin(size, data[start:end])
+                return requests
+            requests.append((bytearray(data[start : start + size]), size))
+            position = start + size
+        self._head = bytes(data[position:end])
+        return requests
+
+    def _begin(self, size: int, data: memoryview) -> None:
+        self._frame = self._pool.take(min(size, FIRST_BYTES)) if size >= FIRST_BYTES else bytearray(size)
+        self._frame[: len(data)] = data
+        self._size, self._filled = size, len(data)
+        if self._filled == len(self._frame):
+            self._finish_or_grow(self._frame)

@@ -1,0 +1,272 @@
+# cython: boundscheck=False, wraparound=False
+"""Produce and Fetch, by hand: records stay where they are and are named by position, never copied.
+
+Answers to Fetch come as a list of buffers: the small pieces we write, and between them the records
+as the log gave them, for one gathering write.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint32_t
+
+from headrace.wire.kafka.primitives cimport Reader, Writer
+
+from headrace.errors import MalformedRequest
+
+cdef enum:
+    INLINE_RECORDS_MAX = 2048   # smaller records are cheaper to copy than to send as a piece of their own
+    PARTITIONS_MAX = 200_000
+
+
+def parse_header(buffer, Py_ssize_t end):
+    """(api key, version, correlation id, client id, where the header's tags or the body start)."""
+    cdef Reader reader = Reader(buffer, 0, end)
+    cdef int64_t key = reader.int16()
+    cdef int64_t version = reader.int16()
+    cdef int64_t correlation = reader.int32()
+    client = reader.string(False, True)
+    return key, version, correlation, client, reader.position
+
+
+def skip_header_tags(buffer, Py_ssize_t position, Py_ssize_t end):
+    cdef Reader reader = Reader(buffer, position, end)
+    reader.skip_tags()
+    return reader.position
+
+
+cdef inline object topic_key(Reader reader, bint flexible, bint by_id):
+    return reader.fixed(16) if by_id else reader.string(flexible, False)
+
+
+def parse_produce(buffer, Py_ssize_t position, Py_ssize_t end, int version):
+    """(transactional id, acks, timeout in ms, [(topic name or id, [(partition, start, end)])]).
+
+    start and end are positions of the records in buffer; start is -1 where there are none.
+    """
+    cdef Reader reader = Reader(buffer, position, end)
+    cdef bint flexible = version >= 9
+    cdef bint by_id = version >= 13
+    cdef Py_ssize_t topics, partitions, size, t, p
+    cdef int64_t total = 0
+    cdef list found = [], parts
+    transactional_id = reader.string(flexible, True) if version >= 3 else None
+    cdef int64_t acks = reader.int16()
+    cdef int64_t timeout_ms = reader.int32()
+    topics = reader.count(flexible, False, 6)
+    for t in range(topics):
+        topic = topic_key(reader, flexible, by_id)
+        partitions = reader.count(flexible, False, 5)
+        total += partitions
+        if total > PARTITIONS_MAX:
+            raise MalformedRequest("too many partitions in one request")
+        parts = []
+        for p in range(partitions):
+            index = reader.int32()
+            size = reader.length(flexible, True, True)
+            if size < 0:
+                parts.append((index, -1, -1))
+            else:
+                parts.append((index, reader.position, reader.position + size))
+                reader.position += size
+            if flexible:
+                reader.skip_tags()
+        if flexible:
+            reader.skip_tags()
+        found.append((topic, parts))
+    if flexible:
+        reader.skip_tags()
+    return transactional_id, acks, timeout_ms, found
+
+
+def produce_response(int version, int64_t correlation_id, list topics not None, int64_t throttle_ms):
+    """topics: [(name or id, [(partition, error, base offset, append time, log start, message or None)])]."""
+    cdef Writer writer = Writer()
+    cdef bint flexible = version >= 9
+    cdef bint by_id = version >= 13
+    writer.int32(0)
+    writer.int32(correlation_id)
+    if flexible:
+        writer.int8(0)
+    writer.count(len(topics), flexible)
+    for topic, parts in topics:
+        if by_id:
+            writer.fixed(topic)
+        else:
+            writer.string(topic, flexible)
+        writer.count(len(parts), flexible)
+        for index, error, base_offset, append_ms, log_start, message in parts:
+            writer.int32(index)
+            writer.int16(error)
+            writer.int64(base_offset)
+            if version >= 2:
+                writer.int64(append_ms)
+            if version >= 5:
+                writer.int64(log_start)
+            if version >= 8:
+                writer.count(0, flexible)
+                writer.string(message, flexible)
+            if flexible:
+                writer.int8(0)
+        if flexible:
+            writer.int8(0)
+    if version >= 1:
+        writer.int32(throttle_ms)
+    if flexible:
+        writer.int8(0)
+    writer.put_int32_at(0, writer.size - 4)
+    return writer.finish()
+
+
+cdef int64_t replica_in_tags(Reader reader, int version) except? -2:
+    """The replica id of a version 15 request's tag 1; other tags are passed over."""
+    cdef int64_t replica = -1
+    cdef uint32_t left = reader.unsigned_varint()
+    cdef uint32_t tag, size
+    cdef Py_ssize_t after
+    while left:
+        left -= 1
+        tag = reader.unsigned_varint()
+        size = reader.unsigned_varint()
+        reader.need(size)
+        after = reader.position + size
+        if tag == 1 and version >= 15:
+            replica = reader.int32()
+        reader.position = after
+    return replica
+
+
+def parse_fetch(buffer, Py_ssize_t position, Py_ssize_t end, int version):
+    """(replica id, max wait ms, min bytes, max bytes, isolation, session id, session epoch, topics, forgotten).
+
+    topics: [(name or id, [(partition, leader epoch, offset, max bytes)])]; forgotten: [(name or id, [partition])].
+    """
+    cdef Reader reader = Reader(buffer, position, end)
+    cdef bint flexible = version >= 12
+    cdef bint by_id = version >= 13
+    cdef int64_t replica = -1
+    cdef int64_t session_id = 0, session_epoch = -1, leader_epoch, offset
+    cdef int64_t total = 0
+    cdef Py_ssize_t topics, partitions, t, p
+    cdef list wanted = [], forgotten = [], parts
+    if version < 15:
+        replica = reader.int32()
+    max_wait_ms = reader.int32()
+    min_bytes = reader.int32()
+    max_bytes = reader.int32()
+    isolation = reader.int8()
+    if version >= 7:
+        session_id = reader.int32()
+        session_epoch = reader.int32()
+    topics = reader.count(flexible, False, 6)
+    for t in range(topics):
+        topic = topic_key(reader, flexible, by_id)
+        partitions = reader.count(flexible, False, 16)
+        total += partitions
+        if total > PARTITIONS_MAX:
+            raise MalformedRequest("too many partitions in one request")
+        parts = []
+        for p in range(partitions):
+            index = reader.int32()
+            leader_epoch = reader.int32() if version >= 9 else -1
+            offset = reader.int64()
+            if version >= 12:
+                reader.int32()
+            if version >= 5:
+                reader.int64()
+            parts.append((index, leader_epoch, offset, reader.int32()))
+            if flexible:
+                reader.skip_tags()
+        if flexible:
+            reader.skip_tags()
+        wanted.append((topic, parts))
+    if version >= 7:
+        topics = reader.count(flexible, False, 3)
+        for t in range(topics):
+            topic = topic_key(reader, flexible, by_id)
+            partitions = reader.count(flexible, False, 4)
+            parts = []
+            for p in range(partitions):
+                parts.append(reader.int32())
+            if flexible:
+                reader.skip_tags()
+            forgotten.append((topic, parts))
+    if version >= 11:
+        reader.string(flexible, False)
+    if flexible:
+        if version >= 15:
+            replica = replica_in_tags(reader, version)
+        else:
+            reader.skip_tags()
+    return replica, max_wait_ms, min_bytes, max_bytes, isolation, session_id, session_epoch, wanted, forgotten
+
+
+def fetch_response(
+    int version, int64_t correlation_id, int64_t throttle_ms, int error, int64_t session_id, list topics not None
+):
+    """The whole answer as a list of buffers.
+
+    topics: [(name or id, [(partition, error, high watermark, last stable offset, log start,
+    aborted [(producer id, first offset)] or None, records or None)])].
+    """
+    cdef Writer writer = Writer(512)
+    cdef bint flexible = version >= 12
+    cdef bint by_id = version >= 13
+    cdef list pieces = []
+    cdef Py_ssize_t cut = 0, size, total = 0
+    cdef const unsigned char[::1] view
+    writer.int32(0)
+    writer.int32(correlation_id)
+    if flexible:
+        writer.int8(0)
+    writer.int32(throttle_ms)
+    if version >= 7:
+        writer.int16(error)
+        writer.int32(session_id)
+    writer.count(len(topics), flexible)
+    for topic, parts in topics:
+        if by_id:
+            writer.fixed(topic)
+        else:
+            writer.string(topic, flexible)
+        writer.count(len(parts), flexible)
+        for index, code, high_watermark, stable, log_start, aborted, records in parts:
+            writer.int32(index)
+            writer.int16(code)
+            writer.int64(high_watermark)
+            writer.int64(stable)
+            if version >= 5:
+                writer.int64(log_start)
+            if aborted is None:
+                writer.count(-1, flexible)
+            else:
+                writer.count(len(aborted), flexible)
+                for producer_id, first_offset in aborted:
+                    writer.int64(producer_id)
+                    writer.int64(first_offset)
+                    if flexible:
+                        writer.int8(0)
+            if version >= 11:
+                writer.int32(-1)
+            size = 0 if records is None else len(records)
+            writer.length(size, flexible, True)
+            if size > INLINE_RECORDS_MAX:
+                pieces.append(PyBytes_FromStringAndSize(<const char*> writer.data + cut, writer.size - cut))
+                pieces.append(records)
+                cut = writer.size
+                total += size
+            elif size:
+                view = records
+                writer.raw(&view[0], size)
+            if flexible:
+                writer.int8(0)
+        if flexible:
+            writer.int8(0)
+    if flexible:
+        writer.int8(0)
+    total += writer.size - 4
+    if cut < writer.size:
+        pieces.append(PyBytes_FromStringAndSize(<const char*> writer.data + cut, writer.size - cut))
+    # The size stands in the first piece, which was cut before the rest was known.
+    head = bytearray(pieces[0])
+    head[0:4] = total.to_bytes(4, "big")
+    pieces[0] = bytes(head)
+    return pieces

@@ -1,0 +1,148 @@
+"""Metadata, by hand: a topic is encoded once per shape of the protocol and kept, so that an answer for
+1,000 topics with 10 partitions each is a join of pieces."""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.wire.kafka.codec import decode
+from headrace.wire.kafka.schema import request_struct
+
+METADATA = 3
+NO_ID = bytes(16)
+FLEXIBLE_FROM = 9
+UNKNOWN_OPERATIONS = -0x80000000
+
+
+class Wanted(NamedTuple):
+    topics: list[tuple[str | None, bytes]] | None  # (name, id); None = all
+    allow_auto_create: bool
+
+
+class Node(NamedTuple):
+    node_id: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    name: str | None
+    topic_id: bytes
+    leader_epochs: tuple[int, ...]  # one per partition
+    error: int = 0
+    internal: bool = False
+
+
+def parse(buffer: bytearray, position: int, version: int) -> Wanted:
+    request = decode(request_struct(METADATA, version), memoryview(buffer), position)
+    topics = request.topics
+    if version == 0 and not topics:
+        topics = None  # the first version had no other way to say "all"
+    if topics is not None:
+        topics = [(topic.name, getattr(topic, "topic_id", NO_ID)) for topic in topics]
+    return Wanted(topics, request.allow_auto_topic_creation)
+
+
+def shape_of(version: int) -> int:
+    """Versions with the same shape encode a topic in the same bytes."""
+    for first in (12, 10, 9, 8, 7, 5, 1):
+        if version >= first:
+            return first
+    return 0
+
+
+def encode_topic(topic: Topic, version: int, node_id: int) -> bytes:
+    flexible = version >= FLEXIBLE_FROM
+    out = bytearray(struct.pack(">h", topic.error))
+    out += string(topic.name if version >= 12 else topic.name or "", flexible)
+    if version >= 10:
+        out += topic.topic_id
+    if version >= 1:
+        out.append(topic.internal)
+    out += count(len(topic.leader_epochs), flexible)
+    for index, epoch in enumerate(topic.leader_epochs):
+        out += partition(index, epoch, version, node_id)
+    if version >= 8:
+        out += struct.pack(">i", UNKNOWN_OPERATIONS)
+    if flexible:
+        out.append(0)
+    return bytes(out)
+
+
+FLEXIBLE = struct.Struct(">hiiiBiBiBB")
+WITH_EPOCH = struct.Struct(">hiiiiiiii")
+WITH_OFFLINE = struct.Struct(">hiiiiiii")
+PLAIN = struct.Struct(">hiiiiii")
+
+
+def partition(index: int, epoch: int, version: int, node_id: int) -> bytes:
+    """One node leads, holds and is in sync with everything."""
+    if version >= FLEXIBLE_FROM:
+        return FLEXIBLE.pack(0, index, node_id, epoch, 2, node_id, 2, node_id, 1, 0)
+    if version >= 7:
+        return WITH_EPOCH.pack(0, index, node_id, epoch, 1, node_id, 1, node_id, 0)
+    if version >= 5:
+        return WITH_OFFLINE.pack(0, index, node_id, 1, node_id, 1, node_id, 0)
+    return PLAIN.pack(0, index, node_id, 1, node_id, 1, node_id)
+
+
+def response(
+    version: int,
+    correlation_id: int,
+    *,
+    throttle_ms: int,
+    node: Node,
+    cluster_id: str,
+    topics: Iterable[bytes],
+) -> list[bytes]:
+    """topics are encode_topic's bytes. A list of buffers: size and head, topics, tail."""
+    flexible = version >= FLEXIBLE_FROM
+    topics = list(topics)
+    head = bytearray(struct.pack(">i", correlation_id))
+    if flexible:
+        head.append(0)
+    if version >= 3:
+        head += struct.pack(">i", throttle_ms)
+    head += count(1, flexible)
+    head += struct.pack(">i", node.node_id) + string(node.host, flexible) + struct.pack(">i", node.port)
+    if version >= 1:
+        head += string(None, flexible)
+    if flexible:
+        head.append(0)
+    if version >= 2:
+        head += string(cluster_id, flexible)
+    if version >= 1:
+        head += struct.pack(">i", node.node_id)
+    head += count(len(topics), flexible)
+    tail = b""
+    if 8 <= version <= 10:
+        tail = struct.pack(">i", UNKNOWN_OPERATIONS)
+    if version >= 13:
+        tail += b"\0\0"
+    if flexible:
+        tail += b"\0"
+    body = b"".join(topics)
+    size = len(head) + len(body) + len(tail)
+    return [struct.pack(">i", size) + head, body + tail]
+
+
+def string(value: str | None, flexible: bool) -> bytes:
+    if value is None:
+        return b"\0" if flexible else b"\xff\xff"
+    data = value.encode()
+    return (varint(len(data) + 1) if flexible else struct.pack(">h", len(data))) + data
+
+
+def count(value: int, flexible: bool) -> bytes:
+    return varint(value + 1) if flexible else struct.pack(">i", value)
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

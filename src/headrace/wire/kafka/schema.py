@@ -1,0 +1,127 @@
+"""kio's dataclasses, compiled to what codec.pyx runs. Loaded per API and version when first asked for:
+all of them would cost seconds and 200 MB."""
+
+import dataclasses
+import types
+import typing
+from functools import cache
+from typing import Any
+
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.index import api_key_map, schema_name_map
+
+from headrace.wire.kafka.codec import KINDS, Field, Struct
+
+NO_UUID = bytes(16)
+ZEROS: dict[str, object] = {
+    "string": "",
+    "bytes": b"",
+    "records": b"",
+    "uuid": NO_UUID,
+    "bool": False,
+    "float64": 0.0,
+}
+TIMES = {"timedelta_i32", "timedelta_i64", "datetime_i64"}  # we hold them as plain milliseconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """What the annotation of a field says."""
+
+    kafka_type: str
+    array: bool
+    nullable: bool
+    nested: type | None
+
+
+@cache
+def request_struct(api_key: int, version: int) -> Struct:
+    return compile_struct(
+        load_request_schema(api_key, version), load_request_schema(api_key, newest(api_key))
+    )
+
+
+@cache
+def response_struct(api_key: int, version: int) -> Struct:
+    return compile_struct(
+        load_response_schema(api_key, version), load_response_schema(api_key, newest(api_key))
+    )
+
+
+def newest(api_key: int) -> int:
+    return max(schema_name_map[api_key_map[api_key]])
+
+
+def compile_struct(entity: type, latest: type | None) -> Struct:
+    """latest is the same struct in the newest version, where fields this version lacks are looked up."""
+    flexible: bool = entity.__flexible__  # type: ignore[attr-defined]
+    later = shapes(latest) if latest is not None else {}
+    fields = []
+    mine = shapes(entity)
+    for field in dataclasses.fields(entity):
+        shape = mine[field.name]
+        struct = None
+        if shape.nested is not None:
+            twin = later.get(field.name)
+            struct = compile_struct(shape.nested, twin.nested if twin else None)
+        fields.append(
+            Field(
+                field.name,
+                KINDS[shape.kafka_type],
+                nullable=shape.nullable,
+                array=shape.array,
+                tag=field.metadata.get("tag", -1),
+                default=default_of(field, shape),
+                struct=struct,
+                flexible=flexible,
+            )
+        )
+    absent = {}
+    if latest is not None:
+        absent = {
+            field.name: default_of(field, later[field.name])
+            for field in dataclasses.fields(latest)
+            if field.name not in mine
+        }
+    return Struct(
+        entity.__name__, fields, flexible=flexible, absent=absent, known=frozenset(mine) | frozenset(later)
+    )
+
+
+def shapes(entity: type) -> dict[str, Shape]:
+    hints = typing.get_type_hints(entity)
+    return {field.name: shape_of(field, hints[field.name]) for field in dataclasses.fields(entity)}
+
+
+def shape_of(field: "dataclasses.Field[Any]", hint: Any) -> Shape:
+    nullable = False
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        nullable = True
+        hint = next(one for one in typing.get_args(hint) if one is not types.NoneType)
+    array = typing.get_origin(hint) is tuple
+    if array:
+        hint = typing.get_args(hint)[0]
+    nested: type | None = hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
+    kafka_type = "struct" if nested is not None else field.metadata["kafka_type"]
+    if kafka_type == "uuid" or kafka_type in TIMES:
+        nullable = nullable and array  # they have no null on the wire: zeros, or -1, stand for it
+    if "tag" in field.metadata and not array and kafka_type == "struct":
+        nullable = False  # a tagged struct is absent, never null
+    return Shape(kafka_type, array, nullable, nested)
+
+
+def default_of(field: "dataclasses.Field[Any]", shape: Shape) -> object:
+    value = field.default
+    if value is dataclasses.MISSING or dataclasses.is_dataclass(value):
+        if shape.array:
+            return []
+        return None if shape.nullable or shape.kafka_type == "struct" else ZEROS.get(shape.kafka_type, 0)
+    if shape.array:
+        return list(value) if value is not None else None
+    if shape.kafka_type in TIMES:
+        return -1 if value is None else int(value.total_seconds() * 1000)
+    if shape.kafka_type == "uuid":
+        return NO_UUID
+    if shape.kafka_type == "string" or isinstance(value, bytes | bool | float) or value is None:
+        return value
+    return int(value)

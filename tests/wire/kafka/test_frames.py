@@ -1,0 +1,84 @@
+"""Cutting the byte stream into requests, however it arrives, and refusing sizes before memory is spent."""
+
+import struct
+import tracemalloc
+
+import pytest
+
+from headrace.errors import MalformedRequest
+from headrace.wire.kafka.frames import FIRST_BYTES, BufferPool, FrameReader
+
+REQUESTS = [b"a" * 5, b"b", b"c" * 300, b"d" * 70_000]
+
+
+def reader() -> FrameReader:
+    return FrameReader(BufferPool(), bytearray(64 * 1024))
+
+
+def framed(*requests: bytes) -> bytes:
+    return b"".join(struct.pack(">i", len(request)) + request for request in requests)
+
+
+def whole(pairs: list[tuple[bytearray, int]]) -> list[bytes]:
+    return [bytes(buffer[:size]) for buffer, size in pairs]
+
+
+def test_requests_do_not_depend_on_how_bytes_arrive() -> None:
+    stream = framed(*REQUESTS[:3])
+    for cut in range(1, len(stream)):
+        frames = reader()
+        assert whole(frames.feed(stream[:cut]) + frames.feed(stream[cut:])) == REQUESTS[:3]
+        assert not frames.waiting
+
+
+def test_requests_may_arrive_byte_by_byte() -> None:
+    frames = reader()
+    got = [
+        pair
+        for at in range(len(framed(*REQUESTS[:3])))
+        for pair in frames.feed(framed(*REQUESTS[:3])[at : at + 1])
+    ]
+    assert whole(got) == REQUESTS[:3]
+
+
+def test_a_large_request_is_put_together_from_many_reads() -> None:
+    large = bytes(range(256)) * 8192  # 2 MiB, over every threshold of growth
+    frames = reader()
+    got = []
+    stream = framed(large, b"after", large)
+    for at in range(0, len(stream), 60_001):
+        got += frames.feed(stream[at : at + 60_001])
+    assert whole(got) == [large, b"after", large]
+
+
+def test_a_buffer_that_was_given_back_is_used_again() -> None:
+    pool = BufferPool()
+    frames = FrameReader(pool, bytearray(4096))
+    [(buffer, _)] = frames.feed(framed(b"x" * FIRST_BYTES))
+    pool.give(buffer)
+    [(again, size)] = frames.feed(framed(b"y" * (FIRST_BYTES - 0)))
+    assert again is buffer
+    assert bytes(again[:size]) == b"y" * FIRST_BYTES
+
+
+@pytest.mark.parametrize("size", [-1, 0, -(2**31), 100 * 1024 * 1024 + 1, 2**31 - 1])
+def test_a_size_that_can_not_be_is_refused(size: int) -> None:
+    with pytest.raises(MalformedRequest):
+        reader().feed(struct.pack(">i", size))
+
+
+def test_a_size_alone_claims_no_memory() -> None:
+    frames = reader()
+    tracemalloc.start()
+    try:
+        frames.feed(struct.pack(">i", 99 * 1024 * 1024) + b"x")
+        assert tracemalloc.get_traced_memory()[1] < 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_idle_connection_holds_no_buffer() -> None:
+    frames = reader()
+    frames.feed(framed(b"x" * 1000))
+    assert not frames.waiting
+    assert frames.target().obj is frames._scratch.obj
