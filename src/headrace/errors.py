@@ -307,3 +307,44 @@ class BrokerRefused(HeadraceError):
     def __init__(self, status: int, code: str, detail: str) -> None:
         super().__init__(detail)
         self.status, self.code, self.detail = status, code, detail
+
+
+# broker/: exchanges and queues
+
+
+class ExchangeNotFound(NotFound):
+    def __init__(self, vhost: str, name: str) -> None:
+        super().__init__(f"no exchange '{name}' in vhost '{vhost}'")
+        self.vhost, self.name = vhost, name
+
+
+class QueueNotFound(NotFound):
+    def __init__(self, vhost: str, name: str) -> None:
+        super().__init__(f"no queue '{name}' in vhost '{vhost}'")
+        self.vhost, self.name = vhost, name
+
+
+class VirtualHostNotFound(NotFound):
+    def __init__(self, vhost: str) -> None:
+        super().__init__(f"vhost '{vhost}' not found")
+        self.vhost = vhost
+
+
+class ArgumentMismatch(Conflict):
+    """Declared again with something else than what is there, or with arguments that cannot be."""
+
+
+class ResourceLocked(Conflict):
+    """An exclusive queue belongs to another connection."""
+
+
+class InUse(Conflict):
+    """It has consumers, bindings or messages, and was to be deleted only if not; or is used exclusively."""
+
+
+class AccessRefused(HeadraceError):
+    """Not allowed, whoever asks or for this user."""
+
+
+class LimitReached(HeadraceError):
+    """One more would be over a limit: channels, bindings, consumers."""

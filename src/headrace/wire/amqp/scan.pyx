@@ -1,0 +1,535 @@
+"""One pass over received bytes: frames in, publishes written straight into record batches, acks folded.
+
+The common publish, to queues without a policy per message, becomes a record in the batch of each of
+its queues without a Python object: the route of the last publish is remembered and found again by
+comparing the whole method frame. Everything else is handed to Python: whole methods by on_method,
+whole messages by on_message. Every length is checked against the end of what it lies in, and a
+frame against the negotiated maximum before anything is kept of it.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp, memcpy
+
+from headrace.record.build cimport APPENDED, BatchWriter, header_size, put_header
+from headrace.record.raw cimport get16, get32, get64
+from headrace.wire.amqp.tags cimport TagRing
+
+from headrace.errors import BatchTooLarge
+from headrace.wire.amqp.protocol import MESSAGE_BYTES_MAX, ProtocolError
+
+cdef enum:
+    FRAME_METHOD = 1
+    FRAME_HEADER = 2
+    FRAME_BODY = 3
+    FRAME_HEARTBEAT = 8
+    FRAME_END = 0xCE
+    FRAME_ERROR = 501
+    SYNTAX_ERROR = 502
+    UNEXPECTED_FRAME = 505
+
+    CLASS_CHANNEL = 20
+    CLASS_BASIC = 60
+    METHOD_PUBLISH = 40
+    METHOD_ACK = 80
+    METHOD_CHANNEL_CLOSE = 40
+    METHOD_CHANNEL_CLOSE_OK = 41
+
+    IDLE = 0
+    WANTS_HEADER = 1
+    WANTS_BODY = 2
+
+    BIT_MANDATORY = 1
+    BIT_IMMEDIATE = 2
+
+    # Property flags in the order of the list; the low bit would announce a second word of flags.
+    FLAG_CONTENT_TYPE = 0x8000
+    FLAG_CONTENT_ENCODING = 0x4000
+    FLAG_HEADERS = 0x2000
+    FLAG_DELIVERY_MODE = 0x1000
+    FLAG_PRIORITY = 0x0800
+    FLAG_CORRELATION_ID = 0x0400
+    FLAG_REPLY_TO = 0x0200
+    FLAG_EXPIRATION = 0x0100
+    FLAG_MESSAGE_ID = 0x0080
+    FLAG_TIMESTAMP = 0x0040
+    FLAG_TYPE = 0x0020
+    FLAG_USER_ID = 0x0010
+    FLAG_APP_ID = 0x0008
+    FLAG_CLUSTER_ID = 0x0004
+    FLAGS_UNKNOWN = 0x0003
+
+    DEPTH_MAX = 16
+    SEAL_AT = 1 << 20           # a batch past this is closed, so that one flush never becomes one huge batch
+    ROUTES_MAX = 10_000
+    BAD = -1
+    PLAIN = 0
+    NEEDS_PYTHON = 1
+
+cdef const char* PROPERTIES_NAME = b"amqp.properties"
+cdef const char* EXCHANGE_NAME = b"amqp.exchange"
+cdef uint64_t BODY_MAX = MESSAGE_BYTES_MAX
+
+
+cdef Py_ssize_t skip_value(const uint8_t* p, const uint8_t* end, int depth) noexcept:
+    """Bytes of the field value at p, its type letter included, or BAD."""
+    cdef Py_ssize_t left = end - p
+    cdef Py_ssize_t size
+    if left < 1:
+        return BAD
+    if p[0] in (b"t", b"b", b"B"):
+        size = 2
+    elif p[0] in (b"s", b"u", b"U"):
+        size = 3
+    elif p[0] in (b"I", b"i", b"f"):
+        size = 5
+    elif p[0] in (b"l", b"L", b"d", b"T"):
+        size = 9
+    elif p[0] == b"D":
+        size = 6
+    elif p[0] == b"V":
+        size = 1
+    elif p[0] in (b"S", b"x", b"F", b"A"):
+        if left < 5 or get32(p + 1) > <uint64_t>(left - 5):
+            return BAD
+        size = 5 + <Py_ssize_t>get32(p + 1)
+        if p[0] == b"F" and check_table(p + 5, p + size, depth + 1) == BAD:
+            return BAD
+        if p[0] == b"A" and check_array(p + 5, p + size, depth + 1) == BAD:
+            return BAD
+    else:
+        return BAD
+    return size if size <= left else BAD
+
+
+cdef int check_array(const uint8_t* p, const uint8_t* end, int depth) noexcept:
+    cdef Py_ssize_t size
+    if depth > DEPTH_MAX:
+        return BAD
+    while p < end:
+        size = skip_value(p, end, depth)
+        if size == BAD:
+            return BAD
+        p += size
+    return PLAIN
+
+
+cdef int check_table(const uint8_t* p, const uint8_t* end, int depth) noexcept:
+    """BAD, or NEEDS_PYTHON when the outermost table asks for more receivers (CC, BCC), or PLAIN."""
+    cdef Py_ssize_t size
+    cdef int found = PLAIN
+    if depth > DEPTH_MAX:
+        return BAD
+    while p < end:
+        if end - p < 1 + <Py_ssize_t>p[0]:
+            return BAD
+        if depth == 1 and (
+            (p[0] == 2 and memcmp(p + 1, b"CC", 2) == 0) or (p[0] == 3 and memcmp(p + 1, b"BCC", 3) == 0)
+        ):
+            found = NEEDS_PYTHON
+        p += 1 + <Py_ssize_t>p[0]
+        size = skip_value(p, end, depth)
+        if size == BAD:
+            return BAD
+        p += size
+    return found
+
+
+cdef int check_properties(const uint8_t* p, const uint8_t* end) noexcept:
+    """Whether flags and list agree to the byte; NEEDS_PYTHON when a property asks for a decision."""
+    cdef uint16_t flags, bit
+    cdef int found = PLAIN, inner
+    cdef Py_ssize_t size
+    if end - p < 2:
+        return BAD
+    flags = get16(p)
+    p += 2
+    if flags & FLAGS_UNKNOWN:
+        return BAD
+    if flags & (FLAG_EXPIRATION | FLAG_USER_ID):
+        found = NEEDS_PYTHON
+    bit = FLAG_CONTENT_TYPE
+    while bit >= FLAG_CLUSTER_ID:
+        if flags & bit:
+            if bit == FLAG_HEADERS:
+                if end - p < 4 or get32(p) > <uint64_t>(end - p - 4):
+                    return BAD
+                size = 4 + <Py_ssize_t>get32(p)
+                inner = check_table(p + 4, p + size, 1)
+                if inner == BAD:
+                    return BAD
+                found |= inner
+            elif bit == FLAG_DELIVERY_MODE or bit == FLAG_PRIORITY:
+                size = 1
+            elif bit == FLAG_TIMESTAMP:
+                size = 8
+            else:
+                size = 1 + <Py_ssize_t>p[0] if p < end else 1
+            if size > end - p:
+                return BAD
+            p += size
+        bit >>= 1
+    return found if p == end else BAD
+
+
+def properties_fault(const uint8_t[::1] data not None):
+    """'bad', 'python' or 'plain': for tests, and for messages that come in by other ways."""
+    if data.shape[0] == 0:
+        return "bad"
+    return {BAD: "bad", NEEDS_PYTHON: "python"}.get(
+        check_properties(&data[0], &data[0] + data.shape[0]), "plain")
+
+
+cdef class Target:
+    """Where a publish goes: its queues, and whether each message needs a decision in Python.
+
+    An owner is a queue with open_writer(target) and seal(). Writers are fetched once per flush:
+    whoever flushes a queue calls reset on the targets that it was opened for.
+    """
+
+    def __init__(self, owners, bint slow, bint durable):
+        self.owners = list(owners)
+        self.slow = slow
+        self.durable = durable
+        self.writers = None
+
+    def reset(self):
+        self.writers = None
+
+    cdef int open(self) except -1:
+        self.writers = [owner.open_writer(self) for owner in self.owners]
+        return 0
+
+
+cdef class ChannelState:
+    """What the scanner knows of one channel; doors set the public fields."""
+
+    def __init__(self, int number):
+        self.number = number
+        self.tags = TagRing()
+        self.fast_acks = True
+
+    def __dealloc__(self):
+        free(self.body)
+
+    cdef int keep_body(self, const uint8_t* data, Py_ssize_t size) except -1:
+        cdef Py_ssize_t wanted
+        cdef void* grown
+        if self.body_used + size > self.body_capacity:
+            # Grow with what has arrived, never to what was announced: a header alone costs nothing.
+            wanted = max(self.body_used + size, self.body_capacity * 2)
+            grown = realloc(self.body, wanted)
+            if grown == NULL:
+                raise MemoryError
+            self.body = <uint8_t*>grown
+            self.body_capacity = wanted
+        memcpy(self.body + self.body_used, data, size)
+        self.body_used += size
+        return 0
+
+    def drop_content(self):
+        """Forgets a half-received message."""
+        self.state = IDLE
+        self.method = None
+        self.properties = None
+        free(self.body)
+        self.body = NULL
+        self.body_used = self.body_capacity = 0
+
+    @property
+    def expects_content(self):
+        return self.state != IDLE
+
+    @property
+    def pending_bytes(self):
+        return self.body_capacity
+
+
+cdef class Scanner:
+    """The receiving half of one connection. events is the connection: see scan.pyi for what it must have."""
+
+    def __init__(self, events, uint32_t frame_max):
+        self.events = events
+        self.frame_max = frame_max
+        self.channels = {}
+        self.routes = {}
+        self.version = -1
+        self.last_number = -1
+        self.published = []
+        self.acked = []
+
+    def __dealloc__(self):
+        free(self.head)
+
+    def add_channel(self, ChannelState channel not None):
+        self.channels[channel.number] = channel
+        self.last_number = -1
+
+    def remove_channel(self, int number):
+        self.channels.pop(number, None)
+        self.last_number = -1
+        self.last_channel = None
+
+    cdef ChannelState channel_of(self, int number):
+        if number != self.last_number:
+            self.last_channel = self.channels.get(number)
+            self.last_number = number
+        return self.last_channel
+
+    cdef int check_version(self) except -1:
+        cdef int64_t version = self.events.topology_version
+        if version != self.version:
+            self.version = version
+            self.routes.clear()
+            self.last_method = None
+        return 0
+
+    def feed(self, const uint8_t[::1] data not None, int64_t now_ms):
+        """How many bytes were used. Stops early when on_method or on_message answers True."""
+        cdef const uint8_t* start
+        cdef const uint8_t* p
+        cdef const uint8_t* end
+        cdef const uint8_t* payload
+        cdef uint32_t size
+        cdef int number
+        cdef bint stop
+        if data.shape[0] == 0:
+            return 0
+        self.now_ms = now_ms
+        self.check_version()
+        start = p = &data[0]
+        end = p + data.shape[0]
+        while end - p >= 7:
+            size = get32(p + 3)
+            if size > self.frame_max - 8:
+                raise ProtocolError(FRAME_ERROR, f"frame of {size + 8} bytes is over frame_max {self.frame_max}")
+            if end - p < <Py_ssize_t>size + 8:
+                break
+            payload = p + 7
+            if payload[size] != FRAME_END:
+                raise ProtocolError(FRAME_ERROR, "frame does not end with the frame-end octet")
+            number = get16(p + 1)
+            if p[0] == FRAME_METHOD:
+                p = payload + size + 1
+                stop = self.on_method_frame(number, payload, size)
+            elif p[0] == FRAME_BODY:
+                p = payload + size + 1
+                stop = self.on_body_frame(number, payload, size)
+            elif p[0] == FRAME_HEADER:
+                p = payload + size + 1
+                stop = self.on_header_frame(number, payload, size)
+            elif p[0] == FRAME_HEARTBEAT:
+                p = payload + size + 1
+                if number != 0 or size != 0:
+                    raise ProtocolError(FRAME_ERROR, "a heartbeat belongs to channel 0 and is empty")
+                stop = False
+            else:
+                raise ProtocolError(FRAME_ERROR, f"unknown frame type {p[0]}")
+            if stop:
+                break
+        return p - start
+
+    cdef bint on_method_frame(self, int number, const uint8_t* p, uint32_t size) except -1:
+        cdef uint16_t class_id, method_id
+        cdef ChannelState channel
+        cdef bint stop
+        if size < 4:
+            raise ProtocolError(SYNTAX_ERROR, "method frame without a method")
+        class_id = get16(p)
+        method_id = get16(p + 2)
+        channel = self.channel_of(number)
+        if channel is not None:
+            if channel.closing:
+                if class_id != CLASS_CHANNEL or method_id not in (METHOD_CHANNEL_CLOSE, METHOD_CHANNEL_CLOSE_OK):
+                    return False        # sent before the peer learned that the channel is closed
+            elif channel.state != IDLE:
+                raise ProtocolError(
+                    UNEXPECTED_FRAME,
+                    "expected content header for class 60, got non content header frame instead"
+                    if channel.state == WANTS_HEADER
+                    else "expected content body, got non content body frame instead",
+                    class_id, method_id)
+            elif class_id == CLASS_BASIC:
+                if method_id == METHOD_PUBLISH:
+                    return self.on_publish(channel, p, size)
+                if method_id == METHOD_ACK and channel.fast_acks:
+                    if size != 13:
+                        raise ProtocolError(SYNTAX_ERROR, "basic.ack of a wrong size", class_id, method_id)
+                    if channel.tags.ack(get64(p + 4), p[12] & 1) != 0:
+                        return self.events.on_unknown_tag(channel, get64(p + 4))
+                    if not channel.acked:
+                        channel.acked = True
+                        self.acked.append(channel)
+                    return False
+        stop = self.events.on_method(number, class_id, method_id, PyBytes_FromStringAndSize(<const char*>p + 4, size - 4))
+        self.check_version()
+        return stop
+
+    cdef bint on_publish(self, ChannelState channel, const uint8_t* p, uint32_t size) except -1:
+        cdef Py_ssize_t exchange_size, key_size
+        cdef bytes method
+        if self.last_method is not None and size == self.last_size and memcmp(p, <const char*>self.last_method, size) == 0:
+            channel.target = self.last_target
+            channel.method = self.last_method
+            channel.state = WANTS_HEADER
+            return False
+        if size < 9:
+            raise ProtocolError(SYNTAX_ERROR, "basic.publish cut short", CLASS_BASIC, METHOD_PUBLISH)
+        exchange_size = p[6]
+        if <Py_ssize_t>size < 9 + exchange_size:
+            raise ProtocolError(SYNTAX_ERROR, "basic.publish cut short", CLASS_BASIC, METHOD_PUBLISH)
+        key_size = p[7 + exchange_size]
+        if <Py_ssize_t>size != 9 + exchange_size + key_size:
+            raise ProtocolError(SYNTAX_ERROR, "basic.publish of a wrong size", CLASS_BASIC, METHOD_PUBLISH)
+        method = PyBytes_FromStringAndSize(<const char*>p, size)
+        found = self.routes.get(method)
+        if found is None:
+            found = self.events.on_route(channel, method[7:7 + exchange_size],
+                                         method[8 + exchange_size:8 + exchange_size + key_size], p[size - 1])
+            if found is None:
+                return False            # the channel is closing: its content is dropped
+            if len(self.routes) >= ROUTES_MAX:
+                self.routes.clear()
+            self.routes[method] = found
+        channel.target = <Target?>found
+        channel.method = method
+        channel.state = WANTS_HEADER
+        self.last_method = method
+        self.last_size = size
+        self.last_target = channel.target
+        return False
+
+    cdef bint on_header_frame(self, int number, const uint8_t* p, uint32_t size) except -1:
+        cdef ChannelState channel = self.channel_of(number)
+        cdef uint64_t body_size
+        cdef int kind
+        if number == 0 or channel is None:
+            raise ProtocolError(504, "content on a channel that is not open")
+        if channel.closing:
+            return False
+        if channel.state != WANTS_HEADER:
+            raise ProtocolError(UNEXPECTED_FRAME, "content header without a method that carries content")
+        if size < 14 or get16(p) != CLASS_BASIC:
+            raise ProtocolError(SYNTAX_ERROR, "content header cut short or of another class")
+        body_size = get64(p + 4)
+        if body_size > BODY_MAX:
+            channel.drop_content()
+            return self.events.on_too_large(channel, body_size)
+        kind = check_properties(p + 12, p + size)
+        if kind == BAD:
+            raise ProtocolError(SYNTAX_ERROR, "content header with malformed properties")
+        channel.python = kind == NEEDS_PYTHON or channel.target.slow or channel.tx
+        channel.body_left = body_size
+        if body_size == 0:
+            return self.on_content(channel, p + 12, size - 12, p, 0)
+        # Most bodies come whole in the next frame: then these bytes are copied once more, but only these.
+        channel.properties = PyBytes_FromStringAndSize(<const char*>p + 12, size - 12)
+        channel.state = WANTS_BODY
+        return False
+
+    cdef bint on_body_frame(self, int number, const uint8_t* p, uint32_t size) except -1:
+        cdef ChannelState channel = self.channel_of(number)
+        cdef bytes properties
+        cdef bint stop
+        if number == 0 or channel is None:
+            raise ProtocolError(504, "content on a channel that is not open")
+        if channel.closing:
+            return False
+        if channel.state != WANTS_BODY:
+            raise ProtocolError(UNEXPECTED_FRAME, "content body without a content header")
+        if size > channel.body_left:
+            raise ProtocolError(UNEXPECTED_FRAME, "content body is longer than its header said")
+        properties = channel.properties
+        channel.body_left -= size
+        if channel.body_left == 0 and channel.body_used == 0:
+            return self.on_content(channel, <const uint8_t*><const char*>properties, len(properties), p, size)
+        channel.keep_body(p, size)
+        if channel.body_left == 0:
+            stop = self.on_content(
+                channel, <const uint8_t*><const char*>properties, len(properties), channel.body, channel.body_used)
+            channel.body_used = 0
+            if channel.body_capacity > 65536:
+                free(channel.body)
+                channel.body = NULL
+                channel.body_capacity = 0
+            return stop
+        return False
+
+    cdef bint on_content(
+        self, ChannelState channel, const uint8_t* properties, Py_ssize_t properties_size,
+        const uint8_t* body, Py_ssize_t body_size,
+    ) except -1:
+        cdef bytes method = channel.method
+        cdef bint stop
+        channel.state = IDLE
+        channel.sequence += 1
+        if not channel.published:
+            channel.published = True
+            self.published.append(channel)
+        if channel.python:
+            stop = self.events.on_message(
+                channel, method,
+                PyBytes_FromStringAndSize(<const char*>properties, properties_size),
+                PyBytes_FromStringAndSize(<const char*>body, body_size))
+            channel.method = None
+            self.check_version()
+            return stop
+        self.messages += 1
+        self.bytes += body_size
+        if channel.target.durable:
+            channel.touched_disk = True
+        self.append(channel.target, method, properties, properties_size, body, body_size)
+        return False
+
+    cdef int append(
+        self, Target target, bytes method, const uint8_t* properties, Py_ssize_t properties_size,
+        const uint8_t* body, Py_ssize_t body_size,
+    ) except -1:
+        cdef const uint8_t* p = <const uint8_t*><const char*>method
+        cdef Py_ssize_t exchange_size = p[6]
+        cdef Py_ssize_t key_size = p[7 + exchange_size]
+        cdef Py_ssize_t need = header_size(15, properties_size) + header_size(13, exchange_size)
+        cdef BatchWriter writer
+        cdef uint8_t* after
+        cdef void* grown
+        cdef Py_ssize_t i
+        if need > self.head_capacity:
+            grown = realloc(self.head, need + 512)
+            if grown == NULL:
+                raise MemoryError
+            self.head = <uint8_t*>grown
+            self.head_capacity = need + 512
+        after = put_header(self.head, <const uint8_t*>PROPERTIES_NAME, 15, properties, properties_size)
+        after = put_header(after, <const uint8_t*>EXCHANGE_NAME, 13, p + 7, exchange_size)
+        if target.writers is None:
+            target.open()
+        for i in range(len(target.writers)):
+            writer = <BatchWriter>target.writers[i]
+            if writer._used > SEAL_AT:
+                target.owners[i].seal()
+            if writer.append_raw(
+                p + 8 + exchange_size, key_size, body, body_size, self.head, after - self.head, 2, self.now_ms
+            ) != APPENDED:
+                raise BatchTooLarge(body_size, MESSAGE_BYTES_MAX)
+        return 0
+
+    def take_published(self):
+        """The channels that published since the last call, each once."""
+        cdef ChannelState channel
+        cdef list out = self.published
+        if out:
+            self.published = []
+            for channel in out:
+                channel.published = False
+        return out
+
+    def take_acked(self):
+        """The channels whose rings hold acks since the last call, each once."""
+        cdef ChannelState channel
+        cdef list out = self.acked
+        if out:
+            self.acked = []
+            for channel in out:
+                channel.acked = False
+        return out
