@@ -1,14 +1,19 @@
-"""The one place to import the batch kernels from; build, scan, decode and partition are how they are cut."""
+"""The one place to import the batch kernels from; build, scan, decode and the rest are how they are cut."""
 
 from headrace.record.build import BatchWriter, build, encode_headers
-from headrace.record.decode import records
+from headrace.record.columns import columns
+from headrace.record.decode import keys, records
 from headrace.record.partition import murmur2, partition_for
+from headrace.record.rewrite import filter_batch
 from headrace.record.scan import patch, patch_run, scan, trim, valid_until, validate
 
 __all__ = [
     "BatchWriter",
     "build",
+    "columns",
     "encode_headers",
+    "filter_batch",
+    "keys",
     "murmur2",
     "partition_for",
     "patch",

@@ -4,16 +4,16 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from headrace.record.batch cimport (
-    CODEC_MASK, CONTROL_BIT, FAULT_INCOMPLETE, FAULT_NONE, HEADER_SIZE, LOG_APPEND_TIME_BIT, Batch, Fault, HeaderView,
-    RecordView, fault_reason, read_batch, read_header, read_record,
+    CONTROL_BIT, FAULT_INCOMPLETE, FAULT_NONE, LOG_APPEND_TIME_BIT, Batch, Fault, HeaderView, RecordView,
+    fault_reason, read_batch, read_header, read_record,
 )
 from headrace.record.raw cimport add_overflows
+from headrace.record.unfold cimport Payload
 
 from headrace.errors import CorruptBatch, InvalidInput
-from headrace.record.compression import decompress
 from headrace.record.layout import DECOMPRESSED_BYTES_MAX, MAX_OFFSET
 from headrace.record.types import Record
 
@@ -80,22 +80,9 @@ cdef int _batch_records(
     buf, const uint8_t* base, Py_ssize_t at, const Batch* batch, int64_t from_offset, int64_t to_offset,
     Py_ssize_t limit, Py_ssize_t limit_bytes, list found,
 ) except -1:
-    cdef const uint8_t* p = base + at + HEADER_SIZE
-    cdef const uint8_t* end = base + at + batch.size
-    cdef Py_buffer view
-    if not batch.attributes & CODEC_MASK:
-        _append_records(p, end, at, batch, from_offset, to_offset, limit, found)
-        return 0
-    try:
-        data = decompress(batch.attributes & CODEC_MASK, memoryview(buf)[at + HEADER_SIZE:at + batch.size], limit_bytes)
-    except CorruptBatch as error:
-        raise CorruptBatch(error.reason, at) from None
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        p = <const uint8_t*>view.buf
-        _append_records(p, p + view.len, at, batch, from_offset, to_offset, limit, found)
-    finally:
-        PyBuffer_Release(&view)
+    cdef Payload payload = Payload()
+    payload.open(buf, base, at, batch, limit_bytes)
+    _append_records(payload.start, payload.end, at, batch, from_offset, to_offset, limit, found)
     return 0
 
 
@@ -130,3 +117,53 @@ cdef int _append_records(
         found.append(Record(
             offset, timestamp, _bytes(record.key, record.key_size), _bytes(record.value, record.value_size), headers))
     return 0
+
+
+def keys(
+    buf, Py_ssize_t start=0, end=None, *, Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
+    bint verify_crc=True,
+):
+    """(offset, key, timestamp, has a value) of every record, for key compaction. Control batches are skipped."""
+    cdef Py_buffer view
+    cdef Py_ssize_t at = start, stop
+    cdef Batch batch
+    cdef Fault fault
+    cdef RecordView record
+    cdef const uint8_t* p
+    cdef int64_t timestamp = 0
+    cdef int32_t i
+    cdef list found = []
+    cdef Payload payload = Payload()
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        stop = view.len if end is None else end
+        if not 0 <= start <= stop <= view.len:
+            raise InvalidInput(f"bytes {start} to {stop} are not inside a buffer of {view.len}")
+        while at < stop:
+            fault = read_batch(<uint8_t*>view.buf + at, <uint8_t*>view.buf + stop, verify_crc, &batch)
+            if fault == FAULT_INCOMPLETE:
+                break
+            if fault != FAULT_NONE:
+                raise CorruptBatch(fault_reason(fault), at)
+            if not batch.attributes & CONTROL_BIT:
+                payload.open(buf, <uint8_t*>view.buf, at, &batch, decompressed_bytes_max)
+                p = payload.start
+                for i in range(batch.count):
+                    p = read_record(p, payload.end, &record)
+                    if p == NULL:
+                        raise CorruptBatch("a record does not fit its length", at)
+                    if record.offset_delta < 0 or record.offset_delta > batch.last_offset - batch.base_offset:
+                        raise CorruptBatch("a record lies outside the offsets of its batch", at)
+                    if batch.attributes & LOG_APPEND_TIME_BIT:
+                        timestamp = batch.max_timestamp
+                    elif add_overflows(batch.base_timestamp, record.timestamp_delta, &timestamp):
+                        raise CorruptBatch("the timestamps do not agree", at)
+                    found.append((
+                        batch.base_offset + record.offset_delta, _bytes(record.key, record.key_size), timestamp,
+                        record.value_size >= 0))
+                payload.close()
+            at += batch.size
+        return found
+    finally:
+        payload.close()
+        PyBuffer_Release(&view)

@@ -58,6 +58,15 @@ LOG_APPEND_TIME: Final = 1
 CONTROL_ABORT: Final = 0
 CONTROL_COMMIT: Final = 1
 
+# Which columns codec.columns decodes.
+WANT_OFFSET: Final = 1
+WANT_TIMESTAMP: Final = 2
+WANT_KEY: Final = 4
+WANT_VALUE: Final = 8
+WANT_HEADERS: Final = 16
+WANT_TIMESTAMP_TYPE: Final = 32
+WANT_ALL: Final = 63
+
 # How far a batch may unfold when nobody says otherwise.
 DECOMPRESSED_BYTES_MAX: Final = 128 * 1024 * 1024
 

@@ -7,14 +7,14 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32
 from headrace.record.batch cimport (
     ATTRIBUTES_AT, BASE_OFFSET_AT, CODEC_MASK, CRC_AT, FAULT_COUNT, FAULT_DELTA, FAULT_INCOMPLETE, FAULT_NONE,
     FAULT_ORDER, FAULT_RECORD, FAULT_TIMESTAMP, FAULT_TRAILING, HEADER_SIZE, LEADER_EPOCH_AT, LENGTH_AT,
-    LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, RECORD_SIZE_MIN, Batch, Fault, RecordView, check_headers,
+    LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, Batch, Fault, RecordView, check_headers,
     fault_reason, read_batch, read_record,
 )
 from headrace.record.checksum cimport crc32c_of
 from headrace.record.raw cimport add_overflows, get32, put32, put64
+from headrace.record.unfold cimport Payload
 
 from headrace.errors import BatchTooLarge, CorruptBatch, InvalidInput
-from headrace.record.compression import decompress
 from headrace.record.layout import DECOMPRESSED_BYTES_MAX
 from headrace.record.types import BatchInfo
 
@@ -128,7 +128,7 @@ def validate(
     decompressed bytes holds for each batch. Raises CorruptBatch, BatchTooLarge, DecompressedTooLarge.
     """
     cdef Py_buffer view
-    cdef Py_buffer unfolded
+    cdef Payload payload = Payload()
     cdef uint8_t* base
     cdef uint8_t* p
     cdef Py_ssize_t at = 0
@@ -154,17 +154,9 @@ def validate(
             if not batch.attributes & CODEC_MASK:
                 fault = _walk(p + HEADER_SIZE, p + batch.size, &batch, &max_timestamp)
             elif deep:
-                data = _unfold(buf, at, &batch, decompressed_bytes_max)
-                PyObject_GetBuffer(data, &unfolded, PyBUF_SIMPLE)
-                try:
-                    if unfolded.len // RECORD_SIZE_MIN < batch.count:
-                        fault = FAULT_COUNT
-                    else:
-                        fault = _walk(
-                            <const uint8_t*>unfolded.buf, <const uint8_t*>unfolded.buf + unfolded.len,
-                            &batch, &max_timestamp)
-                finally:
-                    PyBuffer_Release(&unfolded)
+                payload.open(buf, base, at, &batch, decompressed_bytes_max)
+                fault = _walk(payload.start, payload.end, &batch, &max_timestamp)
+                payload.close()
             else:
                 max_timestamp = batch.max_timestamp
             if fault == FAULT_NONE and max_timestamp != batch.max_timestamp and not (
@@ -183,14 +175,6 @@ def validate(
         return found
     finally:
         PyBuffer_Release(&view)
-
-
-cdef object _unfold(buf, Py_ssize_t at, const Batch* batch, Py_ssize_t limit):
-    try:
-        return decompress(
-            batch.attributes & CODEC_MASK, memoryview(buf)[at + HEADER_SIZE:at + batch.size], limit)
-    except CorruptBatch as error:
-        raise CorruptBatch(error.reason, at) from None
 
 
 def patch(buf, Py_ssize_t position, int64_t base_offset, int32_t leader_epoch):

@@ -69,3 +69,40 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
         if self.base_sequence < 0:
             return self.base_sequence
         return (self.base_sequence + self.last_offset - self.base_offset) & 0x7FFFFFFF
+
+
+class BinaryColumn(msgspec.Struct, frozen=True):
+    """An Arrow binary column: int32 offsets, one more than rows; a validity bitmap, or None without nulls."""
+
+    offsets: memoryview
+    data: memoryview
+    validity: memoryview | None
+    nulls: int
+
+
+class HeadersColumn(msgspec.Struct, frozen=True):
+    """An Arrow list of (name, value): the headers of row i are those from offsets[i] to offsets[i + 1].
+
+    Names are the bytes as stored. They should be UTF-8, but a client may send anything.
+    """
+
+    offsets: memoryview
+    names: BinaryColumn
+    values: BinaryColumn
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """Records as columns, in the machine's byte order; None for a column that was not wanted.
+
+    The buffers are ready for pyarrow.py_buffer and stay alive as long as anybody holds them.
+    """
+
+    count: int
+    offsets: memoryview | None  # int64
+    timestamps: memoryview | None  # int64, milliseconds unless asked for microseconds
+    timestamp_types: memoryview | None  # int32: 0 create time, 1 log append time
+    keys: BinaryColumn | None
+    values: BinaryColumn | None
+    headers: HeadersColumn | None
+    next_offset: int  # every record of the buffer below it, from from_offset on, has been looked at
+    position: int  # where the next call goes on
