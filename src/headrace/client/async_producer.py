@@ -1,0 +1,158 @@
+"""Publishing from asyncio, over one connection."""
+
+import asyncio
+from types import TracebackType
+
+from headrace.client.async_connection import AsyncConnection
+from headrace.client.exchange import DEFAULT_URL, parse_url, path_of
+from headrace.client.outbox import Outbox, halves
+from headrace.client.shapes import NDJSON, Data, Headers, Published, message_line, parse_published
+from headrace.errors import HeadraceError, InvalidInput, LogClosed
+
+Waiting = tuple[bytes, "asyncio.Future[Published]"]
+
+
+class AsyncProducer:
+    """As Producer, for asyncio: belongs to one event loop, and tasks may share it.
+
+    >>> async with AsyncProducer("orders") as producer:
+    ...     await producer.publish("first")                  # on disk when it returns
+    ...     future = await producer.send("second", key="k")  # waits only for room
+    ...     (await future).offset
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        url: str = DEFAULT_URL,
+        *,
+        timeout_s: float = 30.0,
+        retry_s: float = 10.0,
+        buffer_bytes: int = 32 << 20,
+    ) -> None:
+        self.topic = topic
+        self._connection = AsyncConnection(parse_url(url), timeout_s=timeout_s, retry_s=retry_s)
+        self._path = path_of("topics", topic, "messages")
+        self._outbox: Outbox[asyncio.Future[Published]] = Outbox(buffer_bytes)
+        self._room = asyncio.Condition()
+        self._pump: asyncio.Task[None] | None = None
+        self._failure: HeadraceError | None = None
+        self._closed = False
+
+    async def send(
+        self,
+        value: Data | None,
+        *,
+        key: Data | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> "asyncio.Future[Published]":
+        """A future of where the message is stored; it resolves once the message is on disk."""
+        line = message_line(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        if not self._closed and not self._outbox.has_room(line):
+            async with self._room:
+                await self._room.wait_for(lambda: self._closed or self._outbox.has_room(line))
+        if self._closed:
+            raise LogClosed("the producer is closed")
+        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_seen)
+        self._outbox.put(line, future)
+        if self._pump is None:
+            self._pump = asyncio.create_task(self._run(), name=f"producer {self.topic}")
+        return future
+
+    async def publish(
+        self,
+        value: Data | None,
+        *,
+        key: Data | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> Published:
+        """Where the message is stored: it is on disk when this returns."""
+        future = await self.send(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        try:
+            return await future
+        except HeadraceError as error:
+            if self._failure is error:  # said here; no need to say it again at the next flush
+                self._failure = None
+            raise
+
+    async def flush(self) -> None:
+        """Waits until nothing is under way; raises the first failure of a `send` since the last flush."""
+        while self._pump is not None:
+            await asyncio.shield(self._pump)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    async def close(self) -> None:
+        """Sends what is waiting, then closes; raises as flush does."""
+        try:
+            await self.flush()
+        finally:
+            self._closed = True
+            async with self._room:
+                self._room.notify_all()
+            await self._connection.close()
+
+    async def __aenter__(self) -> "AsyncProducer":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except HeadraceError:
+            if error is None:  # otherwise the first mistake is the one to show
+                raise
+
+    async def _run(self) -> None:
+        try:
+            while taken := self._outbox.take():
+                async with self._room:
+                    self._room.notify_all()
+                batch = [waiting for waiting in taken if not waiting[1].cancelled()]
+                failure = await self._deliver(batch) if batch else None
+                self._failure = self._failure or failure
+        finally:
+            self._pump = None
+
+    async def _deliver(self, batch: list[Waiting]) -> HeadraceError | None:
+        try:
+            response = await self._connection.request(
+                "POST",
+                self._path,
+                headers={"Content-Type": NDJSON},
+                body=b"".join([line for line, _ in batch]),
+            )
+            stored = parse_published(response, len(batch))
+        except InvalidInput as error:
+            if len(batch) == 1:
+                _fail(batch, error)
+                return error
+            first, second = halves(batch)
+            failures = [await self._deliver(first), await self._deliver(second)]
+            return next((failure for failure in failures if failure is not None), None)
+        except HeadraceError as error:
+            _fail(batch, error)
+            return error
+        for (_, future), published in zip(batch, stored, strict=True):
+            if not future.done():  # cancelled meanwhile: stored all the same
+                future.set_result(published)
+        return None
+
+
+def _fail(batch: list[Waiting], error: HeadraceError) -> None:
+    for _, future in batch:
+        if not future.done():
+            future.set_exception(error)
+
+
+def _seen(future: "asyncio.Future[Published]") -> None:
+    """A failure nobody awaits is raised by flush; asyncio need not complain about it, too."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,179 @@
+"""A keep-alive connection to a broker's HTTP door, blocking."""
+
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Mapping
+
+from headrace.client.exchange import Endpoint, Response, ResponseReader, request_bytes
+from headrace.client.retry import Fate, backoff_s, may_repeat, retry_after_s
+from headrace.errors import BrokerUnreachable, Unconfirmed
+
+RECEIVE_BYTES = 256 * 1024
+CONNECT_S_MAX = 5.0
+# A server closes idle connections whenever it likes, and a publish that meets the closing is lost in doubt.
+# So an idle one is not trusted for long.
+IDLE_S_MAX = 3.0
+
+
+class Connection:
+    """One request at a time, from one thread at a time. Connects when needed and stays connected.
+
+    `timeout_s` is how long an answer may take; `retry_s` how long to keep trying where that is safe.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, timeout_s: float = 30.0, retry_s: float = 10.0) -> None:
+        self.endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._retry_s = retry_s
+        self._socket: socket.socket | None = None
+        self._idle_since = 0.0
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | int | None] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        wait_s: float = 0.0,
+    ) -> Response:
+        """The broker's answer, whatever its status. `wait_s` is how long the broker was asked to wait."""
+        data = request_bytes(self.endpoint, method, path, query=query, headers=headers, body=body)
+        deadline = time.monotonic() + self._retry_s
+        attempt = 0
+        while True:
+            outcome = self._attempt(data, self._timeout_s + wait_s)
+            if isinstance(outcome, Response):
+                delay_s = retry_after_s(outcome)
+                if delay_s is None or time.monotonic() + delay_s > deadline:
+                    return outcome
+            else:
+                fate, reason = outcome
+                if not may_repeat(method, fate):
+                    raise Unconfirmed(
+                        f"{self.endpoint} did not answer ({reason}): what was sent may or may not be stored"
+                    )
+                delay_s = backoff_s(attempt)
+                if time.monotonic() + delay_s > deadline:
+                    raise BrokerUnreachable(f"no broker answers at {self.endpoint}: {reason}")
+            time.sleep(delay_s)
+            attempt += 1
+
+    def stream(
+        self, path: str, *, query: Mapping[str, str | int | None] | None = None, headers: Mapping[str, str]
+    ) -> "Stream":
+        """An answer that goes on, over a connection of its own. An error answer is raised by the caller."""
+        return Stream(self, request_bytes(self.endpoint, "GET", path, query=query, headers=headers))
+
+    def close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+    def _attempt(self, data: bytes, timeout_s: float) -> Response | tuple[Fate, str]:
+        reader = ResponseReader()
+        sent = False
+        try:
+            connected = self._usable()
+            if connected is None:
+                connected = self._socket = self.connect()
+            connected.settimeout(timeout_s)
+            sent = True  # from here on nobody knows how much of it arrived
+            connected.sendall(data)
+            while reader.response is None:
+                piece = connected.recv(RECEIVE_BYTES)
+                if not piece:
+                    raise ConnectionResetError("the connection was closed")
+                reader.feed(piece)
+        except OSError as error:
+            self.close()
+            return (Fate.LOST if sent else Fate.NOT_SENT), reason_of(error)
+        except BrokerUnreachable:
+            self.close()
+            raise
+        except BaseException:
+            self.close()  # interrupted half-way: what would come next belongs to nobody
+            raise
+        if reader.keep_alive:
+            self._idle_since = time.monotonic()
+        else:
+            self.close()
+        return reader.response
+
+    def _usable(self) -> socket.socket | None:
+        """The open connection, unless it has idled too long or the other side closed it."""
+        if self._socket is None:
+            return None
+        if time.monotonic() - self._idle_since < IDLE_S_MAX:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            if not poll.poll(0):
+                return self._socket
+        self.close()
+        return None
+
+    def connect(self) -> socket.socket:
+        made = socket.create_connection(
+            (self.endpoint.host, self.endpoint.port), timeout=min(CONNECT_S_MAX, self._timeout_s)
+        )
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.endpoint.tls:
+            import ssl
+
+            made = ssl.create_default_context().wrap_socket(made, server_hostname=self.endpoint.host)
+        made.settimeout(self._timeout_s)
+        return made
+
+
+class Stream:
+    """An answer that goes on until somebody ends it. `response` is set when the broker refused instead."""
+
+    def __init__(self, connection: Connection, request: bytes) -> None:
+        self._pieces: list[bytes] = []
+        self._reader = ResponseReader(self._pieces.append)
+        self._socket: socket.socket | None = None
+        try:
+            self._socket = connection.connect()
+            self._socket.sendall(request)
+        except OSError:
+            self.close()  # ended before it began: read() says so
+
+    @property
+    def response(self) -> Response | None:
+        return self._reader.response
+
+    def read(self, wait_s: float) -> bytes | None:
+        """What came within `wait_s`, b"" when nothing did, None when it has ended. The caller knows where to
+        go on from."""
+        if self._socket is None:
+            return None
+        try:
+            self._socket.settimeout(max(wait_s, 0.001))
+            data = self._socket.recv(RECEIVE_BYTES)
+        except TimeoutError:
+            return b""
+        except OSError:
+            data = b""
+        if data:
+            self._reader.feed(data)
+        if not data or self._reader.response is not None:
+            self.close()
+        pieces = b"".join(self._pieces)
+        self._pieces.clear()
+        return pieces if data else None
+
+    def close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+
+def reason_of(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return (error.strerror or str(error) or type(error).__name__).lower()

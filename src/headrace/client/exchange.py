@@ -1,0 +1,156 @@
+"""One HTTP/1.1 exchange as bytes: what to send, and what came back. No sockets here, so that the
+blocking and the asyncio client share it."""
+
+import re
+from collections.abc import Callable, Mapping
+from urllib.parse import quote, urlencode, urlsplit
+
+import httptools
+import msgspec
+
+from headrace.errors import BrokerUnreachable, InvalidInput
+from headrace.version import __version__
+
+DEFAULT_URL = "http://localhost:15672"
+HEADERS_MAX = 200
+RESPONSE_BYTES_MAX = 1 << 30  # a broker answers with far less; a stranger on the port might not
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where a broker's HTTP door is."""
+
+    host: str
+    port: int
+    tls: bool = False
+    base: str = ""  # path in front of every route, when a proxy put one there
+    authorization: str = ""
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
+
+
+class Response(msgspec.Struct, frozen=True):
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+
+    @property
+    def is_json(self) -> bool:
+        return re.match(r"application/(?:[\w.-]+\+)?json\b", self.headers.get("content-type", "")) is not None
+
+
+def parse_url(url: str) -> Endpoint:
+    """http://host:port, https://..., or just host:port."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port
+    except ValueError as error:
+        raise InvalidInput(f"{url!r} is not the address of a broker: {error}") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise InvalidInput(f"{url!r} is not the address of a broker; write http://HOST:PORT")
+    authorization = ""
+    if parts.username is not None:
+        from base64 import b64encode
+        from urllib.parse import unquote
+
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        authorization = "Basic " + b64encode(pair.encode()).decode()
+    tls = parts.scheme == "https"
+    return Endpoint(
+        host=parts.hostname,
+        port=port if port is not None else (443 if tls else 15672),
+        tls=tls,
+        base=parts.path.rstrip("/"),
+        authorization=authorization,
+    )
+
+
+def path_of(*parts: str) -> str:
+    """A path of percent-encoded parts: a topic may be called anything, `../x` and `a/b` included."""
+    return "".join(
+        "/" + quote(part, safe="").replace(".", "%2E" if set(part) <= {"."} else ".") for part in parts
+    )
+
+
+def request_bytes(
+    endpoint: Endpoint,
+    method: str,
+    path: str,
+    *,
+    query: Mapping[str, str | int | None] | None = None,
+    headers: Mapping[str, str] | None = None,
+    body: bytes = b"",
+) -> bytes:
+    target = endpoint.base + path
+    given = {name: value for name, value in (query or {}).items() if value is not None}
+    if given:
+        target += "?" + urlencode(given)
+    lines = [
+        f"{method} {target} HTTP/1.1",
+        f"Host: {endpoint.authority}",
+        f"User-Agent: headrace/{__version__}",
+    ]
+    if endpoint.authorization:
+        lines.append(f"Authorization: {endpoint.authorization}")
+    for name, value in (headers or {}).items():
+        if not value.isprintable():
+            raise InvalidInput(f"the header {name} has characters that a header cannot carry")
+        lines.append(f"{name}: {value}")
+    if body or method in {"POST", "PUT", "PATCH"}:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+class ResponseReader:
+    """Takes bytes as they come; `response` is there once the whole answer is.
+
+    With `on_body` pieces of the body go there instead, for answers that never end.
+    """
+
+    def __init__(self, on_body: Callable[[bytes], None] | None = None) -> None:
+        self.status = 0  # known once the head is complete
+        self.headers: dict[str, str] = {}
+        self.response: Response | None = None
+        self.keep_alive = False
+        self.started = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._on_body = on_body
+
+    def feed(self, data: bytes) -> None:
+        self.started = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise BrokerUnreachable(f"what answers does not speak HTTP ({error})") from None
+
+    # Called by the parser.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) < HEADERS_MAX:
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, piece: bytes) -> None:
+        if self._on_body is not None and self.status < 400:
+            self._on_body(piece)
+            return
+        self._body_bytes += len(piece)
+        if self._body_bytes > RESPONSE_BYTES_MAX:
+            raise BrokerUnreachable("what answers sends more than a broker would")
+        self._body.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self.status < 200:  # 100 Continue and its like announce the real answer
+            self.headers = {}
+            return
+        self.keep_alive = self._parser.should_keep_alive()
+        self.response = Response(self.status, self.headers, b"".join(self._body))

@@ -1,0 +1,160 @@
+"""Publishing, blocking or with futures, over one connection and one thread of its own."""
+
+import threading
+from concurrent.futures import Future
+from types import TracebackType
+
+from headrace.client.connection import Connection
+from headrace.client.exchange import DEFAULT_URL, parse_url, path_of
+from headrace.client.outbox import Outbox, halves
+from headrace.client.shapes import NDJSON, Data, Headers, Published, message_line, parse_published
+from headrace.errors import HeadraceError, InvalidInput, LogClosed
+
+Waiting = tuple[bytes, "Future[Published]"]
+
+
+class Producer:
+    """Publishes to one topic. Safe to use from several threads; messages keep the order of `send`.
+
+    >>> with Producer("orders") as producer:
+    ...     producer.publish("first")                  # waits: on disk when it returns
+    ...     future = producer.send("second", key="k")  # does not wait
+    ...     future.result().offset
+
+    Batches by itself: what is sent while a request is under way goes into the next one. `send` waits only
+    when `buffer_bytes` are waiting. A message whose answer got lost fails with Unconfirmed and is not sent
+    again: it may be stored, and only the caller knows whether a duplicate would hurt.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        url: str = DEFAULT_URL,
+        *,
+        timeout_s: float = 30.0,
+        retry_s: float = 10.0,
+        buffer_bytes: int = 32 << 20,
+    ) -> None:
+        self.topic = topic
+        self._connection = Connection(parse_url(url), timeout_s=timeout_s, retry_s=retry_s)
+        self._path = path_of("topics", topic, "messages")
+        self._outbox: Outbox[Future[Published]] = Outbox(buffer_bytes)
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._failure: HeadraceError | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def send(
+        self,
+        value: Data | None,
+        *,
+        key: Data | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> "Future[Published]":
+        """A future of where the message is stored; it resolves once the message is on disk."""
+        line = message_line(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        future: Future[Published] = Future()
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._outbox.has_room(line))
+            if self._closed:
+                raise LogClosed("the producer is closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"producer {self.topic}", daemon=True)
+                self._thread.start()
+            self._outbox.put(line, future)
+            self._changed.notify_all()
+        return future
+
+    def publish(
+        self,
+        value: Data | None,
+        *,
+        key: Data | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> Published:
+        """Where the message is stored: it is on disk when this returns."""
+        future = self.send(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        try:
+            return future.result()
+        except HeadraceError as error:
+            with self._changed:
+                if self._failure is error:  # said here; no need to say it again at the next flush
+                    self._failure = None
+            raise
+
+    def flush(self) -> None:
+        """Waits until nothing is under way; raises the first failure of a `send` since the last flush."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._outbox and not self._under_way)
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Sends what is waiting, then closes; raises as flush does."""
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            if self._thread is not None:
+                self._thread.join()
+            self._connection.close()
+
+    def __enter__(self) -> "Producer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except HeadraceError:
+            if error is None:  # otherwise the first mistake is the one to show
+                raise
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or len(self._outbox) > 0)
+                taken = self._outbox.take()
+                if not taken:
+                    return
+                batch = [waiting for waiting in taken if waiting[1].set_running_or_notify_cancel()]
+                self._under_way = len(batch)
+                self._changed.notify_all()
+            failure = self._deliver(batch) if batch else None
+            with self._changed:
+                self._under_way = 0
+                self._failure = self._failure or failure
+                self._changed.notify_all()
+
+    def _deliver(self, batch: list[Waiting]) -> HeadraceError | None:
+        try:
+            response = self._connection.request(
+                "POST",
+                self._path,
+                headers={"Content-Type": NDJSON},
+                body=b"".join([line for line, _ in batch]),
+            )
+            stored = parse_published(response, len(batch))
+        except InvalidInput as error:
+            if len(batch) == 1:
+                batch[0][1].set_exception(error)
+                return error
+            first, second = halves(batch)
+            failures = [self._deliver(first), self._deliver(second)]
+            return next((failure for failure in failures if failure is not None), None)
+        except HeadraceError as error:
+            for _, future in batch:
+                future.set_exception(error)
+            return error
+        for (_, future), published in zip(batch, stored, strict=True):
+            future.set_result(published)
+        return None

@@ -1,0 +1,275 @@
+"""Messages as they travel over HTTP, and the broker's answers as values and errors."""
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping
+from typing import NoReturn, TypeVar
+
+import msgspec
+
+from headrace.client.exchange import Response
+from headrace.errors import (
+    AlreadyExists,
+    BrokerRefused,
+    BrokerUnreachable,
+    Conflict,
+    HeadraceError,
+    InvalidInput,
+    NotFound,
+    OffsetOutOfRange,
+    Overloaded,
+    StorageError,
+)
+
+NDJSON = "application/x-ndjson"
+JSON = "application/json"
+
+T = TypeVar("T")
+Data = bytes | str
+Headers = Mapping[str, Data | None] | Iterable[tuple[str, Data | None]]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A message as it was read."""
+
+    partition: int
+    offset: int
+    timestamp: int  # milliseconds since 1970
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    def text(self) -> str:
+        """The value as text; what is not UTF-8 is shown escaped."""
+        return (self.value or b"").decode(errors="backslashreplace")
+
+    def header(self, name: str) -> bytes | None:
+        """The first header of that name."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class Published(msgspec.Struct, frozen=True):
+    """Where a message was stored."""
+
+    partition: int
+    offset: int
+
+
+class Range(msgspec.Struct, frozen=True):
+    """What there is to read of one partition; `end` is the first offset not yet there."""
+
+    partition: int
+    start: int
+    end: int
+
+
+class _Draft(msgspec.Struct, omit_defaults=True):
+    value: str | msgspec.UnsetType | None = msgspec.UNSET  # null is a tombstone and must not be left out
+    key: str | None = None
+    headers: dict[str, str | None] | list[tuple[str, str | None]] | None = None
+    partition: int | None = None
+    timestamp: int | None = None
+    encoding: dict[str, str] | None = None
+
+
+class _ReadMessage(msgspec.Struct):
+    partition: int
+    offset: int
+    timestamp: int
+    key: str | None = None
+    value: str | None = None
+    headers: dict[str, str | None] | list[tuple[str, str | None]] = msgspec.field(default_factory=dict)
+    encoding: str | dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _ReadAnswer(msgspec.Struct):
+    messages: list[_ReadMessage]
+    next_offset: int
+
+
+class _PublishAnswer(msgspec.Struct):
+    messages: list[Published]
+
+
+class _OffsetsAnswer(msgspec.Struct):
+    partitions: list[Range]
+
+
+class _Problem(msgspec.Struct):
+    title: str = ""
+    detail: str = ""
+    code: str = ""
+    start: int | None = None
+    end: int | None = None
+    offset: int | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_read_answer = msgspec.json.Decoder(_ReadAnswer)
+_read_message = msgspec.json.Decoder(_ReadMessage)
+_publish_answer = msgspec.json.Decoder(_PublishAnswer)
+_offsets_answer = msgspec.json.Decoder(_OffsetsAnswer)
+_problem = msgspec.json.Decoder(_Problem)
+
+
+def message_line(
+    value: Data | None,
+    *,
+    key: Data | None = None,
+    headers: Headers = (),
+    partition: int | None = None,
+    timestamp: int | None = None,
+) -> bytes:
+    """One line of NDJSON. Bytes that are not UTF-8 go as base64 and come back as they were."""
+    encoding: dict[str, str] = {}
+    draft = _Draft(
+        value=_text(value, "value", encoding),
+        key=_text(key, "key", encoding),
+        partition=partition,
+        timestamp=timestamp,
+    )
+    pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
+    if pairs:
+        draft.headers = _header_texts(pairs, encoding)
+    if encoding:
+        draft.encoding = encoding
+    return _encoder.encode(draft) + b"\n"
+
+
+def message_json(message: Message, topic: str | None = None) -> bytes:
+    """A read message as one line of JSON, in the shape the broker itself answers with."""
+    encoding: dict[str, str] = {}
+    shape: dict[str, object] = {} if topic is None else {"topic": topic}
+    shape |= {"partition": message.partition, "offset": message.offset, "timestamp": message.timestamp}
+    shape["key"] = _text(message.key, "key", encoding)
+    shape["value"] = _text(message.value, "value", encoding)
+    shape["headers"] = _header_texts(list(message.headers), encoding) if message.headers else {}
+    if encoding:
+        shape["encoding"] = encoding
+    return _encoder.encode(shape) + b"\n"
+
+
+def _text(data: Data | None, part: str, encoding: dict[str, str]) -> str | None:
+    if data is None or isinstance(data, str):
+        return data
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise InvalidInput(f"the {part} of a message is bytes, text or None, not {type(data).__name__}")
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        encoding[part] = "base64"
+        return b64encode(data).decode("ascii")
+
+
+def _header_texts(
+    pairs: list[tuple[str, Data | None]], encoding: dict[str, str]
+) -> dict[str, str | None] | list[tuple[str, str | None]]:
+    unsure: dict[str, str] = {}
+    texts = [(name, _text(value, "headers", unsure)) for name, value in pairs]
+    if unsure:  # one that is not text makes all of them base64
+        encoding["headers"] = "base64"
+        texts = [(name, None if value is None else _base64(value)) for name, value in pairs]
+    as_object = dict(texts)
+    return as_object if len(as_object) == len(texts) else texts
+
+
+def _base64(data: Data) -> str:
+    return b64encode(data.encode() if isinstance(data, str) else data).decode("ascii")
+
+
+def parse_read(response: Response) -> tuple[list[Message], int]:
+    """The messages of a read, and the offset to go on from."""
+    raise_for(response)
+    answer = _decode(_read_answer, response)
+    return [_message(shape) for shape in answer.messages], answer.next_offset
+
+
+def parse_message(data: bytes) -> Message:
+    return _message(_read_message.decode(data))
+
+
+def parse_published(response: Response, count: int) -> list[Published]:
+    """Where each of `count` messages is, in the order sent."""
+    raise_for(response)
+    messages = _decode(_publish_answer, response).messages
+    if len(messages) != count:
+        raise BrokerUnreachable(f"the broker answered for {len(messages)} messages, {count} were sent")
+    return messages
+
+
+def parse_offsets(response: Response) -> list[Range]:
+    raise_for(response)
+    return _decode(_offsets_answer, response).partitions
+
+
+def parse_json(response: Response) -> dict[str, object]:
+    """The JSON object of an answer."""
+    raise_for(response)
+    if not response.body:
+        return {}
+    return _decode(msgspec.json.Decoder(dict[str, object]), response)
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", response: Response) -> T:
+    try:
+        return decoder.decode(response.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BrokerUnreachable(
+            f"what answers is not a Headrace broker, or not of this version: {error}"
+        ) from None
+
+
+def _message(shape: _ReadMessage) -> Message:
+    encoding = shape.encoding
+    if isinstance(encoding, str):
+        encoding = {"key": encoding, "value": encoding}
+    pairs = shape.headers.items() if isinstance(shape.headers, dict) else shape.headers
+    return Message(
+        shape.partition,
+        shape.offset,
+        shape.timestamp,
+        _bytes(shape.key, encoding.get("key")),
+        _bytes(shape.value, encoding.get("value")),
+        tuple((name, _bytes(value, encoding.get("headers"))) for name, value in pairs),
+    )
+
+
+def _bytes(text: str | None, encoding: str | None) -> bytes | None:
+    if text is None:
+        return None
+    return b64decode(text) if encoding == "base64" else text.encode()
+
+
+def raise_for(response: Response) -> None:
+    """Nothing when the broker said yes; otherwise the error it means, caused by what it said."""
+    if response.status >= 300:
+        _raise(response)
+
+
+def _raise(response: Response) -> NoReturn:
+    problem = _Problem()
+    if response.is_json:
+        try:
+            problem = _problem.decode(response.body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+    detail = problem.detail or problem.title or f"the broker answered with status {response.status}"
+    raise _error(response, problem, detail) from BrokerRefused(response.status, problem.code, detail)
+
+
+def _error(response: Response, problem: _Problem, detail: str) -> HeadraceError:
+    status = response.status
+    if None not in (problem.offset, problem.start, problem.end):
+        return OffsetOutOfRange(problem.offset or 0, problem.start or 0, problem.end or 0)
+    if status in {429, 503} and "retry-after" in response.headers:
+        return Overloaded(detail)
+    kinds: dict[int, type[HeadraceError]] = {
+        404: NotFound,
+        409: Conflict,
+        503: StorageError,
+        507: StorageError,
+    }
+    if "exists" in problem.code:
+        kinds[409] = AlreadyExists
+    if status in kinds:
+        return kinds[status](detail)
+    return InvalidInput(detail) if 400 <= status < 500 else BrokerRefused(status, problem.code, detail)
