@@ -1,30 +1,35 @@
 """The codecs of a batch: gzip, snappy, lz4, zstd. What unfolds is bounded before it is written.
 
-No size that the data declares is trusted: it is a first guess for the buffer, capped by the limit, and the
-buffer grows only as far as the data really fills it.
+A size that the data declares is no more than a guess for the first buffer, capped by the limit; the pages of
+that buffer cost memory only as far as the data really fills them.
 """
 
 import struct
+from collections.abc import Callable
 
 import cramjam
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, UnknownCodec
 from headrace.record.layout import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD
+from headrace.record.scratch import filled
 from headrace.record.types import Buffer
 
-# Kafka's defaults, except lz4: its default of 9 costs ten times the CPU for a few per cent.
+# Kafka's defaults, except for lz4: its 9 costs many times the CPU of 1 for a few per cent of size.
 GZIP_LEVEL = 6
 LZ4_LEVEL = 1
 ZSTD_LEVEL = 3
 
+# Kafka's Java client writes snappy as xerial's SnappyOutputStream does: a header, then blocks of raw snappy,
+# each after its size. Raw snappy, without any of it, comes from other clients.
 XERIAL_MAGIC = b"\x82SNAPPY\x00"
 XERIAL_HEADER = XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 XERIAL_BLOCK_BYTES = 32 * 1024
 SNAPPY_RATIO_MAX = 22  # the densest snappy element gives 64 bytes for 3
 
-GUESS_BYTES_MIN = 64 * 1024
+GUESS_BYTES_MIN = 4 * 1024
 GUESS_RATIO = 6
-_FULL = "failed to write whole buffer"
+GROWTH = 4
+_FULL = "failed to write whole buffer"  # what cramjam says when the output does not fit
 
 
 def compress(codec: int, data: Buffer) -> bytes:
@@ -36,7 +41,7 @@ def compress(codec: int, data: Buffer) -> bytes:
         case 2:
             return _compress_xerial(memoryview(data))
         case 3:
-            # Java clients refuse blocks that lean on the block before.
+            # Java clients refuse a block that refers to the block before it.
             lz4 = cramjam.lz4.Compressor(level=LZ4_LEVEL, content_checksum=False, block_linked=False)
             lz4.compress(bytes(data))
             return bytes(lz4.finish())
@@ -52,34 +57,53 @@ def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
             raise _too_large(codec, limit_bytes)
         return bytes(data)
     if codec == SNAPPY:
-        return _decompress_snappy(memoryview(data).cast("B"), limit_bytes)
-    unfold = _UNFOLD.get(codec)
-    if unfold is None:
+        return _decompress_snappy(memoryview(data), limit_bytes)
+    if codec not in _UNFOLD:
         raise UnknownCodec(f"no codec has the number {codec}")
-    size = min(limit_bytes, max(GUESS_BYTES_MIN, GUESS_RATIO * len(data)))
+    unfold, guess = _UNFOLD[codec]
+    size = min(limit_bytes, max(guess(data), GUESS_BYTES_MIN, GUESS_RATIO * len(data)))
     while True:
-        out = bytearray(size)
         try:
-            written = unfold(data, out)
+            return filled(size, lambda room: unfold(data, room))
         except cramjam.DecompressionError as error:
             if _FULL not in str(error):
                 raise CorruptBatch(f"not {CODEC_NAMES[codec]} data: {error}") from None
-            if size >= limit_bytes:
-                raise _too_large(codec, limit_bytes) from None
-            size = min(limit_bytes, size * 4)
-        else:
-            return bytes(memoryview(out)[:written])
-
-
-_UNFOLD = {
-    GZIP: cramjam.gzip.decompress_into,
-    LZ4: cramjam.lz4.decompress_into,
-    ZSTD: cramjam.zstd.decompress_into,
-}
+        if size >= limit_bytes:
+            raise _too_large(codec, limit_bytes)
+        size = min(limit_bytes, size * GROWTH)
 
 
 def _too_large(codec: int, limit_bytes: int) -> DecompressedTooLarge:
     return DecompressedTooLarge(f"{CODEC_NAMES[codec]} data unfolds past the limit of {limit_bytes:,} bytes")
+
+
+def _gzip_guess(data: Buffer) -> int:
+    """The size in the trailer, modulo 2^32."""
+    return int.from_bytes(data[-4:], "little") if len(data) >= 18 else 0
+
+
+def _zstd_guess(data: Buffer) -> int:
+    """The content size in the frame header, when it is there."""
+    if len(data) < 6:
+        return 0
+    descriptor = data[4]
+    single_segment = descriptor >> 5 & 1
+    width = (1 if single_segment else 0, 2, 4, 8)[descriptor >> 6]
+    at = 5 + (0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3]
+    size = int.from_bytes(data[at : at + width], "little")
+    return size + 256 if width == 2 else size
+
+
+def _lz4_guess(data: Buffer) -> int:
+    """The content size in the frame header, when it is there."""
+    return int.from_bytes(data[6:14], "little") if len(data) >= 14 and data[4] & 0x08 else 0
+
+
+_UNFOLD: dict[int, tuple[Callable[[Buffer, memoryview], int], Callable[[Buffer], int]]] = {
+    GZIP: (cramjam.gzip.decompress_into, _gzip_guess),
+    LZ4: (cramjam.lz4.decompress_into, _lz4_guess),
+    ZSTD: (cramjam.zstd.decompress_into, _zstd_guess),
+}
 
 
 def _compress_xerial(data: memoryview) -> bytes:
@@ -92,34 +116,40 @@ def _compress_xerial(data: memoryview) -> bytes:
 
 
 def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
-    blocks = list(_xerial_blocks(data)) if data[:8] == XERIAL_MAGIC else [data]
+    """Raw snappy says its size first, and cannot hold more than a known multiple of its own bytes."""
+    blocks = _xerial_blocks(data) if data[: len(XERIAL_MAGIC)] == XERIAL_MAGIC else [data]
     sizes = [_snappy_size(block) for block in blocks]
-    if sum(sizes) > limit_bytes:
+    total = sum(sizes)
+    if total > limit_bytes:
         raise _too_large(SNAPPY, limit_bytes)
-    out = bytearray(sum(sizes))
-    view = memoryview(out)
-    at = 0
-    for block, size in zip(blocks, sizes, strict=True):
-        try:
-            written = cramjam.snappy.decompress_raw_into(block, view[at : at + size]) if size else 0
-        except cramjam.DecompressionError as error:
-            raise CorruptBatch(f"not snappy data: {error}") from None
-        if written != size:
-            raise CorruptBatch("a snappy block is shorter than it says")
-        at += size
-    return bytes(out)
+
+    def unfold(room: memoryview) -> int:
+        at = 0
+        for block, size in zip(blocks, sizes, strict=True):
+            if cramjam.snappy.decompress_raw_into(block, room[at : at + size]) != size:
+                raise CorruptBatch("a snappy block is shorter than it says")
+            at += size
+        return at
+
+    try:
+        return filled(total, unfold)
+    except cramjam.DecompressionError as error:
+        raise CorruptBatch(f"not snappy data: {error}") from None
 
 
-def _xerial_blocks(data: memoryview) -> "list[memoryview]":
+def _xerial_blocks(data: memoryview) -> list[memoryview]:
+    # The two version numbers are not looked at: some producers write them in the other byte order.
     blocks = []
     at = len(XERIAL_HEADER)
+    if len(data) < at:
+        raise CorruptBatch("the snappy header is cut short")
     while at < len(data):
         if len(data) - at < 4:
             raise CorruptBatch("a snappy block is cut short")
         (size,) = struct.unpack_from(">i", data, at)
         at += 4
-        if not 0 <= size <= len(data) - at:
-            raise CorruptBatch("a snappy block is longer than the data")
+        if not 0 < size <= len(data) - at:
+            raise CorruptBatch("a snappy block does not fit the data")
         blocks.append(data[at : at + size])
         at += size
     return blocks

@@ -1,0 +1,3 @@
+from collections.abc import Callable
+
+def filled(size: int, write: Callable[[memoryview], int]) -> bytes: ...
