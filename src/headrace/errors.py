@@ -49,6 +49,10 @@ class DecompressedTooLarge(InvalidInput):
     """Compressed data that would unfold past the limit."""
 
 
+class CorruptProperties(InvalidInput):
+    """AMQP properties or a field table that cannot be read: cut short, too deep, or of an unknown type."""
+
+
 # log/
 
 
@@ -115,6 +119,24 @@ class PartitionNotFound(NotFound):
         self.name, self.partition, self.count = name, partition, count
 
 
+class PartitionNeeded(InvalidInput):
+    def __init__(self, name: str, partitions: list[int]) -> None:
+        named = ", ".join(map(str, partitions[:20])) + (", ..." if len(partitions) > 20 else "")
+        super().__init__(f"topic {name!r} has several partitions: say which one of {named}")
+        self.name, self.partitions = name, partitions
+
+
+class UnreadableBatch(StorageError):
+    """A stored batch that its producer compressed or built wrongly; what follows it can be read."""
+
+    def __init__(self, name: str, partition: int, offset: int, next_offset: int, reason: str) -> None:
+        super().__init__(
+            f"the batch at offset {offset} of partition {partition} of topic {name!r} cannot be decoded "
+            f"({reason}); the next one starts at {next_offset}"
+        )
+        self.offset, self.next_offset = offset, next_offset
+
+
 class CursorNotFound(NotFound):
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no cursor {name!r}")
@@ -148,6 +170,14 @@ class BodyTooLarge(InvalidInput):
 
 class UnsupportedMedia(InvalidInput):
     """A content type or content encoding nobody here understands."""
+
+
+class NotAcceptable(InvalidInput):
+    """The client wants the answer in a form there is not."""
+
+
+class CrossOrigin(HeadraceError):
+    """A page of somebody else's site tries to act with this user's reach."""
 
 
 # doors/
