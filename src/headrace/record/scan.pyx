@@ -257,8 +257,9 @@ def trim(buf, Py_ssize_t start, end, int64_t from_offset, int64_t to_offset):
             if stop - at < HEADER_SIZE:
                 return at, at, -<int64_t>HEADER_SIZE
             return at, at, -<int64_t>(get32(base + at + LENGTH_AT) + PREFIX_SIZE)
-        if fault != FAULT_NONE:
+        if fault != FAULT_NONE and first < 0:
             raise CorruptBatch(fault_reason(fault), at)
+        # What lies before a damaged batch is good; whoever reads on from there meets the damage first.
         return (first if first >= 0 else at), at, next_offset
     finally:
         PyBuffer_Release(&view)
