@@ -1,5 +1,53 @@
-"""Headrace: a durable, log-structured message broker."""
+"""Headrace: a durable, log-structured message broker.
+
+The names here are imported when they are first used: `import headrace` costs next to nothing.
+"""
+
+from typing import TYPE_CHECKING
 
 from headrace.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from headrace.client.admin import Client
+    from headrace.client.async_consumer import AsyncConsumer
+    from headrace.client.async_producer import AsyncProducer
+    from headrace.client.consumer import Consumer
+    from headrace.client.producer import Producer
+    from headrace.client.shapes import Message, Published
+    from headrace.errors import HeadraceError
+
+_HOMES = {
+    "AsyncConsumer": "headrace.client.async_consumer",
+    "AsyncProducer": "headrace.client.async_producer",
+    "Client": "headrace.client.admin",
+    "Consumer": "headrace.client.consumer",
+    "HeadraceError": "headrace.errors",
+    "Message": "headrace.client.shapes",
+    "Producer": "headrace.client.producer",
+    "Published": "headrace.client.shapes",
+}
+
+__all__ = [
+    "AsyncConsumer",
+    "AsyncProducer",
+    "Client",
+    "Consumer",
+    "HeadraceError",
+    "Message",
+    "Producer",
+    "Published",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -183,6 +183,41 @@ def parse_read(response: Response) -> tuple[list[Message], int]:
     return [_message(shape) for shape in answer.messages], answer.next_offset
 
 
+class Draft(msgspec.Struct, frozen=True):
+    """A message to be sent, as it was written in JSON."""
+
+    value: bytes | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    partition: int | None
+    timestamp: int | None
+
+
+class _WrittenDraft(msgspec.Struct):
+    value: msgspec.Raw
+    key: str | None = None
+    headers: dict[str, str | None] | list[tuple[str, str | None]] = msgspec.field(default_factory=dict)
+    encoding: str | dict[str, str] = msgspec.field(default_factory=dict)
+    partition: int | None = None
+    timestamp: int | None = None
+
+
+def parse_draft(data: bytes) -> Draft:
+    """A message written in JSON, in the shape a read answers with; what a draft cannot have is ignored."""
+    try:
+        written = msgspec.json.decode(data, type=_WrittenDraft)
+        text = msgspec.json.decode(written.value)
+        is_text = text is None or isinstance(text, str)
+        key, value, headers = _parts(
+            written.key, text if is_text else None, written.headers, written.encoding
+        )
+        if not is_text:
+            value = bytes(written.value)  # numbers, objects and lists are kept as their JSON text
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidInput(f"not a message in JSON: {error}") from None
+    return Draft(value, key, headers, written.partition, written.timestamp)
+
+
 def parse_message(data: bytes) -> Message:
     return _message(_read_message.decode(data))
 
@@ -219,17 +254,23 @@ def _decode(decoder: "msgspec.json.Decoder[T]", response: Response) -> T:
 
 
 def _message(shape: _ReadMessage) -> Message:
-    encoding = shape.encoding
+    key, value, headers = _parts(shape.key, shape.value, shape.headers, shape.encoding)
+    return Message(shape.partition, shape.offset, shape.timestamp, key, value, headers)
+
+
+def _parts(
+    key: str | None,
+    value: str | None,
+    headers: dict[str, str | None] | list[tuple[str, str | None]],
+    encoding: str | dict[str, str],
+) -> tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]:
     if isinstance(encoding, str):
         encoding = {"key": encoding, "value": encoding}
-    pairs = shape.headers.items() if isinstance(shape.headers, dict) else shape.headers
-    return Message(
-        shape.partition,
-        shape.offset,
-        shape.timestamp,
-        _bytes(shape.key, encoding.get("key")),
-        _bytes(shape.value, encoding.get("value")),
-        tuple((name, _bytes(value, encoding.get("headers"))) for name, value in pairs),
+    pairs = headers.items() if isinstance(headers, dict) else headers
+    return (
+        _bytes(key, encoding.get("key")),
+        _bytes(value, encoding.get("value")),
+        tuple((name, _bytes(text, encoding.get("headers"))) for name, text in pairs),
     )
 
 

@@ -1,0 +1,63 @@
+"""A command group that loads a command only when it is run, and that knows the verbs of other tools."""
+
+import difflib
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+# What fingers know from rabbitmqadmin, rpk, kafka-topics and kcat. Not shown in --help.
+ALIASES = {
+    "list": "ls",
+    "describe": "info",
+    "show": "info",
+    "create": "add",
+    "declare": "add",
+    "delete": "rm",
+    "configure": "set",
+    "produce": "pub",
+    "publish": "pub",
+    "consume": "sub",
+    "subscribe": "sub",
+    "topics": "topic",
+    "up": "serve",
+    "server": "serve",
+}
+
+
+class AliasGroup(click.Group):
+    """A group whose commands answer to their aliases and to the nearest guess."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            near = difflib.get_close_matches(name, [*self.list_commands(ctx), *ALIASES], n=1)
+            hint = f" Did you mean {ALIASES.get(near[0], near[0])!r}?" if near else ""
+            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(AliasGroup):
+    """The root: `commands_at` maps a command to `module:attribute`."""
+
+    def __init__(self, *, commands_at: Mapping[str, str], **options: Any) -> None:
+        super().__init__(**options)
+        self._commands_at = commands_at
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._commands_at)  # in the order a newcomer meets them
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = self._commands_at.get(cmd_name) or self._commands_at.get(ALIASES.get(cmd_name, ""))
+        if place is None:
+            return None
+        module, _, attribute = place.partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command

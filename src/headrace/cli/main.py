@@ -1,0 +1,99 @@
+"""From the command line to an exit code: whatever goes wrong is one sentence on stderr, never a traceback."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from headrace import errors
+from headrace.cli.lazy import LazyGroup
+from headrace.version import __version__
+
+BUG = 70
+INTERRUPTED = 130
+
+# Part of the interface, most specific first: scripts rely on them. docs/cli.md lists them.
+EXIT_CODES: tuple[tuple[type[Exception], int, str], ...] = (
+    (errors.BrokerUnreachable, 3, "no broker answers"),
+    (errors.Unconfirmed, 7, "the connection was lost before the answer came: stored or not, nobody can say"),
+    (errors.NotFound, 4, "the thing named does not exist"),
+    (errors.AlreadyExists, 5, "it exists already, or contradicts what is there"),
+    (errors.Conflict, 5, ""),
+    (errors.DataFolderLocked, 8, "another process has the data folder open"),
+    (errors.StorageError, 6, "the disk failed, or data is damaged"),
+    (errors.Overloaded, 9, "the broker is overloaded: try again later"),
+    (errors.InvalidInput, 2, "wrong usage: a flag, a setting, a value"),
+    (errors.HeadraceError, 1, "anything else the broker refuses"),
+)
+
+root = LazyGroup(
+    name="headrace",
+    commands_at={
+        "serve": "headrace.cli.serve:serve",
+        "status": "headrace.cli.status:status",
+        "topic": "headrace.cli.topic:topic",
+        "pub": "headrace.cli.pub:pub",
+        "sub": "headrace.cli.sub:sub",
+        "tail": "headrace.cli.tail:tail",
+        "log": "headrace.cli.log:log",
+    },
+    help="Headrace: a durable, log-structured message broker.",
+    epilog="`headrace COMMAND --help` says more. Settings: docs/configuration.md.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+root.params.append(
+    click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        help="Show the version and exit.",
+        callback=lambda context, _, wanted: _show_version(context) if wanted else None,
+    )
+)
+
+
+def _show_version(context: click.Context) -> NoReturn:
+    click.echo(f"headrace {__version__}")
+    context.exit()
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of one command."""
+    try:
+        result = root.main(args=None if arguments is None else list(arguments), standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output had enough (`headrace sub x | head`): no mistake. Whatever is still
+        # buffered must not hit the closed pipe again when Python flushes on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except errors.HeadraceError as error:
+        return fail(str(error), next(code for kind, code, _ in EXIT_CODES if isinstance(error, kind)))
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        return fail(f"{(error.strerror or str(error)).lower()}{place}", 1)
+    except Exception as error:
+        if os.environ.get("HEADRACE_TRACEBACK"):
+            raise
+        said = f"{type(error).__name__}: {error}"
+        return fail(f"a bug of ours, please report it ({said}); HEADRACE_TRACEBACK=1 shows where", BUG)
+    return result if isinstance(result, int) else 0
+
+
+def fail(sentence: str, code: int) -> int:
+    click.echo(f"headrace: {sentence}", err=True)
+    return code

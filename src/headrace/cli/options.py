@@ -1,0 +1,60 @@
+"""Options that many commands share."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from headrace.errors import InvalidInput
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+URL_ENV = "HEADRACE_URL"
+EVERYWHERE = {"0.0.0.0": "localhost", "::": "localhost", "*": "localhost"}
+
+
+def json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(command)
+
+
+def config_option(command: Command) -> Command:
+    return click.option(
+        "--config",
+        "config_file",
+        type=click.Path(path_type=Path),
+        envvar="HEADRACE_CONFIG",
+        help="Settings file; headrace.toml in the current folder when there is one.",
+    )(command)
+
+
+def url_option(command: Command) -> Command:
+    option = click.option(
+        "--url",
+        metavar="URL",
+        envvar=URL_ENV,
+        help="Broker to talk to, http://HOST:PORT; otherwise the `http` setting says where it is.",
+    )
+    return config_option(option(command))
+
+
+def settings_file(given: Path | None) -> Path | None:
+    """The settings file asked for, or the one that lies here, or none."""
+    if given is not None:
+        return given
+    here = Path("headrace.toml")
+    return here if here.is_file() else None
+
+
+def broker_url(url: str | None, config_file: Path | None) -> str:
+    """Where the broker is, in the same order of precedence as for the broker itself."""
+    if url:
+        return url
+    from headrace.config import load
+
+    address = load(env=os.environ, file=settings_file(config_file)).http
+    if address is None:
+        raise InvalidInput("the http setting is off, so --url or HEADRACE_URL must say where the broker is")
+    host = EVERYWHERE.get(address.host, address.host)
+    return f"http://[{host}]:{address.port}" if ":" in host else f"http://{host}:{address.port}"

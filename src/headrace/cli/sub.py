@@ -1,0 +1,134 @@
+"""`headrace sub`: read messages, with kcat's habits."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.options import broker_url, url_option
+
+if TYPE_CHECKING:  # loaded when the command runs, not when --help lists it
+    from headrace.client.consumer import Consumer
+    from headrace.client.shapes import Message
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "-o",
+    "--offset",
+    default="beginning",
+    show_default=True,
+    metavar="WHERE",
+    help="beginning, end, an offset, -N for the last N (of every partition), s@TIME, e@TIME. "
+    "TIME is 1h (ago), 2026-11-15T10:00 or milliseconds since 1970.",
+)
+@click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
+@click.option("-c", "--count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("-e", "--exit", "until_end", is_flag=True, help="Stop where the topic ends now.")
+@click.option(
+    "-f",
+    "--format",
+    "form",
+    metavar="FORMAT",
+    help=r"Print like this: %s value, %k key, %t topic, %p partition, %o offset, %T timestamp, "
+    r"%h headers, %S and %K lengths, \n and \t.",
+)
+@click.option("-K", "--key-delimiter", metavar="TEXT", help="Print the key and this in front of the value.")
+@click.option(
+    "-D", "--delimiter", default=r"\n", show_default=True, metavar="TEXT", help="Print this after a message."
+)
+@click.option(
+    "-J", "--json", "as_json", is_flag=True, help="One JSON object a line: key, value, headers, offset..."
+)
+@url_option
+def sub(
+    topic: str,
+    offset: str,
+    partition: int | None,
+    count: int | None,
+    until_end: bool,
+    form: str | None,
+    key_delimiter: str | None,
+    delimiter: str,
+    as_json: bool,
+    url: str | None,
+    config_file: Path | None,
+) -> None:
+    r"""Read messages of TOPIC and print them; goes on for ever unless told to stop.
+
+    \b
+    headrace sub orders                 everything, then what comes
+    headrace sub orders -o -5 -e        the last five
+    headrace sub orders -o s@1h -J      the last hour as JSON, then what comes
+    headrace sub orders -f '%o %k: %s\n'
+    """
+    import time
+
+    from headrace.cli.formats import parse_where
+    from headrace.client.consumer import Consumer
+
+    where = parse_where(offset, time.time_ns() // 1_000_000)
+    printed = _printer(topic, form, key_delimiter, delimiter, as_json)
+    with Consumer(
+        topic,
+        broker_url(url, config_file),
+        partition=partition,
+        start=where.start,
+        since_ms=where.since_ms,
+        batch_messages=1000 if count is None else min(count, 1000),
+    ) as consumer:
+        write(printed, consumer, until_end=until_end, until_ms=where.until_ms, count=count)
+
+
+def _printer(
+    topic: str, form: str | None, key_delimiter: str | None, delimiter: str, as_json: bool
+) -> "Callable[[Message], bytes]":
+    from headrace.cli.formats import compile_format, unescape
+    from headrace.client.shapes import message_json
+
+    if as_json:
+        return lambda message: message_json(message, topic)
+    if form is not None:
+        return compile_format(form, topic)
+    end = unescape(delimiter).encode()
+    if key_delimiter is None:
+        return lambda message: (message.value or b"") + end
+    middle = unescape(key_delimiter).encode()
+    return lambda message: (message.key or b"") + middle + (message.value or b"") + end
+
+
+def write(
+    printed: "Callable[[Message], bytes]",
+    consumer: "Consumer",
+    *,
+    until_end: bool = False,
+    until_ms: int | None = None,
+    count: int | None = None,
+) -> None:
+    """Prints messages as bytes, flushed whenever there are no more for now."""
+    out = sys.stdout.buffer
+    left = count
+    for batch in _batches(consumer, until_end or until_ms is not None):
+        wanted = [m for m in batch if until_ms is None or m.timestamp < until_ms][:left]
+        out.write(b"".join([printed(message) for message in wanted]))
+        out.flush()
+        if left is not None:
+            left -= len(wanted)
+            if left <= 0:
+                return
+
+
+def _batches(consumer: "Consumer", until_end: bool) -> "Iterator[list[Message]]":
+    if not until_end:
+        while True:
+            yield consumer.poll()
+    batch: list[Message] = []
+    for message in consumer.until_end():
+        batch.append(message)
+        if len(batch) >= 1000:
+            yield batch
+            batch = []
+    yield batch

@@ -1,0 +1,72 @@
+"""`headrace tail`: the last messages and what comes, for people."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.options import broker_url, url_option
+
+if TYPE_CHECKING:
+    from headrace.client.shapes import Message
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "-n",
+    "--lines",
+    default=10,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="N",
+    help="Begin with the last N messages of every partition.",
+)
+@click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
+@click.option("--no-follow", is_flag=True, help="Stop where the topic ends now.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@url_option
+def tail(
+    topic: str,
+    lines: int,
+    partition: int | None,
+    no_follow: bool,
+    as_json: bool,
+    url: str | None,
+    config_file: Path | None,
+) -> None:
+    """Show the last messages of TOPIC and follow it: time, partition:offset, key, value, a line each."""
+    from headrace.cli.sub import write
+    from headrace.client.consumer import Consumer
+    from headrace.client.shapes import message_json
+
+    def as_line(message: "Message") -> bytes:
+        return message_json(message, topic) if as_json else readable(message).encode() + b"\n"
+
+    with Consumer(
+        topic,
+        broker_url(url, config_file),
+        partition=partition,
+        start=-lines if lines else "latest",
+        on_lost="earliest",
+    ) as consumer:
+        write(as_line, consumer, until_end=no_follow)
+
+
+def readable(message: "Message") -> str:
+    from datetime import datetime
+
+    from headrace.cli.formats import printable
+
+    try:
+        moment = datetime.fromtimestamp(message.timestamp / 1000)
+        when = moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{message.timestamp % 1000:03d}"
+    except (ValueError, OverflowError, OSError):  # a client may send any number as a timestamp
+        when = str(message.timestamp)
+    parts = [when, f"{message.partition}:{message.offset}"]
+    if message.key is not None:
+        parts.append(click.style(printable(message.key), bold=True))
+    parts.append(printable(message.value))
+    if message.headers:
+        parts.append(" ".join(f"[{printable(n.encode())}={printable(v)}]" for n, v in message.headers))
+    return "  ".join(parts)
