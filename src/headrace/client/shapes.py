@@ -277,7 +277,7 @@ def _parts(
 def _bytes(text: str | None, encoding: str | None) -> bytes | None:
     if text is None:
         return None
-    return b64decode(text) if encoding == "base64" else text.encode()
+    return b64decode(text, validate=True) if encoding == "base64" else text.encode()
 
 
 def raise_for(response: Response) -> None:
