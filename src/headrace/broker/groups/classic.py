@@ -1,0 +1,450 @@
+"""The group protocol that clients have spoken since 2015: members elect a leader, the leader assigns.
+
+    EMPTY ──join──► PREPARING ──everybody is here, or time is up──► COMPLETING ──leader syncs──► STABLE
+                        ▲                                               │                          │
+                        └──────────── a member comes, goes or changes ──┴──────────────────────────┘
+
+The table MOVES is the diagram; nothing changes the state but _move. Answers are callbacks: a join or
+sync is answered when the group gets there, at once or a rebalance later.
+"""
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from headrace.broker.groups.members import (
+    GroupState,
+    Join,
+    JoinAnswer,
+    Joined,
+    Member,
+    SyncAnswer,
+    Synced,
+)
+from headrace.broker.groups.settings import GroupSettings
+from headrace.broker.groups.timers import Timer, Timers
+from headrace.clock import Clock
+from headrace.errors import (
+    FencedInstance,
+    GroupFull,
+    HeadraceError,
+    IllegalGeneration,
+    InconsistentProtocol,
+    InvalidSessionTimeout,
+    MemberIdRequired,
+    RebalanceInProgress,
+    UnknownMember,
+)
+
+EMPTY, PREPARING, COMPLETING, STABLE, DEAD = GroupState
+
+MOVES: frozenset[tuple[GroupState, GroupState]] = frozenset(
+    {
+        (EMPTY, PREPARING),
+        (STABLE, PREPARING),
+        (COMPLETING, PREPARING),
+        (PREPARING, COMPLETING),
+        (PREPARING, EMPTY),
+        (COMPLETING, STABLE),
+        (EMPTY, DEAD),
+        (PREPARING, DEAD),
+    }
+)
+
+
+class ClassicGroup:
+    """One group. Owned by the coordinator; every method runs on the owner thread."""
+
+    def __init__(
+        self,
+        group_id: str,
+        settings: GroupSettings,
+        clock: Clock,
+        timers: Timers,
+        changed: Callable[["ClassicGroup"], None] = lambda group: None,
+    ) -> None:
+        self.group_id = group_id
+        self.state = EMPTY
+        self.generation = 0
+        self.protocol_type = ""
+        self.protocol = ""
+        self.leader = ""
+        self.members: dict[str, Member] = {}
+        self.empty_since_ms = clock.now_ms()
+        self._instances: dict[str, str] = {}
+        self._pending: dict[str, Timer] = {}  # ids given out, not used yet
+        self._settings = settings
+        self._clock = clock
+        self._timers = timers
+        self._changed = changed
+        self._rebalance_timer: Timer | None = None
+        self._initial_deadline = 0.0
+
+    # What members ask.
+
+    def join(self, join: Join, answer: JoinAnswer) -> None:
+        """answer is called once, now or when the generation begins."""
+        try:
+            member = self._admit(join)
+        except HeadraceError as error:
+            answer(error)
+            return
+        before = member.protocols
+        member.protocols = join.protocols
+        member.session_timeout_ms, member.rebalance_timeout_ms = (
+            join.session_timeout_ms,
+            join.rebalance_timeout_ms,
+        )
+        member.client_id, member.client_host = join.client_id, join.client_host
+        self._keep_alive(member)
+        if self._may_keep_generation(member, before):
+            answer(self._joined(member, skip=join.can_skip_assignment))
+            return
+        member.answer_join(RebalanceInProgress("the same member joined again"))
+        member.join_answer, member.joined = answer, True
+        if self.state is not PREPARING:
+            self._begin_rebalance()
+        self._maybe_complete_join()
+
+    def sync(
+        self,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol_type: str | None,
+        protocol: str | None,
+        assignments: Mapping[str, bytes],
+        answer: SyncAnswer,
+    ) -> None:
+        try:
+            member = self._check(member_id, instance_id, generation)
+            if protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol):
+                raise InconsistentProtocol(f"group {self.group_id!r} speaks {self.protocol!r}")
+            if self.state is PREPARING:
+                raise RebalanceInProgress(self.group_id)
+        except HeadraceError as error:
+            answer(error)
+            return
+        self._keep_alive(member)
+        if self.state is STABLE:
+            answer(Synced(self.protocol_type, self.protocol, member.assignment))
+            return
+        member.answer_sync(RebalanceInProgress("the same member synced again"))
+        member.sync_answer = answer
+        if member_id == self.leader:
+            self._assigned(assignments)
+
+    def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
+        member = self._check(member_id, instance_id, generation)
+        self._keep_alive(member)
+        if self.state is PREPARING:
+            raise RebalanceInProgress(self.group_id)
+
+    def leave(self, member_id: str, instance_id: str | None) -> str:
+        """The id of the member that left."""
+        if instance_id is not None:
+            known = self._instances.get(instance_id)
+            if known is None:
+                raise UnknownMember(f"no static member {instance_id!r} in group {self.group_id!r}")
+            if member_id not in ("", known):
+                raise FencedInstance(f"{instance_id!r} is {known!r} now")
+            member_id = known
+        elif member_id in self._pending:
+            self._pending.pop(member_id).cancel()
+            self._maybe_complete_join()
+            return member_id
+        self._remove(self._member(member_id))
+        return member_id
+
+    def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> None:
+        """Raises unless the member may commit offsets now."""
+        if generation < 0 and not member_id:
+            if self.members:
+                raise UnknownMember("a commit without a member, while the group has some")
+            return  # a consumer that assigns itself
+        member = self._check(member_id, instance_id, generation)
+        if self.state is COMPLETING:
+            raise RebalanceInProgress(self.group_id)
+        self._keep_alive(member)
+
+    def close(self) -> None:
+        """No timer is left behind and nobody waits any more."""
+        for timer in self._pending.values():
+            timer.cancel()
+        self._pending.clear()
+        self._stop_rebalance_timer()
+        for member in self.members.values():
+            self._stop(member, UnknownMember("the broker stops"))
+
+    # Membership.
+
+    def _admit(self, join: Join) -> Member:
+        settings = self._settings
+        if not settings.session_timeout_ms_min <= join.session_timeout_ms <= settings.session_timeout_ms_max:
+            raise InvalidSessionTimeout(f"{join.session_timeout_ms} ms")
+        self._check_protocols(join)
+        if join.instance_id is not None:
+            return self._admit_static(join)
+        if join.member_id:
+            if join.member_id in self._pending:
+                self._check_room()
+                self._pending.pop(join.member_id).cancel()
+                return self._add(join, join.member_id)
+            return self._member(join.member_id)
+        self._check_room()
+        member_id = f"{join.client_id or 'member'}-{uuid.uuid4()}"
+        if join.id_required:
+            self._remember_pending(member_id, join.session_timeout_ms)
+            raise MemberIdRequired(member_id)
+        return self._add(join, member_id)
+
+    def _admit_static(self, join: Join) -> Member:
+        assert join.instance_id is not None
+        known = self._instances.get(join.instance_id)
+        if join.member_id:
+            if known is None:
+                raise UnknownMember(f"no static member {join.instance_id!r}")
+            if known != join.member_id:
+                raise FencedInstance(f"{join.instance_id!r} is {known!r} now")
+            return self.members[known]
+        member_id = f"{join.instance_id}-{uuid.uuid4()}"
+        if known is None:
+            self._check_room()
+            return self._add(join, member_id)
+        return self._replace_static(known, member_id)
+
+    def _replace_static(self, known: str, member_id: str) -> Member:
+        """A static member that restarted takes its old place under a new id."""
+        old = self.members.pop(known)
+        self._stop(old, FencedInstance(f"{old.instance_id!r} joined again"))
+        old.member_id = member_id
+        self.members[member_id] = old
+        assert old.instance_id is not None
+        self._instances[old.instance_id] = member_id
+        if self.leader == known:
+            self.leader = member_id
+        self._changed(self)
+        return old
+
+    def _check_room(self) -> None:
+        if len(self.members) + len(self._pending) >= self._settings.members_max:
+            raise GroupFull(f"group {self.group_id!r} has {self._settings.members_max} members")
+
+    def _check_protocols(self, join: Join) -> None:
+        if not join.protocol_type or not join.protocols:
+            raise InconsistentProtocol("a member names its protocols")
+        others = [member for member in self.members.values() if member.member_id != join.member_id]
+        if not others:
+            return
+        if join.protocol_type != self.protocol_type:
+            raise InconsistentProtocol(f"{join.protocol_type!r} joins a group of {self.protocol_type!r}")
+        if not any(all(member.supports(name) for member in others) for name, _ in join.protocols):
+            raise InconsistentProtocol("no protocol that all members know")
+
+    def _remember_pending(self, member_id: str, session_timeout_ms: int) -> None:
+        def expire() -> None:
+            self._pending.pop(member_id, None)
+            self._maybe_complete_join()
+
+        self._pending[member_id] = self._timers.call_later(session_timeout_ms / 1000, expire)
+
+    def _add(self, join: Join, member_id: str) -> Member:
+        member = Member(
+            member_id=member_id,
+            instance_id=join.instance_id,
+            client_id=join.client_id,
+            client_host=join.client_host,
+            session_timeout_ms=join.session_timeout_ms,
+            rebalance_timeout_ms=join.rebalance_timeout_ms,
+            protocols=join.protocols,
+        )
+        if not self.members:
+            self.protocol_type = join.protocol_type
+        self.members[member_id] = member
+        if join.instance_id is not None:
+            self._instances[join.instance_id] = member_id
+        return member
+
+    def _member(self, member_id: str) -> Member:
+        try:
+            return self.members[member_id]
+        except KeyError:
+            raise UnknownMember(f"no member {member_id!r} in group {self.group_id!r}") from None
+
+    def _check(self, member_id: str, instance_id: str | None, generation: int) -> Member:
+        if instance_id is not None:
+            known = self._instances.get(instance_id)
+            if known is not None and known != member_id:
+                raise FencedInstance(f"{instance_id!r} is {known!r} now")
+        member = self._member(member_id)
+        if generation != self.generation:
+            raise IllegalGeneration(f"generation {generation}, the group is at {self.generation}")
+        return member
+
+    def _remove(self, member: Member) -> None:
+        del self.members[member.member_id]
+        if member.instance_id is not None and self._instances.get(member.instance_id) == member.member_id:
+            del self._instances[member.instance_id]
+        self._stop(member, UnknownMember(f"member {member.member_id!r} was removed"))
+        if self.leader == member.member_id:
+            self.leader = ""
+        if self.state in (STABLE, COMPLETING):
+            self._begin_rebalance()
+        self._maybe_complete_join()
+
+    def _stop(self, member: Member, why: HeadraceError) -> None:
+        if member.timer is not None:
+            member.timer.cancel()
+            member.timer = None
+        member.joined = False
+        member.answer_join(why)
+        member.answer_sync(why)
+
+    def restore(self, member: Member) -> None:
+        """A member of the generation that a restart interrupted: it has one session to show up."""
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self._instances[member.instance_id] = member.member_id
+        member.generation = self.generation
+        self.state = STABLE
+        self._keep_alive(member)
+
+    # Sessions: a heartbeat moves the deadline; the timer looks at it when it fires.
+
+    def _keep_alive(self, member: Member) -> None:
+        session_s = member.session_timeout_ms / 1000
+        member.deadline = self._clock.monotonic() + session_s
+        if member.timer is None:
+            member.timer = self._timers.call_later(session_s, lambda: self._session_over(member))
+
+    def _session_over(self, member: Member) -> None:
+        member.timer = None
+        if self.members.get(member.member_id) is not member:
+            return
+        left_s = member.deadline - self._clock.monotonic()
+        waits = member.join_answer is not None or member.sync_answer is not None  # it can not speak now
+        if left_s > 0 or waits:
+            again_s = left_s if left_s > 0 else member.session_timeout_ms / 1000
+            member.timer = self._timers.call_later(again_s, lambda: self._session_over(member))
+            return
+        self._remove(member)
+
+    # Generations.
+
+    def _move(self, state: GroupState) -> None:
+        assert (self.state, state) in MOVES, f"{self.state} to {state}"
+        self.state = state
+
+    def _may_keep_generation(self, member: Member, before: tuple[tuple[str, bytes], ...]) -> bool:
+        """Whether a join changes nothing: an answer that was lost, or a static member back in its place."""
+        if member.protocols != before or member.generation != self.generation:
+            return False
+        if self.state is COMPLETING:
+            return True
+        return self.state is STABLE and (member.member_id != self.leader or member.instance_id is not None)
+
+    def _begin_rebalance(self) -> None:
+        for member in self.members.values():
+            member.answer_sync(RebalanceInProgress(self.group_id))
+        first = self.state is EMPTY
+        self._move(PREPARING)
+        self._stop_rebalance_timer()
+        delay_s = self._settings.initial_rebalance_delay_ms / 1000 if first else 0.0
+        self._initial_deadline = self._clock.monotonic() + delay_s
+        wait_s = delay_s or self._rebalance_timeout_s()
+        self._rebalance_timer = self._timers.call_later(wait_s, self._join_time_is_up)
+
+    def _rebalance_timeout_s(self) -> float:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0) / 1000
+
+    def _stop_rebalance_timer(self) -> None:
+        if self._rebalance_timer is not None:
+            self._rebalance_timer.cancel()
+            self._rebalance_timer = None
+
+    def _maybe_complete_join(self) -> None:
+        if self.state is not PREPARING or self._clock.monotonic() < self._initial_deadline:
+            return
+        if not self._pending and all(member.joined for member in self.members.values()):
+            self._complete_join()
+
+    def _join_time_is_up(self) -> None:
+        self._rebalance_timer = None
+        if self.state is not PREPARING:
+            return
+        for member in [one for one in self.members.values() if not one.joined and one.instance_id is None]:
+            del self.members[member.member_id]
+            self._stop(member, UnknownMember("did not join in time"))
+        if self.members and not any(member.joined for member in self.members.values()):
+            # Only static members that are away: their sessions decide.
+            self._rebalance_timer = self._timers.call_later(
+                self._rebalance_timeout_s(), self._join_time_is_up
+            )
+            return
+        self._complete_join()
+
+    def _complete_join(self) -> None:
+        self._stop_rebalance_timer()
+        self.generation += 1
+        if not self.members:
+            self._move(EMPTY)
+            self.protocol = self.leader = ""
+            self.empty_since_ms = self._clock.now_ms()
+            self._changed(self)
+            return
+        self._move(COMPLETING)
+        leader = self.members.get(self.leader)
+        if leader is None or not leader.joined:
+            self.leader = next(member.member_id for member in self.members.values() if member.joined)
+        self.protocol = self._vote()
+        for member in self.members.values():
+            member.assignment = b""
+            member.generation = self.generation
+            if member.joined:
+                self._keep_alive(member)
+            member.answer_join(self._joined(member))
+            member.joined = False
+        self._rebalance_timer = self._timers.call_later(self._rebalance_timeout_s(), self._sync_time_is_up)
+
+    def _vote(self) -> str:
+        """Each member votes for its first protocol among those all know; the leader's order settles a tie."""
+        members = list(self.members.values())
+        leader = self.members[self.leader]
+        common = [name for name, _ in leader.protocols if all(member.supports(name) for member in members)]
+        assert common, "no member was admitted that shares no protocol"
+        votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members)
+        return max(common, key=lambda name: votes[name])
+
+    def _joined(self, member: Member, *, skip: bool = False) -> Joined:
+        leads = member.member_id == self.leader
+        stable = self.state is STABLE
+        return Joined(
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol=self.protocol,
+            leader=self.leader,
+            member_id=member.member_id,
+            members=tuple(
+                (one.member_id, one.instance_id, one.metadata(self.protocol)) for one in self.members.values()
+            )
+            if leads
+            else (),
+            skip_assignment=leads and stable and skip,
+        )
+
+    def _assigned(self, assignments: Mapping[str, bytes]) -> None:
+        self._stop_rebalance_timer()
+        self._move(STABLE)
+        for member in self.members.values():
+            member.assignment = assignments.get(member.member_id, b"")
+            member.answer_sync(Synced(self.protocol_type, self.protocol, member.assignment))
+        self._changed(self)
+
+    def _sync_time_is_up(self) -> None:
+        """Members that joined and never asked for their assignment; without the leader there is none."""
+        self._rebalance_timer = None
+        if self.state is not COMPLETING:
+            return
+        for member in [one for one in self.members.values() if one.sync_answer is None]:
+            if self.members.get(member.member_id) is member:
+                self._remove(member)

@@ -1,0 +1,341 @@
+"""The group protocol of KIP-848: one heartbeat, and the broker assigns.
+
+The group has an epoch that grows with every change of members or topics, and for it a target: who should
+read what. A member walks towards its target on its own: first it gives up what is not in it (and says
+so in a heartbeat), then it takes what others have given up. Its own epoch is the group's once it holds
+nothing that the target gives to somebody else. No member ever waits for another that is not in its way.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headrace.broker.groups.assign import ASSIGNORS, DEFAULT_ASSIGNOR, TopicPartition
+from headrace.broker.groups.patterns import compile_pattern
+from headrace.broker.groups.settings import GroupSettings
+from headrace.broker.groups.timers import Timer, Timers
+from headrace.clock import Clock
+from headrace.errors import (
+    FencedInstance,
+    FencedMemberEpoch,
+    GroupFull,
+    InvalidInput,
+    StaleMemberEpoch,
+    UnknownMember,
+    UnreleasedInstance,
+    UnsupportedAssignor,
+)
+
+JOIN_EPOCH = 0
+LEAVE_EPOCH = -1
+STATIC_LEAVE_EPOCH = -2  # a static member that means to come back
+
+
+class MemberState(Enum):
+    STABLE = "stable"
+    REVOKING = "revoking"  # has to give up partitions first
+    WAITING = "waiting"  # for partitions that others still hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """None means: as last time."""
+
+    member_id: str
+    epoch: int
+    instance_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = -1
+    topics: frozenset[str] | None = None
+    pattern: str | None = None
+    assignor: str | None = None
+    owned: frozenset[TopicPartition] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    member_id: str
+    epoch: int
+    assignment: frozenset[TopicPartition] | None  # None: nothing new
+
+
+@dataclass(slots=True)
+class ConsumerMember:
+    member_id: str
+    instance_id: str | None
+    client_id: str = ""
+    client_host: str = ""
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = 300_000
+    topics: frozenset[str] = frozenset()
+    pattern: str = ""
+    assignor: str | None = None
+    epoch: int = 0
+    previous_epoch: int = 0
+    state: MemberState = MemberState.STABLE
+    assigned: set[TopicPartition] = field(default_factory=set)
+    revoking: set[TopicPartition] = field(default_factory=set)
+    deadline: float = 0.0
+    timer: Timer | None = None
+    revoke_deadline: float = 0.0
+    away: bool = False  # static, left for a moment
+
+    @property
+    def holds(self) -> set[TopicPartition]:
+        return self.assigned | self.revoking
+
+
+class ConsumerGroup:
+    """One group. Owned by the coordinator; every method runs on the owner thread."""
+
+    def __init__(
+        self,
+        group_id: str,
+        settings: GroupSettings,
+        clock: Clock,
+        timers: Timers,
+        topics: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self.group_id = group_id
+        self.epoch = 0
+        self.target_epoch = 0
+        self.members: dict[str, ConsumerMember] = {}
+        self.target: dict[str, set[TopicPartition]] = {}
+        self.empty_since_ms = clock.now_ms()
+        self._topics = topics  # name to number of partitions, of all topics there are
+        self._seen: tuple[Mapping[str, int], ...] = ()
+        self._instances: dict[str, str] = {}
+        self._settings = settings
+        self._clock = clock
+        self._timers = timers
+
+    @property
+    def state(self) -> str:
+        """Named as Kafka's tools print them."""
+        if not self.members:
+            return "Empty"
+        if self.epoch > self.target_epoch:
+            return "Assigning"
+        if all(
+            member.state is MemberState.STABLE and member.epoch == self.target_epoch
+            for member in self.members.values()
+        ):
+            return "Stable"
+        return "Reconciling"
+
+    @property
+    def assignor(self) -> str:
+        """The one most members ask for."""
+        names = [member.assignor for member in self.members.values() if member.assignor]
+        return max(sorted(set(names)), key=names.count) if names else DEFAULT_ASSIGNOR
+
+    def heartbeat(self, beat: Heartbeat) -> Answer:
+        if beat.assignor is not None and beat.assignor not in ASSIGNORS:
+            raise UnsupportedAssignor(f"{beat.assignor!r}; there are {', '.join(sorted(ASSIGNORS))}")
+        if beat.pattern:
+            compile_pattern(beat.pattern)
+        if beat.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
+            return self._leave(beat)
+        member = self._join(beat) if beat.epoch == JOIN_EPOCH else self._known(beat)
+        changed = self._update(member, beat)
+        self._keep_alive(member)
+        self._retarget(changed)
+        before = frozenset(member.assigned)
+        self._reconcile(member, beat.owned)
+        after = frozenset(member.assigned)
+        wants_all = beat.epoch == JOIN_EPOCH or beat.topics is not None or beat.owned is not None
+        return Answer(member.member_id, member.epoch, after if wants_all or after != before else None)
+
+    def check_commit(self, member_id: str, epoch: int) -> None:
+        """Raises unless the member may commit offsets now."""
+        if epoch < 0 and not member_id:
+            if self.members:
+                raise UnknownMember("a commit without a member, while the group has some")
+            return
+        member = self.members.get(member_id)
+        if member is None:
+            raise UnknownMember(f"no member {member_id!r} in group {self.group_id!r}")
+        if epoch != member.epoch:
+            raise StaleMemberEpoch(f"epoch {epoch}, the member is at {member.epoch}")
+
+    def remove(self, member_id: str) -> None:
+        member = self.members.get(member_id)
+        if member is None:
+            raise UnknownMember(f"no member {member_id!r} in group {self.group_id!r}")
+        self._drop(member)
+
+    def subscribes(self, topic: str) -> bool:
+        return any(topic in self._wanted(member) for member in self.members.values())
+
+    def close(self) -> None:
+        for member in self.members.values():
+            if member.timer is not None:
+                member.timer.cancel()
+
+    # Members.
+
+    def _join(self, beat: Heartbeat) -> ConsumerMember:
+        if beat.topics is None and beat.pattern is None:
+            raise InvalidInput("a member that joins says what it subscribes to")
+        if beat.owned:
+            raise InvalidInput("a member that joins owns nothing")
+        if beat.instance_id is not None:
+            known = self.members.get(self._instances.get(beat.instance_id, ""))
+            if known is not None and known.member_id != beat.member_id:
+                return self._take_over(known, beat)
+        member = self.members.get(beat.member_id)
+        if member is None:
+            if len(self.members) >= self._settings.members_max:
+                raise GroupFull(f"group {self.group_id!r} has {self._settings.members_max} members")
+            member = ConsumerMember(beat.member_id or str(uuid.uuid4()), beat.instance_id)
+            self.members[member.member_id] = member
+            if beat.instance_id is not None:
+                self._instances[beat.instance_id] = member.member_id
+        return member
+
+    def _take_over(self, known: ConsumerMember, beat: Heartbeat) -> ConsumerMember:
+        if not known.away:
+            raise UnreleasedInstance(f"{beat.instance_id!r} is {known.member_id!r}")
+        del self.members[known.member_id]
+        target = self.target.pop(known.member_id, set())
+        known.member_id = beat.member_id or str(uuid.uuid4())
+        known.away = False
+        self.members[known.member_id] = known
+        self.target[known.member_id] = target
+        assert beat.instance_id is not None
+        self._instances[beat.instance_id] = known.member_id
+        return known
+
+    def _known(self, beat: Heartbeat) -> ConsumerMember:
+        member = self.members.get(beat.member_id)
+        if member is None or member.away:
+            raise UnknownMember(f"no member {beat.member_id!r} in group {self.group_id!r}")
+        if beat.instance_id is not None and self._instances.get(beat.instance_id) != beat.member_id:
+            raise FencedInstance(f"{beat.instance_id!r} is another member now")
+        if beat.epoch == member.epoch:
+            return member
+        # An answer that was lost: the member still says its last epoch, and holds nothing beyond what it has.
+        lost = (
+            beat.epoch == member.previous_epoch and beat.owned is not None and beat.owned <= member.assigned
+        )
+        if not lost:
+            raise FencedMemberEpoch(f"epoch {beat.epoch}, the member is at {member.epoch}")
+        return member
+
+    def _leave(self, beat: Heartbeat) -> Answer:
+        member = self.members.get(self._instances.get(beat.instance_id or "", beat.member_id))
+        if member is None:
+            raise UnknownMember(f"no member {beat.member_id!r} in group {self.group_id!r}")
+        if beat.member_id not in ("", member.member_id):
+            raise FencedInstance(f"{beat.instance_id!r} is another member now")
+        if beat.epoch == STATIC_LEAVE_EPOCH and member.instance_id is not None:
+            member.away = True  # keeps its place until the session is over
+        else:
+            self._drop(member)
+        return Answer(member.member_id, beat.epoch, None)
+
+    def _drop(self, member: ConsumerMember) -> None:
+        if member.timer is not None:
+            member.timer.cancel()
+            member.timer = None
+        del self.members[member.member_id]
+        self.target.pop(member.member_id, None)
+        if member.instance_id is not None:
+            self._instances.pop(member.instance_id, None)
+        if not self.members:
+            self.empty_since_ms = self._clock.now_ms()
+        self._retarget(True)
+
+    def _update(self, member: ConsumerMember, beat: Heartbeat) -> bool:
+        """Whether something changed that the assignment depends on."""
+        before = (member.topics, member.pattern, member.assignor, member.epoch == 0)
+        if beat.topics is not None:
+            member.topics = beat.topics
+        if beat.pattern is not None:
+            member.pattern = beat.pattern
+        if beat.assignor is not None:
+            member.assignor = beat.assignor
+        if beat.rebalance_timeout_ms > 0:
+            member.rebalance_timeout_ms = beat.rebalance_timeout_ms
+        if beat.rack_id is not None:
+            member.rack_id = beat.rack_id
+        member.client_id, member.client_host = beat.client_id, beat.client_host
+        return before != (member.topics, member.pattern, member.assignor, False)
+
+    def _wanted(self, member: ConsumerMember) -> frozenset[str]:
+        if not member.pattern:
+            return member.topics
+        pattern = compile_pattern(member.pattern)
+        return member.topics | {topic for topic in self._topics() if pattern.fullmatch(topic)}
+
+    # Sessions.
+
+    def _keep_alive(self, member: ConsumerMember) -> None:
+        session_s = self._settings.consumer_session_timeout_ms / 1000
+        member.deadline = self._clock.monotonic() + session_s
+        if member.timer is None:
+            member.timer = self._timers.call_later(session_s, lambda: self._look_at(member))
+
+    def _look_at(self, member: ConsumerMember) -> None:
+        member.timer = None
+        if self.members.get(member.member_id) is not member:
+            return
+        deadline = member.deadline
+        if member.state is MemberState.REVOKING:  # alive, but in the way of others for too long
+            deadline = min(deadline, member.revoke_deadline)
+        left_s = deadline - self._clock.monotonic()
+        if left_s > 0:
+            member.timer = self._timers.call_later(left_s, lambda: self._look_at(member))
+        else:
+            self._drop(member)
+
+    # Target and reality.
+
+    def _retarget(self, changed: bool) -> None:
+        partitions = self._topics()
+        wanted = {member_id: self._wanted(member) for member_id, member in self.members.items()}
+        subscribed = frozenset().union(*wanted.values()) if wanted else frozenset()
+        seen = {topic: partitions[topic] for topic in subscribed if topic in partitions}
+        if not changed and self._seen == (seen,):
+            return
+        self._seen = (seen,)
+        self.epoch += 1
+        held = {member_id: self.target.get(member_id, set()) for member_id in self.members}
+        self.target = ASSIGNORS[self.assignor](wanted, seen, held)
+        self.target_epoch = self.epoch
+
+    def _reconcile(self, member: ConsumerMember, owned: Iterable[TopicPartition] | None) -> None:
+        """One step of the member towards its target."""
+        if member.state is MemberState.REVOKING:
+            if owned is None or member.revoking & set(owned):
+                return
+            member.revoking = set()
+            member.state = MemberState.STABLE
+        target = self.target.get(member.member_id, set())
+        surplus = member.assigned - target
+        member.assigned &= target
+        if surplus and (owned is None or surplus & set(owned)):
+            member.revoking = surplus
+            member.state = MemberState.REVOKING
+            member.revoke_deadline = self._clock.monotonic() + member.rebalance_timeout_ms / 1000
+            if member.timer is not None:
+                member.timer.cancel()
+                member.timer = None
+            self._look_at(member)
+            if member.epoch == 0:
+                self._advance(member)
+            return
+        taken: set[TopicPartition] = set()
+        for other in self.members.values():
+            if other is not member:
+                taken |= other.holds
+        member.assigned |= target - taken
+        member.state = MemberState.WAITING if target & taken else MemberState.STABLE
+        self._advance(member)
+
+    def _advance(self, member: ConsumerMember) -> None:
+        if member.epoch != self.target_epoch:
+            member.previous_epoch, member.epoch = member.epoch, self.target_epoch

@@ -1,0 +1,258 @@
+"""All groups of the broker: which protocol each speaks, what they committed, and what outlives a restart."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.broker.groups.classic import ClassicGroup
+from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.groups.members import GroupState, Member
+from headrace.broker.groups.offsets import OFFSETS, Answer, Committed, OffsetStore, StagedEntry
+from headrace.broker.groups.settings import GroupSettings
+from headrace.broker.groups.timers import Timer, Timers
+from headrace.clock import Clock
+from headrace.errors import (
+    GroupKindMismatch,
+    GroupNotEmpty,
+    GroupNotFound,
+    HeadraceError,
+    IllegalGeneration,
+    InvalidGroupId,
+    OffsetMetadataTooLarge,
+    UnknownMember,
+)
+
+GROUPS = "groups"
+SWEEP_S = 600.0
+GROUP_ID_BYTES_MAX = 10_000
+
+Group = ClassicGroup | ConsumerGroup
+
+
+class SavedMember(msgspec.Struct, frozen=True, array_like=True):
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: list[tuple[str, bytes]]
+    assignment: bytes
+
+
+class SavedGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A classic group at the end of a rebalance, so that its members need not notice a restart."""
+
+    generation: int
+    protocol_type: str
+    protocol: str
+    leader: str
+    members: list[SavedMember]
+
+
+class Listed(NamedTuple):
+    group_id: str
+    protocol_type: str
+    state: str
+    kind: str  # classic, consumer or share, as Kafka's tools print them
+
+
+class Groups:
+    """The registry. Owned by the broker; every method runs on the owner thread."""
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        clock: Clock,
+        timers: Timers,
+        begin: Callable[[], StagedEntry],
+        topics: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self.settings = settings
+        self.offsets = OffsetStore(begin)
+        self._clock = clock
+        self._timers = timers
+        self._begin = begin
+        self._topics = topics
+        self._groups: dict[str, Group] = {}
+        self._sweep: Timer | None = None
+
+    # Opening and closing.
+
+    def load(self, items: Callable[[str], Iterable[tuple[bytes, bytes]]]) -> None:
+        self.offsets.load(items(OFFSETS))
+        for key, value in items(GROUPS):
+            self._restore(key.decode(), msgspec.msgpack.decode(value, type=SavedGroup))
+        self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
+
+    def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for group in self._groups.values():
+            group.close()
+
+    def _restore(self, group_id: str, saved: SavedGroup) -> None:
+        group = self._new_classic(group_id)
+        group.generation, group.protocol_type = saved.generation, saved.protocol_type
+        group.protocol, group.leader = saved.protocol, saved.leader
+        for one in saved.members:
+            group.restore(
+                Member(
+                    member_id=one.member_id,
+                    instance_id=one.instance_id,
+                    client_id=one.client_id,
+                    client_host=one.client_host,
+                    session_timeout_ms=one.session_timeout_ms,
+                    rebalance_timeout_ms=one.rebalance_timeout_ms,
+                    protocols=tuple(one.protocols),
+                    assignment=one.assignment,
+                )
+            )
+
+    def _save(self, group: ClassicGroup) -> None:
+        """Nobody waits for it: a group that a crash forgets is joined again."""
+        saved = SavedGroup(
+            group.generation,
+            group.protocol_type,
+            group.protocol,
+            group.leader,
+            [
+                SavedMember(
+                    member.member_id,
+                    member.instance_id,
+                    member.client_id,
+                    member.client_host,
+                    member.session_timeout_ms,
+                    member.rebalance_timeout_ms,
+                    list(member.protocols),
+                    member.assignment,
+                )
+                for member in group.members.values()
+            ],
+        )
+        self._stage(lambda entry: entry.put(GROUPS, group.group_id.encode(), msgspec.msgpack.encode(saved)))
+
+    def _stage(self, change: Callable[[StagedEntry], Any]) -> None:
+        entry = self._begin()
+        change(entry)
+        try:
+            entry.commit()
+        except HeadraceError:
+            pass  # the disk's failure is told to whoever waits for it
+
+    # Finding.
+
+    def classic(self, group_id: str) -> ClassicGroup:
+        """The group, made if it is new or an empty one of the other protocol."""
+        check_group_id(group_id)
+        group = self._groups.get(group_id)
+        if isinstance(group, ClassicGroup):
+            return group
+        if group is not None and group.members:
+            raise GroupKindMismatch(f"group {group_id!r} speaks the new protocol")
+        return self._new_classic(group_id)
+
+    def _new_classic(self, group_id: str) -> ClassicGroup:
+        group = ClassicGroup(group_id, self.settings, self._clock, self._timers, self._save)
+        self._groups[group_id] = group
+        return group
+
+    def consumer(self, group_id: str) -> ConsumerGroup:
+        check_group_id(group_id)
+        group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return group
+        if group is not None and group.members:
+            raise GroupKindMismatch(f"group {group_id!r} speaks the classic protocol")
+        if group is not None:
+            group.close()
+            self._stage(lambda entry: entry.delete(GROUPS, group_id.encode()))
+        made = ConsumerGroup(group_id, self.settings, self._clock, self._timers, self._topics)
+        self._groups[group_id] = made
+        return made
+
+    def known_classic(self, group_id: str) -> ClassicGroup:
+        check_group_id(group_id)
+        group = self._groups.get(group_id)
+        if not isinstance(group, ClassicGroup):
+            raise UnknownMember(f"no classic group {group_id!r}")
+        return group
+
+    def find(self, group_id: str) -> Group | None:
+        return self._groups.get(group_id)
+
+    def listing(self) -> list[Listed]:
+        listed = []
+        for group_id, group in self._groups.items():
+            if isinstance(group, ConsumerGroup):
+                listed.append(Listed(group_id, "consumer", group.state, "consumer"))
+            else:
+                listed.append(Listed(group_id, group.protocol_type, group.state.value, "classic"))
+        for group_id in self.offsets.groups():
+            if group_id not in self._groups:
+                listed.append(Listed(group_id, "", GroupState.EMPTY.value, "classic"))
+        return listed
+
+    def exists(self, group_id: str) -> bool:
+        return group_id in self._groups or bool(self.offsets.of(group_id))
+
+    # Offsets.
+
+    def check_commit(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
+        """Raises unless the member may commit now. A group nobody knows is committed to by nobody."""
+        group = self._groups.get(group_id)
+        if isinstance(group, ClassicGroup):
+            group.check_commit(member_id, instance_id, generation)
+        elif isinstance(group, ConsumerGroup):
+            group.check_commit(member_id, generation)
+        elif generation >= 0 or member_id:
+            raise IllegalGeneration(f"group {group_id!r} has no members")
+
+    def commit(self, entries: list[Committed], answer: Answer) -> None:
+        """Of one group, already checked."""
+        for entry in entries:
+            if len(entry.metadata) > self.settings.offset_metadata_bytes_max:
+                raise OffsetMetadataTooLarge(f"{len(entry.metadata)} characters beside an offset")
+        self.offsets.commit(entries, answer)
+
+    # Deleting.
+
+    def delete(self, group_id: str, answer: Answer) -> None:
+        check_group_id(group_id)
+        if not self.exists(group_id):
+            raise GroupNotFound(group_id)
+        group = self._groups.get(group_id)
+        if group is not None and group.members:
+            raise GroupNotEmpty(f"group {group_id!r} has {len(group.members)} members")
+        if group is not None:
+            group.close()
+            del self._groups[group_id]
+            self._stage(lambda entry: entry.delete(GROUPS, group_id.encode()))
+        self.offsets.delete(group_id, list(self.offsets.of(group_id)), answer)
+
+    def topic_deleted(self, topic: str) -> None:
+        """Offsets of a topic that is gone mean nothing to one that may come."""
+        for group_id in list(self.offsets.groups()):
+            gone = [which for which in self.offsets.of(group_id) if which[0] == topic]
+            if gone:
+                self.offsets.delete(group_id, gone, lambda error: None)
+
+    def _sweep_now(self) -> None:
+        self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
+        horizon_ms = self._clock.now_ms() - self.settings.offsets_retention_ms
+        for group_id in [*self._groups, *self.offsets.groups()]:
+            group = self._groups.get(group_id)
+            if group is not None and (group.members or group.empty_since_ms > horizon_ms):
+                continue
+            offsets = self.offsets.of(group_id)
+            old = [which for which, one in offsets.items() if one.commit_ms < horizon_ms]
+            if len(old) == len(offsets) and self.exists(group_id):
+                self.delete(group_id, lambda error: None)
+            elif old:
+                self.offsets.delete(group_id, old, lambda error: None)
+
+
+def check_group_id(group_id: str) -> None:
+    if not group_id or len(group_id) > GROUP_ID_BYTES_MAX or "\0" in group_id:
+        raise InvalidGroupId("a group needs a name")

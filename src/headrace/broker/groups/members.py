@@ -1,0 +1,93 @@
+"""What a classic group knows of a member, and what it says to one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from headrace.broker.groups.timers import Timer
+from headrace.errors import HeadraceError
+
+
+class GroupState(Enum):
+    """Named as Kafka's tools print them."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A wish to take part in the next generation."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocol_type: str
+    protocols: tuple[tuple[str, bytes], ...]  # most wanted first
+    id_required: bool = False  # the client can be told an id to join again with
+    can_skip_assignment: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    generation: int
+    protocol_type: str
+    protocol: str
+    leader: str
+    member_id: str
+    members: tuple[tuple[str, str | None, bytes], ...] = ()  # for the leader: (id, instance, metadata)
+    skip_assignment: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    protocol_type: str
+    protocol: str
+    assignment: bytes
+
+
+JoinAnswer = Callable[[Joined | HeadraceError], None]
+SyncAnswer = Callable[[Synced | HeadraceError], None]
+
+
+@dataclass(slots=True)
+class Member:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    assignment: bytes = b""
+    deadline: float = 0.0  # monotonic; past it the member is gone
+    timer: Timer | None = None
+    join_answer: JoinAnswer | None = None
+    sync_answer: SyncAnswer | None = None
+    joined: bool = False  # has asked to be in the generation that is being made
+    generation: int = 0  # the last one it was in
+
+    def metadata(self, protocol: str) -> bytes:
+        for name, data in self.protocols:
+            if name == protocol:
+                return data
+        return b""
+
+    def supports(self, protocol: str) -> bool:
+        return any(name == protocol for name, _ in self.protocols)
+
+    def answer_join(self, what: Joined | HeadraceError) -> None:
+        answer, self.join_answer = self.join_answer, None
+        if answer is not None:
+            answer(what)
+
+    def answer_sync(self, what: Synced | HeadraceError) -> None:
+        answer, self.sync_answer = self.sync_answer, None
+        if answer is not None:
+            answer(what)

@@ -1,0 +1,116 @@
+"""Offsets that groups have committed. Durable before they are answered, and seen only then."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from headrace.errors import HeadraceError
+
+OFFSETS = "group.offsets"
+TopicPartition = tuple[str, int]
+Answer = Callable[[HeadraceError | None], None]
+
+
+class Committed(msgspec.Struct, frozen=True, array_like=True):
+    """log_id tells a topic from a later one of the same name, whose offsets mean something else."""
+
+    group: str
+    topic: str
+    partition: int
+    log_id: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_ms: int
+
+
+class Entry(Protocol):
+    """A journal entry in the making: the part of log.shard.Group used here."""
+
+    def put(self, table: str, key: bytes, value: bytes) -> object: ...
+    def delete(self, table: str, key: bytes) -> object: ...
+
+
+class Ticket(Protocol):
+    @property
+    def error(self) -> BaseException | None: ...
+    def add_callback(self, callback: Callable[["Ticket"], object], /) -> object: ...
+
+
+class StagedEntry(Entry, Protocol):
+    def commit(self) -> Ticket: ...
+
+
+def offset_key(group: str, topic: str, partition: int) -> bytes:
+    return f"{group}\0{topic}\0{partition}".encode()
+
+
+class OffsetStore:
+    """Owned by the broker's Groups. What is in memory is what a crash would leave."""
+
+    def __init__(self, begin: Callable[[], StagedEntry]) -> None:
+        self._begin = begin
+        self._groups: dict[str, dict[TopicPartition, Committed]] = {}
+
+    def load(self, items: Iterable[tuple[bytes, bytes]]) -> None:
+        for _, value in items:
+            self.apply([msgspec.msgpack.decode(value, type=Committed)])
+
+    def commit(self, entries: list[Committed], answer: Answer) -> None:
+        """answer(None) once the entries are durable, answer(error) if they are not."""
+        staged = self._begin()
+        self.stage(staged, entries)
+
+        def done(ticket: Ticket) -> None:
+            if ticket.error is None:
+                self.apply(entries)
+                answer(None)
+            else:
+                answer(as_error(ticket.error))
+
+        staged.commit().add_callback(done)
+
+    def stage(self, entry: Entry, entries: list[Committed]) -> None:
+        """Make the entries part of a journal entry; apply() them when it is durable."""
+        encode = msgspec.msgpack.encode
+        for one in entries:
+            entry.put(OFFSETS, offset_key(one.group, one.topic, one.partition), encode(one))
+
+    def apply(self, entries: Iterable[Committed]) -> None:
+        for one in entries:
+            self._groups.setdefault(one.group, {})[one.topic, one.partition] = one
+
+    def delete(self, group: str, partitions: Iterable[TopicPartition], answer: Answer) -> None:
+        gone = [which for which in partitions if which in self._groups.get(group, {})]
+        staged = self._begin()
+        for topic, partition in gone:
+            staged.delete(OFFSETS, offset_key(group, topic, partition))
+
+        def done(ticket: Ticket) -> None:
+            if ticket.error is not None:
+                answer(as_error(ticket.error))
+                return
+            kept = self._groups.get(group, {})
+            for which in gone:
+                kept.pop(which, None)
+            if not kept:
+                self._groups.pop(group, None)
+            answer(None)
+
+        staged.commit().add_callback(done)
+
+    def get(self, group: str, topic: str, partition: int) -> Committed | None:
+        return self._groups.get(group, {}).get((topic, partition))
+
+    def of(self, group: str) -> Mapping[TopicPartition, Committed]:
+        return self._groups.get(group, {})
+
+    def groups(self) -> Iterable[str]:
+        return self._groups.keys()
+
+
+def as_error(error: BaseException) -> HeadraceError:
+    if isinstance(error, HeadraceError):
+        return error
+    raise error

@@ -1,0 +1,224 @@
+"""The classic group protocol: joins, generations, time-outs, static members; on a clock that stands still."""
+
+import pytest
+
+from headrace.broker.groups.members import GroupState
+from headrace.errors import (
+    FencedInstance,
+    GroupFull,
+    GroupNotEmpty,
+    IllegalGeneration,
+    InconsistentProtocol,
+    InvalidGroupId,
+    InvalidSessionTimeout,
+    MemberIdRequired,
+    RebalanceInProgress,
+    UnknownMember,
+)
+from tests.broker.group_world import World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_first_member_leads_and_gets_what_it_assigns(world: World) -> None:
+    joined = world.join("g").result
+    assert joined.leader == joined.member_id
+    assert joined.generation == 1
+    assert joined.members == ((joined.member_id, None, b"metadata"),)
+    synced = world.sync("g", joined, {joined.member_id: b"mine"}).result
+    assert synced.assignment == b"mine"
+    assert world.groups.classic("g").state is GroupState.STABLE
+
+
+def test_a_second_member_waits_until_the_first_has_joined_again(world: World) -> None:
+    [first] = world.stable("g", 1)
+    second = world.join("g")
+    assert second.waiting
+    with pytest.raises(RebalanceInProgress):
+        world.groups.classic("g").heartbeat(first.member_id, None, first.generation)
+    again = world.join("g", first.member_id).result
+    assert again.generation == second.result.generation == 2
+    assert len(again.members) == 2
+    assert second.result.members == (), "only the leader sees the others"
+
+
+def test_followers_wait_for_the_leaders_assignment(world: World) -> None:
+    first, second = (one for one in world.stable("g", 2))
+    leader, follower = (first, second) if first.leader == first.member_id else (second, first)
+    group = world.groups.classic("g")
+    assert group.state is GroupState.STABLE
+    assert world.sync("g", follower).result.assignment == follower.member_id.encode()
+    assert world.sync("g", leader).result.assignment == leader.member_id.encode()
+
+
+def test_a_member_that_stops_beating_is_removed_and_the_rest_rebalance(world: World) -> None:
+    first, second = world.stable("g", 2)
+    group = world.groups.classic("g")
+    for _ in range(4):
+        world.timers.advance(3)
+        try:
+            group.heartbeat(first.member_id, None, first.generation)
+        except RebalanceInProgress:
+            break
+    with pytest.raises(UnknownMember):
+        group.heartbeat(second.member_id, None, second.generation)
+    again = world.join("g", first.member_id).result
+    assert [member_id for member_id, _, _ in again.members] == [first.member_id]
+
+
+def test_a_member_that_does_not_join_in_time_is_left_behind(world: World) -> None:
+    first, second = world.stable("g", 2)
+    again = world.join("g", first.member_id, protocols=(("range", b"changed"),))
+    group = world.groups.classic("g")
+    for _ in range(12):  # the second beats on, but never joins
+        world.timers.advance(5)
+        if not again.waiting:
+            break
+        with pytest.raises(RebalanceInProgress):
+            group.heartbeat(second.member_id, None, second.generation)
+    assert [member_id for member_id, _, _ in again.result.members] == [first.member_id]
+
+
+def test_without_the_leaders_sync_the_followers_start_over(world: World) -> None:
+    [first] = world.stable("g", 1)
+    waiting = world.join("g")
+    again = world.join("g", first.member_id).result
+    follower = world.sync("g", waiting.result)
+    assert again.leader == first.member_id
+    world.timers.advance(61)  # neither sync nor heartbeat from the leader
+    with pytest.raises((RebalanceInProgress, UnknownMember)):
+        assert follower.result
+
+
+def test_leaving_starts_a_rebalance_and_the_last_one_empties_the_group(world: World) -> None:
+    first, second = world.stable("g", 2)
+    group = world.groups.classic("g")
+    group.leave(second.member_id, None)
+    assert group.state is GroupState.PREPARING
+    group.leave(first.member_id, None)
+    assert group.state is GroupState.EMPTY
+    assert group.generation == first.generation + 1
+
+
+def test_clients_that_can_are_told_an_id_to_join_with(world: World) -> None:
+    with pytest.raises(MemberIdRequired) as caught:
+        assert world.join("g", id_required=True).result
+    assert not world.groups.classic("g").members, "nobody is a member yet"
+    joined = world.join("g", caught.value.member_id, id_required=True).result
+    assert joined.member_id == caught.value.member_id
+
+
+def test_an_id_that_was_given_out_and_never_used_is_forgotten(world: World) -> None:
+    with pytest.raises(MemberIdRequired) as caught:
+        assert world.join("g", id_required=True).result
+    world.timers.advance(11)
+    with pytest.raises(UnknownMember):
+        assert world.join("g", caught.value.member_id, id_required=True).result
+
+
+def test_an_invented_member_id_is_refused(world: World) -> None:
+    world.stable("g", 1)
+    with pytest.raises(UnknownMember):
+        assert world.join("g", "forged").result
+
+
+@pytest.mark.parametrize("timeout_ms", [-1, 0, 999, 30 * 60 * 1000 + 1])
+def test_session_timeouts_outside_the_limits_are_refused(world: World, timeout_ms: int) -> None:
+    with pytest.raises(InvalidSessionTimeout):
+        assert world.join("g", session_timeout_ms=timeout_ms).result
+
+
+def test_members_without_a_common_protocol_do_not_meet(world: World) -> None:
+    world.stable("g", 1)
+    with pytest.raises(InconsistentProtocol):
+        assert world.join("g", protocols=(("roundrobin", b""),)).result
+    with pytest.raises(InconsistentProtocol):
+        assert world.join("g", protocol_type="connect").result
+    with pytest.raises(InconsistentProtocol):
+        assert world.join("other", protocols=()).result
+
+
+def test_the_protocol_most_members_want_is_chosen(world: World) -> None:
+    both = (("range", b"r"), ("roundrobin", b"rr"))
+    swapped = (both[1], both[0])
+    first = world.join("g", protocols=both).result
+    second, third = world.join("g", protocols=swapped), world.join("g", protocols=swapped)
+    again = world.join("g", first.member_id, protocols=both)
+    assert {one.result.protocol for one in (second, third, again)} == {"roundrobin"}
+
+
+def test_a_generation_that_is_over_is_not_served(world: World) -> None:
+    [joined] = world.stable("g", 1)
+    group = world.groups.classic("g")
+    with pytest.raises(IllegalGeneration):
+        group.heartbeat(joined.member_id, None, joined.generation - 1)
+    with pytest.raises(IllegalGeneration):
+        group.check_commit(joined.member_id, None, joined.generation + 1)
+
+
+def test_a_static_member_that_restarts_keeps_its_place_without_a_rebalance(world: World) -> None:
+    first = world.join("g", instance_id="one").result
+    world.sync("g", first, {first.member_id: b"mine"})
+    again = world.join("g", instance_id="one").result
+    assert again.generation == first.generation
+    assert again.member_id != first.member_id
+    assert world.sync("g", again).result.assignment == b"mine"
+    with pytest.raises(FencedInstance):
+        world.groups.classic("g").heartbeat(first.member_id, "one", first.generation)
+
+
+def test_a_static_member_can_be_removed_by_its_name(world: World) -> None:
+    first = world.join("g", instance_id="one").result
+    world.sync("g", first)
+    assert world.groups.classic("g").leave("", "one") == first.member_id
+    assert world.groups.classic("g").state is GroupState.EMPTY
+
+
+def test_a_member_that_joins_again_unchanged_gets_the_generation_it_missed(world: World) -> None:
+    first, second = world.stable("g", 2)
+    follower = second if first.leader == first.member_id else first
+    assert world.join("g", follower.member_id).result.generation == first.generation
+
+
+def test_a_group_has_a_largest_size() -> None:
+    world = World(members_max=2)
+    world.stable("g", 2)
+    with pytest.raises(GroupFull):
+        assert world.join("g").result
+
+
+def test_a_group_must_have_a_name(world: World) -> None:
+    with pytest.raises(InvalidGroupId):
+        world.join("")
+
+
+def test_more_members_have_the_initial_delay_to_arrive_in_the_first_generation() -> None:
+    world = World(initial_rebalance_delay_ms=3000)
+    answers = [world.join("g") for _ in range(3)]
+    assert all(answer.waiting for answer in answers)
+    world.timers.advance(3)
+    assert {answer.result.generation for answer in answers} == {1}
+
+
+def test_a_group_survives_a_restart_with_its_members(world: World) -> None:
+    first, second = world.stable("g", 2)
+    world.restart()
+    group = world.groups.classic("g")
+    group.heartbeat(first.member_id, None, first.generation)
+    assert world.sync("g", second).result.assignment == second.member_id.encode()
+    world.timers.advance(11)  # a restored member has one session to show up
+    assert not world.groups.classic("g").members
+
+
+def test_a_group_with_members_can_not_be_deleted(world: World) -> None:
+    [joined] = world.stable("g", 1)
+    with pytest.raises(GroupNotEmpty):
+        world.groups.delete("g", lambda error: None)
+    world.groups.classic("g").leave(joined.member_id, None)
+    world.groups.delete("g", lambda error: None)
+    assert not world.groups.exists("g")
+    world.restart()
+    assert not world.groups.exists("g")
