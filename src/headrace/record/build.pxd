@@ -5,6 +5,7 @@ cdef enum AppendResult:
     APPENDED = 0
     APPEND_NO_MEMORY = -1
     APPEND_TOO_LARGE = -2       # the record would take the batch over its limit; the batch is as before
+    APPEND_BAD_TIMESTAMP = -3   # further from the first than 64 bits reach; the batch is as before
 
 
 cdef struct Part:

@@ -14,7 +14,7 @@ from headrace.record.batch cimport (
     PRODUCER_EPOCH_AT, PRODUCER_ID_AT, TRANSACTIONAL_BIT,
 )
 from headrace.record.checksum cimport crc32c_of
-from headrace.record.raw cimport add_overflows, put16, put32, put64, put_varint, varint_size
+from headrace.record.raw cimport put16, put32, put64, put_varint, sub_overflows, varint_size
 
 from headrace.errors import BatchTooLarge, InvalidInput, UnknownCodec
 from headrace.record.compression import compress
@@ -127,8 +127,8 @@ cdef class BatchWriter:
         if key_size > self._limit or value_size > self._limit or headers_size > self._limit:
             result[0] = APPEND_TOO_LARGE
             return NULL
-        if self._count and add_overflows(timestamp, -self._base_timestamp, &delta):
-            result[0] = APPEND_TOO_LARGE
+        if self._count and sub_overflows(timestamp, self._base_timestamp, &delta):
+            result[0] = APPEND_BAD_TIMESTAMP
             return NULL
         body = (1 + varint_size(delta) + varint_size(self._count)
                 + varint_size(key_size) + (key_size if key_size > 0 else 0)
@@ -247,6 +247,8 @@ cdef class BatchWriter:
                 PyBuffer_Release(&value_view)
         if result == APPEND_TOO_LARGE:
             raise BatchTooLarge(self._used + max(key_size, 0) + max(value_size, 0) + headers_size, self._limit)
+        if result == APPEND_BAD_TIMESTAMP:
+            raise InvalidInput(f"timestamp {timestamp_ms} is too far from that of the batch, {self._base_timestamp}")
         if result == APPEND_NO_MEMORY:
             raise MemoryError
 

@@ -19,7 +19,7 @@ SHORT_STRING_BYTES_MAX: Final = 255
 
 
 class Timestamp(int):
-    """Seconds since 1970, a type of its own in a field table. Clients send numbers that no datetime can be."""
+    """Seconds since 1970, a type of its own in a field table. Clients send what no datetime can be."""
 
 
 Value: TypeAlias = (

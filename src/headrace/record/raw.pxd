@@ -65,6 +65,9 @@ cdef extern from *:
     static inline int hr_add_overflows(int64_t a, int64_t b, int64_t *out) {
         return __builtin_add_overflow(a, b, out);
     }
+    static inline int hr_sub_overflows(int64_t a, int64_t b, int64_t *out) {
+        return __builtin_sub_overflow(a, b, out);
+    }
     """
     uint16_t get16 "hr_get16"(const uint8_t* p) noexcept nogil
     uint32_t get32 "hr_get32"(const uint8_t* p) noexcept nogil
@@ -76,3 +79,4 @@ cdef extern from *:
     uint8_t* put_varint "hr_put_varint"(uint8_t* p, int64_t value) noexcept nogil
     const uint8_t* get_varint "hr_get_varint"(const uint8_t* p, const uint8_t* end, int64_t* out) noexcept nogil
     bint add_overflows "hr_add_overflows"(int64_t a, int64_t b, int64_t* out) noexcept nogil
+    bint sub_overflows "hr_sub_overflows"(int64_t a, int64_t b, int64_t* out) noexcept nogil

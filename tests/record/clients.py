@@ -1,0 +1,21 @@
+"""The record layers of kafka-python and aiokafka, imported where their own warnings do not fail our tests."""
+
+import warnings
+
+with warnings.catch_warnings():
+    # kafka-python reads its schemas in a way that Python 3.11 calls deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka import codec as kafka_codec
+    from kafka.partitioner.default import murmur2 as kafka_murmur2
+    from kafka.record.default_records import DefaultRecordBatch as KafkaBatch
+    from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaBuilder
+
+from aiokafka.record._crecords.default_records import DefaultRecordBatch as AioCBatch
+from aiokafka.record._crecords.default_records import DefaultRecordBatchBuilder as AioCBuilder
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy as AioBuilder
+from aiokafka.record.default_records import _DefaultRecordBatchPy as AioBatch
+
+BUILDERS = {"kafka-python": KafkaBuilder, "aiokafka": AioBuilder, "aiokafka in C": AioCBuilder}
+PARSERS = {"kafka-python": KafkaBatch, "aiokafka": AioBatch, "aiokafka in C": AioCBatch}
+
+__all__ = ["BUILDERS", "PARSERS", "kafka_codec", "kafka_murmur2"]

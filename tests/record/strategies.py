@@ -1,0 +1,12 @@
+"""What Hypothesis makes messages of."""
+
+from hypothesis import strategies as st
+
+from tests.record.oracle import Message
+
+data = st.none() | st.binary(max_size=300)
+headers = st.lists(st.tuples(st.text(max_size=20), st.none() | st.binary(max_size=40)), max_size=4)
+timestamps = st.integers(min_value=0, max_value=2**48)
+messages = st.builds(Message, key=data, value=data, headers=headers, timestamp=timestamps)
+batches = st.lists(messages, min_size=1, max_size=30)
+codecs = st.integers(min_value=0, max_value=4)
