@@ -1,4 +1,4 @@
-"""RecordBatch v2 the slow way: struct, loops and a checksum of somebody else. It shares no line with the kernels."""
+"""RecordBatch v2 the slow way: struct, loops, somebody else's checksum. It shares no line with the kernels."""
 
 import struct
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ def payload(messages: list[Message], deltas: list[int] | None = None) -> bytes:
 def batch(
     messages: list[Message], fields: Fields | None = None, *, packed: bytes | None = None, **header: int
 ) -> bytes:
-    """A batch of these messages. packed replaces the records by compressed ones; header overrides any field."""
+    """A batch of these messages. packed replaces the records; header overrides any field."""
     fields = fields or Fields()
     body = payload(messages, fields.deltas) if packed is None else packed
     deltas = fields.deltas or list(range(len(messages)))

@@ -1,4 +1,4 @@
-"""kafka-python and aiokafka as independent judges: their bytes are ours, and each reads what the other wrote."""
+"""kafka-python and aiokafka as judges: their bytes are ours, and each reads what the other wrote."""
 
 import struct
 from collections.abc import Iterable
@@ -92,7 +92,7 @@ def test_we_read_what_they_write(name: str, codec: int, messages: list[Message])
 
 @pytest.mark.parametrize(("name", "codec"), [case for case in CASES if case[1]])
 def test_compressed_batches_hold_the_same_bytes(name: str, codec: int) -> None:
-    """Compressors differ in what they write; what comes out and all of the header but length and CRC does not."""
+    """Compressors differ in what they write; the records and the header after its CRC do not."""
     messages = [
         Message(b"key-%d" % (i % 7), b"some value " * (i % 30), [("h", b"x")], 10**12 + i) for i in range(500)
     ]
