@@ -176,4 +176,6 @@ class Stream:
 def reason_of(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
+        return "connection refused"  # asyncio says it in its own way, and lists every address it tried
     return (error.strerror or str(error) or type(error).__name__).lower()

@@ -1,0 +1,242 @@
+"""What both clients do when the network or the broker does not do its part."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from headrace import AsyncConsumer, AsyncProducer, Consumer, Message, Producer, Published
+from headrace.client.async_connection import AsyncConnection
+from headrace.client.connection import Connection
+from headrace.client.exchange import Response, parse_url
+from headrace.errors import BrokerUnreachable, HeadraceError, InvalidInput, Overloaded, Unconfirmed
+from tests.client.scripted import CLOSE, ok, scripted
+
+STORED = b'{"messages":[{"partition":0,"offset":7}]}'
+CLOSING = "Then: close\r\n"
+Request = Callable[..., list[Response]]
+
+
+def blocking(url: str, *methods: str, retry_s: float = 5.0) -> list[Response]:
+    connection = Connection(parse_url(url), retry_s=retry_s, timeout_s=5)
+    with contextlib.closing(connection):
+        return [connection.request(method, "/x", body=b"body" * (method == "POST")) for method in methods]
+
+
+def with_asyncio(url: str, *methods: str, retry_s: float = 5.0) -> list[Response]:
+    async def run() -> list[Response]:
+        connection = AsyncConnection(parse_url(url), retry_s=retry_s, timeout_s=5)
+        try:
+            return [await connection.request(m, "/x", body=b"body" * (m == "POST")) for m in methods]
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+both = pytest.mark.parametrize("request_", [blocking, with_asyncio])
+
+
+@both
+def test_one_connection_serves_many_requests(request_: Request) -> None:
+    with scripted(ok(b"1"), ok(b"2"), ok(b"3")) as server:
+        answers = request_(server.url, "GET", "POST", "GET")
+        assert [answer.body for answer in answers] == [b"1", b"2", b"3"]
+        assert server.connections == 1
+
+
+@both
+def test_a_lost_answer_to_a_publish_is_said_and_not_repeated(request_: Request) -> None:
+    with scripted(CLOSE, ok(b"2")) as server:
+        with pytest.raises(Unconfirmed, match="may or may not be stored"):
+            request_(server.url, "POST")
+        assert len(server.requests) == 1
+
+
+@both
+def test_half_an_answer_is_no_answer(request_: Request) -> None:
+    with scripted(ok(b"whole", headers=CLOSING)[:-2], ok(b"2")) as server:
+        with pytest.raises(Unconfirmed):
+            request_(server.url, "POST")
+        assert len(server.requests) == 1
+
+
+@both
+def test_a_lost_answer_to_a_read_is_asked_for_again(request_: Request) -> None:
+    with scripted(CLOSE, CLOSE, ok(b"3")) as server:
+        assert [answer.body for answer in request_(server.url, "GET")] == [b"3"]
+        assert len(server.requests) == 3
+
+
+@both
+def test_a_connection_closed_while_idle_costs_a_publish_nothing(request_: Request) -> None:
+    with scripted(ok(b"1", headers="Connection: close\r\n" + CLOSING), ok(b"2")) as server:
+        assert [answer.body for answer in request_(server.url, "GET", "POST")] == [b"1", b"2"]
+        assert server.connections == 2
+
+
+@both
+def test_a_broker_that_says_when_to_come_back_is_asked_again(request_: Request) -> None:
+    later = ok(b"{}", status="503 Service Unavailable", headers="Retry-After: 0\r\n")
+    with scripted(later, later, ok(b"3")) as server:
+        assert [answer.body for answer in request_(server.url, "POST")] == [b"3"]
+
+
+@both
+def test_a_broker_that_does_not_say_when_is_taken_at_its_word(request_: Request) -> None:
+    with scripted(ok(b"{}", status="503 Service Unavailable"), ok(b"2")) as server:
+        assert [answer.status for answer in request_(server.url, "POST")] == [503]
+
+
+@both
+def test_nobody_there_is_one_sentence(request_: Request) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(BrokerUnreachable, match=f"no broker answers at http://127.0.0.1:{port}: .*refused"):
+        request_(f"http://127.0.0.1:{port}", "POST", retry_s=0.0)
+
+
+def publish(kind: str, url: str, *values: str) -> list[Published | HeadraceError]:
+    """What became of each value, sent without waiting."""
+
+    async def run() -> list[Published | HeadraceError]:
+        async with AsyncProducer("t", url, retry_s=0) as producer:
+            futures = [await producer.send(value) for value in values]
+            with contextlib.suppress(HeadraceError):
+                await producer.flush()
+            return [error_or_result(future) for future in futures]
+
+    if kind == "async":
+        return asyncio.run(run())
+    with Producer("t", url, retry_s=0) as producer:
+        futures = [producer.send(value) for value in values]
+        with contextlib.suppress(HeadraceError):
+            producer.flush()
+        return [error_or_result(future) for future in futures]
+
+
+def error_or_result(future: "asyncio.Future[Published]") -> Published | HeadraceError:  # or a concurrent one
+    error = future.exception()
+    assert error is None or isinstance(error, HeadraceError)
+    return error or future.result()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_lost_publish_fails_its_messages_and_no_others(kind: str) -> None:
+    with scripted(CLOSE, ok(STORED)) as server:
+        assert isinstance(publish(kind, server.url, "a")[0], Unconfirmed)
+        assert publish(kind, server.url, "b") == [Published(0, 7)]
+
+
+def test_flush_raises_what_nobody_asked_about_once() -> None:
+    with scripted(CLOSE) as server:
+        producer = Producer("t", server.url)
+        producer.send("x")
+        with pytest.raises(Unconfirmed):
+            producer.flush()
+        producer.flush()
+        producer.close()
+
+
+async def test_async_flush_raises_what_nobody_asked_about_once() -> None:
+    with scripted(CLOSE) as server:
+        producer = AsyncProducer("t", server.url)
+        await producer.send("x")
+        with pytest.raises(Unconfirmed):
+            await producer.flush()
+        await producer.close()
+
+
+def test_only_the_message_at_fault_is_refused() -> None:
+    """The first goes out alone; the other four wait for it and are one batch: refused, split, judged."""
+    bad = ok(b'{"detail":"bad"}', status="400 Bad Request")
+    pair = b'{"messages":[{"partition":0,"offset":1},{"partition":0,"offset":2}]}'
+    gate = Gate()
+    with scripted(ok(STORED), bad, ok(pair), bad, bad, ok(STORED)) as server:
+        producer = Producer("t", server.url)
+        producer._connection = gate  # type: ignore[assignment]
+        gate.inner = Connection(parse_url(server.url))
+        futures = [producer.send("1")]
+        gate.entered.wait()
+        futures += [producer.send(value) for value in ("2", "3", "4", "5")]
+        gate.opened.set()
+        with pytest.raises(InvalidInput):
+            producer.close()
+        outcomes = [error_or_result(future) for future in futures]  # type: ignore[arg-type]
+    assert outcomes[0] == Published(0, 7)
+    assert outcomes[1:3] == [Published(0, 1), Published(0, 2)]
+    assert isinstance(outcomes[3], InvalidInput)
+    assert outcomes[4] == Published(0, 7)
+
+
+class Gate:
+    """A connection that waits before its first request, so that a test knows what the next batch holds."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self.entered, self.opened = threading.Event(), threading.Event()
+        self.inner: Connection
+
+    def request(self, *args: object, **options: object) -> Response:
+        self.entered.set()
+        self.opened.wait()
+        return self.inner.request(*args, **options)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_a_full_buffer_makes_send_wait_instead_of_growing() -> None:
+    with scripted(*[ok(STORED)] * 20) as server, Producer("t", server.url, buffer_bytes=1) as producer:
+        for _ in range(20):
+            producer.send("x").result()
+
+
+def test_an_overloaded_broker_is_said_to_be_overloaded() -> None:
+    busy = ok(b'{"detail":"busy"}', status="429 Too Many Requests", headers="Retry-After: 9\r\n")
+    with scripted(busy) as server:
+        (outcome,) = publish("sync", server.url, "x")
+        assert isinstance(outcome, Overloaded)
+
+
+OFFSETS = ok(b'{"topic":"t","partitions":[{"partition":0,"start":0,"end":3}]}')
+
+
+def page(first: int, last: int) -> bytes:
+    messages = b",".join(
+        b'{"partition":0,"offset":%d,"timestamp":1,"key":null,"value":"v","headers":{}}' % offset
+        for offset in range(first, last)
+    )
+    return ok(b'{"messages":[%b],"next_offset":%d}' % (messages, last))
+
+
+def test_reading_goes_on_where_it_was_when_the_connection_is_lost() -> None:
+    with scripted(OFFSETS, page(0, 2), CLOSE, page(2, 3)) as server, Consumer("t", server.url) as consumer:
+        assert [m.offset for m in consumer.poll()] == [0, 1]
+        assert [m.offset for m in consumer.poll()] == [2]
+        assert [b"offset=2" in request for request in server.requests[2:]] == [True, True]
+        assert consumer.positions == {0: 3}
+
+
+async def test_reading_with_asyncio_goes_on_where_it_was_when_the_connection_is_lost() -> None:
+    with scripted(OFFSETS, page(0, 2), CLOSE, page(2, 3)) as server:
+        async with AsyncConsumer("t", server.url) as consumer:
+            got: list[Message] = []
+            async for message in consumer:
+                got.append(message)
+                if len(got) == 3:
+                    break
+        assert [m.offset for m in got] == [0, 1, 2]
+
+
+def test_positions_are_right_wherever_the_reader_stops() -> None:
+    with scripted(OFFSETS, page(0, 3), page(2, 3)) as server, Consumer("t", server.url) as consumer:
+        for message in consumer:
+            if message.offset == 1:
+                break
+        assert consumer.positions == {0: 2}
+        assert [m.offset for m in consumer.poll()] == [2]
+        assert b"offset=2" in server.requests[-1]
