@@ -164,9 +164,18 @@ def test_where_to_start_is_resolved_for_every_partition() -> None:
 
 def test_events_do_not_depend_on_how_bytes_arrive() -> None:
     first, second = Message(0, 1, 2, None, b"x"), Message(1, 7, 2, b"k", "ü".encode())
-    text = b":\n\nid: 0:2\r\ndata: " + message_json(first) + b"\n" + b"event: end\ndata: {}\n\n"
+    text = b":\n\nid: 0:2\r\ndata: " + message_json(first) + b"\n"
     text += b"event: message\nid: 0:2,1:8\ndata: " + message_json(second) + b"\n"
     for cut in range(len(text)):
         reader = EventReader()
         assert reader.messages(text[:cut]) + reader.messages(text[cut:]) == [first, second]
+        assert not reader.has_notice
     assert event_id({1: 8, 0: 2}) == "0:2,1:8"
+
+
+def test_a_notice_ends_the_events_before_what_follows_it() -> None:
+    first, second = Message(0, 1, 2, None, b"x"), Message(0, 9, 2, None, b"y")
+    text = b"data: " + message_json(first) + b"\n" + b'event: gap\ndata: {"from": 2, "to": 9}\n\n'
+    reader = EventReader()
+    assert reader.messages(text + b"data: " + message_json(second) + b"\n") == [first]
+    assert reader.has_notice

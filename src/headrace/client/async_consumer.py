@@ -177,7 +177,9 @@ class AsyncConsumer:
             if piece:
                 self._heard_at = now
                 messages = self._events.messages(piece)
-                if messages:
+                if self._events.has_notice:
+                    self._unfollow()
+                if messages or self._stream is None:
                     advance(self._followed, messages)
                     return messages, dict(self._followed)
             response = self._stream.response

@@ -64,24 +64,36 @@ def advance(positions: dict[int, int], messages: Sequence[Message]) -> None:
 
 
 class EventReader:
-    """Takes pieces of a text/event-stream as they come, gives the messages that are whole."""
+    """Takes pieces of a text/event-stream as they come, gives the messages that are whole.
+
+    A notice (a gap, an error) ends it: a plain read from there says what it is about.
+    """
 
     def __init__(self) -> None:
+        self.has_notice = False
         self._rest = b""
 
     def messages(self, piece: bytes) -> list[Message]:
         blocks = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
         self._rest = blocks.pop()
-        return [parse_message(data) for block in blocks if (data := _message_data(block))]
+        messages: list[Message] = []
+        for block in blocks:
+            name, data = _event(block)
+            if not data:
+                continue  # a comment, so that the connection is known to live
+            if name != b"message":
+                self.has_notice = True
+                break
+            messages.append(parse_message(data))
+        return messages
 
 
-def _message_data(block: bytes) -> bytes:
-    data = b""
+def _event(block: bytes) -> tuple[bytes, bytes]:
+    name, data = b"message", b""
     for line in block.split(b"\n"):
         field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if field == b"event" and value != b"message":
-            return b""  # something the broker says about the stream, not a message of it
-        if field == b"data":
-            data += value
-    return data
+        if field == b"event":
+            name = value.strip()
+        elif field == b"data":
+            data += value.removeprefix(b" ")
+    return name, data

@@ -2,7 +2,7 @@
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -109,6 +109,10 @@ _read_message = msgspec.json.Decoder(_ReadMessage)
 _publish_answer = msgspec.json.Decoder(_PublishAnswer)
 _offsets_answer = msgspec.json.Decoder(_OffsetsAnswer)
 _problem = msgspec.json.Decoder(_Problem)
+
+
+def encode(value: object) -> bytes:
+    return _encoder.encode(value)
 
 
 def message_line(
@@ -236,12 +240,12 @@ def parse_offsets(response: Response) -> list[Range]:
     return _decode(_offsets_answer, response).partitions
 
 
-def parse_json(response: Response) -> dict[str, object]:
+def parse_json(response: Response) -> dict[str, Any]:
     """The JSON object of an answer."""
     raise_for(response)
     if not response.body:
         return {}
-    return _decode(msgspec.json.Decoder(dict[str, object]), response)
+    return _decode(msgspec.json.Decoder(dict[str, Any]), response)
 
 
 def _decode(decoder: "msgspec.json.Decoder[T]", response: Response) -> T:

@@ -1,0 +1,189 @@
+"""`headrace topic`: list, add, look at, change and remove topics."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.lazy import AliasGroup
+from headrace.cli.options import broker_url, json_option, url_option
+from headrace.errors import AlreadyExists, InvalidInput
+
+if TYPE_CHECKING:
+    from headrace.client.admin import Client
+
+
+@click.group(cls=AliasGroup)
+def topic() -> None:
+    """List, add, describe, change and remove topics."""
+
+
+@topic.command("ls")
+@click.argument("pattern", required=False)
+@click.option("-l", "--long", is_flag=True, help="With messages, bytes and segments of every topic.")
+@json_option
+@url_option
+def ls(pattern: str | None, long: bool, as_json: bool, url: str | None, config_file: Path | None) -> None:
+    """List topics; PATTERN is a shell pattern such as 'orders-*'.
+
+    Columns: name, kind, partitions; with -l also messages, bytes and segments.
+    """
+    from fnmatch import fnmatchcase
+
+    from headrace.cli.output import show_json, show_rows
+
+    with _client(url, config_file) as client:
+        topics = [t for t in client.topics() if pattern is None or fnmatchcase(t["name"], pattern)]
+        if long:
+            topics = [{**t, **_totals(client.topic(t["name"]))} for t in topics]
+    if as_json:
+        show_json({"topics": topics})
+        return
+    columns = ["name", "kind", "partitions"] + (["messages", "bytes", "segments"] if long else [])
+    show_rows(topics, columns, empty="no topics yet: `headrace pub TOPIC MESSAGE` makes one")
+
+
+@topic.command("add")
+@click.argument("name")
+@click.option("-p", "--partitions", type=click.IntRange(1), help="How many; the broker's default is 1.")
+@click.option(
+    "-c", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; repeat it."
+)
+@click.option("--if-missing", is_flag=True, help="It is fine if the topic is there already.")
+@json_option
+@url_option
+def add(
+    name: str,
+    partitions: int | None,
+    settings: tuple[str, ...],
+    if_missing: bool,
+    as_json: bool,
+    url: str | None,
+    config_file: Path | None,
+) -> None:
+    """Add a topic NAME.
+
+    \b
+    headrace topic add orders -p 4 -c retention_ms=30d -c compression=zstd
+    """
+    with _client(url, config_file) as client:
+        try:
+            described = client.create_topic(name, partitions=partitions, config=_pairs(settings))
+        except AlreadyExists:
+            if not if_missing:
+                raise
+            described = client.topic(name)
+    _show(described, as_json)
+
+
+@topic.command("info")
+@click.argument("name")
+@json_option
+@url_option
+def info(name: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
+    """Describe topic NAME: its partitions with their offsets, and the settings in force.
+
+    Columns when piped: partition, start, end, messages, bytes, segments.
+    """
+    with _client(url, config_file) as client:
+        _show(client.topic(name), as_json)
+
+
+@topic.command("set")
+@click.argument("name")
+@click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
+@click.option("-p", "--partitions", type=click.IntRange(1), help="Grow to this many partitions.")
+@json_option
+@url_option
+def set_(
+    name: str,
+    settings: tuple[str, ...],
+    partitions: int | None,
+    as_json: bool,
+    url: str | None,
+    config_file: Path | None,
+) -> None:
+    """Change settings of topic NAME; `SETTING=` without a value takes the broker's default again.
+
+    \b
+    headrace topic set orders retention_ms=1d cleanup_policy=
+    """
+    if not settings and partitions is None:
+        raise InvalidInput("nothing to change; write SETTING=VALUE, such as retention_ms=7d")
+    with _client(url, config_file) as client:
+        _show(client.configure_topic(name, _pairs(settings), partitions=partitions), as_json)
+
+
+@topic.command("rm")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@url_option
+def rm(names: tuple[str, ...], yes: bool, as_json: bool, url: str | None, config_file: Path | None) -> None:
+    """Remove topics and every message in them."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InvalidInput("removing a topic removes its messages: say --yes when nobody can be asked")
+        click.confirm(f"Remove {', '.join(names)} and every message in it?", abort=True, err=True)
+    from headrace.cli.output import show_json
+
+    with _client(url, config_file) as client:
+        for name in names:
+            client.delete_topic(name)
+    if as_json:
+        show_json({"removed": list(names)})
+
+
+def _client(url: str | None, config_file: Path | None) -> "Client":
+    from headrace.client.admin import Client
+
+    return Client(broker_url(url, config_file))
+
+
+def _pairs(texts: Iterable[str]) -> dict[str, object]:
+    pairs: dict[str, object] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidInput(f"{text!r} is not a setting; write NAME=VALUE, such as retention_ms=7d")
+        pairs[name] = value or None
+    return pairs
+
+
+def _totals(described: dict[str, Any]) -> dict[str, int]:
+    logs = described["logs"]
+    return {
+        "messages": sum(log["end"] - log["start"] for log in logs),
+        "bytes": sum(log["size_bytes"] for log in logs),
+        "segments": sum(log["segments"] for log in logs),
+    }
+
+
+def _show(described: dict[str, Any], as_json: bool) -> None:
+    from headrace.cli.output import for_people, show_facts, show_json, show_rows
+
+    if as_json:
+        show_json(described)
+        return
+    if for_people():
+        show_facts({"name": described["name"], "kind": described["kind"], **_totals(described)})
+        click.echo()
+        own = described["overrides"]
+        show_facts(
+            {name: value + (" (set here)" * (name in own)) for name, value in described["config"].items()}
+        )
+        click.echo()
+    rows = [
+        {
+            "partition": log["partition"],
+            "start": log["start"],
+            "end": log["end"],
+            "messages": log["end"] - log["start"],
+            "bytes": log["size_bytes"],
+            "segments": log["segments"],
+        }
+        for log in described["logs"]
+    ]
+    show_rows(rows, ("partition", "start", "end", "messages", "bytes", "segments"))

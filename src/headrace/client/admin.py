@@ -1,0 +1,78 @@
+"""Topics and the state of a broker: everything over HTTP that is neither publishing nor reading."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from headrace.client.connection import Connection
+from headrace.client.exchange import DEFAULT_URL, Response, parse_url, path_of
+from headrace.client.positions import Query
+from headrace.client.shapes import JSON, Range, encode, parse_json, parse_offsets, raise_for
+
+
+class Client:
+    """A broker, as far as its topics and its health go. For one thread at a time.
+
+    Answers are the JSON objects of the HTTP interface (docs/http.md), as dictionaries.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = 30.0, retry_s: float = 2.0) -> None:
+        self._connection = Connection(parse_url(url), timeout_s=timeout_s, retry_s=retry_s)
+
+    @property
+    def url(self) -> str:
+        return str(self._connection.endpoint)
+
+    def topics(self) -> list[dict[str, Any]]:
+        topics = self.get("/topics")["topics"]
+        assert isinstance(topics, list)
+        return topics
+
+    def topic(self, name: str) -> dict[str, Any]:
+        return self.get(path_of("topics", name))
+
+    def offsets(self, topic: str) -> list[Range]:
+        return parse_offsets(self._connection.request("GET", path_of("topics", topic, "offsets")))
+
+    def create_topic(
+        self, name: str, *, partitions: int | None = None, config: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        body: dict[str, object] = {"name": name, "config": dict(config or {})}
+        if partitions is not None:
+            body["partitions"] = partitions
+        return self._send("POST", "/topics", body)
+
+    def configure_topic(
+        self, name: str, config: Mapping[str, object], *, partitions: int | None = None
+    ) -> dict[str, Any]:
+        """Changes the settings given; None takes one back to the default. Partitions can be added."""
+        body: dict[str, object] = {"config": dict(config)}
+        if partitions is not None:
+            body["partitions"] = partitions
+        return self._send("PATCH", path_of("topics", name), body)
+
+    def delete_topic(self, name: str) -> None:
+        raise_for(self._connection.request("DELETE", path_of("topics", name)))
+
+    def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
+        """Any JSON answer."""
+        return parse_json(self._connection.request("GET", path, query=query))
+
+    def request(self, method: str, path: str, query: Query | None = None) -> Response:
+        """Any answer, whatever its status."""
+        return self._connection.request(method, path, query=query)
+
+    def _send(self, method: str, path: str, body: object) -> dict[str, Any]:
+        headers = {"Content-Type": JSON}
+        return parse_json(self._connection.request(method, path, headers=headers, body=encode(body)))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
