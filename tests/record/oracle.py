@@ -1,4 +1,4 @@
-"""RecordBatch v2 the slow way: struct, loops, somebody else's checksum. It shares no line with the kernels."""
+"""RecordBatch v2 the slow way: struct, loops, somebody else's checksum; no line shared with the kernels."""
 
 import struct
 from dataclasses import dataclass, field

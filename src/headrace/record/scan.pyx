@@ -142,8 +142,8 @@ def validate(
         while at < view.len:
             p = base + at
             # Before the checksum: a size over the limit is refused without reading that far.
-            if view.len - at >= PREFIX_SIZE and <int64_t>get32(p + LENGTH_AT) + PREFIX_SIZE > batch_bytes_max:
-                raise BatchTooLarge(<int64_t>get32(p + LENGTH_AT) + PREFIX_SIZE, batch_bytes_max)
+            if view.len - at >= PREFIX_SIZE and <int64_t><int32_t>get32(p + LENGTH_AT) + PREFIX_SIZE > batch_bytes_max:
+                raise BatchTooLarge(<int64_t><int32_t>get32(p + LENGTH_AT) + PREFIX_SIZE, batch_bytes_max)
             fault = read_batch(p, base + view.len, True, &batch)
             if fault == FAULT_NONE and (
                 batch.count == 0 or batch.last_offset - batch.base_offset != <int64_t>batch.count - 1

@@ -1,0 +1,67 @@
+"""Everything that can be done with bytes that claim to be batches, and what must hold whatever they are.
+
+Called by the tests on damage, by the random fuzzing and by the libFuzzer target.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.errors import BatchTooLarge, CorruptBatch, DecompressedTooLarge, UnknownCodec
+from headrace.record.codec import columns, filter_batch, keys, records, scan, trim, valid_until, validate
+from headrace.record.layout import MAX_OFFSET
+from headrace.record.types import BatchInfo, Buffer
+
+LIMIT = 1 << 20
+REFUSALS = (CorruptBatch, BatchTooLarge, DecompressedTooLarge, UnknownCodec)
+
+
+def attempt(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What call answers, or None when it refuses in one of the ways it may."""
+    try:
+        return call(*args, **options)
+    except REFUSALS:
+        return None
+
+
+def exercise(data: Buffer) -> str:
+    """Run every reader over data and check them against each other. Answers what became of it."""
+    position, next_offset, count, _, reason = valid_until(data)
+    assert 0 <= position <= len(data)
+    assert (reason is None) == (position == len(data))
+    infos = attempt(scan, data)
+    # A scan gives up on a bad batch and stops at a cut one; recovery also minds the order of offsets.
+    assert infos is None or sum(info.size for info in infos) >= position
+    good = scan(data, 0, position)
+    assert sum(info.count for info in good) == count
+    if good:
+        assert good[-1].next_offset == next_offset
+    for options in ({}, {"verify_crc": True}):
+        found = attempt(records, data, decompressed_bytes_max=LIMIT, **options)
+        assert found is None or all(r.offset >= 0 for r in found)
+    attempt(columns, data, decompressed_bytes_max=LIMIT)
+    attempt(columns, data, decompressed_bytes_max=LIMIT, verify_crc=False, want=4)
+    attempt(trim, data, 0, None, 0, MAX_OFFSET)
+    attempt(trim, data, 0, None, 5, 7)
+    shallow = attempt(validate, data, deep=False)
+    accepted: list[BatchInfo] | None = attempt(validate, data, decompressed_bytes_max=LIMIT)
+    if accepted is None:
+        return "refused" if shallow is None else "refused on a close look"
+    assert shallow == accepted == infos
+    accepted_is_readable(data, accepted)
+    return "accepted"
+
+
+def accepted_is_readable(data: Buffer, infos: list[BatchInfo]) -> None:
+    """What was accepted from a client must never fail a reader, and all readers must agree on it."""
+    total = sum(info.count for info in infos)
+    found = records(data, control=True, verify_crc=True)
+    assert len(found) == total
+    plain = sum(info.count for info in infos if not info.is_control)
+    assert columns(data).count == len(keys(data)) == len(records(data)) == plain
+    for info in infos:
+        assert filter_batch(data, info, lambda _: True) == data[info.position : info.end]
+        assert filter_batch(data, info, ()) is None
+        last = filter_batch(data, info, [info.last_offset])
+        assert last is not None
+        (kept,) = records(last, control=True, verify_crc=True)
+        assert kept.offset == info.last_offset

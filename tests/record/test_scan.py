@@ -1,0 +1,234 @@
+"""Finding batches in a buffer: by whom, from where to where, and what is judged on the way."""
+
+import pytest
+
+from headrace.errors import BatchTooLarge, CorruptBatch, InvalidInput
+from headrace.record.codec import (
+    build,
+    columns,
+    keys,
+    patch,
+    patch_run,
+    records,
+    scan,
+    trim,
+    valid_until,
+    validate,
+)
+from headrace.record.layout import HEADER_BYTES, INCOMPLETE, MAX_OFFSET
+from tests.record import oracle
+from tests.record.oracle import Fields, Message
+
+
+def log(counts: list[int], start: int = 0) -> tuple[bytes, list[int]]:
+    """Batches of so many records with offsets from start on, and the position of each."""
+    data, positions = bytearray(), []
+    for count in counts:
+        positions.append(len(data))
+        batch = build([(b"k", b"v%d" % i, (), 100 + i) for i in range(count)])
+        patch(batch, 0, start, 3)
+        data += batch
+        start += count
+    return bytes(data), positions
+
+
+def test_scan_tells_what_each_header_says() -> None:
+    batch = build(
+        [(b"k", b"v", (), 50), (b"k", b"v", (), 40)],
+        producer_id=9,
+        producer_epoch=2,
+        base_sequence=2**31 - 1,
+        transactional=True,
+    )
+    patch(batch, 0, 1000, 7)
+    (info,) = scan(b"......" + batch, 6)
+    assert (info.position, info.size, info.end) == (6, len(batch), 6 + len(batch))
+    assert (info.base_offset, info.last_offset, info.next_offset, info.count) == (1000, 1001, 1002, 2)
+    assert (info.base_timestamp, info.max_timestamp, info.leader_epoch) == (50, 50, 7)
+    assert (info.producer_id, info.producer_epoch, info.base_sequence) == (9, 2, 2**31 - 1)
+    assert info.last_sequence == 0, "sequences wrap to 0"
+    assert (info.codec, info.is_transactional, info.is_control, info.timestamp_type) == (0, True, False, 0)
+
+
+def test_scan_names_the_position_of_the_batch_that_is_bad() -> None:
+    data, positions = log([3, 4, 5])
+    damaged = bytearray(data)
+    damaged[positions[1] + HEADER_BYTES + 3] ^= 1
+    with pytest.raises(CorruptBatch, match="CRC32C") as refusal:
+        scan(damaged)
+    assert refusal.value.position == positions[1]
+    assert len(scan(damaged, verify_crc=False)) == 3
+    assert len(scan(damaged, 0, positions[1])) == 1
+
+
+@pytest.mark.parametrize("call", [scan, valid_until, records, columns, keys])
+@pytest.mark.parametrize(("start", "end"), [(-1, None), (0, 101), (5, 4), (101, None), (0, -1)])
+def test_a_range_outside_the_buffer_is_refused(call, start: int, end: int | None) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InvalidInput, match="not inside a buffer"):
+        call(bytes(100), start, end)
+    with pytest.raises(InvalidInput):
+        trim(bytes(100), start, end, 0, 10)
+
+
+def test_nothing_is_found_in_nothing() -> None:
+    assert scan(b"") == validate(b"") == records(b"") == keys(b"") == []
+    assert valid_until(b"", 0, None, 17) == (0, 17, 0, -1, None)
+    assert columns(b"").count == 0
+    assert trim(b"", 0, None, 5, 9) == (0, 0, 5)
+
+
+def test_recovery_goes_on_to_the_end_of_the_good_batches() -> None:
+    data, positions = log([3, 4, 5], start=10)
+    assert valid_until(data, 0, None, 10) == (len(data), 22, 12, 104, None)
+    assert valid_until(data, 0, None) == (len(data), 22, 12, 104, None)
+    assert valid_until(data, positions[1], None, 13) == (len(data), 22, 9, 104, None)
+    assert valid_until(data, 0, positions[2] + 10, 10) == (positions[2], 17, 7, 103, INCOMPLETE)
+    garbage = data + bytes(100)
+    assert valid_until(garbage)[:2] == (len(data), 22)
+    assert valid_until(garbage)[4] == "the length is less than a batch header"
+
+
+def test_recovery_stops_where_offsets_go_back() -> None:
+    data, positions = log([3, 4])
+    again = data + data
+    position, next_offset, count, _, reason = valid_until(again, 0, None, 0)
+    assert (position, next_offset, count) == (len(data), 7, 7)
+    assert reason == "the base offset is not after the batch before"
+    assert valid_until(data, 0, None, 1)[0] == 0
+    assert valid_until(data, positions[1], None, 4)[0] == positions[1]
+
+
+def test_recovery_takes_gaps_unless_told_that_there_are_none() -> None:
+    first, second = log([3])[0], log([2], start=8)[0]
+    assert valid_until(first + second, 0, None, 0)[:3] == (len(first + second), 10, 5)
+    assert valid_until(first + second, 0, None, 0, dense=True)[:3] == (len(first), 3, 3)
+    assert valid_until(first, 0, None, 0, dense=True)[4] is None
+
+
+def test_trim_gives_the_run_of_batches_that_hold_the_offsets() -> None:
+    data, p = log([3, 4, 5], start=10)  # 10-12, 13-16, 17-21
+    assert trim(data, 0, None, 10, MAX_OFFSET) == (0, len(data), 22)
+    assert trim(data, 0, None, 12, MAX_OFFSET) == (0, len(data), 22)
+    assert trim(data, 0, None, 13, MAX_OFFSET) == (p[1], len(data), 22)
+    assert trim(data, 0, None, 14, 17) == (p[1], p[2], 17)
+    assert trim(data, 0, None, 14, 16) == (p[1], p[2], 17)
+    assert trim(data, 0, None, 10, 13) == (0, p[1], 13)
+    assert trim(data, p[1], None, 10, 18) == (p[1], len(data), 22)
+    assert trim(data, 0, p[2] + 5, 10, MAX_OFFSET) == (0, p[2], 17)
+    first, end, third = trim(data, 0, None, 22, MAX_OFFSET)
+    assert (first == end, third) == (True, 22)
+    first, end, third = trim(data, 0, None, 2, 5)
+    assert (first == end, third) == (True, 2)
+
+
+def test_trim_checks_what_it_returns_and_only_that() -> None:
+    data, p = log([3, 4, 5], start=10)
+    damaged = bytearray(data)
+    damaged[p[0] + HEADER_BYTES + 3] ^= 1
+    assert trim(damaged, 0, None, 13, MAX_OFFSET) == (p[1], len(data), 22)
+    with pytest.raises(CorruptBatch) as refusal:
+        trim(damaged, 0, None, 12, MAX_OFFSET)
+    assert refusal.value.position == 0
+
+
+def test_a_batch_without_its_first_records_is_still_found_by_any_of_its_offsets() -> None:
+    """Compaction leaves gaps inside a batch; it still stands for all of its offsets."""
+    gap = oracle.batch([Message(b"k", b"v", [], 1)], Fields(base_offset=10, deltas=[4]), last_offset_delta=9)
+    assert scan(gap)[0].last_offset == 19
+    for offset in range(10, 20):
+        assert trim(gap, 0, None, offset, MAX_OFFSET) == (0, len(gap), 20)
+    assert [r.offset for r in records(gap)] == [14]
+    with pytest.raises(CorruptBatch):
+        validate(gap)
+
+
+def test_validate_refuses_what_is_too_large_before_reading_it() -> None:
+    batch = build([(None, bytes(1000), (), 1)])
+    assert validate(batch, batch_bytes_max=len(batch))
+    with pytest.raises(BatchTooLarge) as refusal:
+        validate(batch, batch_bytes_max=len(batch) - 1)
+    assert refusal.value.size_bytes == len(batch)
+    with pytest.raises(BatchTooLarge):
+        validate(batch[:12], batch_bytes_max=100)
+
+
+def test_validate_looks_into_compressed_batches_unless_told_not_to() -> None:
+    good = build([(b"k", b"v" * 500, (), 1)], codec=4)
+    signed = oracle.sign(bytes(good[:HEADER_BYTES]) + bytes(reversed(good[HEADER_BYTES:])))
+    with pytest.raises(CorruptBatch, match="zstd"):
+        validate(signed)
+    assert len(validate(signed, deep=False)) == 1
+
+
+def test_a_wrong_max_timestamp_is_refused_or_put_right() -> None:
+    messages = [Message(None, b"v", [], 5), Message(None, b"w", [], 9)]
+    for codec in (0, 1):
+        good = build([(m.key, m.value * 100, m.headers, m.timestamp) for m in messages], codec=codec)  # type: ignore[operator]
+        wrong = bytearray(good)
+        wrong[35:43] = (7).to_bytes(8, "big")
+        wrong = bytearray(oracle.sign(wrong))
+        with pytest.raises(CorruptBatch, match="timestamps"):
+            validate(bytes(wrong))
+        (info,) = validate(wrong, repair=True)
+        assert info.max_timestamp == 9
+        assert wrong == good
+
+
+def test_repair_needs_bytes_that_can_be_written() -> None:
+    with pytest.raises(BufferError):
+        validate(bytes(build([(None, b"v", (), 5)])), repair=True)
+
+
+def test_with_log_append_time_every_record_has_the_time_of_the_batch() -> None:
+    messages = [Message(None, b"v", [], 5), Message(None, b"w", [], 9)]
+    batch = oracle.batch(messages, Fields(attributes=8), max_timestamp=1234)
+    (info,) = validate(batch)
+    assert info.timestamp_type == 1
+    assert [r.timestamp for r in records(batch)] == [1234, 1234]
+    assert [row[2] for row in keys(batch)] == [1234, 1234]
+
+
+def test_an_empty_batch_may_lie_in_a_log_but_no_client_may_send_one() -> None:
+    empty = oracle.batch([], last_offset_delta=4)
+    assert scan(empty)[0].last_offset == 4
+    assert records(empty) == []
+    assert columns(empty).next_offset == 5
+    with pytest.raises(CorruptBatch, match="count"):
+        validate(empty)
+
+
+def test_patch_run_numbers_batches_one_after_the_other() -> None:
+    data, positions = log([3, 4, 5], start=0)
+    buffer = bytearray(data)
+    assert patch_run(buffer, 0, len(buffer), 100, 8) == 112
+    assert [(i.base_offset, i.leader_epoch) for i in scan(buffer)] == [(100, 8), (103, 8), (107, 8)]
+    assert patch_run(buffer, positions[1], positions[2], 50, 9) == 54
+    assert [i.base_offset for i in scan(buffer)] == [100, 50, 107]
+    with pytest.raises(CorruptBatch):
+        patch_run(buffer, 0, len(buffer) - 1, 0, 0)
+
+
+def test_patch_stays_inside_the_buffer() -> None:
+    for position in (-1, 40, 100, 2**40):
+        with pytest.raises(InvalidInput):
+            patch(bytearray(100), position, 0, 0)
+    with pytest.raises(BufferError):
+        patch(memoryview(bytes(100)), 0, 0, 0)
+
+
+def test_records_are_limited_by_offset_and_number() -> None:
+    data, _ = log([3, 4, 5], start=10)
+    assert [r.offset for r in records(data)] == list(range(10, 22))
+    assert [r.offset for r in records(data, from_offset=12, to_offset=18)] == list(range(12, 18))
+    assert [r.offset for r in records(data, from_offset=15, limit=4)] == [15, 16, 17, 18]
+    assert records(data, limit=0) == []
+
+
+def test_a_header_name_that_is_not_utf8_is_shown_as_well_as_can_be() -> None:
+    batch = build([(None, None, [(b"\xff\xfeab", b"x")], 1)])
+    assert records(batch)[0].headers == (("\ufffd\ufffdab", b"x"),)
+
+
+def test_keys_tell_tombstones_from_empty_values() -> None:
+    batch = build([(b"a", b"", (), 1), (b"a", None, (), 2), (None, b"v", (), 3)])
+    assert keys(batch) == [(0, b"a", 1, True), (1, b"a", 2, False), (2, None, 3, True)]
