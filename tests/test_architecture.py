@@ -8,13 +8,14 @@ from pathlib import Path
 SRC = Path(__file__).parent.parent / "src" / "headrace"
 
 MAY_IMPORT = {
-    "__init__": ("version", "client", "log", "record", "errors"),
+    "__init__": ("version", "client", "embedded", "record", "errors"),
     "version": (),
     "errors": (),
     "clock": (),
     "config": ("errors", "log.settings"),
     "record": ("errors",),
     "log": ("errors", "clock", "config", "record"),
+    "embedded": ("errors", "clock", "config", "record", "log"),
     "wire": ("errors", "record"),
     "broker": ("errors", "clock", "config", "record", "log"),
     "doors": ("errors", "clock", "config", "record", "wire", "broker", "version"),

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from headrace.client.consumer import Consumer
     from headrace.client.producer import Producer
     from headrace.client.shapes import Message, Published
+    from headrace.embedded import Log, Subscription
     from headrace.errors import HeadraceError
+    from headrace.record.types import Record
 
 _HOMES = {
     "AsyncConsumer": "headrace.client.async_consumer",
@@ -22,9 +24,12 @@ _HOMES = {
     "Client": "headrace.client.admin",
     "Consumer": "headrace.client.consumer",
     "HeadraceError": "headrace.errors",
+    "Log": "headrace.embedded",
     "Message": "headrace.client.shapes",
     "Producer": "headrace.client.producer",
     "Published": "headrace.client.shapes",
+    "Record": "headrace.record.types",
+    "Subscription": "headrace.embedded",
 }
 
 __all__ = [
@@ -33,9 +38,12 @@ __all__ = [
     "Client",
     "Consumer",
     "HeadraceError",
+    "Log",
     "Message",
     "Producer",
     "Published",
+    "Record",
+    "Subscription",
     "__version__",
 ]
 

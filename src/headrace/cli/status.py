@@ -1,0 +1,71 @@
+"""`headrace status`: how a broker is, and with which settings it runs."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headrace.cli.options import broker_url, json_option, url_option
+
+NOT_READY = 1
+
+
+@click.command()
+@click.option(
+    "-s", "--settings", "with_settings", is_flag=True, help="Every setting in force, and where it came from."
+)
+@json_option
+@url_option
+def status(with_settings: bool, as_json: bool, url: str | None, config_file: Path | None) -> int:
+    """Show how the broker is: version, doors, topics, how it started, the settings that are not the default.
+
+    The exit code is 0 when the broker takes messages, 1 when it runs but does not, 3 when nobody answers.
+    """
+    from headrace.cli.output import show_json
+    from headrace.client.admin import Client
+
+    with Client(broker_url(url, config_file)) as client:
+        answer = client.get("/status")
+    if as_json:
+        show_json(answer)
+    else:
+        _show(answer, with_settings)
+    return 0 if answer["ready"] else NOT_READY
+
+
+def _show(answer: dict[str, Any], with_settings: bool) -> None:
+    from headrace.cli.output import for_people, show_facts, show_rows
+    from headrace.config import format_duration
+
+    uptime_ms = answer["uptime_ms"] // 1000 * 1000
+    facts = {
+        "state": "ready" if answer["ready"] else f"not ready: {answer['reason']}",
+        "version": answer["version"],
+        "pid": str(answer["pid"]),
+        "uptime": format_duration(uptime_ms) if uptime_ms < 60_000 else _long(uptime_ms),
+        "data_dir": answer["data_dir"],
+    }
+    for door, addresses in answer["doors"].items():
+        facts[door] = ", ".join(addresses) or "off"
+    facts["topics"] = answer["topics"]
+    facts["partitions"] = answer["partitions"]
+    facts |= {f"recovery_{name}": _short(value) for name, value in answer["recovery"].items()}
+    show_facts(facts)
+    settings = [s for s in answer["settings"] if with_settings or s["origin"] != "default"]
+    if settings and (with_settings or for_people()):
+        click.echo()
+        show_rows(settings, ("name", "value", "default", "origin"))
+
+
+def _long(duration_ms: int) -> str:
+    days, rest = divmod(duration_ms // 1000, 86_400)
+    hours, rest = divmod(rest, 3600)
+    minutes, seconds = divmod(rest, 60)
+    clock = f"{hours}:{minutes:02d}:{seconds:02d}"
+    return f"{days}d {clock}" if days else clock
+
+
+def _short(value: object) -> str | int | float | None:
+    if isinstance(value, list | dict):
+        return len(value)
+    return value if isinstance(value, str | int | float) else str(value)

@@ -1,0 +1,298 @@
+"""`headrace.Log`: one durable log in a folder, for programs that want the log and no server."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from headrace.clock import Clock, SystemClock
+from headrace.config import load
+from headrace.errors import InvalidInput, LogClosed
+from headrace.log.log import Log as StoredLog
+from headrace.log.recovery import RecoveryReport
+from headrace.log.rounds import Ticket
+from headrace.log.settings import StreamSettings
+from headrace.log.shard import LogSpec, Shard
+from headrace.record import codec
+from headrace.record.layout import CODECS
+from headrace.record.types import Record
+
+T = TypeVar("T")
+Data = bytes | str
+Headers = Iterable[tuple[str, bytes | None]]
+Entry = tuple[Data | None, Data | None]  # key, value
+Draft = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
+
+LOG_ID = 1
+TICK_S = 0.05
+READ_BYTES = 1 << 20
+
+
+class Log:
+    """A log in a folder of its own. Every method may be called from any thread.
+
+    >>> with headrace.Log("data", retention_ms="7d") as log:
+    ...     offset = log.append("hello", key="k")   # on disk when it returns
+    ...     log.read(offset)[0].value
+    b'hello'
+
+    Settings are those of docs/configuration.md, by name, as people write them. Appends of several threads
+    share a sync. The folder is locked: a second Log, or a broker, on it is refused.
+    """
+
+    def __init__(self, path: str | Path, *, clock: Clock | None = None, **settings: object) -> None:
+        config = load(settings)
+        self._settings: StreamSettings = config.stream
+        self._clock = clock or SystemClock()
+        self._owner = _Owner(self._clock)
+        spec = LogSpec(LOG_ID, "log", config.stream)
+        try:
+            shard, report = self._owner.call(
+                lambda: Shard.open(
+                    str(Path(path).absolute()),
+                    config.log,
+                    logs=[spec],
+                    clock=self._clock,
+                    post=self._owner.post,
+                )
+            )
+        except BaseException:
+            self._owner.close()
+            raise
+        self._shard: Shard = shard
+        self.recovery: RecoveryReport = report  # what opening found: clean, or what was kept and cut
+        self._log: StoredLog = shard.log(LOG_ID)
+        self._owner.tick = shard.tick
+        self._closed = False
+
+    # Writing.
+
+    def append(
+        self,
+        value: Data | None,
+        *,
+        key: Data | None = None,
+        headers: Headers = (),
+        timestamp: int | None = None,
+    ) -> int:
+        """The offset of the record: it is on disk when this returns."""
+        stamp = self._clock.now_ms() if timestamp is None else timestamp
+        return self._append([(_bytes(key), _bytes(value), list(headers), stamp)]).start
+
+    def append_many(self, entries: Iterable[Entry]) -> range:
+        """The offsets of records given as (key, value), all of them or none: one batch, one sync."""
+        now_ms = self._clock.now_ms()
+        records: list[Draft] = [(_bytes(key), _bytes(value), [], now_ms) for key, value in entries]
+        if not records:
+            return range(0)
+        return self._append(records)
+
+    def _append(self, records: list[Draft]) -> range:
+        batch = codec.build(records, codec=CODECS[self._settings.compression])
+        stored: Future[range] = Future()
+
+        def finish(ticket: Ticket) -> None:
+            if ticket.error is not None:
+                stored.set_exception(ticket.error)
+            else:
+                stored.set_result(range(ticket.base_offset, ticket.next_offset))
+
+        self._on_owner(lambda: self._log.append(batch).add_callback(finish))
+        return stored.result()
+
+    # Reading.
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that can be read."""
+        return self._log.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The offset the next record will get: reading stops before it."""
+        return self._log.visible_end
+
+    @property
+    def latest_offset(self) -> int | None:
+        """The offset of the last record, None when there is none."""
+        end = self._log.visible_end
+        return end - 1 if end > self._log.start_offset else None
+
+    def read(self, offset: int, *, limit: int = 1000, max_bytes: int = READ_BYTES) -> list[Record]:
+        """Records from an offset on: none at the end, OffsetOutOfRange past it or before the start."""
+        if limit < 1:
+            raise InvalidInput(f"limit is at least 1, not {limit}")
+        while True:
+            chunk = self._on_owner(partial(self._log.read, offset, max_bytes))
+            records = codec.records(chunk.data, from_offset=offset, limit=limit)
+            if records or chunk.next_offset <= offset:
+                return records
+            offset = chunk.next_offset  # a stretch that compaction emptied
+
+    def offset_at(self, timestamp_ms: int) -> int:
+        """The offset of the first record at or after a time; the end when there is none."""
+        found = self._on_owner(lambda: self._log.offset_for_timestamp(timestamp_ms))
+        return self.end_offset if found is None else found[0]
+
+    def __iter__(self) -> Iterator[Record]:
+        """What is there now."""
+        offset, end = self.start_offset, self.end_offset
+        while offset < end:
+            records = self.read(offset)
+            if not records:
+                return
+            for record in records:
+                if record.offset >= end:
+                    return
+                yield record
+            offset = records[-1].offset + 1
+
+    def subscribe(self, offset: int | None = None) -> "Subscription":
+        """Records from an offset on (the end when None), and then as they come."""
+        return Subscription(self, self.end_offset if offset is None else offset)
+
+    def wait(self, offset: int, timeout_s: float | None = None) -> bool:
+        """Waits until the record at an offset can be read; False when the time is over."""
+        return self.wait_or(offset, threading.Event(), timeout_s)
+
+    def wait_or(self, offset: int, stop: threading.Event, timeout_s: float | None) -> bool:
+        """As wait, but setting `stop` ends it, too."""
+        waiter = self._on_owner(lambda: self._log.wait(offset, stop.set))
+        stop.wait(timeout_s)
+        waiter.cancel()
+        return self._log.visible_end > offset and not self._closed
+
+    # The rest.
+
+    def close(self) -> None:
+        """Syncs everything and marks the folder as cleanly closed."""
+        if self._closed:
+            return
+        self._closed = True
+        closed: Future[BaseException | None] = Future()
+        try:
+            self._owner.call(lambda: self._shard.close(closed.set_result))
+            error = closed.result()
+            if error is not None:
+                raise error
+        finally:
+            self._owner.tick = None
+            self._shard.join()
+            self._owner.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def _on_owner(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise LogClosed("the log is closed")
+        return self._owner.call(work)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Subscription:
+    """Iterates over records for ever, waiting where there are none yet, until it or its log is closed."""
+
+    def __init__(self, log: Log, offset: int) -> None:
+        self.offset = offset  # of the record that comes next
+        self._log = log
+        self._closed = False
+        self._wake = threading.Event()
+
+    def get(self, timeout_s: float | None = None) -> list[Record]:
+        """The next records; an empty list when the time is over or the subscription is closed."""
+        records = self._next(timeout_s)
+        if records:
+            self.offset = records[-1].offset + 1
+        return records
+
+    def __iter__(self) -> Iterator[Record]:
+        while records := self._next(None):
+            for record in records:
+                self.offset = record.offset + 1  # right whenever the reader stops
+                yield record
+
+    def _next(self, timeout_s: float | None) -> list[Record]:
+        self._wake.clear()
+        if self._closed or self._log.closed:
+            return []
+        if not self._log.wait_or(self.offset, self._wake, timeout_s) or self._closed:
+            return []
+        return self._log.read(self.offset)
+
+    def close(self) -> None:
+        """Ends the iteration, also of a reader that waits in another thread."""
+        self._closed = True
+        self._wake.set()
+
+    def __enter__(self) -> "Subscription":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Owner:
+    """The one thread that the log belongs to: it runs what it is given, in order, and ticks in between."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.tick: Callable[[], None] | None = None
+        self._clock = clock
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="headrace-owner", daemon=True)
+        self._thread.start()
+
+    def post(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def call(self, work: Callable[[], T]) -> T:
+        """The result of work done on the thread, or its error."""
+        if threading.current_thread() is self._thread:
+            return work()
+        result: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - belongs to the caller, on the other thread
+                result.set_exception(error)
+
+        self._work.put(run)
+        return result.result()
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        ticked = self._clock.monotonic()
+        while True:
+            try:
+                work = self._work.get(timeout=TICK_S)
+                if work is None:
+                    return
+                work()
+            except queue.Empty:
+                pass
+            now = self._clock.monotonic()
+            if self.tick is not None and now - ticked >= TICK_S:
+                ticked = now
+                self.tick()
+
+
+def _bytes(data: Data | None) -> bytes | None:
+    return data.encode() if isinstance(data, str) else data

@@ -1,0 +1,163 @@
+"""headrace.Log: the log without a server."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.errors import DataFolderLocked, InvalidInput, LogClosed, OffsetOutOfRange
+
+# Small journal files: pre-writing the usual 64 MB each is for brokers, not for a test.
+SMALL = {"journal_file_size": "1MB", "journal_files": 2}
+
+
+def open_log(path: Path, **settings: object) -> headrace.Log:
+    return headrace.Log(path, **{**SMALL, **settings})
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[headrace.Log]:
+    with open_log(tmp_path / "log") as opened:
+        yield opened
+
+
+def test_what_was_appended_can_be_read(log: headrace.Log) -> None:
+    assert log.latest_offset is None
+    assert log.append("first", key="k", headers=[("h", b"v")], timestamp=5) == 0
+    assert log.append(None, key=b"k") == 1
+    first, second = log.read(0)
+    assert first == headrace.Record(0, 5, b"k", b"first", (("h", b"v"),))
+    assert (second.offset, second.key, second.value) == (1, b"k", None)
+    assert (log.start_offset, log.latest_offset, log.end_offset) == (0, 1, 2)
+    assert log.read(2) == []
+    assert [r.offset for r in log.read(0, limit=1)] == [0]
+
+
+def test_many_records_are_one_batch_with_offsets_in_a_row(log: headrace.Log) -> None:
+    log.append("x")
+    assert log.append_many([("a", "1"), ("b", b"2"), (None, None)]) == range(1, 4)
+    assert log.append_many([]) == range(0)
+    assert [record.value for record in log] == [b"x", b"1", b"2", None]
+
+
+def test_reopening_finds_everything_and_says_how_it_was_closed(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append_many([(None, str(n)) for n in range(100)])
+    with open_log(tmp_path) as log:
+        assert log.recovery.clean
+        assert [record.value for record in log] == [str(n).encode() for n in range(100)]
+        assert log.append("more") == 100
+
+
+def test_a_killed_process_loses_nothing_that_append_returned_for(tmp_path: Path) -> None:
+    program = (
+        "import headrace, os, sys\n"
+        f"log = headrace.Log({str(tmp_path)!r}, journal_file_size='1MB', journal_files=2)\n"
+        "for n in range(50): log.append(str(n))\n"
+        "os._exit(9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    with open_log(tmp_path) as log:
+        assert not log.recovery.clean
+        assert [record.value for record in log] == [str(n).encode() for n in range(50)]
+
+
+def test_a_subscriber_gets_what_is_there_and_what_comes(log: headrace.Log) -> None:
+    log.append("there")
+    got: list[headrace.Record] = []
+    enough = threading.Event()
+
+    def follow() -> None:
+        with log.subscribe(0) as records:
+            for record in records:
+                got.append(record)
+                if len(got) == 3:
+                    enough.set()
+                    return
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    log.append("came")
+    log.append("later")
+    assert enough.wait(30)
+    reader.join()
+    assert [record.value for record in got] == [b"there", b"came", b"later"]
+
+
+@pytest.mark.parametrize("what", ["subscription", "log"])
+def test_closing_wakes_a_subscriber_that_waits(tmp_path: Path, what: str) -> None:
+    log = open_log(tmp_path)
+    subscription = log.subscribe()
+    reader = threading.Thread(target=lambda: list(subscription))
+    reader.start()
+    (subscription if what == "subscription" else log).close()
+    reader.join(30)
+    assert not reader.is_alive()
+    log.close()
+
+
+def test_a_subscription_gives_up_when_its_time_is_over(log: headrace.Log) -> None:
+    subscription = log.subscribe()
+    assert subscription.get(0.01) == []
+    log.append("x")
+    assert [record.offset for record in subscription.get(30)] == [0]
+    assert subscription.offset == 1
+
+
+def test_threads_may_append_at_the_same_time(log: headrace.Log) -> None:
+    offsets: list[int] = []
+
+    def write() -> None:
+        for _ in range(20):
+            offsets.append(log.append("x"))
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(offsets) == list(range(80))
+
+
+def test_records_are_found_by_time(log: headrace.Log) -> None:
+    for timestamp in (1000, 2000, 3000):
+        log.append("x", timestamp=timestamp)
+    assert [log.offset_at(t) for t in (0, 1000, 1500, 3000, 3001)] == [0, 0, 1, 2, 3]
+
+
+def test_an_offset_nobody_has_is_refused(log: headrace.Log) -> None:
+    log.append("x")
+    with pytest.raises(OffsetOutOfRange):
+        log.read(2)
+    with pytest.raises(OffsetOutOfRange):
+        log.read(-1)
+    with pytest.raises(InvalidInput):
+        log.read(0, limit=0)
+
+
+def test_the_folder_belongs_to_one_log(tmp_path: Path) -> None:
+    with open_log(tmp_path), pytest.raises(DataFolderLocked):
+        open_log(tmp_path)
+    open_log(tmp_path).close()
+
+
+def test_a_closed_log_says_so(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.close()
+    log.close()
+    with pytest.raises(LogClosed):
+        log.append("x")
+    with pytest.raises(LogClosed):
+        log.read(0)
+
+
+def test_settings_are_as_people_write_them(tmp_path: Path) -> None:
+    with open_log(tmp_path, compression="zstd", segment_size="64KB") as log:
+        log.append_many([(None, "x" * 1000)] * 100)
+        assert len(list(log)) == 100
+    with pytest.raises(InvalidInput, match="segment_size"):
+        open_log(tmp_path, segment_size="big")
