@@ -1,0 +1,214 @@
+"""Checkpoints: what the journal holds is synced where it belongs, so that the journal's files can be used again.
+
+In three steps, because three threads know three things:
+1. the worker, between two rounds, says where every log's writer stands and which files are dirty;
+2. the owner takes the state of exactly the rounds before that;
+3. the keeper syncs the files and writes state and marker, while further rounds go on.
+
+Also the clock of the shard: async logs are flushed, settles synced and full disks tried again from here.
+"""
+
+import errno
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.log.log import Log
+from headrace.log.state import Marker
+
+if TYPE_CHECKING:
+    from headrace.log.shard import Shard
+
+ENDS = "ends"
+SYNC_EACH_MAX = 256  # beyond this many files one sync of the whole filesystem is cheaper
+
+Done = Callable[[BaseException | None], object]
+
+
+class _Standing(NamedTuple):
+    sequence: int
+    ends: list[tuple[int, bytes, int]]  # log id, saved writer, next offset
+    files: list[str]
+    folders: list[str]
+
+
+class Checkpoints:
+    def __init__(self, shard: "Shard") -> None:
+        self._shard = shard
+        self.is_running = False
+        self._again = False
+        self._done: list[Done] = []
+        self._touched: set[int] = set()
+        self._bytes = 0
+        self._last = shard.clock.monotonic()
+        self._leftover: dict[bytes, bytes | None] = {}  # records that found no room last time
+        self._flushing: set[int] = set()
+        self._flushed: dict[int, float] = {}
+
+    def wrote(self, size: int, logs: Iterable[Log]) -> None:
+        self._touched.update(log.id for log in logs)
+        self._bytes += size
+        if self._bytes >= self._shard.settings.checkpoint_bytes or self._journal_is_filling():
+            self.run()
+
+    def _journal_is_filling(self) -> bool:
+        return self._shard.journal.files_live >= max(2, self._shard.settings.journal_files - 1)
+
+    def tick(self) -> None:
+        shard = self._shard
+        now = shard.clock.monotonic()
+        if shard.is_full:
+            self._try_again()
+        interval = shard.settings.settle_sync_interval_ms
+        if shard.unsynced_since is not None and interval and (now - shard.unsynced_since) * 1000 >= interval:
+            shard.unsynced_since = None
+            shard.worker.submit(shard.committer.sync_journal, self._synced)
+        self._flush_async(now)
+        due = (now - self._last) * 1000 >= shard.settings.checkpoint_interval_ms
+        if due and (self._touched or shard.state.is_dirty):
+            self.run()
+
+    def _synced(self, _result: object, error: BaseException | None) -> None:
+        if error is not None:
+            self._shard.fail(error)
+
+    def _try_again(self) -> None:
+        shard = self._shard
+        if shard.disk.free_bytes(shard.root) < shard.settings.disk_reserve:
+            return
+        if shard.committer.is_stuck:
+            shard.retry_stuck()
+        else:
+            shard.is_full = False
+
+    def _flush_async(self, now: float) -> None:
+        for log_id in list(self._touched):
+            log = self._shard.logs.get(log_id)
+            if (
+                log is None
+                or not log.is_async
+                or log.durable_end == log.visible_end
+                or log_id in self._flushing
+            ):
+                continue
+            since = self._flushed.setdefault(log_id, now)
+            settings = log.settings
+            due = settings.flush_interval_ms and (now - since) * 1000 >= settings.flush_interval_ms
+            if due or (settings.flush_bytes and log.unflushed_bytes >= settings.flush_bytes):
+                self._flush(log, now)
+
+    def _flush(self, log: Log, now: float) -> None:
+        self._flushing.add(log.id)
+        self._flushed[log.id] = now
+        log.unflushed_bytes = 0
+
+        def flush() -> int:
+            end = log.tail.next_offset
+            log.tail.sync()
+            return end
+
+        def flushed(end: int, error: BaseException | None) -> None:
+            self._flushing.discard(log.id)
+            if error is not None:
+                self._shard.fail(error)
+            elif not log.is_closed:
+                log.durable_end = max(log.durable_end, end)
+
+        self._shard.worker.submit(flush, flushed)
+
+    def run(self, *, clean: bool = False, done: Done | None = None) -> None:
+        """Start one, or have one follow the one that runs."""
+        if done is not None:
+            self._done.append(done)
+        if self.is_running:
+            self._again = True
+            return
+        self.is_running = True
+        touched, self._touched = self._touched, set()
+        self._bytes = 0
+        self._last = self._shard.clock.monotonic()
+        logs = [self._shard.logs[i] for i in touched if i in self._shard.logs]
+        self._shard.worker.submit(
+            lambda: self._stand(logs), lambda standing, error: self._collect(standing, error, clean)
+        )
+
+    def _stand(self, logs: list[Log]) -> _Standing:
+        ends = []
+        for log in logs:
+            saved = log.tail.saved_writer()
+            if saved is not None:
+                ends.append((log.id, saved.pack(), saved.next_offset))
+        return _Standing(self._shard.journal.sequence, ends, *self._shard.files.take_dirty())
+
+    def _collect(self, standing: _Standing, error: BaseException | None, clean: bool) -> None:
+        if error is not None:
+            self._finish(error)
+            return
+        shard = self._shard
+        for log_id, saved, _ in standing.ends:
+            if log_id in shard.logs:
+                shard.state.apply_put(ENDS, log_id.to_bytes(8, "big"), saved)
+        rewrite = shard.state.needs_rewrite
+        records = dict(
+            shard.state.take_all() if rewrite else [*self._leftover.items(), *shard.state.take_dirty()]
+        )
+        marker = Marker(standing.sequence, shard.epoch, clean)
+        shard.keeper.submit(
+            lambda: self._write(standing, records, marker, rewrite),
+            lambda room, failed: self._written(standing, records, room, failed),
+        )
+
+    def _write(
+        self, standing: _Standing, records: dict[bytes, bytes | None], marker: Marker, rewrite: bool
+    ) -> bool:
+        """False when the state found no room; a sync that fails is final and goes up."""
+        files = self._shard.files
+        if len(standing.files) > SYNC_EACH_MAX:
+            self._shard.sync_filesystem()
+        else:
+            for path in standing.files:
+                if files.disk.exists(path):  # retention may have removed it since
+                    files.sync(path)
+        for folder in standing.folders:
+            if files.disk.exists(folder):
+                files.sync_folder(folder)
+        try:
+            self._shard.state.write(list(records.items()), marker, rewrite=rewrite)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return False
+        return True
+
+    def _written(
+        self, standing: _Standing, records: dict[bytes, bytes | None], room: bool, error: BaseException | None
+    ) -> None:
+        shard = self._shard
+        if error is not None:
+            self._finish(error)
+            return
+        if not room:
+            self._leftover = records
+            shard.is_full = True
+            self._finish(None)
+            return
+        self._leftover = {}
+        shard.counters.checkpoints += 1
+        for log_id, _, next_offset in standing.ends:
+            log = shard.logs.get(log_id)
+            if log is not None and log.is_async:
+                log.durable_end = max(log.durable_end, next_offset)
+        shard.journal.release(standing.sequence)
+        self._finish(None)
+        shard.journal_freed()
+
+    def _finish(self, error: BaseException | None) -> None:
+        self.is_running = False
+        if error is not None:
+            self._shard.fail(error)
+        done, self._done = self._done, []
+        again, self._again = self._again, False
+        for callback in done:
+            callback(error)
+        if again and error is None and not self._shard.is_closed:
+            self.run()
+        self._shard.checkpoint_finished()

@@ -1,0 +1,172 @@
+"""The slow half of a round: journal, syncs, segments. Runs on the worker thread, one round at a time.
+
+Order matters:
+1. make sure the journal has room (or give up before anything is touched);
+2. parts too large for the journal go straight to their segments;
+3. one entry with everything else into the journal;
+4. sync: the large parts' files, then the journal. Only now is the round durable;
+5. apply the entry to the segments (plain writes), and tell other processes through the slots.
+
+What belongs to a group is always in the entry, never written ahead: a crash before step 4 must leave
+nothing of it behind.
+"""
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headrace.errors import DiskFull, StorageFailed
+from headrace.log.journal import Journal, JournalFull
+from headrace.log.log import Log
+from headrace.log.rounds import Part, Round, encode
+from headrace.log.slots import Ends, Slots
+from headrace.record import codec
+
+Run = tuple[Log, list[Part]]
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_FILES = (errno.EMFILE, errno.ENFILE)
+
+
+@dataclass(slots=True)
+class Committed:
+    """What a round cost, for the counters."""
+
+    syncs: int = 0
+    sync_s: float = 0.0
+    segments_created: int = 0
+    sequence: int = 0  # of the last journal entry
+    direct_ends: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def by_log(parts: list[Part]) -> list[Run]:
+    """One run per log, in the order of their first part: one write each."""
+    runs: dict[int, Run] = {}
+    for part in parts:
+        runs.setdefault(part.log.id, (part.log, []))[1].append(part)
+    return list(runs.values())
+
+
+class Committer:
+    def __init__(
+        self, journal: Journal, slots: Slots, inline_bytes_max: int, monotonic: Callable[[], float]
+    ) -> None:
+        self._journal = journal
+        self._slots = slots
+        self._inline_bytes_max = min(inline_bytes_max, journal.capacity // 8)
+        self._monotonic = monotonic
+        self._unapplied: deque[Run] = deque()  # in the journal, not in the segments yet: the disk is full
+
+    @property
+    def is_stuck(self) -> bool:
+        return bool(self._unapplied)
+
+    def commit(self, batch: Round) -> Committed:
+        result = Committed()
+        direct, inline = self._divide(batch)
+        body = encode(inline, batch.changes, batch.ends) if inline or batch.changes else []
+        if body:
+            self._reserve(sum(map(len, body)))
+        runs = by_log(direct)
+        self._write_direct(runs, result)
+        if body:
+            self._journal.append(body)
+        self._sync(batch, runs, result)
+        result.sequence = self._journal.sequence
+        self._unapplied.extend(by_log(inline))
+        self.apply_rest(result)
+        for log, _ in runs:
+            self._tell(log)
+        return result
+
+    def _divide(self, batch: Round) -> tuple[list[Part], list[Part]]:
+        """(direct, inline): a log's parts stay on one side, in order. A group is inline whatever its size."""
+        sizes: dict[int, int] = {}
+        bound: set[int] = set()
+        for part in batch.parts:
+            sizes[part.log.id] = sizes.get(part.log.id, 0) + len(part.data)
+            if part.atomic:
+                bound.add(part.log.id)
+        direct: list[Part] = []
+        inline: list[Part] = []
+        for part in batch.parts:
+            past_journal = sizes[part.log.id] > self._inline_bytes_max or part.log.is_async
+            (direct if past_journal and part.log.id not in bound else inline).append(part)
+        return direct, inline
+
+    def _reserve(self, size: int) -> None:
+        try:
+            self._journal.reserve(size)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DiskFull("no room for another journal file") from error
+            raise
+
+    def _write_direct(self, runs: list[Run], result: Committed) -> None:
+        saved = [(log, log.tail.save()) for log, _ in runs]
+        try:
+            for log, parts in runs:
+                self._write(log, parts, result, direct=True)
+        except OSError as error:
+            if error.errno not in NO_ROOM + NO_FILES:
+                raise
+            # Nothing of this round is in the journal: take it all back and refuse it cleanly. If taking it back
+            # fails, the error goes up and the shard stops: better than a log that holds what it refused.
+            for log, state in saved:
+                log.tail.undo_to(state)
+            reason = "the disk is full" if error.errno in NO_ROOM else "no file descriptor is free"
+            raise DiskFull(reason) from error
+
+    @staticmethod
+    def _write(log: Log, parts: list[Part], result: Committed, *, direct: bool) -> None:
+        for part in parts:
+            if int.from_bytes(part.data[:8], "big") != part.base_offset:
+                # The same bytes went to another log of this round first.
+                codec.patch_run(part.data, 0, len(part.data), part.base_offset, log.epoch)
+        data = [part.data for part in parts]
+        result.segments_created += log.tail.append(
+            data, sum(map(len, data)), parts[0].base_offset, direct=direct
+        )
+
+    def _sync(self, batch: Round, runs: list[Run], result: Committed) -> None:
+        started = self._monotonic()
+        for log, _ in runs:
+            if not log.is_async:
+                result.syncs += log.tail.sync()
+                result.direct_ends.append((log.id, log.epoch, log.tail.next_offset))
+        if batch.must_sync and self._journal.is_unsynced:
+            self._journal.sync()
+            result.syncs += 1
+        result.sync_s = self._monotonic() - started
+
+    def apply_rest(self, result: Committed) -> Committed:
+        """Bring what the journal holds into the segments. With a full disk it stays there and is tried again:
+        it is durable, so refusing it would be a lie, and nothing may overtake it."""
+        while self._unapplied:
+            log, parts = self._unapplied[0]
+            saved = log.tail.save()
+            try:
+                self._write(log, parts, result, direct=False)
+            except OSError as error:
+                if error.errno not in NO_ROOM + NO_FILES:
+                    raise
+                log.tail.undo_to(saved)
+                return result
+            self._unapplied.popleft()
+            self._tell(log)
+        return result
+
+    def _tell(self, log: Log) -> None:
+        end = log.tail.next_offset
+        durable = log.durable_end if log.is_async else end
+        try:
+            self._slots.write(Ends(log.id, log.epoch, log.start_offset, end, durable))
+        except OSError as error:
+            if error.errno not in NO_ROOM + NO_FILES:  # an old slot is merely old
+                raise StorageFailed(f"the slots cannot be written: {error}") from error
+
+    def sync_journal(self) -> None:
+        self._journal.sync()
+
+
+__all__ = ["Committed", "Committer", "JournalFull"]

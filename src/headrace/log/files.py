@@ -1,0 +1,169 @@
+"""Open files, shared by all logs of a shard: an LRU, because a broker may have far more files than descriptors.
+
+Used by the owner thread (reads), the worker (writes) and the keeper (checkpoints), hence the lock. A file in
+use is never closed; a dirty one is synced before it is closed, since nobody could sync it afterwards
+and hear of a failed write-back.
+"""
+
+import errno
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from headrace.log.disk import Disk, FileId
+
+Bytes = bytes | bytearray | memoryview
+
+
+class _Open:
+    __slots__ = ("file", "path", "users")
+
+    def __init__(self, path: str, file: FileId) -> None:
+        self.path = path
+        self.file = file
+        self.users = 0
+
+
+class Files:
+    def __init__(self, disk: Disk, open_files_max: int) -> None:
+        self.disk = disk
+        self._max = max(open_files_max, 8)
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._dirty: set[str] = set()
+        self._dirty_folders: set[str] = set()
+
+    def _acquire(self, path: str, create: bool = False) -> _Open:
+        with self._lock:
+            entry = self._open.get(path)
+            if entry is not None:
+                self._open.move_to_end(path)
+                entry.users += 1
+                return entry
+            self._evict(self._max - 1)
+            entry = _Open(path, self._open_file(path, create))
+            entry.users = 1
+            self._open[path] = entry
+            return entry
+
+    def _open_file(self, path: str, create: bool) -> FileId:
+        try:
+            return self.disk.open(path, create=create)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        # Somebody else took the descriptors: make do with half of ours rather than fail.
+        self._evict(len(self._open) // 2)
+        return self.disk.open(path, create=create)
+
+    def _release(self, entry: _Open) -> None:
+        with self._lock:
+            entry.users -= 1
+            if entry.users == 0 and self._open.get(entry.path) is not entry:
+                self.disk.close(entry.file)  # forgotten while it was in use
+
+    def _evict(self, keep: int) -> None:
+        excess = len(self._open) - keep
+        if excess <= 0:
+            return
+        for path, entry in list(self._open.items()):
+            if excess <= 0:
+                return
+            if entry.users:
+                continue
+            if path in self._dirty:
+                self.disk.sync(entry.file)
+                self._dirty.discard(path)
+            self.disk.close(entry.file)
+            del self._open[path]
+            excess -= 1
+
+    def read(self, path: str, size: int, position: int) -> bytes:
+        entry = self._acquire(path)
+        try:
+            return self.disk.pread(entry.file, size, position)
+        finally:
+            self._release(entry)
+
+    def read_cached(self, path: str, size: int, position: int) -> bytes | None:
+        """None when the bytes are not in the page cache and reading would wait for the disk."""
+        entry = self._acquire(path)
+        try:
+            return self.disk.pread_cached(entry.file, size, position)
+        finally:
+            self._release(entry)
+
+    def write(self, path: str, buffers: Sequence[Bytes], position: int, *, create: bool = False) -> int:
+        entry = self._acquire(path, create)
+        try:
+            # Dirty before the write: a write that fails half-way leaves dirty pages behind, too.
+            self._dirty.add(path)
+            return self.disk.pwrite(entry.file, buffers, position)
+        finally:
+            self._release(entry)
+
+    def write_derived(self, path: str, data: Bytes, position: int) -> None:
+        """Write what can be made again from other files: never dirty, so never worth a sync."""
+        entry = self._acquire(path, create=True)
+        try:
+            self.disk.pwrite(entry.file, [data], position)
+        finally:
+            self._release(entry)
+
+    def sync(self, path: str) -> None:
+        entry = self._acquire(path)
+        try:
+            self._dirty.discard(path)
+            self.disk.sync(entry.file)
+        finally:
+            self._release(entry)
+
+    def truncate(self, path: str, size: int) -> None:
+        entry = self._acquire(path)
+        try:
+            self._dirty.add(path)
+            self.disk.truncate(entry.file, size)
+        finally:
+            self._release(entry)
+
+    def size(self, path: str) -> int:
+        entry = self._acquire(path)
+        try:
+            return self.disk.size(entry.file)
+        finally:
+            self._release(entry)
+
+    def folder_changed(self, folder: str) -> None:
+        self._dirty_folders.add(folder)
+
+    def sync_folder(self, folder: str) -> None:
+        self._dirty_folders.discard(folder)
+        self.disk.sync_dir(folder)
+
+    def is_folder_dirty(self, folder: str) -> bool:
+        return folder in self._dirty_folders
+
+    def take_dirty(self) -> tuple[list[str], list[str]]:
+        """Files and folders changed since the last call; the caller syncs them."""
+        with self._lock:
+            files, self._dirty = sorted(self._dirty), set()
+            folders, self._dirty_folders = sorted(self._dirty_folders), set()
+        return files, folders
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Close files that are about to be removed or replaced; users of the moment keep theirs."""
+        with self._lock:
+            for path in paths:
+                self._dirty.discard(path)
+                entry = self._open.pop(path, None)
+                if entry is not None and entry.users == 0:
+                    self.disk.close(entry.file)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def close(self) -> None:
+        with self._lock:
+            for entry in self._open.values():
+                self.disk.close(entry.file)
+            self._open.clear()

@@ -1,0 +1,250 @@
+"""The journal: one file written in turn by every log of a shard, so that one sync makes a whole round durable.
+
+    file   = block(magic, number, first sequence, crc) entry*
+    entry  = header(crc, magic, file number, sequence, synced, body bytes) body, padded to 512 bytes
+
+Files are written in full with zeros when they are made and used again afterwards: a sync then has no
+file size to update. What a recycled file still holds of its former life cannot come back to life: the entry's
+CRC covers the file's number and the entry's sequence, and both only grow.
+
+Entries start on sectors of their own, so that a torn write never damages an entry synced before.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from headrace.errors import CorruptLog
+from headrace.log import paths
+from headrace.log.disk import Disk, FileId, read_whole
+
+Bytes = bytes | bytearray | memoryview
+
+SECTOR = 512
+FILE_MAGIC = b"HRJOURN1"
+FILE_HEADER = struct.Struct("<8sQQI")  # magic, number, first sequence, crc of the rest
+ENTRY_MAGIC = 0x48524A45
+# crc of the rest and the body, magic, file number, sequence, last sequence synced before it, body bytes
+ENTRY_HEADER = struct.Struct("<IIQQQI")
+_CRC_BYTES = 4
+_ZEROS = bytes(SECTOR)
+
+
+def padded(size: int) -> int:
+    return -(-size // SECTOR) * SECTOR
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    sequence: int
+    body: memoryview
+
+
+class JournalFull(Exception):
+    """No recycled file is free: a checkpoint has to finish first. The caller waits; nothing was written."""
+
+
+class Journal:
+    """Written by the worker thread only; `release` may be called from the owner between rounds."""
+
+    def __init__(self, disk: Disk, folder: str, file_bytes: int, files_max: int) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._file_bytes = padded(file_bytes)
+        self._files_max = max(files_max, 2)
+        self._free: list[str] = []
+        self._live: list[tuple[int, str, int]] = []  # number, path, last sequence in it, oldest first
+        self._file: FileId | None = None
+        self._path = ""
+        self._number = 0
+        self._position = 0
+        self._synced = 0  # sequence of the last entry known to be on stable storage
+        self.sequence = 0  # of the last entry written
+        self.bytes_written = 0
+
+    def start(self, sequence: int) -> None:
+        """Begin after recovery: everything in the folder has been taken over and may be overwritten."""
+        self._disk.mkdir(self._folder)
+        self.sequence = self._synced = sequence
+        numbers = [n for n in map(paths.parse_journal, self._disk.listdir(self._folder)) if n is not None]
+        for number in numbers:
+            path = f"{self._folder}/{paths.journal_name(number)}"
+            if self._disk.file_size(path) == self._file_bytes and len(self._free) < self._files_max:
+                self._free.append(path)
+            else:
+                self._disk.unlink(path)
+        self._number = max((self._header_number(path) for path in self._free), default=0)
+        self._next_name = max(numbers, default=-1) + 1
+        if not self._free:
+            self._make()
+
+    def _header_number(self, path: str) -> int:
+        header = read_header(self._disk, path)
+        return header[0] if header else 0
+
+    def _make(self) -> None:
+        path = f"{self._folder}/{paths.journal_name(self._next_name)}"
+        self._next_name += 1
+        file = self._disk.open(path, create=True, exclusive=True)
+        try:
+            chunk = bytes(min(self._file_bytes, 1 << 20))
+            for position in range(0, self._file_bytes, len(chunk)):
+                self._disk.pwrite(file, [chunk[: self._file_bytes - position]], position)
+            self._disk.sync(file)
+        except OSError:
+            self._disk.close(file)
+            self._disk.unlink(path)  # a file of half the size would be taken for a smaller setting
+            raise
+        self._disk.close(file)
+        self._disk.sync_dir(self._folder)
+        self._free.append(path)
+
+    @property
+    def capacity(self) -> int:
+        """The largest body that fits an entry."""
+        return self._file_bytes - SECTOR - ENTRY_HEADER.size
+
+    @property
+    def live_bytes(self) -> int:
+        return len(self._live) * self._file_bytes + self._position
+
+    @property
+    def files_live(self) -> int:
+        return len(self._live) + (self._file is not None)
+
+    @property
+    def is_full(self) -> bool:
+        return not self._free and self.files_live >= self._files_max
+
+    def reserve(self, size: int) -> None:
+        """Make sure that an entry with a body of size bytes fits; JournalFull before anything is touched."""
+        if self._file is None or self._position + padded(ENTRY_HEADER.size + size) > self._file_bytes:
+            self._next_file()
+
+    def append(self, buffers: Sequence[Bytes]) -> None:
+        """Write one entry, not yet synced. Room for it was reserved."""
+        size = sum(map(len, buffers))
+        needed = padded(ENTRY_HEADER.size + size)
+        assert self._file is not None and self._position + needed <= self._file_bytes
+        rest = ENTRY_HEADER.pack(0, ENTRY_MAGIC, self._number, self.sequence + 1, self._synced, size)[
+            _CRC_BYTES:
+        ]
+        crc = crc32c(rest)
+        for buffer in buffers:
+            crc = crc32c(buffer, crc)
+        tail = _ZEROS[: needed - ENTRY_HEADER.size - size]
+        self._disk.pwrite(
+            self._file, [crc.to_bytes(_CRC_BYTES, "little"), rest, *buffers, tail], self._position
+        )
+        self.sequence += 1
+        self._position += needed
+        self.bytes_written += needed
+
+    def _next_file(self) -> None:
+        if not self._free:
+            if self.files_live >= self._files_max:
+                raise JournalFull
+            self._make()
+        if self._file is not None:
+            # Entries of the old file may be unsynced (rounds of settles): later syncs go to the new one only.
+            self.sync()
+            self._disk.close(self._file)
+            self._live.append((self._number, self._path, self.sequence))
+            self._file = None
+        self._path = self._free.pop(0)
+        self._file = self._disk.open(self._path)
+        self._number += 1
+        rest = FILE_HEADER.pack(FILE_MAGIC, self._number, self.sequence + 1, 0)[:-_CRC_BYTES]
+        self._disk.pwrite(self._file, [rest + crc32c(rest).to_bytes(_CRC_BYTES, "little")], 0)
+        self._position = SECTOR
+
+    @property
+    def is_unsynced(self) -> bool:
+        return self.sequence > self._synced
+
+    def sync(self) -> None:
+        if self._file is not None and self.is_unsynced:
+            self._disk.sync(self._file)
+            self._synced = self.sequence
+
+    def release(self, sequence: int) -> None:
+        """Entries up to sequence are in their segments and state logs for good: recycle their files."""
+        while self._live and self._live[0][2] <= sequence:
+            self._free.append(self._live.pop(0)[1])
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._disk.close(self._file)
+            self._file = None
+
+
+def read_header(disk: Disk, path: str) -> tuple[int, int] | None:
+    """(number, first sequence) of a journal file, None when it was never used or its header is torn."""
+    file = disk.open(path, readonly=True)
+    try:
+        raw = disk.pread(file, FILE_HEADER.size, 0)
+    finally:
+        disk.close(file)
+    if len(raw) < FILE_HEADER.size:
+        return None
+    magic, number, first, crc = FILE_HEADER.unpack(raw)
+    if magic != FILE_MAGIC or crc != crc32c(raw[:-_CRC_BYTES]):
+        return None
+    return number, first
+
+
+def replay(disk: Disk, folder: str, after: int) -> Iterator[Entry]:
+    """Every entry past sequence `after`, in order, up to the first that is not whole.
+
+    The end of the journal is a torn entry or none. A damaged entry that a later one knows to have been
+    synced is neither: that is corruption, and is raised rather than taken for the end.
+    """
+    if not disk.exists(folder):
+        return
+    found = []
+    for name in disk.listdir(folder):
+        header = read_header(disk, f"{folder}/{name}") if paths.parse_journal(name) is not None else None
+        if header is not None:
+            found.append((*header, f"{folder}/{name}"))
+    expected = after + 1
+    for number, first, path in sorted(found):
+        if first > expected:
+            raise CorruptLog(path, 0, f"entries {expected} to {first - 1} of the journal are missing")
+        for entry in _entries(disk, path, number, first, after):
+            if entry.sequence == expected:
+                expected += 1
+                yield entry
+
+
+def _entries(disk: Disk, path: str, number: int, sequence: int, after: int) -> Iterator[Entry]:
+    raw = read_whole(disk, path)
+    data = memoryview(raw)
+    position = SECTOR
+    while (entry := _entry_at(data, position, number)) is not None and entry[0] == sequence:
+        yield Entry(sequence, entry[2])
+        sequence += 1
+        position += padded(ENTRY_HEADER.size + len(entry[2]))
+    if sequence <= after:
+        return  # behind the checkpoint: nobody needs it any more
+    magic = ENTRY_MAGIC.to_bytes(4, "little")
+    at = raw.find(magic, position)
+    while at != -1:
+        later = _entry_at(data, at - _CRC_BYTES, number)
+        if later is not None and later[0] > sequence and later[1] >= sequence:
+            raise CorruptLog(path, position, f"entry {sequence} of the journal was synced and is damaged")
+        at = raw.find(magic, at + 1)
+
+
+def _entry_at(data: memoryview, position: int, number: int) -> tuple[int, int, memoryview] | None:
+    """(sequence, synced, body) of the whole entry at position, if there is one of this file's life."""
+    if position + ENTRY_HEADER.size > len(data):
+        return None
+    crc, magic, entry_number, sequence, synced, size = ENTRY_HEADER.unpack_from(data, position)
+    end = position + ENTRY_HEADER.size + size
+    if magic != ENTRY_MAGIC or entry_number != number or end > len(data):
+        return None
+    if crc32c(data[position + _CRC_BYTES : end]) != crc:
+        return None
+    return sequence, synced, data[position + ENTRY_HEADER.size : end]

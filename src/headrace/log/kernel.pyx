@@ -1,0 +1,162 @@
+# cython: boundscheck=False, wraparound=False, cdivision=True
+"""Index lookups and the walk over batch headers that builds indexes and seals. Leaves: no files, no policy."""
+
+from libc.stdint cimport uint8_t, uint32_t, int32_t, uint64_t, int64_t
+
+cdef enum:
+    PREFIX = 12             # base offset and length
+    HEADER = 61
+    OFFSET_ENTRY = 8
+    TIME_ENTRY = 12
+
+cdef uint32_t CRC_TABLE[256]
+
+
+cdef void _fill_table() noexcept:
+    cdef uint32_t i, j, value
+    for i in range(256):
+        value = i
+        for j in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        CRC_TABLE[i] = value
+
+_fill_table()
+
+
+cdef inline uint32_t _crc(uint32_t crc, const uint8_t* p, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    crc = ~crc
+    for i in range(n):
+        crc = CRC_TABLE[(crc ^ p[i]) & 0xFF] ^ (crc >> 8)
+    return ~crc
+
+
+cdef inline uint32_t _u32(const uint8_t* p) noexcept nogil:
+    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
+
+
+cdef inline int64_t _i64(const uint8_t* p) noexcept nogil:
+    return <int64_t>((<uint64_t>_u32(p) << 32) | _u32(p + 4))
+
+
+cdef inline void _put_u32(uint8_t* p, uint32_t v) noexcept nogil:
+    p[0] = v >> 24
+    p[1] = (v >> 16) & 0xFF
+    p[2] = (v >> 8) & 0xFF
+    p[3] = v & 0xFF
+
+
+cdef inline void _put_i64(uint8_t* p, int64_t v) noexcept nogil:
+    _put_u32(p, <uint32_t>(v >> 32))
+    _put_u32(p + 4, <uint32_t>v)
+
+
+def find_position(const uint8_t[::1] entries not None, long long relative_offset):
+    """Position of the last index entry at or below relative_offset; 0 when there is none."""
+    cdef Py_ssize_t low = 0
+    cdef Py_ssize_t high = entries.shape[0] // OFFSET_ENTRY
+    cdef Py_ssize_t middle
+    if high == 0:
+        return 0
+    cdef const uint8_t* base = &entries[0]
+    while low < high:
+        middle = (low + high) >> 1
+        if <int64_t>_u32(base + middle * OFFSET_ENTRY) <= relative_offset:
+            low = middle + 1
+        else:
+            high = middle
+    if low == 0:
+        return 0
+    return _u32(base + (low - 1) * OFFSET_ENTRY + 4)
+
+
+def find_offset_for_time(const uint8_t[::1] entries not None, long long timestamp):
+    """Relative offset of the last time-index entry whose running maximum is below timestamp; 0 when none."""
+    cdef Py_ssize_t low = 0
+    cdef Py_ssize_t high = entries.shape[0] // TIME_ENTRY
+    cdef Py_ssize_t middle
+    if high == 0:
+        return 0
+    cdef const uint8_t* base = &entries[0]
+    while low < high:
+        middle = (low + high) >> 1
+        if _i64(base + middle * TIME_ENTRY) < timestamp:
+            low = middle + 1
+        else:
+            high = middle
+    if low == 0:
+        return 0
+    return _u32(base + (low - 1) * TIME_ENTRY + 8)
+
+
+cdef class Walker:
+    """Walks the batches of one segment, fed with consecutive buffers or told of single batches.
+
+    Collects what is derived from the data: sparse index entries, the running maximum of
+    timestamps, counts, and a CRC over the batch headers (base offsets lie outside the batch CRC).
+    It trusts the lengths it reads only as far as the bytes it was given.
+    """
+    cdef readonly long long base, position, next_offset, max_timestamp, records, batches
+    cdef readonly unsigned int headers_crc
+    cdef readonly long long interval
+    cdef long long last_indexed
+    cdef public bytearray index
+    cdef public bytearray time_index
+
+    def __init__(self, long long base, long long interval, *, long long position=0, long long next_offset=-1,
+                 long long max_timestamp=-1, long long records=0, long long batches=0,
+                 unsigned int headers_crc=0, long long last_indexed=-1):
+        self.base = base
+        self.interval = interval
+        self.position = position
+        self.next_offset = base if next_offset < 0 else next_offset
+        self.max_timestamp = max_timestamp
+        self.records = records
+        self.batches = batches
+        self.headers_crc = headers_crc
+        self.last_indexed = last_indexed
+        self.index = bytearray()
+        self.time_index = bytearray()
+
+    @property
+    def last_indexed_position(self):
+        return self.last_indexed
+
+    def skip_to(self, long long offset):
+        """The offsets up to here are gone for good: the next batch begins at or after it."""
+        if offset > self.next_offset:
+            self.next_offset = offset
+
+    def walk(self, const uint8_t[::1] data not None, Py_ssize_t start=0, Py_ssize_t end=-1):
+        """Take in whole batches of data[start:end]; returns where the first incomplete one begins."""
+        cdef Py_ssize_t stop = data.shape[0] if end < 0 or end > data.shape[0] else end
+        cdef Py_ssize_t at = start
+        cdef int64_t size, base_offset, timestamp, seen
+        cdef uint8_t entry[12]
+        if start < 0 or start >= stop:
+            return start
+        cdef const uint8_t* p = &data[0]
+        while stop - at >= HEADER:
+            size = PREFIX + <int64_t><int32_t>_u32(p + at + 8)
+            if size < HEADER or size > stop - at:
+                break
+            base_offset = _i64(p + at)
+            timestamp = _i64(p + at + 35)
+            if self.last_indexed < 0 or self.position - self.last_indexed >= self.interval:
+                _put_u32(entry, <uint32_t>(base_offset - self.base))
+                _put_u32(entry + 4, <uint32_t>self.position)
+                self.index += (<char*>entry)[:OFFSET_ENTRY]
+                # The time entry says: everything before this batch is at most this old.
+                _put_i64(entry, self.max_timestamp)
+                _put_u32(entry + 8, <uint32_t>(base_offset - self.base))
+                self.time_index += (<char*>entry)[:TIME_ENTRY]
+                self.last_indexed = self.position
+            self.headers_crc = _crc(self.headers_crc, p + at, 17)
+            if timestamp > self.max_timestamp:
+                self.max_timestamp = timestamp
+            self.records += <int32_t>_u32(p + at + 57)
+            self.batches += 1
+            self.next_offset = base_offset + <int32_t>_u32(p + at + 23) + 1
+            self.position += size
+            at += size
+        return at

@@ -1,0 +1,201 @@
+"""A log: one partition, an ordered run of segments. This is the side that callers see.
+
+Owned by one shard. All methods run on the owner thread; what they start on disk is done by the shard's worker.
+Reads see only what lies below the visible end, whatever is being written behind it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.errors import BatchTooLarge, CorruptLog, LogClosed, OffsetOutOfRange, Overloaded
+from headrace.log.reader import Chunk, Reader
+from headrace.log.rounds import Part, Ticket, Unit
+from headrace.log.segment import Segment
+from headrace.log.settings import StreamSettings
+from headrace.log.tail import Tail
+from headrace.record.slice import Slice
+from headrace.record.types import BatchInfo
+
+if TYPE_CHECKING:
+    from headrace.log.shard import Shard
+
+READ_BYTES = 1 << 20
+
+
+class LogSpec(NamedTuple):
+    """What the catalog knows of a log. The id is never used again; the slug is for people who list the folder."""
+
+    id: int
+    slug: str
+    settings: StreamSettings
+
+
+class Waiter:
+    __slots__ = ("callback", "offset")
+
+    def __init__(self, offset: int, callback: Callable[[], object] | None) -> None:
+        self.offset = offset
+        self.callback = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Log:
+    def __init__(self, shard: "Shard", spec: LogSpec, tail: Tail, start_offset: int) -> None:
+        self._shard = shard
+        self.id = spec.id
+        self.slug = spec.slug
+        self.settings = spec.settings
+        self.tail = tail
+        self.epoch = shard.epoch
+        self.start_offset = start_offset
+        self.next_offset = max(tail.next_offset, start_offset)
+        self.visible_end = self.durable_end = self.next_offset
+        self.damage: CorruptLog | None = None
+        self.epochs: list[tuple[int, int]] = []  # (epoch, first offset), oldest first
+        self.is_closed = False
+        self.is_frozen = False  # being cut back: no appends
+        self.unflushed_bytes = 0  # async only: written since the last flush
+        self.holds: dict[str, int] = {}
+        self._stable_hold: int | None = None
+        self._reader = Reader(shard.files, shard.index_cache, tail, shard.counters)
+        self._waiters: list[Waiter] = []
+
+    # Facts.
+
+    @property
+    def is_async(self) -> bool:
+        return self.settings.write_mode == "async"
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.tail.segments
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self.tail.segments)
+
+    @property
+    def stable_end(self) -> int:
+        """Where readers of committed records stop: the first offset of the oldest open transaction."""
+        return self.visible_end if self._stable_hold is None else min(self._stable_hold, self.visible_end)
+
+    def hold_stable(self, offset: int | None) -> None:
+        self._stable_hold = offset
+        if offset is None or offset > self.stable_end:
+            self.wake()
+
+    # Writing.
+
+    def append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None = None) -> Ticket:
+        """Stage whole batches; the ticket says when they are durable and at which offset.
+
+        The buffer belongs to the log until then: base offset and epoch are patched in place.
+        """
+        self.check_append(batch, infos)
+        unit = Unit(self._shard.new_ticket())
+        unit.parts.append(Part(self, batch, unit.ticket, atomic=False))
+        unit.size = len(batch)
+        unit.immediate = self.settings.write_mode == "sync-immediate"
+        self._shard.stage(unit)
+        return unit.ticket
+
+    def check_append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None) -> None:
+        if self.is_closed:
+            raise LogClosed(f"log {self.id} ({self.slug}) is closed")
+        if self.damage is not None:
+            raise self.damage
+        if self.is_frozen:
+            raise Overloaded(f"log {self.id} ({self.slug}) is being cut back")
+        limit = self.settings.batch_bytes_max
+        largest = max((info.size for info in infos), default=0) if infos else len(batch)
+        if largest > limit:
+            raise BatchTooLarge(largest, limit)
+
+    # Reading.
+
+    def read(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> Chunk:
+        """Whole batches from the one that holds offset, at least one, about max_bytes in all.
+
+        An empty chunk at the visible end (or at `end`, if that comes first). The first batch may begin before
+        offset: batches are never cut.
+        """
+        stop = self.visible_end if end is None else min(end, self.visible_end)
+        if offset < self.start_offset or offset > self.visible_end:
+            raise OffsetOutOfRange(offset, self.start_offset, self.visible_end)
+        if self.is_closed:
+            raise LogClosed(f"log {self.id} ({self.slug}) is closed")
+        if offset >= stop:
+            if self.damage is not None and offset >= self.visible_end:
+                raise self.damage
+            return Chunk(b"", offset, offset)
+        return self._reader.read(offset, stop, max_bytes)
+
+    def read_slice(self, piece: Slice) -> bytes:
+        return self._reader.read_slice(piece)
+
+    def slices(self, start: int, end: int, split_bytes: int) -> list[Slice]:
+        """Cut [start, end) into pieces of about split_bytes on batch boundaries known to the index."""
+        start, end = max(start, self.start_offset), min(end, self.visible_end)
+        return self._reader.slices(self.id, start, end, split_bytes)
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record at or after timestamp_ms, None when there is none."""
+        return self._reader.offset_for_timestamp(timestamp_ms, self.start_offset, self.visible_end)
+
+    def forget_positions(self) -> None:
+        self._reader.forget_positions()
+
+    def epoch_end(self, epoch: int) -> tuple[int, int]:
+        """(the largest epoch at or below the one asked for, the offset where it ended)."""
+        at = bisect_right(self.epochs, epoch, key=lambda entry: entry[0])
+        if at == 0:
+            return -1, self.start_offset if self.epochs else 0
+        end = self.epochs[at][1] if at < len(self.epochs) else self.visible_end
+        return self.epochs[at - 1][0], end
+
+    def wait(self, offset: int, callback: Callable[[], object]) -> Waiter:
+        """Call back, once, on the owner thread, when offset can be read (or when waiting became pointless)."""
+        waiter = Waiter(offset, callback)
+        if self.stable_end > offset or self.is_closed:
+            self._shard.defer(lambda: self._fire(waiter))
+        else:
+            self._waiters.append(waiter)
+        return waiter
+
+    @staticmethod
+    def _fire(waiter: Waiter) -> None:
+        callback, waiter.callback = waiter.callback, None
+        if callback is not None:
+            callback()
+
+    def wake(self) -> None:
+        if not self._waiters:
+            return
+        end = self.stable_end
+        waiting, self._waiters = self._waiters, []
+        for waiter in waiting:
+            if waiter.callback is None:
+                continue
+            if waiter.offset < end or self.is_closed:
+                self._fire(waiter)
+            else:
+                self._waiters.append(waiter)
+
+    # Retention.
+
+    def set_retention_hold(self, name: str, offset: int | None) -> None:
+        """A pin: no segment with records at or after offset is removed while it stands."""
+        if offset is None:
+            self.holds.pop(name, None)
+        else:
+            self.holds[name] = offset
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.wake()
+
+    def __repr__(self) -> str:
+        return f"<log {self.id} {self.slug} [{self.start_offset}, {self.visible_end})>"

@@ -1,0 +1,462 @@
+"""Recovery of one log. See recovery.py for the rules."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from headrace.errors import CorruptLog
+from headrace.log import kernel, paths
+from headrace.log.checkpoint import ENDS
+from headrace.log.disk import Disk
+from headrace.log.log import Log, LogSpec
+from headrace.log.paths import SegmentStem
+from headrace.log.rounds import ReplayedPart
+from headrace.log.segment import SavedWriter, Seal, Segment, SegmentWriter, read_seal, rebuild_index, seal_of
+from headrace.record import codec
+
+if TYPE_CHECKING:
+    from headrace.log.shard import Shard
+
+STARTS = "starts"
+TRUNCATIONS = "truncations"
+DAMAGED = "damaged"
+EPOCHS = "epochs"
+_READ_BYTES = 4 << 20
+
+
+class LogRecovery:
+    def __init__(
+        self,
+        shard: "Shard",
+        spec: LogSpec,
+        folder: str | None,
+        parts: Mapping[int, ReplayedPart],
+        evidence: int,
+    ) -> None:
+        self._shard = shard
+        self._disk = shard.disk
+        self._files = shard.files
+        self._key = spec.id.to_bytes(8, "big")
+        self._parts = parts
+        self._settings = spec.settings
+        self.log: Log = shard.new_log(spec)
+        self._tail = self.log.tail
+        if folder is not None:
+            self._tail.folder = folder
+            self._tail.created = True
+        self._folder = self._tail.folder
+        saved = shard.state.get(ENDS, self._key)
+        self._saved = SavedWriter.unpack(saved) if saved else None
+        self._truncation = self._state_number(TRUNCATIONS)
+        self._evidence = max(
+            evidence, self._saved.next_offset if self._saved else 0, self._state_number(DAMAGED) or 0
+        )
+        if self._truncation is not None:
+            self._evidence = min(self._evidence, self._truncation)
+        self._start = self._state_number(STARTS) or 0
+        self._segments: list[Segment] = []
+        self._unlink: list[str] = []
+        self._truncate: list[tuple[str, int]] = []
+        self._renames: list[tuple[str, str]] = []
+        self._to_seal: list[SegmentWriter] = []
+        self._cuts: list[tuple[str, int, int]] = []
+        self._as_found: dict[Segment, Segment] = {}  # fresh segment -> the old one, as far as it is whole
+        self.fresh: list[str] = []
+        self.records = self.bytes_kept = self.bytes_cut = self.indexes_rebuilt = 0
+
+    def _state_number(self, table: str) -> int | None:
+        raw = self._shard.state.get(table, self._key)
+        return None if raw is None else int.from_bytes(raw, "big")
+
+    # What is there.
+
+    def run(self, *, trust: bool) -> None:
+        stems = self._list()
+        self._start = max(self._start, stems[0].base if stems else 0)
+        known = [stem for stem in stems if self._saved is not None and stem.base < self._saved.base]
+        rest = stems[len(known) :]
+        sound = self._take_known(known, [*stems[1 : len(known)], *rest[:1]])
+        if sound:
+            self._take_tail(rest, trust=trust)
+        self._finish()
+
+    def _list(self) -> list[SegmentStem]:
+        """The newest generation of every segment that is still wanted; everything else goes, later."""
+        if not self._tail.created:
+            return []
+        newest: dict[int, int] = {}
+        names = self._disk.listdir(self._folder)
+        for name in names:
+            stem = paths.parse_segment(name)
+            if stem is not None:
+                newest[stem.base] = max(newest.get(stem.base, 0), stem.generation)
+        stems = [SegmentStem(base, newest[base]) for base in sorted(newest)]
+        stems = self._without_superseded(stems)
+        while len(stems) > 1 and stems[1].base <= self._start:
+            stems.pop(0)  # retention had decided, and was interrupted
+        wanted = {str(stem) for stem in stems}
+        for name in names:
+            base, _, suffix = name.partition(".")
+            if suffix.endswith(paths.UNFINISHED[1:]) or (
+                "." + suffix in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL) and base not in wanted
+            ):
+                self._unlink.append(f"{self._folder}/{name}")
+        return stems
+
+    def _without_superseded(self, stems: list[SegmentStem]) -> list[SegmentStem]:
+        """A rewritten segment may cover several old ones: its seal says how far it reaches."""
+        kept: list[SegmentStem] = []
+        covered = -1
+        for stem in stems:
+            if stem.base < covered:
+                continue
+            kept.append(stem)
+            if stem.generation:
+                seal = read_seal(self._disk, self._path(stem, paths.SEAL))
+                covered = seal.next_offset if seal is not None else covered
+        return kept
+
+    def _path(self, stem: SegmentStem, suffix: str = paths.DATA) -> str:
+        return f"{self._folder}/{stem}{suffix}"
+
+    # What was synced: trusted, but it has to be there.
+
+    def _take_known(self, stems: list[SegmentStem], following: list[SegmentStem]) -> bool:
+        for at, stem in enumerate(stems):
+            path = self._path(stem)
+            seal = read_seal(self._disk, self._path(stem, paths.SEAL)) or self._seal_again(stem)
+            if seal is None:
+                return False
+            if self._disk.file_size(path) < seal.size:
+                self._damaged(path, self._disk.file_size(path), f"{seal.size:,} bytes were sealed")
+                return False
+            self._segments.append(Segment.sealed(self._folder, stem.generation, seal))
+            if at < len(following) and following[at].base != seal.next_offset:
+                self._damaged(path, seal.size, f"the segment at offset {seal.next_offset:,} is missing")
+                return False
+        return True
+
+    def _seal_again(self, stem: SegmentStem) -> Seal | None:
+        """A known segment without a seal: whole it must be, since it was synced."""
+        path = self._path(stem)
+        size = self._disk.file_size(path)
+        walker = kernel.Walker(stem.base, self._settings.index_interval)
+        for data in self._valid_runs(path, 0, size, -1):
+            walker.walk(data)
+        if walker.position < size:
+            self._damaged(path, walker.position, "a synced batch is damaged")
+            return None
+        seal = seal_of(walker)
+        self._files.write(self._path(stem, paths.SEAL), [seal.pack()], 0, create=True)
+        return seal
+
+    # What was written since the last checkpoint.
+
+    def _take_tail(self, stems: list[SegmentStem], *, trust: bool) -> None:
+        saved = self._saved
+        if stems and saved is not None and stems[0] == (saved.base, saved.generation):
+            path = self._path(stems[0])
+            size = self._disk.file_size(path)
+            if size < saved.position:
+                self._damaged(path, size, f"{saved.position:,} bytes were synced")
+                return
+            segment = self._known_prefix(stems[0], saved)
+            if trust and len(stems) == 1 and size == saved.position:
+                return  # a clean stop: nothing to look at
+            end = stems[1].base if len(stems) > 1 else None
+            same_name = stems[0] if saved.next_offset == stems[0].base else None
+            self._rescue(path, saved.position, size, saved.next_offset, end, same_name, segment)
+            if segment not in self._segments:
+                self._unlink += segment.paths  # it was empty, and the fresh one took its place
+            elif size > saved.position:
+                self._truncate.append((path, saved.position))
+            stems = stems[1:]
+        self._take_unknown(stems)
+
+    def _known_prefix(self, stem: SegmentStem, saved: SavedWriter) -> Segment:
+        segment = Segment(self._folder, stem.base, stem.generation, created_ms=self._shard.clock.now_ms())
+        segment.size, segment.next_offset = saved.position, saved.next_offset
+        segment.records, segment.max_timestamp = saved.records, saved.max_timestamp
+        self._segments.append(segment)
+        index = segment.path(paths.INDEX)
+        has_index = self._disk.exists(index) and self._disk.file_size(index) >= saved.index_size
+        self._tail.writer = SegmentWriter(
+            self._files,
+            segment,
+            saved.restore(self._settings.index_interval),
+            saved.index_size if has_index else 0,
+        )
+        if not has_index and saved.position:
+            entries, _ = rebuild_index(self._files, segment, self._settings.index_interval)
+            self._tail.writer = SegmentWriter(
+                self._files, segment, saved.restore(self._settings.index_interval), len(entries)
+            )
+            self.indexes_rebuilt += 1
+        return segment
+
+    def _take_unknown(self, stems: list[SegmentStem]) -> None:
+        for at, stem in enumerate(stems):
+            expected = self._end if self._segments else stem.base
+            path = self._path(stem)
+            size = self._disk.file_size(path)
+            self._unlink += [
+                self._path(stem, s) for s in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL)
+            ]
+            if stem.base != expected:
+                # Behind the first bad batch: never confirmed, or the evidence says otherwise.
+                self._cuts.append((path, 0, size))
+                continue
+            end = stems[at + 1].base if at + 1 < len(stems) else None
+            found = Segment(self._folder, stem.base, stem.generation)
+            self._rescue(path, 0, size, stem.base, end, stem, found)
+        if self._end in self._parts:
+            self._rescue(None, 0, 0, self._end, None, None, None)
+
+    @property
+    def _end(self) -> int:
+        end = self._segments[-1].next_offset if self._segments else self._start
+        # An active segment without a batch has no file, perhaps, but it had an end.
+        return max(end, self._saved.next_offset) if self._saved and not self._saved.position else end
+
+    def _rescue(
+        self,
+        path: str | None,
+        position: int,
+        size: int,
+        offset: int,
+        end: int | None,
+        stem: SegmentStem | None,
+        found: Segment | None,
+    ) -> None:
+        """Copy what is whole, from the file and then from the journal, to a fresh segment."""
+        target = Segment(
+            self._folder, offset, stem.generation + 1 if stem else 0, created_ms=self._shard.clock.now_ms()
+        )
+        walker = kernel.Walker(offset, self._settings.index_interval)
+        copy = _Copy(self, target, walker)
+        if path is not None and (end is None or offset < end):
+            for data in self._valid_runs(path, position, size, offset, end):
+                copy.write(data)
+        at = position + walker.position
+        if found is not None and walker.position:
+            self._as_found[target] = _extended(found, at, walker)
+        while (end is None or walker.next_offset < end) and (
+            part := self._parts.get(walker.next_offset)
+        ) is not None:
+            batch = bytearray(part.data)
+            codec.patch_run(batch, 0, len(batch), part.base_offset, part.epoch)
+            copy.write(batch)
+        copy.close()
+        if path is not None and at < size and (end is None or walker.next_offset < end):
+            self._cuts.append((path, at, size))
+        self.records += walker.records
+        self.bytes_kept += walker.position
+        if walker.position == 0:
+            return
+        if self._segments and self._segments[-1].base == offset:
+            self._segments.pop()
+            self._tail.writer = None
+        self._segments.append(target)
+        target.size, target.next_offset = walker.position, walker.next_offset
+        target.records, target.max_timestamp = walker.records, walker.max_timestamp
+        if self._tail.writer is not None:
+            self._to_seal.append(self._tail.writer)
+        self._tail.writer = SegmentWriter(self._files, target, walker)
+
+    def _valid_runs(
+        self, path: str, position: int, size: int, expected: int, end: int | None = None
+    ) -> Iterator[memoryview]:
+        """Runs of whole batches in offset order, from position up to the first that is not, or up to end."""
+        want = _READ_BYTES
+        while position < size:
+            data = memoryview(self._files.read(path, min(want, size - position), position))
+            stop, next_offset, _records, _timestamp, _reason = codec.valid_until(
+                data, 0, len(data), expected, dense=expected >= 0
+            )
+            if end is not None and next_offset > end:
+                stop = self._position_of(data, stop, end)
+                next_offset = end
+            if stop:
+                yield data[:stop]
+            if end is not None and next_offset >= end:
+                return
+            if stop == 0:
+                need = _declared_size(data)
+                if (
+                    need is None
+                    or need <= len(data)
+                    or need > min(size - position, self._shard.settings.batch_bytes_max)
+                ):
+                    return
+                want = need
+                continue
+            want = _READ_BYTES
+            position += stop
+            if expected >= 0:
+                expected = next_offset
+
+    @staticmethod
+    def _position_of(data: memoryview, stop: int, end: int) -> int:
+        for info in codec.scan(data, 0, stop, verify_crc=False):
+            if info.base_offset >= end:
+                return info.position
+        return stop
+
+    def _cut(self, path: str, position: int, size: int) -> None:
+        """Keep what is cut, beside the log: it was never confirmed, but it may help somebody."""
+        self.bytes_cut += size - position
+        name = f"{path.removesuffix(paths.DATA)}-{position}{paths.CUT}"
+        file = self._disk.open(name, create=True)
+        try:
+            for at in range(position, size, _READ_BYTES):
+                self._disk.pwrite(
+                    file, [self._files.read(path, min(_READ_BYTES, size - at), at)], at - position
+                )
+        finally:
+            self._disk.close(file)
+
+    # Judgement.
+
+    def _damaged(self, path: str, position: int, reason: str) -> None:
+        if self.log.damage is None:
+            self.log.damage = CorruptLog(path, position, reason)
+
+    def _finish(self) -> None:
+        if self.log.damage is None and self._end < self._evidence:
+            last = self._segments[-1] if self._segments else None
+            found = self._as_found.get(last, last) if last else None
+            path, position = (found.path(), found.size) if found else (self._folder, 0)
+            self._damaged(
+                path, position, f"records {self._end:,} to {self._evidence - 1:,} were confirmed and are gone"
+            )
+        if self.log.damage is not None:
+            self._leave_everything()
+        for path, position, size in self._cuts:
+            self._cut(path, position, size)
+        log = self.log
+        self._tail.segments = tuple(self._segments)
+        log.start_offset = self._start
+        log.next_offset = log.visible_end = log.durable_end = max(self._end, self._start)
+        raw = self._shard.state.get(EPOCHS, self._key)
+        log.epochs = [entry for entry in _unpack_epochs(raw or b"") if entry[1] <= log.next_offset]
+        if self._truncation is not None and log.damage is None:
+            self._shard.pending_truncations.append((log, self._truncation))
+
+    def _leave_everything(self) -> None:
+        """A damaged log is evidence: no file of it is changed, and what the journal still has is saved beside it."""
+        for path in self.fresh:
+            self._disk.unlink(path)
+        self._unlink, self._truncate, self._renames, self.fresh = [], [], [], []
+        self._cuts, self._to_seal = [], []
+        self._segments = _before_gap(
+            [self._as_found.get(segment, segment) for segment in self._segments], self._disk
+        )
+        self._tail.writer = None
+        self.records = self.bytes_kept = 0
+        rescued = [part.data for _, part in sorted(self._parts.items()) if part.next_offset > self._end]
+        if rescued and self._tail.created:
+            file = self._disk.open(f"{self._folder}/journal-{self._end}.rescued", create=True)
+            try:
+                self._disk.pwrite(file, rescued, 0)
+                self._disk.sync(file)
+            finally:
+                self._disk.close(file)
+
+    # Making it last.
+
+    def sync_fresh(self) -> None:
+        for path in self.fresh:
+            file = self._disk.open(path)
+            try:
+                self._disk.sync(file)
+            finally:
+                self._disk.close(file)
+
+    def put_in_place(self) -> None:
+        for writer in self._to_seal:
+            writer.seal()
+        for source, target in self._renames:
+            self._disk.rename(source, target)
+        self._disk.sync_dir(self._folder)
+
+    def record_state(self) -> None:
+        state = self._shard.state
+        if self.log.damage is not None:
+            state.apply_put(DAMAGED, self._key, max(self._evidence, self.log.visible_end).to_bytes(8, "big"))
+            return
+        saved = self._tail.saved_writer()
+        if saved is not None and (self._saved is None or saved != self._saved):
+            state.apply_put(ENDS, self._key, saved.pack())
+
+    def clean_up(self) -> None:
+        for path, size in self._truncate:
+            self._files.truncate(path, size)
+        gone = [path for path in self._unlink if self._disk.exists(path)]
+        self._files.forget(gone)
+        for path in gone:
+            self._disk.unlink(path)
+        if gone:
+            self._files.folder_changed(self._folder)
+
+
+class _Copy:
+    """A fresh data file under a temporary name, made when the first byte comes."""
+
+    def __init__(self, recovery: LogRecovery, target: Segment, walker: kernel.Walker) -> None:
+        self._recovery = recovery
+        self._target = target
+        self._walker = walker
+        self._file: int | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        recovery = self._recovery
+        if self._file is None:
+            path = self._target.path() + paths.UNFINISHED
+            if not recovery._tail.created:
+                recovery._disk.mkdir(recovery._folder)
+                recovery._tail.created = True
+            if recovery._disk.exists(path):
+                recovery._disk.unlink(path)
+            self._file = recovery._disk.open(path, create=True, exclusive=True)
+            recovery.fresh.append(path)
+            recovery._renames.append((path, self._target.path()))
+        recovery._disk.pwrite(self._file, [data], self._walker.position)
+        end = self._walker.walk(data)
+        assert end == len(data), "only whole batches are copied"
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._recovery._disk.close(self._file)
+
+
+def _declared_size(data: memoryview) -> int | None:
+    if len(data) < 12:
+        return None
+    return 12 + int.from_bytes(data[8:12], "big", signed=True)
+
+
+def _extended(found: Segment, size: int, walker: kernel.Walker) -> Segment:
+    """The old segment, seen as far as its batches are whole."""
+    seen = Segment(found.folder, found.base, found.generation)
+    seen.size, seen.next_offset = size, walker.next_offset
+    seen.records = found.records + walker.records
+    seen.max_timestamp = max(found.max_timestamp, walker.max_timestamp)
+    return seen
+
+
+def _before_gap(segments: list[Segment], disk: Disk) -> list[Segment]:
+    """What is readable of a damaged log: segments in a row, without those that only the rescue had made."""
+    kept: list[Segment] = []
+    for segment in segments:
+        if not disk.exists(segment.path()):
+            break
+        if kept and kept[-1].base == segment.base:
+            kept.pop()  # the same file, seen further
+        kept.append(segment)
+    return kept
+
+
+def _unpack_epochs(raw: bytes) -> list[tuple[int, int]]:
+    return [
+        (int.from_bytes(raw[at : at + 8], "big"), int.from_bytes(raw[at + 8 : at + 16], "big"))
+        for at in range(0, len(raw), 16)
+    ]

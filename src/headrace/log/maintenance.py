@@ -1,0 +1,304 @@
+"""What happens to a log besides appends and reads: retention, deletion, truncation, compaction.
+
+Each is durable as an intention before a file is touched, so that a crash in the middle is finished by the next start
+and can never be taken for damage.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from headrace.errors import Conflict, OffsetOutOfRange
+from headrace.log import paths
+from headrace.log.checkpoint import ENDS
+from headrace.log.compaction import Filter, LatestByKey, Rewritten, rewrite
+from headrace.log.log import Log
+from headrace.log.log_recovery import STARTS, TRUNCATIONS
+from headrace.log.retention import Limits, new_start
+from headrace.log.rounds import Ticket
+from headrace.log.segment import Segment, SegmentWriter
+from headrace.log.truncation import cut_back
+from headrace.log.work import InlineWorker, ThreadWorker, Worker
+
+if TYPE_CHECKING:
+    from headrace.log.shard import Shard
+
+KEYS_MAX = 2_000_000  # keys one compaction pass holds in memory
+
+Done = Callable[[BaseException | None], object]
+
+
+class Maintenance:
+    def __init__(self, shard: "Shard") -> None:
+        self._shard = shard
+        self._cleaner: Worker | None = None
+        self._busy: set[int] = set()  # logs being compacted or truncated
+        self._leases: dict[tuple[int, int, int], int] = {}  # (log, segment, generation) -> until, in ms
+        self._graves: list[tuple[int, Segment]] = []  # removed from their log, files still leased
+
+    # Retention.
+
+    def apply_retention(self, log: Log, now_ms: int) -> Ticket | None:
+        """Drop what is too old or too much. None when nothing is."""
+        limits = Limits.of(log.settings, log.holds.values())
+        start = new_start(log.segments, limits, log.start_offset, log.visible_end, now_ms)
+        return self.delete_before(log, start) if start > log.start_offset else None
+
+    def delete_before(self, log: Log, offset: int) -> Ticket:
+        """Move the start of the log; segments wholly before it go once that is durable."""
+        if not log.start_offset <= offset <= log.visible_end:
+            raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
+        group = self._shard.group()
+        group.put(STARTS, log.id.to_bytes(8, "big"), offset.to_bytes(8, "big"))
+        ticket = group.commit()
+        ticket.add_callback(lambda done: None if done.error else self._drop_before(log, offset))
+        return ticket
+
+    def _drop_before(self, log: Log, offset: int) -> None:
+        if log.is_closed:
+            return
+        log.start_offset = max(log.start_offset, offset)
+
+        def drop() -> list[Segment]:
+            tail = log.tail
+            if (
+                tail.segments
+                and offset >= tail.next_offset
+                and tail.writer is not None
+                and tail.writer.position
+            ):
+                tail.roll(tail.next_offset)  # even the last one is too old: it goes, its end stays known
+            gone = [
+                s
+                for s, following in zip(tail.segments, tail.segments[1:], strict=False)
+                if following.base <= offset
+            ]
+            tail.segments = tail.segments[len(gone) :]
+            return gone
+
+        self._shard.worker.submit(drop, lambda gone, error: self._bury(log, gone, error))
+
+    def _bury(self, log: Log, gone: list[Segment] | None, error: BaseException | None) -> None:
+        if error is not None:
+            self._shard.fail(error)
+            return
+        for segment in gone or ():
+            segment.removed = True
+            self._graves.append((log.id, segment))
+            self._shard.counters.segments_deleted += 1
+        self.sweep()
+
+    def lease(self, log_id: int, segment: int, generation: int, until_ms: int) -> None:
+        """Keep the files of a segment for somebody who was handed slices of it, even if the log drops it."""
+        self._leases[log_id, segment, generation] = until_ms
+
+    def release(self, log_id: int, segment: int, generation: int) -> None:
+        self._leases.pop((log_id, segment, generation), None)
+
+    def sweep(self) -> None:
+        """Remove the files of buried segments that nobody holds any more."""
+        now_ms = self._shard.clock.now_ms()
+        self._leases = {key: until for key, until in self._leases.items() if until > now_ms}
+        free = [
+            grave
+            for grave in self._graves
+            if (grave[0], grave[1].base, grave[1].generation) not in self._leases
+        ]
+        if not free:
+            return
+        self._graves = [grave for grave in self._graves if grave not in free]
+        self._shard.worker.submit(lambda: self._unlink([segment for _, segment in free]), self._checked)
+
+    def _unlink(self, segments: list[Segment]) -> None:
+        files = self._shard.files
+        for segment in segments:
+            files.forget(segment.paths)
+            for path in segment.paths:
+                if files.disk.exists(path):
+                    files.disk.unlink(path)
+            files.folder_changed(segment.folder)
+            for suffix in (paths.INDEX, paths.TIME_INDEX):
+                self._shard.index_cache.drop(segment.path(suffix))
+
+    def _checked(self, _result: object, error: BaseException | None) -> None:
+        if error is not None:
+            self._shard.fail(error)
+
+    # Deletion.
+
+    def delete_files(self, log: Log) -> None:
+        """The folder gets a name that says it is to go, then goes; what a crash leaves, the next start removes."""
+
+        def delete() -> None:
+            files, folder = self._shard.files, log.tail.folder
+            if not files.disk.exists(folder):
+                return
+            names = files.disk.listdir(folder)
+            files.forget([f"{folder}/{name}" for name in names])
+            doomed = folder + paths.DELETED
+            files.disk.rename(folder, doomed)
+            for name in names:
+                files.disk.unlink(f"{doomed}/{name}")
+            files.disk.rmdir(doomed)
+            files.folder_changed(folder.rpartition("/")[0])
+
+        self._shard.worker.submit(delete, self._checked)
+        key = log.id.to_bytes(8, "big")
+        group = self._shard.group()
+        for table in (ENDS, STARTS, TRUNCATIONS, "epochs"):
+            group.delete(table, key)
+        group.commit(lazy=True)
+        self._shard.slots.remove(log.id)
+
+    # Truncation.
+
+    def truncate(self, log: Log, offset: int, done: Done) -> None:
+        """Forget the records from offset on. Appends to this log are refused meanwhile.
+
+        First a checkpoint, so that the journal holds nothing of what is cut; then the intention; then the files.
+        """
+        if not log.start_offset <= offset <= log.visible_end:
+            raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
+        if log.id in self._busy or log.next_offset != log.visible_end:
+            raise Conflict(f"log {log.id} is being written or rewritten: try again")
+        self._busy.add(log.id)
+        log.is_frozen = True
+
+        def intend(error: BaseException | None) -> None:
+            if error is not None:
+                self._truncated(log, error, done)
+                return
+            group = self._shard.group()
+            group.put(TRUNCATIONS, log.id.to_bytes(8, "big"), offset.to_bytes(8, "big"))
+            group.commit().add_callback(lambda t: self._cut(log, offset, t.error, done))
+
+        self._shard.checkpoint(intend)
+
+    def _cut(self, log: Log, offset: int, error: BaseException | None, done: Done) -> None:
+        if error is not None:
+            self._truncated(log, error, done)
+            return
+        self._shard.worker.submit(
+            lambda: cut_back(self._shard.files, log.tail, offset, self._shard.clock.now_ms()),
+            lambda gone, failed: self._record_cut(log, offset, gone, failed, done),
+        )
+
+    def _record_cut(
+        self, log: Log, offset: int, gone: list[Segment] | None, error: BaseException | None, done: Done
+    ) -> None:
+        if error is not None:
+            self._shard.fail(error)
+            self._truncated(log, error, done)
+            return
+        log.next_offset = log.visible_end = log.durable_end = offset
+        log.forget_positions()
+        log.epochs = [entry for entry in log.epochs if entry[1] < offset]
+        self._bury(log, gone, None)
+        key = log.id.to_bytes(8, "big")
+        saved = log.tail.saved_writer()
+        group = self._shard.group()
+        if saved is not None:
+            group.put(ENDS, key, saved.pack())
+        else:
+            group.delete(ENDS, key)
+        group.delete(TRUNCATIONS, key)
+        group.commit().add_callback(lambda t: self._truncated(log, t.error, done))
+
+    def _truncated(self, log: Log, error: BaseException | None, done: Done) -> None:
+        self._busy.discard(log.id)
+        log.is_frozen = False
+        done(error)
+
+    def finish_truncations(self) -> None:
+        """Recovery found intentions that a crash interrupted: carry them out before anything else happens."""
+        for log, offset in self._shard.pending_truncations:
+            self._busy.add(log.id)
+            log.is_frozen = True
+            self._cut(log, min(offset, log.visible_end), None, lambda _error: None)
+        self._shard.pending_truncations = []
+
+    # Compaction.
+
+    def compact(self, log: Log, done: Callable[[Rewritten | None, BaseException | None], object]) -> None:
+        """Keep the latest record of each key in the sealed segments. `done` is told what was gained, if anything."""
+        now_ms, settings = self._shard.clock.now_ms(), log.settings
+        keep = LatestByKey(
+            now_ms,
+            lag_ms=settings.compaction_lag_ms,
+            tombstone_ms=settings.tombstone_retention_ms,
+            keys_max=KEYS_MAX,
+            hold=min(log.holds.values(), default=None),
+        )
+        sealed = [s for s in log.segments if s.is_sealed and s.next_offset <= log.durable_end]
+        self.rewrite_segments(
+            log, sealed, keep, done, learn=lambda: keep.learn(self._shard.files, sealed, log.stable_end)
+        )
+
+    def rewrite_segments(
+        self,
+        log: Log,
+        segments: Sequence[Segment],
+        keep: Filter,
+        done: Callable[[Rewritten | None, BaseException | None], object],
+        *,
+        learn: Callable[[], None] | None = None,
+    ) -> None:
+        """Replace a run of sealed neighbours by one without the records that keep does not name."""
+        if not segments or log.id in self._busy:
+            done(None, None)
+            return
+        assert all(segment.is_sealed for segment in segments), "the active segment is never rewritten"
+        self._busy.add(log.id)
+
+        def work() -> Rewritten:
+            if learn is not None:
+                learn()
+            return rewrite(self._shard.files, segments, keep, log.settings.index_interval)
+
+        def swap(rewritten: Rewritten | None, error: BaseException | None) -> None:
+            if error is not None or rewritten is None:
+                self._busy.discard(log.id)
+                done(None, error)
+                return
+            self._shard.worker.submit(
+                lambda: self._swap(log, segments, rewritten),
+                lambda gone, failed: self._swapped(log, gone, failed, rewritten, done),
+            )
+
+        self._cleaner_worker().submit(work, swap)
+
+    @staticmethod
+    def _swap(log: Log, segments: Sequence[Segment], rewritten: Rewritten) -> list[Segment]:
+        current = log.tail.segments
+        left = [s for s in segments if s in current]
+        if left != list(segments):
+            return [rewritten.segment]  # retention took some of them meanwhile: the old ones stay as they are
+        at = current.index(segments[0])
+        log.tail.segments = (*current[:at], rewritten.segment, *current[at + len(segments) :])
+        return list(segments)
+
+    def _swapped(
+        self,
+        log: Log,
+        gone: list[Segment] | None,
+        error: BaseException | None,
+        rewritten: Rewritten,
+        done: Callable[[Rewritten | None, BaseException | None], object],
+    ) -> None:
+        self._busy.discard(log.id)
+        self._bury(log, gone, error)
+        done(rewritten, error)
+
+    def _cleaner_worker(self) -> Worker:
+        if self._cleaner is None:
+            inline = isinstance(self._shard.keeper, InlineWorker)
+            self._cleaner = (
+                self._shard.keeper if inline else ThreadWorker("headrace-cleaner", self._shard.post)
+            )
+        return self._cleaner
+
+    def close(self) -> None:
+        if self._cleaner is not None and self._cleaner is not self._shard.keeper:
+            self._cleaner.close()
+
+
+__all__ = ["Maintenance", "SegmentWriter"]

@@ -1,0 +1,76 @@
+"""Every name on disk has its author here, so that recovery, retention and documents cannot disagree.
+
+logs/<id>-<slug>/<base>.log             first generation of a segment
+logs/<id>-<slug>/<base>-<gen>.log       the same offsets rewritten (compaction, recovery)
+                 <stem>.index .timeindex .seal      beside it
+"""
+
+import re
+from typing import NamedTuple
+
+LOGS = "logs"
+JOURNAL = "journal"
+STATE = "state"
+CATALOG = "catalog"
+STAGING = "staging"
+SLOTS = "slots"
+LOCK = "lock"
+
+DATA = ".log"
+INDEX = ".index"
+TIME_INDEX = ".timeindex"
+SEAL = ".seal"
+CUT = ".cut"
+UNFINISHED = ".tmp"
+DELETED = ".deleted"
+
+_SEGMENT = re.compile(r"(\d{20})(?:-(\d{6}))?\.log")
+_JOURNAL = re.compile(r"(\d{20})\.wal")
+_STATE = re.compile(r"(\d{20})\.state")
+_LOG_FOLDER = re.compile(r"(\d+)(?:-(.*))?")
+
+
+class SegmentStem(NamedTuple):
+    base: int
+    generation: int
+
+    def __str__(self) -> str:
+        # Zero-padded, so that a directory listing is in log order.
+        return f"{self.base:020d}-{self.generation:06d}" if self.generation else f"{self.base:020d}"
+
+
+def parse_segment(name: str) -> SegmentStem | None:
+    match = _SEGMENT.fullmatch(name)
+    return None if match is None else SegmentStem(int(match[1]), int(match[2] or 0))
+
+
+def journal_name(number: int) -> str:
+    return f"{number:020d}.wal"
+
+
+def parse_journal(name: str) -> int | None:
+    match = _JOURNAL.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def state_name(generation: int) -> str:
+    return f"{generation:020d}.state"
+
+
+def parse_state(name: str) -> int | None:
+    match = _STATE.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def slug(name: str) -> str:
+    """A piece of a client's name that is safe in a path; for people only, never parsed back."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", name)[:40].strip("-") or "log"
+
+
+def log_folder(log_id: int, name_slug: str) -> str:
+    return f"{log_id}-{name_slug}"
+
+
+def parse_log_folder(name: str) -> int | None:
+    match = _LOG_FOLDER.fullmatch(name)
+    return None if match is None else int(match[1])

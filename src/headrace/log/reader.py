@@ -1,0 +1,236 @@
+"""Reading batches back: from an offset, from a timestamp, or a slice cut earlier.
+
+The index gives a position at or before the offset; from there batch headers lead on. An index that points at
+something that is not a batch is wrong, not the data: it is rebuilt once and asked again. Data that fails its
+checksum is never handed out.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import NamedTuple
+
+from headrace.errors import CorruptBatch, CorruptLog, LogClosed
+from headrace.log import kernel, paths
+from headrace.log.counters import Counters
+from headrace.log.files import Files
+from headrace.log.segment import Segment, rebuild_index
+from headrace.log.tail import Tail
+from headrace.record import codec
+from headrace.record.layout import HEADER_BYTES
+from headrace.record.slice import Slice
+
+RESUME_POINTS_MAX = 64
+_PROBE_BYTES = 16 << 10
+
+
+class Chunk(NamedTuple):
+    data: bytes | memoryview  # whole batches
+    base_offset: int
+    next_offset: int  # where to read on
+
+
+class IndexCache:
+    """Index files read into memory, least recently used out first, bounded by bytes."""
+
+    def __init__(self, files: Files, bytes_max: int) -> None:
+        self._files = files
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._entries: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+
+    def get(self, segment: Segment, suffix: str) -> bytes:
+        path = segment.path(suffix)
+        entry = self._entries.get(path)
+        # A sealed segment's index is complete; an active one's grows, and a stale copy only means a longer walk.
+        if entry is not None and (segment.is_sealed or segment.size - entry[0] < 2 << 20):
+            self._entries.move_to_end(path)
+            return entry[1]
+        if not self._files.disk.exists(path):
+            return b""
+        size = segment.size
+        data = self._files.read(path, self._files.size(path), 0)
+        if entry is not None:
+            self.drop(path)
+        self._entries[path] = size, data
+        self._bytes += len(data)
+        while self._bytes > self._bytes_max and len(self._entries) > 1:
+            _, (_, dropped) = self._entries.popitem(last=False)
+            self._bytes -= len(dropped)
+        return data
+
+    def drop(self, path: str) -> None:
+        entry = self._entries.pop(path, None)
+        if entry is not None:
+            self._bytes -= len(entry[1])
+
+
+class Reader:
+    def __init__(self, files: Files, cache: IndexCache, tail: Tail, counters: Counters) -> None:
+        self._files = files
+        self._cache = cache
+        self._tail = tail
+        self._counters = counters
+        # Where sequential readers go on, so that they need no index: next offset -> (segment, position).
+        self._resume: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
+
+    def read(self, offset: int, stop: int, max_bytes: int) -> Chunk:
+        segments = self._tail.segments
+        at = bisect_right(segments, offset, key=lambda s: s.base) - 1
+        for segment in segments[max(at, 0) :]:
+            if segment.base >= stop:
+                break
+            if segment.next_offset <= offset or segment.size == 0:
+                continue  # the records from here to the segment's end were compacted away
+            chunk = self._read_segment(segment, offset, stop, max_bytes)
+            if chunk is not None:
+                return chunk
+        return Chunk(b"", offset, stop)  # a gap up to the end: nothing left to read, and nothing lost
+
+    def _read_segment(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk | None:
+        resume = self._resume.get(offset)
+        if resume is not None and resume[0] is segment and not segment.removed:
+            position = resume[1]
+        else:
+            position = self.find_position(segment, offset)
+        try:
+            return self._read_at(segment, position, offset, stop, max_bytes)
+        except CorruptBatch as error:
+            self._resume.pop(offset, None)
+            position = self._position_from_fresh_index(segment, offset)
+            try:
+                return self._read_at(segment, position, offset, stop, max_bytes)
+            except CorruptBatch:
+                self._counters.crc_failures += 1
+                raise CorruptLog(segment.path(), getattr(error, "position", position), str(error)) from error
+
+    def _read_at(
+        self, segment: Segment, position: int, offset: int, stop: int, max_bytes: int
+    ) -> Chunk | None:
+        path = segment.path()
+        size = max(max_bytes, _PROBE_BYTES)
+        while position < segment.size:
+            data = self._files.read(path, min(size, segment.size - position), position)
+            if len(data) < HEADER_BYTES:
+                raise CorruptBatch(f"{segment.size - position} bytes expected, {len(data)} found")
+            first, end, next_offset = codec.trim(data, 0, len(data), offset, stop)
+            if end > first:
+                self._remember(next_offset, segment, position + end)
+                self._counters.bytes_read += end - first
+                base = int.from_bytes(data[first : first + 8], "big")
+                return Chunk(
+                    data if first == 0 and end == len(data) else memoryview(data)[first:end],
+                    base,
+                    next_offset,
+                )
+            if next_offset < 0:
+                size = -next_offset  # the batch is larger than what was read: exactly that much is needed
+                if size > segment.size - position - first:
+                    raise CorruptBatch(f"a batch of {size} bytes runs past the end of its segment")
+            elif first < len(data):
+                return None  # nothing wanted from here to the end of the segment
+            position += first
+        return None
+
+    def _remember(self, offset: int, segment: Segment, position: int) -> None:
+        self._resume[offset] = segment, position
+        if len(self._resume) > RESUME_POINTS_MAX:
+            self._resume.popitem(last=False)
+
+    def forget_positions(self) -> None:
+        self._resume.clear()
+
+    def find_position(self, segment: Segment, offset: int) -> int:
+        self._counters.index_lookups += 1
+        relative = offset - segment.base
+        writer = self._tail.writer
+        if writer is not None and writer.segment is segment:
+            recent = bytes(writer.walker.index)  # a copy: the worker goes on writing it
+            if len(recent) >= 8 and int.from_bytes(recent[:4], "big") <= relative:
+                return kernel.find_position(recent, relative)
+        entries = self._cache.get(segment, paths.INDEX)
+        if not entries and segment.is_sealed and segment.size:
+            entries = bytes(self._rebuild(segment)[0])
+        position = kernel.find_position(entries, relative)
+        return position if position < segment.size else 0
+
+    def _position_from_fresh_index(self, segment: Segment, offset: int) -> int:
+        if segment.is_sealed:
+            return kernel.find_position(self._rebuild(segment)[0], offset - segment.base)
+        return 0
+
+    def _rebuild(self, segment: Segment) -> tuple[bytearray, bytearray]:
+        self._counters.indexes_rebuilt += 1
+        self._cache.drop(segment.path(paths.INDEX))
+        self._cache.drop(segment.path(paths.TIME_INDEX))
+        self._files.forget([segment.path(paths.INDEX), segment.path(paths.TIME_INDEX)])
+        return rebuild_index(self._files, segment, self._tail.settings.index_interval)
+
+    def offset_for_timestamp(self, timestamp_ms: int, start: int, stop: int) -> tuple[int, int] | None:
+        for segment in self._tail.segments:
+            if segment.max_timestamp < timestamp_ms or segment.next_offset <= start or segment.base >= stop:
+                continue
+            entries = self._cache.get(segment, paths.TIME_INDEX)
+            offset = max(segment.base + kernel.find_offset_for_time(entries, timestamp_ms), start)
+            while offset < min(segment.next_offset, stop):
+                chunk = self._read_segment(segment, offset, stop, 1 << 20)
+                if chunk is None:
+                    break
+                for record in codec.records(chunk.data, from_offset=offset, to_offset=stop):
+                    if record.timestamp >= timestamp_ms:
+                        return record.offset, record.timestamp
+                offset = chunk.next_offset
+        return None
+
+    def slices(self, log_id: int, start: int, end: int, split_bytes: int) -> list[Slice]:
+        found = []
+        for segment in self._tail.segments:
+            if segment.next_offset <= start or segment.base >= end or segment.size == 0:
+                continue
+            position = self.find_position(segment, max(start, segment.base))
+            for piece in cut(self._index_entries(segment), segment, position, end, split_bytes):
+                found.append(Slice(log_id, segment.base, segment.generation, *piece))
+        return found
+
+    def _index_entries(self, segment: Segment) -> bytes:
+        entries = self._cache.get(segment, paths.INDEX)
+        writer = self._tail.writer
+        if writer is not None and writer.segment is segment:
+            entries += bytes(writer.walker.index)
+        return entries
+
+    def read_slice(self, piece: Slice) -> bytes:
+        for segment in self._tail.segments:
+            if segment.base == piece.segment and segment.generation == piece.generation:
+                return self._files.read(segment.path(), piece.length, piece.position)
+        raise LogClosed(
+            f"segment {piece.segment} generation {piece.generation} of log {piece.log_id} is gone"
+        )
+
+
+def cut(
+    entries: bytes, segment: Segment, position: int, end: int, split_bytes: int
+) -> list[tuple[int, int, int, int]]:
+    """(position, length, first offset, next offset) of pieces of about split_bytes, cut where the index has an entry.
+
+    The last one runs to the end of the segment's bytes: its reader stops at the offset it was told.
+    """
+    pieces = []
+    begin, begin_offset = position, None
+    for at in range(0, len(entries), 8):
+        entry_offset = segment.base + int.from_bytes(entries[at : at + 4], "big")
+        entry_position = int.from_bytes(entries[at + 4 : at + 8], "big")
+        if entry_position < position:
+            continue
+        if begin_offset is None:
+            begin, begin_offset = entry_position, entry_offset
+            continue
+        if entry_offset >= end:
+            pieces.append((begin, entry_position - begin, begin_offset, min(entry_offset, end)))
+            return pieces
+        if entry_position - begin >= split_bytes:
+            pieces.append((begin, entry_position - begin, begin_offset, entry_offset))
+            begin, begin_offset = entry_position, entry_offset
+    if begin < segment.size:
+        first = segment.base if begin_offset is None else begin_offset
+        pieces.append((begin, segment.size - begin, first, min(segment.next_offset, end)))
+    return pieces

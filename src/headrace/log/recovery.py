@@ -1,0 +1,167 @@
+"""Opening a data folder: find out what survived, keep it, and say what was done.
+
+What is known to be on stable storage is trusted (its checksums are checked when it is read). What was written
+since the last checkpoint is scanned, batch by batch, filled up from the journal, and *written again* to fresh files
+that are synced before anything relies on them: after a failed write-back the page cache holds bytes that the disk
+does not, and only a new write of them can be believed.
+
+Nothing old is touched before the new files and the marker that names them are durable, so being killed here changes
+nothing. Below the durable end a bad byte is damage: it is reported, the log serves what lies before it, takes
+no appends, and no file of it is changed.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.log import journal as journals
+from headrace.log import paths, slots
+from headrace.log.checkpoint import ENDS, SYNC_EACH_MAX
+from headrace.log.journal import Journal
+from headrace.log.log import LogSpec
+from headrace.log.log_recovery import DAMAGED, STARTS, TRUNCATIONS, LogRecovery
+from headrace.log.rounds import ReplayedEnd, ReplayedPart, decode
+from headrace.log.slots import Slots
+from headrace.log.state import Marker
+
+if TYPE_CHECKING:
+    from headrace.log.shard import Shard
+
+IDS = "ids"
+NEXT_LOG_ID = b"log"
+ID_BLOCK = 1 << 32  # far more than one run can use; a block is simply not finished
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    clean: bool = True
+    logs: int = 0
+    records: int = 0  # kept of what was written since the last checkpoint
+    bytes_kept: int = 0
+    bytes_cut: int = 0  # torn tails; never a confirmed record
+    indexes_rebuilt: int = 0
+    journal_entries: int = 0
+    damaged: list[str] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)  # folders that belong to no log in the catalog
+    seconds: float = 0.0
+
+    def summary(self) -> str:
+        if self.clean:
+            return f"clean stop: {self.logs} logs"
+        text = (
+            f"recovered from an unclean stop: {self.logs} logs, {self.records:,} records "
+            f"({self.bytes_kept:,} bytes) kept since the last checkpoint, {self.bytes_cut:,} torn bytes cut"
+        )
+        return text + (f"; DAMAGED: {'; '.join(self.damaged)}" if self.damaged else "")
+
+
+def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
+    started = shard.clock.monotonic()
+    shard.state.load()
+    marker = shard.state.marker
+    hints = slots.read_all(shard.disk, f"{shard.root}/{paths.SLOTS}")
+    replayed = _Replayed(shard, marker)
+    report = RecoveryReport(clean=marker.clean and not replayed.entries, logs=len(specs))
+    report.journal_entries = replayed.entries
+    shard.epoch = marker.epoch if report.clean else marker.epoch + 1
+    folders = _folders(shard, {spec.id for spec in specs}, report)
+    recoveries = []
+    for spec in specs:
+        evidence = max(hints[spec.id].durable_end if spec.id in hints else 0, replayed.ends.get(spec.id, 0))
+        recovery = LogRecovery(shard, spec, folders.get(spec.id), replayed.parts.get(spec.id, {}), evidence)
+        recovery.run(trust=report.clean)
+        recoveries.append(recovery)
+        report.records += recovery.records
+        report.bytes_kept += recovery.bytes_kept
+        report.bytes_cut += recovery.bytes_cut
+        report.indexes_rebuilt += recovery.indexes_rebuilt
+        if recovery.log.damage is not None:
+            report.damaged.append(str(recovery.log.damage))
+        shard.logs[spec.id] = recovery.log
+    _make_durable(shard, recoveries)
+    _begin(shard, recoveries, replayed.sequence)
+    for recovery in recoveries:
+        recovery.clean_up()
+    report.seconds = shard.clock.monotonic() - started
+    return report
+
+
+class _Replayed:
+    """What the journal holds past the checkpoint: state changes are applied, batches sorted by log."""
+
+    def __init__(self, shard: "Shard", marker: Marker) -> None:
+        self.entries = 0
+        self.sequence = marker.sequence
+        self.parts: dict[int, dict[int, ReplayedPart]] = {}
+        self.ends: dict[int, int] = {}
+        for entry in journals.replay(shard.disk, f"{shard.root}/{paths.JOURNAL}", marker.sequence):
+            self.entries += 1
+            self.sequence = entry.sequence
+            for item in decode(entry.body):
+                if isinstance(item, ReplayedPart):
+                    self.parts.setdefault(item.log_id, {})[item.base_offset] = item
+                    self._prove(item.log_id, item.next_offset)
+                elif isinstance(item, ReplayedEnd):
+                    self._prove(item.log_id, item.end)
+                else:
+                    shard.apply_changes([item])
+
+    def _prove(self, log_id: int, end: int) -> None:
+        self.ends[log_id] = max(self.ends.get(log_id, 0), end)
+
+
+def _folders(shard: "Shard", known: set[int], report: RecoveryReport) -> dict[int, str]:
+    """Folder by log id. One that was being deleted goes; one that nobody knows is left for a person to judge."""
+    root = f"{shard.root}/{paths.LOGS}"
+    found = {}
+    for name in shard.disk.listdir(root):
+        log_id = paths.parse_log_folder(name)
+        if name.endswith(paths.DELETED):
+            for inner in shard.disk.listdir(f"{root}/{name}"):
+                shard.disk.unlink(f"{root}/{name}/{inner}")
+            shard.disk.rmdir(f"{root}/{name}")
+        elif log_id in known:
+            found[log_id] = f"{root}/{name}"
+        else:
+            report.strays.append(name)
+    return found
+
+
+def _make_durable(shard: "Shard", recoveries: list[LogRecovery]) -> None:
+    fresh = [recovery for recovery in recoveries if recovery.fresh]
+    if sum(len(recovery.fresh) for recovery in fresh) > SYNC_EACH_MAX:
+        shard.sync_filesystem()
+    else:
+        for recovery in fresh:
+            recovery.sync_fresh()
+    for recovery in fresh:
+        recovery.put_in_place()
+    if fresh:
+        shard.disk.sync_dir(f"{shard.root}/{paths.LOGS}")
+
+
+def _begin(shard: "Shard", recoveries: list[LogRecovery], sequence: int) -> None:
+    """The marker makes the recovery final: epoch, ends and a fresh block of ids, in one durable step."""
+    state = shard.state
+    for recovery in recoveries:
+        recovery.record_state()
+    first = int.from_bytes(state.get(IDS, NEXT_LOG_ID) or b"\x01", "big")
+    first = max(first, max(shard.logs, default=0) + 1)
+    shard.ids = range(first, first + ID_BLOCK)
+    state.apply_put(IDS, NEXT_LOG_ID, (first + ID_BLOCK).to_bytes(8, "big"))
+    rewrite = state.needs_rewrite
+    state.write(
+        state.take_all() if rewrite else state.take_dirty(),
+        Marker(sequence, shard.epoch, clean=False),
+        rewrite=rewrite,
+    )
+    journal = Journal(
+        shard.disk,
+        f"{shard.root}/{paths.JOURNAL}",
+        shard.settings.journal_file_bytes,
+        shard.settings.journal_files,
+    )
+    journal.start(sequence)
+    shard.begin(journal, Slots(shard.disk, f"{shard.root}/{paths.SLOTS}"))
+
+
+__all__ = ["DAMAGED", "ENDS", "STARTS", "TRUNCATIONS", "RecoveryReport", "recover"]

@@ -1,0 +1,249 @@
+"""A segment: a run of batches in one file, with a sparse offset index and a time index beside it.
+
+Life: active (the last one, appended to), sealed (full; its seal says what it holds), archived (its records live
+in another tier, too), deleted. Index and time index are caches: they carry no checksum and are rebuilt
+whenever they disagree with the data.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from headrace.errors import CorruptLog
+from headrace.log import kernel, paths
+from headrace.log.disk import Disk, read_whole, write_atomically
+from headrace.log.files import Files
+from headrace.log.paths import SegmentStem
+
+Bytes = bytes | bytearray | memoryview
+
+_SEAL = struct.Struct(
+    "<8sqqqqqqI"
+)  # magic, size, base, next offset, records, batches, max timestamp, headers crc
+_SEAL_MAGIC = b"HRSEAL01"
+RELATIVE_OFFSET_MAX = (1 << 31) - 1  # what fits an index entry, with room
+_SCAN_BYTES = 4 << 20
+INDEX_FLUSH_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    size: int
+    base: int
+    next_offset: int  # the first offset of the segment behind it, even if the records before it are gone
+    records: int
+    batches: int
+    max_timestamp: int
+    headers_crc: int
+
+    def pack(self) -> bytes:
+        raw = _SEAL.pack(
+            _SEAL_MAGIC, self.size, self.base, self.next_offset,
+            self.records, self.batches, self.max_timestamp, self.headers_crc,
+        )  # fmt: skip
+        return raw + crc32c(raw).to_bytes(4, "little")
+
+
+def read_seal(disk: Disk, path: str) -> Seal | None:
+    """None when there is none or it is damaged: the data is then scanned instead."""
+    if not disk.exists(path):
+        return None
+    raw = read_whole(disk, path)
+    if len(raw) != _SEAL.size + 4 or crc32c(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
+        return None
+    magic, *fields = _SEAL.unpack(raw[:-4])
+    return Seal(*fields) if magic == _SEAL_MAGIC else None
+
+
+class Segment:
+    """What readers need to know. Written by the log's one writer; a reader may see it at any moment, and
+    never reads past the offset that the log says is visible, whatever the size is by then."""
+
+    __slots__ = (
+        "archived", "base", "created_ms", "folder", "generation", "is_sealed", "max_timestamp", "next_offset",
+        "records", "removed", "size",
+    )  # fmt: skip
+
+    def __init__(self, folder: str, base: int, generation: int = 0, *, created_ms: int = 0) -> None:
+        self.folder = folder
+        self.base = base
+        self.generation = generation
+        self.created_ms = created_ms
+        self.size = 0
+        self.records = 0
+        self.next_offset = base
+        self.max_timestamp = -1
+        self.is_sealed = False
+        self.archived = False
+        self.removed = False
+
+    @classmethod
+    def sealed(cls, folder: str, generation: int, seal: Seal) -> "Segment":
+        segment = cls(folder, seal.base, generation)
+        segment.size, segment.records = seal.size, seal.records
+        segment.next_offset, segment.max_timestamp = seal.next_offset, seal.max_timestamp
+        segment.is_sealed = True
+        return segment
+
+    def path(self, suffix: str = paths.DATA) -> str:
+        return f"{self.folder}/{SegmentStem(self.base, self.generation)}{suffix}"
+
+    @property
+    def paths(self) -> list[str]:
+        return [self.path(s) for s in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL)]
+
+    @property
+    def state(self) -> str:
+        if self.removed:
+            return "deleted"
+        if self.archived:
+            return "archived"
+        return "sealed" if self.is_sealed else "active"
+
+    def __repr__(self) -> str:
+        return f"<{self.state} segment {self.path()} to {self.next_offset}, {self.size} bytes>"
+
+
+class SegmentWriter:
+    """Appends to one segment and keeps what is derived from it. Used by the worker thread only."""
+
+    def __init__(self, files: Files, segment: Segment, walker: kernel.Walker, index_bytes: int = 0) -> None:
+        self._files = files
+        self.segment = segment
+        self.walker = walker
+        entries = index_bytes // 8
+        self._index_size = entries * 8
+        self._time_index_size = entries * 12
+
+    @property
+    def position(self) -> int:
+        return self.walker.position
+
+    @property
+    def index_bytes(self) -> int:
+        return self._index_size + len(self.walker.index)
+
+    def append(self, data: Sequence[Bytes]) -> None:
+        """Write whole batches; the walk over their headers happens only once they are in the file."""
+        path = self.segment.path()
+        self._files.write(path, data, self.walker.position, create=True)
+        for buffer in data:
+            end = self.walker.walk(buffer)
+            assert end == len(buffer), "a part is made of whole batches"
+        self._publish()
+
+    def _publish(self) -> None:
+        segment, walker = self.segment, self.walker
+        segment.max_timestamp = walker.max_timestamp
+        segment.records = walker.records
+        segment.size = walker.position
+        segment.next_offset = walker.next_offset
+        if len(walker.index) >= INDEX_FLUSH_BYTES:
+            self.flush_index()
+
+    def flush_index(self) -> None:
+        """Never synced: an index is rebuilt when it is wrong."""
+        walker = self.walker
+        if not walker.index:
+            return
+        self._files.write_derived(self.segment.path(paths.INDEX), walker.index, self._index_size)
+        self._files.write_derived(
+            self.segment.path(paths.TIME_INDEX), walker.time_index, self._time_index_size
+        )
+        self._index_size += len(walker.index)
+        self._time_index_size += len(walker.time_index)
+        walker.index = bytearray()
+        walker.time_index = bytearray()
+
+    def save(self) -> "SavedWriter":
+        return SavedWriter.of(self.walker, self.index_bytes, self.segment.generation)
+
+    def undo_to(self, saved: "SavedWriter") -> None:
+        """Take back appends that were refused: the bytes go, and so does what was derived from them."""
+        pending = self.walker.index, self.walker.time_index
+        self.walker = saved.restore(self.walker.interval)
+        entries = (saved.index_size - self._index_size) // 8
+        if entries >= 0:
+            self.walker.index, self.walker.time_index = pending[0][: entries * 8], pending[1][: entries * 12]
+        else:
+            self._index_size, self._time_index_size = saved.index_size, saved.index_size // 8 * 12
+        self._files.truncate(self.segment.path(), saved.position)
+        self._publish()
+
+    def seal(self) -> Seal:
+        self.flush_index()
+        seal = seal_of(self.walker)
+        segment = self.segment
+        self._files.write(segment.path(paths.SEAL), [seal.pack()], 0, create=True)
+        segment.is_sealed = True
+        return seal
+
+
+def seal_of(walker: kernel.Walker, next_offset: int | None = None) -> Seal:
+    return Seal(
+        walker.position, walker.base, walker.next_offset if next_offset is None else next_offset,
+        walker.records, walker.batches, walker.max_timestamp, walker.headers_crc,
+    )  # fmt: skip
+
+
+_SAVED = struct.Struct("<qqqqqqqIqq")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWriter:
+    """Where a segment's writer stood: enough to go on without reading the segment again."""
+
+    base: int
+    generation: int
+    position: int
+    next_offset: int
+    max_timestamp: int
+    records: int
+    batches: int
+    headers_crc: int
+    last_indexed: int
+    index_size: int
+
+    @classmethod
+    def of(cls, walker: kernel.Walker, index_size: int, generation: int = 0) -> "SavedWriter":
+        return cls(
+            walker.base, generation, walker.position, walker.next_offset, walker.max_timestamp,
+            walker.records, walker.batches, walker.headers_crc, walker.last_indexed_position, index_size,
+        )  # fmt: skip
+
+    def restore(self, interval: int) -> kernel.Walker:
+        return kernel.Walker(
+            self.base, interval,
+            position=self.position, next_offset=self.next_offset, max_timestamp=self.max_timestamp,
+            records=self.records, batches=self.batches, headers_crc=self.headers_crc,
+            last_indexed=self.last_indexed,
+        )  # fmt: skip
+
+    def pack(self) -> bytes:
+        return _SAVED.pack(
+            self.base, self.generation, self.position, self.next_offset, self.max_timestamp,
+            self.records, self.batches, self.headers_crc, self.last_indexed, self.index_size,
+        )  # fmt: skip
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "SavedWriter":
+        return cls(*_SAVED.unpack(raw))
+
+
+def rebuild_index(files: Files, segment: Segment, interval: int) -> tuple[bytearray, bytearray]:
+    """Walk the data once more and write both indexes anew. Used when one is missing or wrong."""
+    walker = kernel.Walker(segment.base, interval)
+    path = segment.path()
+    while walker.position < segment.size:
+        at = walker.position
+        data = files.read(path, min(_SCAN_BYTES, segment.size - at), at)
+        if walker.walk(data) == 0:
+            size = 12 + int.from_bytes(data[8:12], "big") if len(data) >= 12 else 0
+            if size <= len(data) or at + size > segment.size:
+                raise CorruptLog(path, at, "a batch is cut short")
+            walker.walk(files.read(path, size, at))
+    write_atomically(files.disk, segment.path(paths.INDEX), bytes(walker.index))
+    write_atomically(files.disk, segment.path(paths.TIME_INDEX), bytes(walker.time_index))
+    return walker.index, walker.time_index

@@ -1,0 +1,100 @@
+"""The slots: 64 bytes per log with its ends, for other processes (Spark) to read without asking the broker.
+
+Written after each sync and never synced for its own sake: what a slot says was durable before it was written,
+so an old slot is merely old. Deleting the file changes no answer; it is written anew at every start.
+"""
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from headrace.log.disk import Disk
+
+SLOT = struct.Struct(
+    "<qqqqqi16xI"
+)  # id, epoch, start, visible end, durable end, flags, spare, crc of the rest
+assert SLOT.size == 64
+_CRC_AT = SLOT.size - 4
+
+
+class Ends(NamedTuple):
+    log_id: int
+    epoch: int
+    start: int
+    visible_end: int
+    durable_end: int
+
+
+def pack(ends: Ends) -> bytes:
+    raw = SLOT.pack(*ends, 0, 0)[:_CRC_AT]
+    return raw + crc32c(raw).to_bytes(4, "little")
+
+
+def unpack(raw: bytes | memoryview) -> Ends | None:
+    """None for an empty slot, and for one caught in the middle of a write: the reader tries again."""
+    if crc32c(raw[:_CRC_AT]) != int.from_bytes(raw[_CRC_AT : SLOT.size], "little"):
+        return None
+    log_id, epoch, start, visible_end, durable_end, _flags, _crc = SLOT.unpack(raw)
+    return Ends(log_id, epoch, start, visible_end, durable_end)
+
+
+class Slots:
+    """The broker's side. A log keeps its place while it lives; places of deleted logs are used again."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._places: dict[int, int] = {}
+        self._free: list[int] = []
+        self._next = 0
+        self._file: int | None = None
+
+    def start(self, ends: Iterable[Ends]) -> None:
+        ends = list(ends)
+        if self._disk.exists(self._path):
+            self._disk.unlink(self._path)  # a reader with the old file open sees ends that no longer move
+        self._file = self._disk.open(self._path, create=True)
+        for entry in ends:
+            self._places[entry.log_id] = self._next
+            self._next += 1
+        if ends:
+            self._disk.pwrite(self._file, [b"".join(map(pack, ends))], 0)
+
+    def write(self, ends: Ends) -> None:
+        assert self._file is not None
+        place = self._places.get(ends.log_id)
+        if place is None:
+            place = self._free.pop() if self._free else self._next
+            if place == self._next:
+                self._next += 1
+            self._places[ends.log_id] = place
+        self._disk.pwrite(self._file, [pack(ends)], place * SLOT.size)
+
+    def remove(self, log_id: int) -> None:
+        place = self._places.pop(log_id, None)
+        if place is not None and self._file is not None:
+            self._disk.pwrite(self._file, [bytes(SLOT.size)], place * SLOT.size)
+            self._free.append(place)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._disk.close(self._file)
+            self._file = None
+
+
+def read_all(disk: Disk, path: str) -> dict[int, Ends]:
+    if not disk.exists(path):
+        return {}
+    file = disk.open(path, readonly=True)
+    try:
+        raw = memoryview(disk.pread(file, disk.size(file), 0))
+    finally:
+        disk.close(file)
+    found = {}
+    for at in range(0, len(raw) - SLOT.size + 1, SLOT.size):
+        ends = unpack(raw[at : at + SLOT.size])
+        if ends is not None and ends.log_id > 0:
+            found[ends.log_id] = ends
+    return found

@@ -1,0 +1,122 @@
+"""The writing end of a log: rolls segments and appends to the last one. Used by the worker thread only.
+
+The list of segments is replaced, never changed, so that readers on another thread always see a whole one.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace.clock import Clock
+from headrace.log import kernel, paths
+from headrace.log.files import Files
+from headrace.log.segment import RELATIVE_OFFSET_MAX, SavedWriter, Segment, SegmentWriter
+from headrace.log.settings import StreamSettings
+
+Bytes = bytes | bytearray | memoryview
+
+
+class SavedTail(NamedTuple):
+    segments: tuple[Segment, ...]
+    writer: SegmentWriter | None
+    state: SavedWriter | None
+    created: bool
+
+
+class Tail:
+    def __init__(self, files: Files, folder: str, settings: StreamSettings, clock: Clock) -> None:
+        self._files = files
+        self.folder = folder
+        self.settings = settings
+        self._clock = clock
+        self.segments: tuple[Segment, ...] = ()
+        self.writer: SegmentWriter | None = None
+        self.created = False  # the folder exists
+        self._written: set[str] = set()  # data files with bytes that no journal entry holds
+
+    @property
+    def next_offset(self) -> int:
+        return self.segments[-1].next_offset if self.segments else 0
+
+    def append(self, data: Sequence[Bytes], size: int, base_offset: int, *, direct: bool) -> int:
+        """Write whole batches behind what is there; returns how many segments were rolled."""
+        rolled = 0
+        if self.writer is None or self._is_full(self.writer, size):
+            self.roll(base_offset)
+            rolled = 1
+        assert self.writer is not None
+        assert self.writer.walker.next_offset <= base_offset, "offsets only grow"
+        if direct:
+            self._written.add(self.writer.segment.path())
+        self.writer.append(data)
+        return rolled
+
+    def _is_full(self, writer: SegmentWriter, size: int) -> bool:
+        segment = writer.segment
+        if writer.position == 0:
+            return False
+        return (
+            writer.position + size > self.settings.segment_size
+            or writer.walker.next_offset - segment.base > RELATIVE_OFFSET_MAX
+            or self._clock.now_ms() - segment.created_ms > self.settings.segment_age_ms
+        )
+
+    def roll(self, base_offset: int) -> None:
+        """Seal the last segment and begin a new one. The new name is durable before anything relies on it:
+        until the folder is synced the journal (or the round's own sync) still has the bytes."""
+        if self.writer is not None:
+            self.writer.seal()
+        if not self.created:
+            self._files.disk.mkdir(self.folder)
+            self._files.folder_changed(self.folder.rpartition("/")[0])
+            self.created = True
+        segment = Segment(self.folder, base_offset, created_ms=self._clock.now_ms())
+        self._files.folder_changed(self.folder)
+        self.writer = SegmentWriter(
+            self._files, segment, kernel.Walker(base_offset, self.settings.index_interval)
+        )
+        self.segments = (*self.segments, segment)
+
+    def sync(self) -> int:
+        """Make what was written past the journal durable, names included; returns the number of syncs."""
+        written, self._written = self._written, set()
+        for path in sorted(written):
+            self._files.sync(path)
+        syncs = len(written)
+        for folder in (self.folder.rpartition("/")[0], self.folder):
+            if written and self._files.is_folder_dirty(folder):
+                self._files.sync_folder(folder)
+                syncs += 1
+        return syncs
+
+    @property
+    def is_unsynced(self) -> bool:
+        return bool(self._written)
+
+    def save(self) -> SavedTail:
+        return SavedTail(
+            self.segments, self.writer, self.writer.save() if self.writer else None, self.created
+        )
+
+    def undo_to(self, saved: SavedTail) -> None:
+        """Take back what was appended since: the disk was full, and the round is refused as a whole."""
+        for segment in self.segments[len(saved.segments) :]:
+            self._written.discard(segment.path())
+            self._files.forget(segment.paths)
+            for path in segment.paths:
+                if self._files.disk.exists(path):
+                    self._files.disk.unlink(path)
+        if saved.writer is not None and saved.state is not None:
+            segment = saved.writer.segment
+            if segment.is_sealed:
+                segment.is_sealed = False
+                self._files.forget([segment.path(paths.SEAL)])
+                self._files.disk.unlink(segment.path(paths.SEAL))
+            saved.writer.undo_to(saved.state)
+        self.segments, self.writer = saved.segments, saved.writer
+
+    def saved_writer(self) -> SavedWriter | None:
+        """Where the writer stands, for the checkpoint; its index is flushed, so that it can be trusted."""
+        if self.writer is None:
+            return None
+        self.writer.flush_index()
+        return self.writer.save()

@@ -1,0 +1,69 @@
+"""Cutting a log back to an offset, so that a crash at any point leaves something that can be finished.
+
+Newest first: later segments lose their names, then the one that holds the offset is replaced by a fresh file with
+what lies before it. The intention is durable before this begins (maintenance.py), so a log found shorter than it was
+is no damage while it stands.
+"""
+
+from headrace.log import kernel, paths
+from headrace.log.compaction import batches
+from headrace.log.files import Files
+from headrace.log.segment import Segment, SegmentWriter
+from headrace.log.tail import Tail
+from headrace.record import codec
+
+
+def cut_back(files: Files, tail: Tail, offset: int, now_ms: int) -> list[Segment]:
+    """Runs on the worker thread; returns the segments that left the log."""
+    if tail.next_offset <= offset:
+        return []
+    kept = [segment for segment in tail.segments if segment.base < offset]
+    gone = [segment for segment in tail.segments if segment.base >= offset]
+    for segment in reversed(gone):
+        _unlink(files, segment)
+    tail.writer = None
+    if kept and kept[-1].next_offset > offset:
+        old = kept.pop()
+        tail.writer = _rewritten(files, old, offset, tail.settings.index_interval, now_ms)
+        kept.append(tail.writer.segment)
+        gone.append(old)
+    tail.segments = tuple(kept)
+    return gone
+
+
+def _unlink(files: Files, segment: Segment) -> None:
+    files.forget(segment.paths)
+    for path in segment.paths:
+        if files.disk.exists(path):
+            files.disk.unlink(path)
+    files.disk.sync_dir(segment.folder)
+
+
+def _rewritten(files: Files, old: Segment, offset: int, interval: int, now_ms: int) -> SegmentWriter:
+    target = Segment(old.folder, old.base, old.generation + 1, created_ms=now_ms)
+    walker = kernel.Walker(old.base, interval)
+    temporary = target.path() + paths.UNFINISHED
+    disk = files.disk
+    if disk.exists(temporary):
+        disk.unlink(temporary)
+    file = disk.open(temporary, create=True, exclusive=True)
+    try:
+        for data, info in batches(files, old):
+            if info.base_offset >= offset:
+                break
+            whole: bytes | bytearray | memoryview | None = data[info.position : info.position + info.size]
+            if info.last_offset >= offset:
+                whole = codec.filter_batch(data, info, range(info.base_offset, offset))
+            if whole is not None:
+                disk.pwrite(file, [whole], walker.position)
+                walker.walk(whole)
+        disk.sync(file)
+    finally:
+        disk.close(file)
+    disk.rename(temporary, target.path())
+    disk.sync_dir(old.folder)
+    walker.skip_to(offset)  # what lay right before the cut may have been compacted away
+    writer = SegmentWriter(files, target, walker)
+    target.size, target.records = walker.position, walker.records
+    target.next_offset, target.max_timestamp = walker.next_offset, walker.max_timestamp
+    return writer
