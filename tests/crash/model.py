@@ -1,0 +1,320 @@
+"""What a shard must hold, as plain Python: the other half of every crash test.
+
+Work is staged in units (an append, or a group), in order. A unit is confirmed when its ticket says so. After
+a crash a log must hold a prefix of what was staged, at least up to what was promised; what a group did in
+several places is there in all of them or in none.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headrace.log.log import LogSpec
+from headrace.record import codec
+from headrace.record.types import Record
+
+Key = tuple[str, bytes]
+
+
+class Broken(AssertionError):
+    """An invariant does not hold. The text begins with its number."""
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Whole batches staged for one log by one unit. Where they land is known when those before them are."""
+
+    raw: bytes
+    count: int
+    unit: int
+    epoch: int
+    base: int = -1
+    data: bytes = b""
+
+    def at(self, base: int) -> bytes:
+        if base != self.base:
+            buffer = bytearray(self.raw)
+            codec.patch_run(buffer, 0, len(buffer), base, self.epoch)
+            self.base, self.data = base, bytes(buffer)
+        return self.data
+
+
+class FoundLog(NamedTuple):
+    """What a reader finds in a log from start to end."""
+
+    start: int
+    end: int
+    data: bytes
+    epoch: int
+    damage: str = ""
+
+
+class Found(NamedTuple):
+    logs: dict[int, FoundLog]
+    tables: dict[Key, bytes]
+    clean: bool
+
+
+@dataclass(slots=True)
+class Promise:
+    """How far a log is promised: by a confirm, by having been readable, by having been called durable."""
+
+    pieces: int = 0  # confirmed
+    visible_end: int = 0
+    durable_end: int = 0
+
+
+@dataclass(slots=True)
+class LogModel:
+    spec: LogSpec
+    first: int = 0  # offset of the first piece
+    pieces: list[Piece] = field(default_factory=list)
+    promise: Promise = field(default_factory=Promise)
+    start: int = 0  # confirmed start: nothing before it may come back
+    start_max: int = 0  # what retention was asked to remove: nothing from here on may go
+    compacted: int = 0  # records before this may be gone, if a later one has their key
+    former: list[Piece] | None = None  # before a truncation that is not confirmed yet
+    epoch: int = 0
+
+    @property
+    def is_async(self) -> bool:
+        return self.spec.settings.write_mode == "async"
+
+    @property
+    def end(self) -> int:
+        return self.first + sum(piece.count for piece in self.pieces)
+
+    def ends(self, pieces: list[Piece] | None = None) -> list[int]:
+        """The end after each number of pieces."""
+        ends = [self.first]
+        for piece in self.pieces if pieces is None else pieces:
+            ends.append(ends[-1] + piece.count)
+        return ends
+
+    def promised(self, *, power_cut: bool) -> int:
+        """The number of pieces that must be there."""
+        ends = self.ends()
+        if self.is_async and power_cut:
+            return sum(end <= self.promise.durable_end for end in ends[1:])
+        seen = sum(end <= self.promise.visible_end for end in ends[1:])
+        return max(self.promise.pieces, seen)
+
+    def check(self, found: FoundLog, *, power_cut: bool) -> int | None:
+        """Number of pieces found, None when the log is as before a truncation that may not have happened."""
+        name = f"log {self.spec.id}"
+        if found.damage:
+            raise Broken(f"L6 {name} is called damaged after a mere crash: {found.damage}")
+        if not self.start <= found.start <= self.start_max:
+            raise Broken(f"L10 {name} starts at {found.start}, not in [{self.start}, {self.start_max}]")
+        ends = self.ends()
+        promised = self.promised(power_cut=power_cut)
+        for count in range(promised, len(ends)):
+            if ends[count] == found.end or (found.start == found.end == self.start_max >= ends[count]):
+                self._check_content(found, self.pieces[:count])
+                return count
+        if self.former is not None and self.ends(self.former)[-1] == found.end:
+            self._check_content(found, self.former)
+            return None
+        if found.end < ends[promised]:
+            raise Broken(f"L1 {name} ends at {found.end}, and {ends[promised]} was promised (ends {ends})")
+        raise Broken(f"L2 {name} ends at {found.end}, inside a piece or past all (ends {ends})")
+
+    def _check_content(self, found: FoundLog, pieces: list[Piece]) -> None:
+        offset = self.first
+        wanted = []
+        for piece in pieces:
+            if offset + piece.count > found.start:
+                wanted.append(piece.at(offset))
+            offset += piece.count
+        data = b"".join(wanted)
+        if data == found.data:
+            return
+        name = f"log {self.spec.id}"
+        if self.compacted <= found.start:
+            detail = _difference(data, found.data)
+            raise Broken(f"L4 {name} [{found.start}, {found.end}) is not what was written: {detail}")
+        self._check_compacted(name, found, data)
+
+    def _check_compacted(self, name: str, found: FoundLog, data: bytes) -> None:
+        written = [r for r in codec.records(data) if r.offset >= found.start]
+        kept = {r.offset: r for r in codec.records(found.data, verify_crc=True)}
+        last: dict[bytes | None, int] = {r.key: r.offset for r in written}
+        for record in written:
+            there = kept.pop(record.offset, None)
+            if there is not None:
+                if there != record:
+                    raise Broken(f"L4 {name} holds another record at {record.offset}")
+                continue
+            if record.offset >= self.compacted:
+                raise Broken(f"L10 {name} lacks {record.offset}, which nobody compacted")
+            if record.key is None or (last[record.key] == record.offset and record.value is not None):
+                raise Broken(f"L10 {name} lacks {record.offset}, the last of its key")
+        if kept:
+            raise Broken(f"L2 {name} holds records nobody wrote at {sorted(kept)[:5]}")
+
+    def settle(self, found: FoundLog, count: int | None) -> None:
+        """After a crash: what was found is what is there from now on, and readable."""
+        if count is None:
+            assert self.former is not None
+            self.pieces = self.former
+        else:
+            del self.pieces[count:]
+        self.former = None
+        ends = self.ends()
+        self.promise = Promise(len(self.pieces), found.end, found.end)
+        self.start = found.start
+        self.start_max = max(self.start_max, found.start)
+        assert ends[-1] <= found.end
+        self.epoch = found.epoch
+
+    def records(self) -> list[Record]:
+        offset = self.first
+        found: list[Record] = []
+        for piece in self.pieces:
+            found += codec.records(piece.at(offset))
+            offset += piece.count
+        return found
+
+
+class Change(NamedTuple):
+    unit: int
+    value: bytes | None
+    lazy: bool
+
+
+@dataclass(slots=True)
+class KeyModel:
+    """The values a key had since it was last settled, oldest first; the first is settled."""
+
+    changes: list[Change]
+    confirmed: int = 0
+    durable: int = 0
+
+    def check(self, key: Key, value: bytes | None, *, power_cut: bool) -> int:
+        least = self.durable if power_cut else self.confirmed
+        for at in range(len(self.changes) - 1, least - 1, -1):
+            if self.changes[at].value == value:
+                return at
+        if any(change.value == value for change in self.changes[:least]):
+            raise Broken(f"L1 {key} is {value!r} again, and {self.changes[least].value!r} was promised")
+        raise Broken(f"L2 {key} is {value!r}, which nobody wrote; allowed: {self.changes[least:]}")
+
+
+class Model:
+    def __init__(self) -> None:
+        self.logs: dict[int, LogModel] = {}
+        self.keys: dict[Key, KeyModel] = {}
+        self.units = 0
+        self.ids_given: set[int] = set()
+        self.epoch = 0
+
+    def specs(self) -> list[LogSpec]:
+        return [log.spec for log in self.logs.values()]
+
+    # What the driver does.
+
+    def new_unit(self) -> int:
+        self.units += 1
+        return self.units
+
+    def stage_append(self, log_id: int, raw: bytes, count: int, unit: int) -> None:
+        log = self.logs[log_id]
+        log.pieces.append(Piece(raw, count, unit, log.epoch))
+
+    def stage_change(self, key: Key, value: bytes | None, unit: int, lazy: bool) -> None:
+        self._key(key).changes.append(Change(unit, value, lazy))
+
+    def value(self, key: Key) -> bytes | None:
+        return self._key(key).changes[-1].value
+
+    def _key(self, key: Key) -> KeyModel:
+        known = self.keys.get(key)
+        if known is None:
+            known = self.keys[key] = KeyModel([Change(0, None, False)])
+        return known
+
+    def confirm(self, unit: int, *, lazy: bool) -> None:
+        """Its ticket was resolved. Rounds complete in order, so everything before it was, too."""
+        for log in self.logs.values():
+            while log.promise.pieces < len(log.pieces) and log.pieces[log.promise.pieces].unit <= unit:
+                log.promise.pieces += 1
+        for key in self.keys.values():
+            while key.confirmed + 1 < len(key.changes) and key.changes[key.confirmed + 1].unit <= unit:
+                key.confirmed += 1
+            if not lazy:
+                while key.durable + 1 < len(key.changes) and key.changes[key.durable + 1].unit <= unit:
+                    key.durable += 1
+
+    def refuse(self, unit: int) -> None:
+        """A clean no: nothing of it may ever be found."""
+        for log in self.logs.values():
+            log.pieces = [piece for piece in log.pieces if piece.unit != unit]
+        for key in self.keys.values():
+            key.changes = [change for change in key.changes if change.unit != unit]
+
+    def give_up(self) -> None:
+        """The disk failed: what was staged and not confirmed may be there or not."""
+
+    # What is found.
+
+    def check(self, found: Found, *, power_cut: bool) -> dict[int, int | None]:
+        """Raise Broken, or say how much of each log is there."""
+        included: dict[int, int | None] = {}
+        for log_id, log in self.logs.items():
+            there = found.logs[log_id]
+            included[log_id] = log.check(there, power_cut=power_cut)
+            if there.epoch < self.epoch or (there.epoch == self.epoch and not found.clean):
+                raise Broken(f"L5 the epoch of log {log_id} is {there.epoch} and was {self.epoch}")
+        versions = {
+            key: model.check(key, found.tables.get(key), power_cut=power_cut)
+            for key, model in self.keys.items()
+        }
+        strangers = found.tables.keys() - self.keys.keys()
+        if strangers:
+            raise Broken(f"L2 values nobody wrote: {sorted(strangers)[:5]}")
+        self._check_groups(included, versions)
+        return included
+
+    def _check_groups(self, included: dict[int, int | None], versions: dict[Key, int]) -> None:
+        """L2: a group is there as a whole or not at all."""
+        there: dict[int, str] = {}
+        missing: dict[int, str] = {}
+        for log_id, count in included.items():
+            if count is None:
+                continue
+            log = self.logs[log_id]
+            for at, piece in enumerate(log.pieces[log.promise.pieces :], log.promise.pieces):
+                (there if at < count else missing)[piece.unit] = f"log {log_id}"
+        for key, version in versions.items():
+            changes = self.keys[key].changes
+            if changes[version].value is None:
+                continue  # one deletion looks like another
+            for at, change in enumerate(changes):
+                (there if at <= version else missing)[change.unit] = f"key {key}"
+        for unit in there.keys() & missing.keys():
+            raise Broken(f"L2 unit {unit} is in {there[unit]} and not in {missing[unit]}")
+
+    def settle(self, found: Found, included: dict[int, int | None]) -> None:
+        """Go on from what was found."""
+        for log_id, log in self.logs.items():
+            log.settle(found.logs[log_id], included[log_id])
+            self.epoch = max(self.epoch, found.logs[log_id].epoch)
+        for key, model in self.keys.items():
+            model.changes = [Change(0, found.tables.get(key), False)]
+            model.confirmed = model.durable = 0
+
+
+def _difference(wanted: bytes, got: bytes) -> str:
+    pairs = enumerate(zip(wanted, got, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(wanted), len(got)))
+    return f"{len(wanted)} bytes wanted, {len(got)} found, first different at {at}"
+
+
+def same(left: Found, right: Found) -> Iterable[str]:
+    """Where two recoveries of one disk disagree; epochs apart."""
+    for log_id, log in left.logs.items():
+        other = right.logs[log_id]
+        if (log.start, log.end, log.data) != (other.start, other.end, other.data):
+            yield f"log {log_id}: [{log.start}, {log.end}) and [{other.start}, {other.end})"
+    if left.tables != right.tables:
+        yield f"tables: {left.tables} and {right.tables}"

@@ -1,0 +1,322 @@
+"""A shard at work on a simulated disk, driven by a seed, with the model beside it.
+
+Everything is small (segments of a few batches, a journal of a few entries), so that a short run rolls,
+recycles, checkpoints, expires and compacts, and a crash can fall into each of them.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from headrace.clock import ManualClock
+from headrace.errors import DiskFull, HeadraceError, StorageError
+from headrace.log.log import Log, LogSpec
+from headrace.log.rounds import Ticket
+from headrace.log.settings import LogSettings, StreamSettings
+from headrace.log.shard import Shard
+from headrace.record import codec
+from tests.crash.model import Broken, Found, FoundLog, LogModel, Model
+from tests.crash.simdisk import SimulatedDisk
+
+ROOT = "/data"
+TABLES = ("t", "sets")
+KEYS = tuple(f"k{i}".encode() for i in range(6))
+MONOTONIC_START = 1000.0
+
+
+def fold(value: bytes | None, deltas: Sequence[bytes]) -> bytes:
+    """A set of numbers, as text; every delta adds one."""
+    members = set(value.split(b",")) if value else set()
+    return b",".join(sorted(members.union(deltas), key=int))
+
+
+FOLDS = {"sets": fold}
+
+
+def storage_settings(rng: Random) -> LogSettings:
+    return LogSettings(
+        journal_file_bytes=rng.choice((4096, 8192)),
+        journal_files=rng.choice((2, 3)),
+        inline_bytes_max=rng.choice((300, 700, 4096)),
+        round_bytes_max=rng.choice((1500, 4096)),
+        checkpoint_interval_ms=rng.choice((500, 5000)),
+        checkpoint_bytes=rng.choice((2000, 20_000)),
+        settle_sync_interval_ms=300,
+        disk_reserve=0,
+        open_files_max=rng.choice((8, 1000)),
+    )
+
+
+def stream_settings(rng: Random) -> StreamSettings:
+    return StreamSettings(
+        segment_size=rng.choice((800, 2000, 20_000)),
+        index_interval=rng.choice((100, 400)),
+        write_mode=rng.choice(("sync", "sync", "sync", "sync-immediate", "async")),
+        flush_interval_ms=200,
+        flush_bytes=rng.choice((1000, 100_000)),
+        retention_ms=rng.choice((-1, 2000)),
+        retention_bytes=rng.choice((-1, -1, 3000)),
+        cleanup_policy=rng.choice(("delete", "delete", "compact")),
+        tombstone_retention_ms=0,
+        batch_bytes_max=64 * 1024,
+    )
+
+
+def open_shard(
+    disk: SimulatedDisk, settings: LogSettings, specs: list[LogSpec], clock: ManualClock
+) -> tuple[Shard, bool]:
+    """(the shard, whether the last stop was clean)."""
+    shard, report = Shard.open(ROOT, settings, logs=specs, clock=clock, disk=disk, folds=FOLDS)
+    return shard, report.clean
+
+
+def look(shard: Shard, clean: bool = False) -> Found:
+    """Everything a reader could get out of it."""
+    logs = {log_id: look_at(log) for log_id, log in shard.logs.items()}
+    tables = {(table, key): value for table in TABLES for key, value in shard.state.items(table)}
+    return Found(logs, tables, clean)
+
+
+def look_at(log: Log) -> FoundLog:
+    parts = []
+    offset = log.start_offset
+    damage = ""
+    try:
+        while offset < log.visible_end:
+            chunk = log.read(offset, 1 << 16)
+            if chunk.next_offset <= offset:
+                raise Broken(f"L3 log {log.id} answers a read at {offset} with {chunk.next_offset}")
+            parts.append(chunk.data)
+            offset = chunk.next_offset
+    except StorageError as error:
+        damage = str(error)
+    if log.damage is not None:
+        damage = str(log.damage)
+    return FoundLog(log.start_offset, log.visible_end, b"".join(parts), log.epoch, damage)
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = Random(seed)
+        self.clock = ManualClock()
+        self.clock.advance(MONOTONIC_START)
+        self.settings = storage_settings(self.rng)
+        self.model = Model()
+        self.disk = SimulatedDisk()
+        self.shard: Shard
+        self.failed: HeadraceError | None = None
+        self.refused = 0
+        self.alarm: BaseException | None = None  # raised by the explorer inside the shard's own calls
+        self.done: list[str] = []  # what was done, for the person who reads a failure
+        self._payloads = 0
+
+    # Opening, and opening again.
+
+    def open(self, disk: SimulatedDisk | None = None) -> None:
+        if disk is not None:
+            self.disk = disk
+        self.shard, _ = open_shard(self.disk, self.settings, self.model.specs(), self.clock)
+        self.failed = None
+        for log_id, log in self.model.logs.items():
+            log.epoch = self.shard.logs[log_id].epoch
+
+    def go_on_from(self, disk: SimulatedDisk, *, power_cut: bool) -> None:
+        """The crash happened: open what is left, check it, and live with it."""
+        self.disk = disk
+        disk.before = None
+        self.shard, clean = open_shard(disk, self.settings, self.model.specs(), self.clock)
+        found = look(self.shard, clean)
+        self.model.settle(found, self.model.check(found, power_cut=power_cut))
+        self.failed = None
+
+    def observe(self) -> None:
+        """Whoever reads now must find it again later (L7)."""
+        for log_id, model in self.model.logs.items():
+            log = self.shard.logs.get(log_id)
+            if log is not None and model.former is None:
+                model.promise.visible_end = max(model.promise.visible_end, log.visible_end)
+                model.promise.durable_end = max(model.promise.durable_end, log.durable_end)
+
+    # One step.
+
+    def step(self) -> None:
+        kinds = list(ACTIONS)
+        kind = self.rng.choices(kinds, [ACTIONS[k] for k in kinds])[0]
+        self.done.append(kind)
+        try:
+            getattr(self, kind)()
+        except HeadraceError as error:
+            if not isinstance(error, DiskFull) and self.shard.failure is None:
+                raise
+            self.refused += 1
+        if self.alarm is not None:
+            raise self.alarm
+
+    def settle(self) -> None:
+        """Let everything that is under way end."""
+        self.shard.pump()
+        if self.alarm is not None:
+            raise self.alarm
+
+    # Writing.
+
+    def create(self) -> None:
+        if len(self.model.logs) >= 5:
+            return
+        log_id = self.shard.next_log_id()
+        if log_id in self.model.ids_given:
+            raise Broken(f"L3 log id {log_id} was given out twice")
+        self.model.ids_given.add(log_id)
+        spec = LogSpec(log_id, f"log{log_id}", stream_settings(self.rng))
+        log = self.shard.create_log(spec)
+        self.model.logs[log_id] = LogModel(spec, epoch=log.epoch)
+
+    def append_small(self) -> None:
+        self._append(self.rng.choice((1, 1, 2)), (0, 20, 60))
+
+    def append_large(self) -> None:
+        self._append(self.rng.choice((1, 3)), (700, 1200, 3000))
+
+    def _append(self, batches: int, sizes: tuple[int, ...]) -> None:
+        log = self._some_log()
+        if log is None:
+            return
+        raw, count = self.batches(batches, sizes)
+        unit = self.model.new_unit()
+        ticket = self.shard.logs[log.spec.id].append(bytearray(raw))
+        self.model.stage_append(log.spec.id, raw, count, unit)
+        self._follow(ticket, unit, lazy=False)
+
+    def batches(self, number: int, sizes: tuple[int, ...], rng: Random | None = None) -> tuple[bytes, int]:
+        rng = rng or self.rng
+        raw, total = b"", 0
+        for _ in range(number):
+            records = []
+            for _ in range(rng.choice((1, 1, 2, 5))):
+                self._payloads += 1
+                value = f"{self.seed}/{self._payloads}:".encode().ljust(rng.choice(sizes) + 8, b".")
+                key = rng.choice(KEYS)
+                records.append((key, None if rng.random() < 0.1 else value, (), self.clock.now_ms()))
+            raw += codec.build(records)
+            total += len(records)
+        return raw, total
+
+    def group(self) -> None:
+        """Appends to several logs and changes of state that must happen together."""
+        rng = self.rng
+        logs = rng.sample(list(self.model.logs.values()), min(len(self.model.logs), rng.choice((1, 2, 3))))
+        group = self.shard.group()
+        unit = self.model.new_unit()
+        staged = []
+        shared = self.batches(1, (0, 40)) if rng.random() < 0.5 else None
+        buffer = bytearray(shared[0]) if shared else None
+        for log in logs:
+            raw, count = shared or self.batches(1, (0, 40, 300))
+            group.append(self.shard.logs[log.spec.id], buffer if buffer is not None else bytearray(raw))
+            staged.append((log.spec.id, raw, count))
+        changes = self._changes(group, unit)
+        ticket = group.commit()
+        for log_id, raw, count in staged:
+            self.model.stage_append(log_id, raw, count, unit)
+        for key, value in changes.items():
+            self.model.stage_change(key, value, unit, False)
+        self._follow(ticket, unit, lazy=False)
+
+    def change_state(self) -> None:
+        group = self.shard.group()
+        unit = self.model.new_unit()
+        changes = self._changes(group, unit)
+        lazy = self.rng.random() < 0.6
+        ticket = group.commit(lazy=lazy)
+        for key, value in changes.items():
+            self.model.stage_change(key, value, unit, lazy)
+        self._follow(ticket, unit, lazy=lazy)
+
+    def _changes(self, group, unit: int) -> dict[tuple[str, bytes], bytes | None]:
+        rng = self.rng
+        changes: dict[tuple[str, bytes], bytes | None] = {}
+        for name in rng.sample(KEYS, rng.choice((1, 2))):
+            dice = rng.random()
+            if dice < 0.45:
+                changes["t", name] = b"%d" % unit
+                group.put("t", name, b"%d" % unit)
+            elif dice < 0.55:
+                changes["t", name] = None
+                group.delete("t", name)
+            elif dice < 0.95:
+                changes["sets", name] = fold(self.model.value(("sets", name)), [b"%d" % unit])
+                group.merge("sets", name, b"%d" % unit)
+            else:
+                changes["sets", name] = None
+                group.delete("sets", name)
+        return changes
+
+    def _follow(self, ticket: Ticket, unit: int, *, lazy: bool) -> None:
+        def resolved(ticket: Ticket) -> None:
+            if ticket.error is None:
+                self.model.confirm(unit, lazy=lazy)
+            elif isinstance(ticket.error, DiskFull):
+                self.refused += 1
+                self.model.refuse(unit)
+            else:
+                self.failed = ticket.error
+
+        ticket.add_callback(resolved)
+
+    def _some_log(self) -> LogModel | None:
+        logs = list(self.model.logs.values())
+        return self.rng.choice(logs) if logs else None
+
+    # Time passes, work is done.
+
+    def pump_some(self) -> None:
+        """A part of what waits, so that more is staged while a round is in flight."""
+        shard = self.shard
+        for _ in range(self.rng.choice((1, 2, 4))):
+            if shard._deferred:
+                shard._deferred.popleft()()
+            elif not self.rng.choice(shard._inline).pump():
+                return
+
+    def pump_all(self) -> None:
+        self.shard.pump()
+
+    def tick(self) -> None:
+        self.clock.advance(self.rng.choice((0.05, 0.3, 1.0)))
+        self.shard.tick()
+
+    def checkpoint(self) -> None:
+        self.shard._checkpoints.run()
+
+    def read(self) -> None:
+        """What is there now is what was written, and nobody sees what is not safe yet (L4, L7)."""
+        self.observe()
+        self.model.check(look(self.shard, clean=True), power_cut=False)
+
+    def restart(self) -> None:
+        """A clean stop and start."""
+        self.shard.close()
+        if self.alarm is not None:
+            raise self.alarm
+        self.shard, clean = open_shard(self.disk, self.settings, self.model.specs(), self.clock)
+        if not clean:
+            raise Broken("L5 a clean stop was taken for a crash")
+        found = look(self.shard, clean)
+        self.model.settle(found, self.model.check(found, power_cut=False))
+
+
+ACTIONS: dict[str, int] = {
+    "create": 5,
+    "append_small": 30,
+    "append_large": 8,
+    "group": 15,
+    "change_state": 10,
+    "pump_some": 25,
+    "pump_all": 12,
+    "tick": 10,
+    "checkpoint": 3,
+    "read": 3,
+    "restart": 1,
+}
+
+Action = Callable[[], None]
