@@ -8,6 +8,7 @@ In three steps, because three threads know three things:
 Also the clock of the shard: async logs are flushed, settles synced and full disks tried again from here.
 """
 
+import contextlib
 import errno
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
@@ -166,10 +167,11 @@ class Checkpoints:
             self._shard.sync_filesystem()
         else:
             for path in standing.files:
-                if files.disk.exists(path):  # retention may have removed it since
+                # Retention may have removed it since, or does so right now: asking first would not help.
+                with contextlib.suppress(FileNotFoundError):
                     files.sync(path)
         for folder in standing.folders:
-            if files.disk.exists(folder):
+            with contextlib.suppress(FileNotFoundError):
                 files.sync_folder(folder)
         try:
             self._shard.state.write(list(records.items()), marker, rewrite=rewrite)
