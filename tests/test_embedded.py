@@ -161,3 +161,12 @@ def test_settings_are_as_people_write_them(tmp_path: Path) -> None:
         assert len(list(log)) == 100
     with pytest.raises(InvalidInput, match="segment_size"):
         open_log(tmp_path, segment_size="big")
+
+
+def test_housekeeping_removes_what_is_past_its_time(tmp_path: Path) -> None:
+    with open_log(tmp_path, segment_size="4KB", retention_bytes="8KB") as log:
+        for _ in range(100):
+            log.append("x" * 400)
+        log.maintain()
+        assert log.start_offset > 0
+        assert [record.offset for record in log] == list(range(log.start_offset, 100))

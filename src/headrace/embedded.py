@@ -66,8 +66,10 @@ class Log:
         self._shard: Shard = shard
         self.recovery: RecoveryReport = report  # what opening found: clean, or what was kept and cut
         self._log: StoredLog = shard.log(LOG_ID)
-        self._owner.tick = shard.tick
+        self._housekeeping_s = config.retention_interval_ms / 1000
+        self._kept_at = self._clock.monotonic()
         self._closed = False
+        self._owner.tick = self._tick
 
     # Writing.
 
@@ -168,6 +170,32 @@ class Log:
 
     # The rest.
 
+    def maintain(self) -> None:
+        """Applies retention and compaction now; it happens by itself every `retention_interval`."""
+        done = threading.Semaphore(0)
+        for _ in range(self._on_owner(lambda: self._keep_house(done.release))):
+            done.acquire()
+
+    def _tick(self) -> None:
+        self._shard.tick()
+        if self._clock.monotonic() - self._kept_at >= self._housekeeping_s and self._shard.failure is None:
+            self._keep_house()
+
+    def _keep_house(self, done: Callable[[], object] = lambda: None) -> int:
+        """How many jobs were begun; each calls `done` when it is over."""
+        self._kept_at = self._clock.monotonic()
+        housekeeping, policy, begun = self._shard.maintenance, self._settings.cleanup_policy, 0
+        housekeeping.sweep()
+        if policy != "compact":
+            ticket = housekeeping.apply_retention(self._log, self._clock.now_ms())
+            if ticket is not None:
+                begun += 1
+                ticket.add_callback(lambda _: done())
+        if policy != "delete":
+            begun += 1
+            housekeeping.compact(self._log, lambda _, __: done())
+        return begun
+
     def close(self) -> None:
         """Syncs everything and marks the folder as cleanly closed."""
         if self._closed:
@@ -252,11 +280,11 @@ class _Owner:
     def __init__(self, clock: Clock) -> None:
         self.tick: Callable[[], None] | None = None
         self._clock = clock
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="headrace-owner", daemon=True)
         self._thread.start()
 
-    def post(self, work: Callable[[], None]) -> None:
+    def post(self, work: Callable[[], object]) -> None:
         self._work.put(work)
 
     def call(self, work: Callable[[], T]) -> T:
