@@ -372,9 +372,17 @@ class InUse(Conflict):
     """It has consumers, bindings or messages, and was to be deleted only if not; or is used exclusively."""
 
 
+class ExclusiveUse(InUse):
+    """A consumer has, or wants, the queue to itself."""
+
+
 class AccessRefused(HeadraceError):
     """Not allowed, whoever asks or for this user."""
 
 
 class LimitReached(HeadraceError):
     """One more would be over a limit: channels, bindings, consumers."""
+
+
+class NotSupported(HeadraceError):
+    """Asked for properly, but this kind of queue does not do it."""

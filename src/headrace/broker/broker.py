@@ -1,0 +1,145 @@
+"""The broker: opens what is on disk and holds the registries. Each concept lives in a module of its own."""
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from headrace.broker import publishing
+from headrace.broker.catalog import Catalog
+from headrace.broker.cursors import Cursors
+from headrace.broker.housekeeping import Housekeeping
+from headrace.broker.stats import Stats
+from headrace.broker.streams import Stream, Streams
+from headrace.clock import Clock, SystemClock
+from headrace.config import Config
+from headrace.errors import Overloaded, StorageError
+from headrace.log.disk import Disk, RealDisk
+from headrace.log.log import LogSpec
+from headrace.log.recovery import RecoveryReport
+from headrace.log.shard import Shard
+
+TICK_S = 0.05
+# What may wait for the disk before publishers are turned away: with less, one slow sync would refuse them.
+PENDING_BYTES_MAX = 256 << 20
+
+
+class Broker:
+    """Made by `open` on the event loop it will live on; everything here is called on that loop."""
+
+    def __init__(self, config: Config, clock: Clock, disk: Disk) -> None:
+        self.config = config
+        self.clock = clock
+        self.disk = disk
+        self.stats = Stats(started_ms=clock.now_ms())
+        self.catalog = Catalog(disk, config.data_dir)
+        self.streams = Streams(self.catalog, config, clock)
+        self.report: RecoveryReport
+        self.shard: Shard
+        self.cursors: Cursors
+        self.housekeeping: Housekeeping
+        self.is_stopping = False
+        self._ticker: asyncio.TimerHandle | None = None
+        self._tick_at = 0.0
+        self._maintenance: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, config: Config, *, clock: Clock | None = None, disk: Disk | None = None) -> "Broker":
+        """Locks the data folder and recovers what is in it. Blocks the loop: nobody is served before."""
+        data_dir = os.path.abspath(config.data_dir)
+        config = msgspec.structs.replace(config, data_dir=data_dir)
+        broker = cls(config, clock or SystemClock(), disk or RealDisk())
+        loop = asyncio.get_running_loop()
+        with _plain_words(data_dir):
+            broker.disk.mkdir(data_dir)
+            broker.shard, broker.report = Shard.open(
+                data_dir,
+                config.log,
+                logs=broker._specs(),
+                clock=broker.clock,
+                disk=broker.disk,
+                post=loop.call_soon_threadsafe,
+                defer=loop.call_soon,
+                make_future=loop.create_future,
+            )
+        broker.streams.attach(broker.shard)
+        broker.cursors = Cursors(broker.streams, broker.shard, broker.clock)
+        broker._tick_at = loop.time()
+        broker._tick()
+        broker.housekeeping = Housekeeping(broker.shard, broker.streams, broker.cursors, broker.stats, broker.clock)
+        broker._maintenance = loop.create_task(
+            broker.housekeeping.run(config.retention_interval_ms / 1000), name="housekeeping"
+        )
+        return broker
+
+    def _specs(self) -> Iterator[LogSpec]:
+        yield from self.streams.load()  # lazily: the shard asks once it has the lock
+
+    async def close(self) -> None:
+        """Everything in flight is finished and synced; the next start finds a clean stop."""
+        self.is_stopping = True
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._maintenance
+        loop = asyncio.get_running_loop()
+        closed: asyncio.Future[BaseException | None] = loop.create_future()
+        self.shard.close(lambda error: None if closed.done() else closed.set_result(error))
+        error = await closed
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await loop.run_in_executor(None, self.shard.join)
+        self.streams.close()
+        if error is not None:
+            raise error
+
+    async def publish(self, stream: Stream, messages: Sequence[publishing.Outgoing]) -> list[publishing.Place]:
+        """Where each message is, in the order given; returns once all are on stable storage."""
+        prepared = publishing.prepare(stream, messages, self.clock.now_ms(), stream.next_turn())
+        return await self.submit(stream, prepared)
+
+    async def submit(self, stream: Stream, prepared: Sequence[publishing.Prepared]) -> list[publishing.Place]:
+        if self.shard.pending_bytes > PENDING_BYTES_MAX:
+            raise Overloaded(f"{self.shard.pending_bytes:,} bytes are waiting for the disk")
+        return await publishing.publish(self.shard, stream, prepared)
+
+    def why_not_ready(self) -> str | None:
+        """The reason why messages are not taken right now; None when they are."""
+        if self.is_stopping:
+            return "the broker is stopping"
+        if self.shard.failure is not None:
+            return str(self.shard.failure)
+        if self.shard.is_full:
+            return "the disk is full: messages are read, but not taken"
+        return None
+
+    # Time.
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self.stats.loop_came_back(now - self._tick_at)
+        self.shard.tick()
+        self._tick_at = now + TICK_S
+        self._ticker = loop.call_at(self._tick_at, self._tick)
+
+
+@contextlib.contextmanager
+def _plain_words(data_dir: str) -> Iterator[None]:
+    """The errors of a folder that cannot be used, as one sentence each."""
+    try:
+        yield
+    except OSError as error:
+        reasons = {
+            errno.EACCES: "this user may not use it",
+            errno.EPERM: "this user may not use it",
+            errno.EROFS: "its filesystem is read-only",
+            errno.ENOTDIR: "it is not a folder",
+            errno.EEXIST: "it is not a folder",
+            errno.ENOSPC: "its disk is full",
+        }
+        reason = reasons.get(error.errno or 0, error.strerror or str(error))
+        raise StorageError(f"the data folder {data_dir} cannot be opened: {reason}") from error

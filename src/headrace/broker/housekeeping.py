@@ -1,0 +1,71 @@
+"""Retention, compaction and cursors past their age, for every log, now and then."""
+
+import asyncio
+import logging
+
+from headrace.broker.cursors import Cursors
+from headrace.broker.stats import Stats
+from headrace.broker.streams import Streams
+from headrace.clock import Clock
+from headrace.errors import HeadraceError, StorageError
+from headrace.log.log import Log
+from headrace.log.shard import Shard
+
+logger = logging.getLogger("headrace.broker")
+
+DIRTY_SHARE_MIN = 1 / 3  # of a log's sealed bytes must be new before they are rewritten: else it is all rewriting
+
+
+class Housekeeping:
+    def __init__(self, shard: Shard, streams: Streams, cursors: Cursors, stats: Stats, clock: Clock) -> None:
+        self._shard = shard
+        self._streams = streams
+        self._cursors = cursors
+        self._stats = stats
+        self._clock = clock
+        self._compacted: dict[int, int] = {}  # log id -> the offset up to which it was compacted
+
+    async def run(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await self.once()
+            except HeadraceError as error:
+                self._stats.maintenance_errors += 1
+                logger.error("housekeeping failed: %s", error)
+
+    async def once(self) -> None:
+        self._stats.maintenance_runs += 1
+        for name in await self._cursors.expire():
+            logger.info("cursor %r was not moved for its maximum age and is dropped", name)
+        for stream in self._streams:
+            for partition in stream.partitions:
+                if not stream.is_deleted:
+                    await self._look_after(partition.log)
+            await asyncio.sleep(0)  # thousands of logs must not keep the loop to themselves
+        self._shard.maintenance.sweep()
+
+    async def _look_after(self, log: Log) -> None:
+        ticket = self._shard.maintenance.apply_retention(log, self._clock.now_ms())
+        if ticket is not None:
+            await ticket
+        if "compact" in log.settings.cleanup_policy and self._is_dirty(log):
+            await self._compact(log)
+
+    def _is_dirty(self, log: Log) -> bool:
+        sealed = [segment for segment in log.segments if segment.is_sealed]
+        # After a restart a rewritten segment is taken for a compacted one: at worst it waits for new ones.
+        known = max((s.next_offset for s in sealed if s.generation), default=0)
+        clean_until = self._compacted.get(log.id, known)
+        total = sum(segment.size for segment in sealed)
+        dirty = sum(segment.size for segment in sealed if segment.base >= clean_until)
+        return dirty > 0 and dirty >= total * DIRTY_SHARE_MIN
+
+    async def _compact(self, log: Log) -> None:
+        until = max(segment.next_offset for segment in log.segments if segment.is_sealed)
+        done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        self._shard.maintenance.compact(log, lambda _gain, error: None if done.done() else done.set_result(error))
+        error = await done
+        if error is not None:
+            raise StorageError(f"compaction of {log.slug} failed: {error}") from error
+        self._compacted[log.id] = until

@@ -1,0 +1,75 @@
+"""Reading messages one by one, for those who do not want whole batches."""
+
+from typing import NamedTuple
+
+from headrace.broker.partition import Partition
+from headrace.errors import CorruptBatch, DecompressedTooLarge, UnreadableBatch
+from headrace.record import codec
+from headrace.record.types import Record
+
+STEP_BYTES = 64 * 1024  # of the first read: most pages are small
+MESSAGE_OVERHEAD = 64
+
+
+class Page(NamedTuple):
+    records: list[Record]
+    next_offset: int  # where to go on; past what was skipped (control records, compacted ones)
+
+
+def read_page(
+    stream: str,
+    partition: Partition,
+    offset: int,
+    *,
+    limit: int,
+    bytes_max: int,
+    decompressed_bytes_max: int,
+) -> Page:
+    """Committed messages from an offset on: at most `limit`, about `bytes_max`, at least one if any is there."""
+    records: list[Record] = []
+    size = 0
+    step = min(STEP_BYTES, bytes_max)
+    end = partition.stable_end
+    while len(records) < limit and size < bytes_max:
+        chunk = partition.read(offset, step, end=end)
+        if chunk.next_offset <= offset:
+            break
+        try:
+            found = codec.records(
+                chunk.data,
+                from_offset=offset,
+                to_offset=end,
+                limit=limit - len(records),
+                decompressed_bytes_max=decompressed_bytes_max,
+            )
+        except (CorruptBatch, DecompressedTooLarge) as error:
+            if records:
+                break  # these first; the reader learns of the rest when it comes to it
+            found = _before_the_bad(stream, partition, chunk.data, offset, decompressed_bytes_max, error)
+        for record in found:
+            size += MESSAGE_OVERHEAD + len(record.key or b"") + len(record.value or b"")
+            if size > bytes_max and records:
+                return Page(records, record.offset)
+            records.append(record)
+        offset = found[-1].offset + 1 if found and len(records) >= limit else chunk.next_offset
+        step = bytes_max
+    return Page(records, offset)
+
+
+def _before_the_bad(
+    stream: str, partition: Partition, data: bytes | memoryview, offset: int, bytes_max: int, error: Exception
+) -> list[Record]:
+    """The messages in front of a batch that cannot be decoded; UnreadableBatch when it is the first."""
+    found: list[Record] = []
+    for info in codec.scan(data, verify_crc=False):
+        try:
+            found += codec.records(
+                data, info.position, info.end, from_offset=offset, decompressed_bytes_max=bytes_max
+            )
+        except (CorruptBatch, DecompressedTooLarge):
+            if found:
+                return found
+            raise UnreadableBatch(
+                stream, partition.number, max(offset, info.base_offset), info.next_offset, str(error)
+            ) from error
+    return found

@@ -1,0 +1,40 @@
+"""Counters of the broker above the log: plain numbers, read when somebody scrapes."""
+
+from dataclasses import dataclass, field
+
+from headrace.log.counters import Histogram
+
+STALL_S = 0.05  # a loop that comes back this late has kept somebody waiting
+STALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(slots=True)
+class DoorStats:
+    """What one door counts; a door adds its own kind of event under `events`."""
+
+    connections: int = 0
+    connections_total: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    events: dict[str, int] = field(default_factory=dict)
+
+    def count(self, event: str) -> None:
+        self.events[event] = self.events.get(event, 0) + 1
+
+
+@dataclass(slots=True)
+class Stats:
+    started_ms: int = 0
+    doors: dict[str, DoorStats] = field(default_factory=dict)
+    loop_stall_s: Histogram = field(default_factory=lambda: Histogram(STALL_BUCKETS_S))
+    maintenance_runs: int = 0
+    maintenance_errors: int = 0
+
+    def door(self, name: str) -> DoorStats:
+        return self.doors.setdefault(name, DoorStats())
+
+    def loop_came_back(self, late_s: float) -> None:
+        if late_s > STALL_S:
+            self.loop_stall_s.observe(late_s)

@@ -1,0 +1,119 @@
+"""The HTTP door as an ASGI application: the routes, and what holds for all of them."""
+
+import functools
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from headrace.doors.http import cursors, metrics, openapi, publish, read, status, stream, topics
+from headrace.doors.http.problems import answer_for, problem
+from headrace.doors.http.requests import Gone
+from headrace.doors.http.site import Site
+from headrace.errors import CrossOrigin, NotFound
+
+Handler = Callable[[Site, Request], Awaitable[Response]]
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", "/health", status.health),
+    ("GET", "/health/live", status.live),
+    ("GET", "/health/ready", status.health),
+    ("GET", "/status", status.status),
+    ("GET", "/metrics", metrics.metrics),
+    ("GET", "/metrics/detailed", metrics.detailed),
+    ("GET", "/openapi.json", openapi.serve),
+    ("GET", "/topics", topics.list_topics),
+    ("POST", "/topics", topics.create_topic),
+    ("GET", "/topics/{topic}", topics.describe_topic),
+    ("PATCH", "/topics/{topic}", topics.configure_topic),
+    ("DELETE", "/topics/{topic}", topics.delete_topic),
+    ("GET", "/topics/{topic}/offsets", topics.offsets),
+    ("POST", "/topics/{topic}/messages", publish.publish),
+    ("GET", "/topics/{topic}/messages", read.read),
+    ("GET", "/topics/{topic}/stream", stream.stream),
+    ("GET", "/topics/{topic}/partitions/{partition}/batches", read.batches),
+    ("GET", "/cursors", cursors.list_cursors),
+    ("GET", "/cursors/{cursor}", cursors.get_cursor),
+    ("PUT", "/cursors/{cursor}", cursors.put_cursor),
+    ("DELETE", "/cursors/{cursor}", cursors.delete_cursor),
+)
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class App:
+    """Answers every request, whatever happens inside: a bug of ours is a 500 that says nothing more."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        by_path: dict[str, dict[str, Handler]] = {}
+        for method, path, handler in ROUTES:
+            by_path.setdefault(path, {})[method] = handler
+        routes = [
+            Route(path, functools.partial(_dispatch, site, handlers), methods=list(handlers))
+            for path, handlers in by_path.items()
+        ]
+        self._router = Router(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Routes are matched before %2F and the like are decoded: they are part of a name, not borders.
+        scope["path"] = scope["raw_path"].decode("ascii")
+        scope["app"] = self  # the router then raises for 404 and 405 instead of answering in plain text
+        started = False
+
+        async def counted(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                self._site.stats.count(str(message["status"]))
+            await send(message)
+
+        with self._site.budget.share() as share:
+            scope.setdefault("state", {})["share"] = share
+            try:
+                _refuse_other_origins(scope)
+                await self._router(scope, receive, counted)
+            except Gone:
+                return
+            except Exception as error:  # noqa: BLE001 - the outermost loop of the door
+                answer = _answer_for(error, scope)
+                if not started:
+                    await answer(scope, receive, counted)
+
+
+async def _dispatch(site: Site, handlers: dict[str, Handler], request: Request) -> Response:
+    method = "GET" if request.method == "HEAD" else request.method
+    return await handlers[method](site, request)
+
+
+def _answer_for(error: Exception, scope: Scope) -> Response:
+    if isinstance(error, HTTPException):
+        if error.status_code == 405:
+            headers = dict(error.headers or {})
+            detail = f"{scope['method']} is not for this address; there is {headers.get('Allow', '')}"
+            return problem(405, "method_not_allowed", detail, headers)
+        return answer_for(NotFound("there is nothing at this address; /openapi.json lists what there is"))
+    return answer_for(error)
+
+
+def _refuse_other_origins(scope: Scope) -> None:
+    """A page of another site may not act with the reach of whoever is looking at it: browsers say where a
+    request comes from, and only they do."""
+    origin = host = None
+    for name, value in scope["headers"]:
+        if name == b"origin":
+            origin = value.decode("latin-1")
+        elif name == b"host":
+            host = value.decode("latin-1")
+    if origin is None or (scope["method"] in SAFE and not scope["path"].endswith("/stream")):
+        return
+    try:
+        same = urlsplit(origin).netloc.lower() == (host or "").lower()
+    except ValueError:
+        same = False
+    if not same:
+        raise CrossOrigin("this request comes from a page of another site")

@@ -1,0 +1,85 @@
+"""Starts and stops the HTTP door in the running event loop."""
+
+import asyncio
+from email.utils import formatdate
+
+from uvicorn.server import ServerState
+
+from headrace.broker.broker import Broker
+from headrace.config import Address, Config
+from headrace.doors.http.app import App
+from headrace.doors.http.protocol import (
+    SWEEP_INTERVAL_S,
+    BoundedHttp,
+    ConnectionLimits,
+    Patience,
+    serve_config,
+)
+from headrace.doors.http.site import Site
+from headrace.doors.listener import Listener, listen
+
+FLAG = "--http"
+HEADERS = [(b"x-content-type-options", b"nosniff"), (b"server", b"headrace")]
+
+
+class HttpDoor:
+    def __init__(self, site: Site, listener: Listener, state: ServerState, stop_timeout_s: float) -> None:
+        self.site = site
+        self._listener = listener
+        self._state = state
+        self._stop_timeout_s = stop_timeout_s
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="http sweeper")
+
+    @property
+    def addresses(self) -> list[str]:
+        return self._listener.addresses
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    def describe(self, addresses: dict[str, list[str]]) -> None:
+        """Where every door listens, for GET /status."""
+        self.site.addresses = addresses
+
+    async def _sweep(self) -> None:
+        """Once a second: end what has taken too long, and tell the time."""
+        loop = asyncio.get_running_loop()
+        while True:
+            now = loop.time()
+            for connection in list(self._state.connections):
+                if isinstance(connection, BoundedHttp):
+                    connection.check(now)
+            self.site.stats.connections = len(self._state.connections)
+            self._state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *HEADERS]
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+
+    async def close(self) -> None:
+        """Stops accepting, ends what only waits, lets the rest finish for a while, then hangs up."""
+        self._listener.close()
+        self.site.stop()
+        for connection in list(self._state.connections):
+            connection.shutdown()  # after the answer under way, or at once
+        if self._state.tasks:
+            await asyncio.wait(set(self._state.tasks), timeout=self._stop_timeout_s)
+        for task in list(self._state.tasks):
+            task.cancel()
+        await asyncio.sleep(0)  # what was written gets its chance to leave
+        for connection in list(self._state.connections):
+            connection.transport.close()
+        self._sweeper.cancel()
+
+
+async def start(broker: Broker, bind: Address, config: Config, *, patience: Patience | None = None) -> HttpDoor:
+    site = Site(broker)
+    uvicorn_config = serve_config(App(site))
+    state = ServerState()
+    limits = ConnectionLimits(config.connections_max, patience or Patience())
+    stats = site.stats
+
+    def accept() -> BoundedHttp:
+        stats.connections_total += 1
+        return BoundedHttp(uvicorn_config, state, limits)
+
+    listener = await listen(bind, accept, flag=FLAG)
+    return HttpDoor(site, listener, state, config.stop_timeout_ms / 1000)

@@ -1,0 +1,190 @@
+"""GET /metrics: the counters as they stand, in Prometheus' format. Nothing is counted through its library.
+
+/metrics has a bounded number of series whatever the number of topics; /metrics/detailed has one per
+partition and cursor, up to a cap, and says how many it left out.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.broker import Broker
+from headrace.broker.stats import DoorStats
+from headrace.doors.http.requests import Query
+from headrace.doors.http.site import Answer, Site
+from headrace.version import __version__
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+SERIES_MAX = 1_000  # partitions, and again cursors, that /metrics/detailed names
+
+LOG_HELP = {
+    "bytes_written": "Bytes of record batches written",
+    "records_written": "Records written",
+    "bytes_read": "Bytes of record batches read",
+    "rounds": "Rounds: journal entries, each of everything that came in during the sync before",
+    "syncs": "Calls that made data stable on disk",
+    "checkpoints": "Checkpoints: journal synced into the segments",
+    "segments_created": "Segments begun",
+    "segments_deleted": "Segments removed by retention, compaction or deletion",
+    "index_lookups": "Searches in an offset index",
+    "indexes_rebuilt": "Indexes made again from their data",
+    "crc_failures": "Batches that failed their checksum when read",
+    "refused_full": "Appends refused because the disk is full",
+    "sync_s": "Seconds that the syncs of one round took",
+    "round_records": "Records per round",
+}
+DOOR_HELP = {
+    "connections_total": "Connections accepted",
+    "messages_in": "Messages published",
+    "messages_out": "Messages delivered",
+    "bytes_in": "Bytes of bodies published",
+    "bytes_out": "Bytes of answers with messages",
+}
+
+
+async def metrics(site: Site, request: Request) -> Response:
+    Query(request)
+    return _exposition(aggregate(site.broker))
+
+
+async def detailed(site: Site, request: Request) -> Response:
+    Query(request)
+    return _exposition(per_object(site.broker))
+
+
+def _exposition(families: "Iterable[Metric]") -> Response:
+    from prometheus_client import (
+        CollectorRegistry,
+        generate_latest,
+    )  # late: an unscraped broker needs neither
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+    class Now:
+        def collect(self) -> "Iterable[Metric]":
+            return families
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Now())
+    return Answer(generate_latest(registry), 200, {"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+def aggregate(broker: Broker) -> "Iterator[Metric]":
+    from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
+
+    shard, stats = broker.shard, broker.stats
+    build = Gauge("headrace_build_info", "The version that runs", labels=["version"])
+    build.add_metric([__version__], 1)
+    yield build
+    partitions = [partition for stream in broker.streams for partition in stream.partitions]
+    uptime_s = (broker.clock.now_ms() - stats.started_ms) / 1000
+    for name, text, value in (
+        ("headrace_ready", "1 when messages are taken", float(broker.why_not_ready() is None)),
+        ("headrace_uptime_seconds", "Seconds since the start", uptime_s),
+        ("headrace_topics", "Streams, topics and queues", len(broker.streams)),
+        ("headrace_partitions", "Partitions of all streams", len(partitions)),
+        ("headrace_cursors", "Named cursors", len(broker.cursors)),
+        ("headrace_log_size_bytes", "Bytes of all segments", sum(p.log.size_bytes for p in partitions)),
+        ("headrace_log_segments", "Segments of all logs", sum(len(p.log.segments) for p in partitions)),
+        ("headrace_log_pending_bytes", "Bytes that wait for the disk", shard.pending_bytes),
+        ("headrace_log_failed", "1 after a failed write or sync", float(shard.failure is not None)),
+        ("headrace_disk_free_bytes", "Free bytes on the data folder's disk", _free_bytes(broker)),
+    ):
+        yield Gauge(name, text, value=value)
+    yield from _process()
+    yield from _of_struct(shard.counters, "headrace_log_", LOG_HELP)
+    yield _histogram("headrace_loop_stall_seconds", "Times the event loop came back late", stats.loop_stall_s)
+    yield from _doors(stats.doors)
+
+
+def _free_bytes(broker: Broker) -> float:
+    try:
+        return broker.disk.free_bytes(broker.config.data_dir)
+    except OSError:
+        return float("nan")
+
+
+def _process() -> "Iterable[Metric]":
+    from prometheus_client import ProcessCollector
+
+    return ProcessCollector(registry=None).collect()
+
+
+def _of_struct(counters: Any, prefix: str, texts: dict[str, str]) -> "Iterator[Metric]":
+    """Every counter there is, also one that was added after this was written."""
+    from prometheus_client.metrics_core import CounterMetricFamily
+
+    for field in dataclasses.fields(counters):
+        value = getattr(counters, field.name)
+        text = texts.get(field.name, field.name.replace("_", " "))
+        if isinstance(value, int | float):
+            yield CounterMetricFamily(prefix + field.name, text, value=value)
+        elif hasattr(value, "bounds"):
+            name = field.name.removesuffix("_s") + ("_seconds" if field.name.endswith("_s") else "")
+            yield _histogram(prefix + name, text, value)
+
+
+def _histogram(name: str, text: str, histogram: Any) -> "Metric":
+    from prometheus_client.metrics_core import HistogramMetricFamily
+
+    buckets: list[tuple[str, float]] = []
+    running = 0
+    for bound, count in zip([*histogram.bounds, float("inf")], histogram.counts, strict=True):
+        running += count
+        buckets.append(("+Inf" if bound == float("inf") else str(bound), running))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total)
+
+
+def _doors(doors: dict[str, DoorStats]) -> "Iterator[Metric]":
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+    open_now = GaugeMetricFamily("headrace_door_connections", "Open connections", labels=["door"])
+    for door, stats in doors.items():
+        open_now.add_metric([door], stats.connections)
+    yield open_now
+    for field, text in DOOR_HELP.items():
+        family = CounterMetricFamily(f"headrace_door_{field.removesuffix('_total')}", text, labels=["door"])
+        for door, stats in doors.items():
+            family.add_metric([door], getattr(stats, field))
+        yield family
+    events = CounterMetricFamily("headrace_door_events", "Answers by status and other events", labels=["door", "event"])
+    for door, stats in doors.items():
+        for event, count in sorted(stats.events.items()):
+            events.add_metric([door, event], count)
+    yield events
+
+
+def per_object(broker: Broker) -> "Iterator[Metric]":
+    from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
+
+    labels = ["topic", "partition"]
+    start = Gauge("headrace_partition_start_offset", "First offset that can be read", labels=labels)
+    end = Gauge("headrace_partition_end_offset", "First offset not yet durable", labels=labels)
+    size = Gauge("headrace_partition_size_bytes", "Bytes of its segments", labels=labels)
+    named = left_out = 0
+    for stream in broker.streams.list(None):
+        for partition in stream.partitions:
+            if named == SERIES_MAX:
+                left_out += 1
+                continue
+            named += 1
+            values = [stream.name, str(partition.number)]
+            start.add_metric(values, partition.start_offset)
+            end.add_metric(values, partition.durable_end)
+            size.add_metric(values, partition.log.size_bytes)
+    yield from (start, end, size)
+    lag = Gauge("headrace_cursor_lag", "Messages a cursor has not read yet", labels=["cursor", "topic"])
+    cursors = broker.cursors.names()
+    for name in cursors[:SERIES_MAX]:
+        lags: dict[str, int] = {}
+        for position in broker.cursors.positions(name):
+            lags[position.stream.name] = lags.get(position.stream.name, 0) + position.lag
+        for topic, value in lags.items():
+            lag.add_metric([name, topic], value)
+    yield lag
+    left_out += max(0, len(cursors) - SERIES_MAX)
+    yield Gauge("headrace_metrics_left_out", "Partitions and cursors over the cap", value=left_out)

@@ -1,0 +1,261 @@
+"""uvicorn's HTTP protocol with bounds: on the head of a request, on patience, and on what follows a refusal.
+
+What uvicorn leaves open: a head without end, a client that sends a byte a minute, one that never reads its
+answer, and a refusal that is lost because the connection closes on bytes still coming in.
+"""
+
+import asyncio
+from typing import Any, NamedTuple
+
+import httptools
+import msgspec
+from uvicorn.config import Config as UvicornConfig
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from headrace.wire.http.bodies import PROBLEM
+
+URL_BYTES_MAX = 8 * 1024
+HEAD_BYTES_MAX = 32 * 1024
+HEADERS_MAX = 100
+
+HEAD_PATIENCE_S = 10.0  # for a whole head, from its first byte or from the connect
+BODY_PATIENCE_S = 30.0  # in which at least BODY_BYTES_MIN must come
+BODY_BYTES_MIN = 30 * 1024
+WRITE_PATIENCE_S = 60.0  # for a client to take anything of what waits for it
+LINGER_S = 2.0  # how long a refused body is read and thrown away, so that the client sees the refusal
+KEEP_ALIVE_S = 75
+SWEEP_INTERVAL_S = 1.0
+
+
+class Patience(NamedTuple):
+    """The timeouts of a connection in seconds; tests make them short."""
+
+    head: float = HEAD_PATIENCE_S
+    body: float = BODY_PATIENCE_S
+    write: float = WRITE_PATIENCE_S
+    linger: float = LINGER_S
+
+
+class Refused(Exception):
+    """Ends the parsing of a request that will not be answered by the application."""
+
+    def __init__(self, status: int, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail = status, code, detail
+
+
+class ConnectionLimits(NamedTuple):
+    connections_max: int
+    patience: Patience = Patience()
+
+
+class _PoliteTransport:
+    """Stands between a response and its transport: closing waits for a request that is still coming in."""
+
+    __slots__ = ("_protocol", "is_closing", "write")
+
+    def __init__(self, protocol: "BoundedHttp", transport: asyncio.Transport) -> None:
+        self._protocol = protocol
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+
+    def close(self) -> None:
+        self._protocol.close_politely()
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection. `check` is called about once a second by the door for every connection there is."""
+
+    limits: ConnectionLimits
+
+    def __init__(self, config: UvicornConfig, server_state: ServerState, limits: ConnectionLimits) -> None:
+        super().__init__(config, server_state, {}, asyncio.get_running_loop())
+        self.limits = limits
+        self._head_bytes = 0  # as they came in
+        self._headers_bytes = 0  # as parsed
+        self._in_head = False
+        self._refusal: Refused | None = None
+        self._head_since: float | None = None
+        self._body_mark: tuple[float, int] | None = None  # when the body was last judged, bytes until then
+        self._body_bytes = 0
+        self._write_since: float | None = None
+        self._linger_until: float | None = None
+
+    # The life of a connection.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._polite = _PoliteTransport(self, transport)
+        self._head_since = self.loop.time()
+        if len(self.connections) > self.limits.connections_max:
+            self._answer(503, "too_many_connections", "too many connections; try again in a moment")
+
+    def data_received(self, data: bytes) -> None:
+        if self._linger_until is not None or self.parser is None:
+            return
+        self._unset_keepalive_if_required()
+        if self._head_since is None and self._body_mark is None:
+            self._head_since = self.loop.time()
+        if self._in_head:
+            self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+            if self._in_head and self._head_bytes > URL_BYTES_MAX + HEAD_BYTES_MAX:
+                raise Refused(431, "headers_too_large", f"the head is over {HEAD_BYTES_MAX:,} bytes")
+        except Refused as refusal:
+            self._refuse(refusal)
+        except httptools.HttpParserUpgrade:
+            pass  # nobody upgrades here: the request is answered as plain HTTP
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or Refused(400, "malformed_request", "this is not a well-formed HTTP request"))
+
+    def _refuse(self, refusal: Refused) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # An answer may be half written: a second one in the middle of it would be taken for its body.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self.transport.close()
+        else:
+            self._answer(refusal.status, refusal.code, refusal.detail)
+
+    def _answer(self, status: int, code: str, detail: str) -> None:
+        """A refusal by the connection itself, in the same shape as the application's."""
+        body = msgspec.json.encode(
+            {"type": "about:blank", "title": STATUS_LINE[status][13:-2].decode(), "status": status}
+            | {"code": code, "detail": detail}
+        )
+        self.transport.write(
+            b"%bcontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (STATUS_LINE[status], PROBLEM.encode(), len(body), body)
+        )
+        self._linger()
+
+    def close_politely(self) -> None:
+        if self.cycle is not None and self.cycle.more_body and not self.transport.is_closing():
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Say that we are done, and go on reading for a moment: a close on unread bytes resets the
+        connection, and the client would see the reset instead of the answer."""
+        if self._linger_until is None:
+            self._linger_until = self.loop.time() + self.limits.patience.linger
+            self.flow.resume_reading()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+
+    def check(self, now: float) -> None:
+        """Ends a connection that has used up somebody's patience."""
+        patience = self.limits.patience
+        if self._linger_until is not None:
+            if now >= self._linger_until:
+                self.transport.close()
+        elif self._write_since is not None and now - self._write_since > patience.write:
+            self.transport.abort()
+        elif self._head_since is not None:
+            if now - self._head_since > patience.head:
+                if self._in_head:
+                    self._refuse(Refused(408, "slow_request", "the head of the request took too long"))
+                else:
+                    self.transport.close()
+        elif self._body_mark is not None:
+            self._judge_body(now, *self._body_mark)
+
+    def _judge_body(self, now: float, since: float, bytes_then: int) -> None:
+        if self.flow.read_paused:  # we are the slow ones
+            self._body_mark = (now, self._body_bytes)
+        elif now - since > self.limits.patience.body:
+            if self._body_bytes - bytes_then >= BODY_BYTES_MIN:
+                self._body_mark = (now, self._body_bytes)
+                return
+            cycle = self.cycle
+            started = cycle.response_started
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if started:
+                self.transport.close()
+            else:
+                self._answer(408, "slow_request", "the body of the request came too slowly")
+
+    def pause_writing(self) -> None:
+        self._write_since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._write_since = None
+        super().resume_writing()
+
+    # What the parser finds.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = self._headers_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > URL_BYTES_MAX:
+            self._stop(Refused(414, "url_too_long", f"the URL is over {URL_BYTES_MAX:,} bytes"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._headers_bytes += len(name) + len(value) + 4
+        if len(self.headers) > HEADERS_MAX:
+            self._stop(Refused(431, "headers_too_large", f"more than {HEADERS_MAX} headers"))
+        if self._headers_bytes > HEAD_BYTES_MAX:
+            self._stop(Refused(431, "headers_too_large", f"the headers are over {HEAD_BYTES_MAX:,} bytes"))
+
+    def _stop(self, refusal: Refused) -> None:
+        self._refusal = refusal  # the parser wraps what a callback raises
+        raise refusal
+
+    def on_headers_complete(self) -> None:
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            self._stop(Refused(400, "malformed_request", "a request has one Host header"))
+        self._in_head = False
+        self._head_since = None
+        self._body_bytes = 0
+        self._body_mark = (self.loop.time(), 0)
+        super().on_headers_complete()
+        self.cycle.transport = self._polite  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._body_mark = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self.cycle.more_body and not self.transport.is_closing() and not self.pipeline:
+            self._linger()  # answered before the body was here: it is not worth reading the rest
+            self.server_state.total_requests += 1
+            return
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        raise AssertionError("answered by _refuse")
+
+
+def serve_config(app: Any) -> UvicornConfig:
+    """uvicorn's settings for an application in a loop that somebody else runs."""
+    config = UvicornConfig(
+        app,
+        http=BoundedHttp,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        loop="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    config.load()
+    return config

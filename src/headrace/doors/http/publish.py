@@ -1,0 +1,69 @@
+"""POST /topics/{topic}/messages: one message raw or as JSON, many as NDJSON or a JSON array."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker import publishing
+from headrace.broker.streams import check_topic_name
+from headrace.doors.http.requests import Query, in_thread_if, path_name, read_body
+from headrace.doors.http.site import Site, json_answer
+from headrace.errors import InvalidInput, StreamNotFound
+from headrace.wire.http import bodies, messages
+from headrace.wire.http.messages import Draft, Headers
+
+MESSAGES_MAX = 100_000  # in one request
+HEADER_PREFIX = b"headrace-header-"
+
+
+async def publish(site: Site, request: Request) -> Response:
+    """Answers after the sync, with the partition and offset of each message in the order sent."""
+    broker = site.broker
+    topic = path_name(request, "topic")
+    if broker.streams.find(topic) is None:
+        if not site.config.auto_create_topics:
+            raise StreamNotFound(topic)
+        check_topic_name(topic)
+    media = bodies.media_type(request.headers.get("content-type"))
+    query = Query(request, "key", "partition", "timestamp")
+    body = await read_body(
+        request, request.state.share, site.config.request_bytes_max, site.config.decompressed_bytes_max
+    )
+    if media == bodies.RAW:
+        drafts = [_raw(request, query, body)]
+    elif any(name in query for name in ("key", "partition", "timestamp")):
+        raise InvalidInput("key, partition and timestamp of JSON messages are in the messages themselves")
+    else:
+        parse = messages.parse_ndjson if media == bodies.NDJSON else messages.parse_json
+        drafts = await in_thread_if(len(body), parse, body, MESSAGES_MAX)
+    if not drafts:
+        raise InvalidInput("there is no message in the request")
+    stream = await broker.streams.get_or_create(topic)
+    prepared = await in_thread_if(
+        len(body), publishing.prepare, stream, drafts, broker.clock.now_ms(), stream.next_turn()
+    )
+    places = await broker.submit(stream, prepared)
+    site.stats.messages_in += len(drafts)
+    site.stats.bytes_in += len(body)
+    return json_answer({"messages": [{"partition": p, "offset": o} for p, o in places]})
+
+
+def _raw(request: Request, query: Query, body: bodies.Body) -> Draft:
+    key = query.text("key")
+    timestamp = query.integer("timestamp", most=messages.TIMESTAMP_MAX)
+    return Draft(
+        None if key is None else key.encode(),
+        bytes(body),
+        _headers(request),
+        query.integer("partition", most=messages.PARTITION_MAX),
+        messages.NOW if timestamp is None else timestamp,
+    )
+
+
+def _headers(request: Request) -> Headers:
+    """`Headrace-Header-Trace: abc` becomes the header `trace` of a raw message."""
+    start = len(HEADER_PREFIX)
+    return tuple(
+        (name[start:].decode("ascii"), value)
+        for name, value in request.headers.raw
+        if name.startswith(HEADER_PREFIX) and len(name) > start
+    )

@@ -1,0 +1,177 @@
+"""What a request carries: names in its path, parameters in its query, its body. All bounded and checked."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from starlette.requests import Request
+from starlette.types import Receive
+
+from headrace.errors import BodyTooLarge, InvalidInput, MalformedJson, Overloaded, UnsupportedMedia
+from headrace.wire.http import bodies, strict_json
+
+OFFSET_MAX = 2**63 - 1
+PARAMETERS_MAX = 32
+INTEGER = re.compile(r"-?\d{1,19}")
+SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m)?")
+SCALES = {None: 1.0, "s": 1.0, "ms": 0.001, "m": 60.0}
+P = ParamSpec("P")
+T = TypeVar("T")
+THREAD_BYTES_MIN = 256 * 1024  # below this a thread costs more than it frees the loop from
+
+
+class Gone(Exception):
+    """The client hung up: nobody is left to answer."""
+
+
+class Budget:
+    """Bytes that requests and answers may hold in memory, all together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used = 0
+
+    @contextmanager
+    def share(self) -> Iterator["Share"]:
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            self.used -= share.held
+
+
+class Share:
+    """One request's part of the budget, given back when it ends."""
+
+    __slots__ = ("_budget", "held")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.held = 0
+
+    def take(self, size: int) -> None:
+        if self._budget.used + size > self._budget.bytes_max and self._budget.used:
+            raise Overloaded("too many bytes are on their way in or out; try again in a moment")
+        self._budget.used += size
+        self.held += size
+
+
+def path_name(request: Request, parameter: str) -> str:
+    """A name in the path: any characters, percent-encoded UTF-8 (so %2F is part of a name, not a border)."""
+    try:
+        return unquote_to_bytes(request.path_params[parameter]).decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"the name of the {parameter} in the path is not UTF-8") from None
+
+
+class Query:
+    """The parameters after the question mark. What nobody knows is refused: a typing error is not silent."""
+
+    def __init__(self, request: Request, *known: str) -> None:
+        text = request.scope["query_string"]
+        try:
+            pairs = parse_qsl(
+                text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX
+            )
+        except ValueError:
+            raise InvalidInput(f"the query is not up to {PARAMETERS_MAX} UTF-8 name=value pairs") from None
+        self._values: dict[str, str] = {}
+        for name, value in pairs:
+            if name not in known:
+                allowed = f"there are {', '.join(known)}" if known else "there are none here"
+                raise InvalidInput(f"no such parameter: {name[:80]!r}; {allowed}")
+            if name in self._values:
+                raise InvalidInput(f"the parameter {name} is given twice")
+            self._values[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name)
+
+    def choice(self, name: str, *choices: str) -> str | None:
+        value = self._values.get(name)
+        if value is not None and value not in choices:
+            raise InvalidInput(f"{name} is one of {', '.join(choices)}, not {value[:80]!r}")
+        return value
+
+    def integer(self, name: str, *, least: int = 0, most: int = OFFSET_MAX) -> int | None:
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if INTEGER.fullmatch(value) is None or not least <= int(value) <= most:
+            raise InvalidInput(f"{name} is a whole number from {least} to {most}, not {value[:80]!r}")
+        return int(value)
+
+    def seconds(self, name: str) -> float:
+        """Seconds, or with a unit: 5, 0.5, 500ms, 1m."""
+        value = self._values.get(name)
+        if value is None:
+            return 0.0
+        match = SECONDS.fullmatch(value)
+        if match is None:
+            raise InvalidInput(f"{name} is a time in seconds, such as 5, 0.5 or 500ms, not {value[:80]!r}")
+        return float(match[1]) * SCALES[match[2]]
+
+
+async def read_body(request: Request, share: Share, bytes_max: int, unfolded_max: int) -> bodies.Body:
+    """The whole body without its content encoding. Too long a one is refused before it is read."""
+    headers = request.headers
+    declared = headers.get("content-length")
+    if declared is not None:
+        _check_size(int(declared), bytes_max)  # the parser has made sure that it is a number
+        share.take(int(declared))
+    body = bytearray()
+    async for chunk in _chunks(request):
+        _check_size(len(body) + len(chunk), bytes_max)
+        if declared is None:
+            share.take(len(chunk))
+        body += chunk
+    encoding = headers.get("content-encoding")
+    if encoding is None:
+        return body
+    unfolded = await in_thread_if(len(body), bodies.unfold, body, encoding, unfolded_max)
+    share.take(len(unfolded))
+    return unfolded
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+def _check_size(size: int, bytes_max: int) -> None:
+    if size > bytes_max:
+        raise BodyTooLarge(f"the body is over the limit of {bytes_max:,} bytes")
+
+
+async def read_json(request: Request, share: Share, bytes_max: int = 1 << 20) -> dict[str, Any]:
+    """A small JSON object, for everything but messages."""
+    if bodies.media_type(request.headers.get("content-type"), default=bodies.JSON) != bodies.JSON:
+        raise UnsupportedMedia(f"this takes {bodies.JSON}")
+    value = strict_json.loads(await read_body(request, share, bytes_max, bytes_max))
+    if type(value) is not dict:
+        raise MalformedJson("the body is a JSON object")
+    return value
+
+
+async def in_thread_if(size: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Work on many bytes goes to a thread, so that other connections are served meanwhile."""
+    if size < THREAD_BYTES_MIN:
+        return work(*args, **named)
+    return await asyncio.to_thread(work, *args, **named)
+
+
+async def hung_up(receive: Receive) -> None:
+    """Returns when the client has closed the connection (or has its answer)."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,53 @@
+"""What every handler of the HTTP door needs, made once."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.broker.broker import Broker
+from headrace.broker.stats import DoorStats
+from headrace.config import Config
+from headrace.doors.http.requests import Budget
+from headrace.wire.http.bodies import JSON
+
+PIECE_BYTES = 256 * 1024
+# Bodies and answers in memory at once: two of the largest requests, or many of the usual ones.
+BUDGET_BYTES_MIN = 256 << 20
+
+
+class Site:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.config: Config = broker.config
+        self.stats: DoorStats = broker.stats.door("http")
+        self.budget = Budget(max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max))
+        self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.addresses: dict[str, list[str]] = {}  # of every door, for people who ask for the status
+
+    def stop(self) -> None:
+        """Ends long polls and event streams; other requests go on."""
+        if not self.stopping.done():
+            self.stopping.set_result(None)
+
+
+class Answer(Response):
+    """An answer that is written in pieces, each waiting until the client has taken what was there before."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= PIECE_BYTES:
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        view = memoryview(self.body)
+        for at in range(0, len(view), PIECE_BYTES):
+            last = at + PIECE_BYTES >= len(view)
+            piece = bytes(view[at : at + PIECE_BYTES])
+            await send({"type": "http.response.body", "body": piece, "more_body": not last})
+
+
+def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(msgspec.json.encode(content), status, headers, media_type=JSON)

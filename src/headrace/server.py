@@ -1,0 +1,179 @@
+"""The composition root: opens the broker, starts the doors, and stops both in the right order."""
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+import msgspec
+
+from headrace.broker.broker import Broker
+from headrace.clock import Clock, SystemClock
+from headrace.config import Address, Config
+from headrace.doors.listener import Door
+from headrace.version import __version__
+
+logger = logging.getLogger("headrace")
+
+DOORS = ("amqp", "kafka", "http")
+GC_THRESHOLDS = (20_000, 20, 50)  # collections cost the loop time, and messages are not garbage in cycles
+CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+
+
+class Server:
+    """A broker with its doors, in the running event loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.doors: dict[str, Door] = {}
+        self.missing: list[str] = []  # doors that were asked for and are not part of this version
+
+    @classmethod
+    async def start(cls, config: Config, *, clock: Clock | None = None) -> "Server":
+        server = cls(await Broker.open(config, clock=clock))
+        try:
+            for name in DOORS:
+                address: Address | None = getattr(config, name)
+                if address is not None:
+                    await server._open_door(name, address)
+        except BaseException:
+            await server.close()
+            raise
+        addresses = {name: list(door.addresses) for name, door in server.doors.items()}
+        for door in server.doors.values():
+            describe = getattr(door, "describe", None)
+            if describe is not None:
+                describe(addresses)
+        return server
+
+    async def _open_door(self, name: str, address: Address) -> None:
+        module_name = f"headrace.doors.{name}.door"
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name != module_name:
+                raise
+            self.missing.append(name)
+            return
+        self.doors[name] = await module.start(self.broker, address, self.broker.config)
+
+    async def close(self) -> None:
+        """Doors first: whoever was promised an answer gets it. Then everything is synced."""
+        self.broker.is_stopping = True
+        await asyncio.gather(*(door.close() for door in self.doors.values()))
+        await self.broker.close()
+
+
+def run(config: Config, out: TextIO | None = None) -> int:
+    """Serves until SIGTERM or SIGINT; the exit code. HeadraceError says in one sentence why it cannot."""
+    set_up_logging(config)
+    _allow_many_files()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(config, out or sys.stdout))
+    return 0
+
+
+async def _serve(config: Config, out: TextIO) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def ask_to_stop() -> None:
+        if stop.is_set():
+            os._exit(1)  # the second time somebody means it; a start after that recovers
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask_to_stop)
+    clock = SystemClock()
+    started = clock.monotonic()
+    server = await Server.start(config, clock=clock)
+    _tune_garbage_collection()
+    _greet(server, clock.monotonic() - started, out)
+    await stop.wait()
+    _say(out, "stopping")
+    await server.close()
+    _say(out, "stopped; everything is on disk")
+
+
+def _greet(server: Server, seconds: float, out: TextIO) -> None:
+    config = server.broker.config
+    promise = "confirms mean on disk" if config.durability == "sync" else "confirms mean in the page cache"
+    _say(out, f"headrace {__version__}  data in {config.data_dir}  {promise}")
+    _say(out, server.broker.report.summary())
+    for name, door in server.doors.items():
+        scheme = {"http": "http://", "amqp": "amqp://"}.get(name, "")
+        _say(out, f"{name:5}  " + "  ".join(f"{scheme}{address}" for address in door.addresses))
+    for name in server.missing:
+        _say(out, f"{name:5}  this door is not there yet")
+    if "http" in server.doors:
+        base = f"http://{server.doors['http'].addresses[0]}/topics/hello/messages"
+        _say(out, f"publish  curl {base} -H 'content-type: text/plain' -d 'hello, world'")
+        _say(out, f"read     curl {base}")
+    _say(out, f"ready in {seconds:.2f} s")
+
+
+def _say(out: TextIO, line: str) -> None:
+    """What people and scripts wait for must not sit in a buffer; nobody listening is no reason to stop."""
+    with contextlib.suppress(BrokenPipeError):
+        print(line, file=out, flush=True)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _allow_many_files() -> None:
+    """Connections and segments are open files; the usual soft limit of 1,024 is a leftover of select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _tune_garbage_collection() -> None:
+    gc.collect()
+    gc.freeze()  # what is there after the start stays: no need to look at it again
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
+class _TextFormat(logging.Formatter):
+    """One line per event, whatever a client put into a name."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{self.formatTime(record)} {record.levelname.lower()} {record.name}: {record.getMessage()}"
+        text = text.translate(CONTROL_CHARACTERS)
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return text
+
+
+class _JsonFormat(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        event = {
+            "time": int(record.created * 1000),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(event).decode()
+
+
+def set_up_logging(config: Config) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormat() if config.log_format == "json" else _TextFormat())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logger.setLevel(config.log_level.upper())
