@@ -1,0 +1,204 @@
+"""Looking at a data folder from outside: list, dump, verify, rebuild indexes.
+
+Listing, dumping and verifying only read, and work beside a running broker; what it is just writing is not looked at.
+Rebuilding takes the folder's lock.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from headrace.errors import CorruptLog, NotFound
+from headrace.log import kernel, paths, slots
+from headrace.log.compaction import batches
+from headrace.log.disk import Disk, RealDisk, read_whole
+from headrace.log.files import Files
+from headrace.log.paths import SegmentStem
+from headrace.log.segment import Segment, read_seal, rebuild_index
+from headrace.record.types import BatchInfo
+
+Progress = Callable[[int], object]  # bytes done since the last call
+
+INDEX_INTERVAL = 4096
+OPEN_FILES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    id: int
+    slug: str
+    folder: str
+    start: int
+    visible_end: int | None  # None when no broker has said so yet
+    segments: tuple[Segment, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    logs: int = 0
+    segments: int = 0
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.problems
+
+
+class Inspector:
+    def __init__(self, root: str, disk: Disk | None = None) -> None:
+        self.root = root
+        self._disk = disk or RealDisk()
+        self._files = Files(self._disk, OPEN_FILES)
+        if not self._disk.exists(f"{root}/{paths.LOGS}"):
+            raise NotFound(f"{root} is not a data folder: it has no {paths.LOGS}/")
+
+    def logs(self) -> list[LogFacts]:
+        ends = slots.read_all(self._disk, f"{self.root}/{paths.SLOTS}")
+        found = []
+        for name in self._disk.listdir(f"{self.root}/{paths.LOGS}"):
+            log_id = paths.parse_log_folder(name)
+            if log_id is None or name.endswith(paths.DELETED):
+                continue
+            folder = f"{self.root}/{paths.LOGS}/{name}"
+            segments = self._segments(folder)
+            end = ends.get(log_id)
+            start = end.start if end else (segments[0].base if segments else 0)
+            found.append(
+                LogFacts(log_id, name.partition("-")[2], folder, start, end.visible_end if end else None, segments)
+            )
+        return sorted(found, key=lambda log: log.id)
+
+    def log(self, log_id: int) -> LogFacts:
+        for log in self.logs():
+            if log.id == log_id:
+                return log
+        raise NotFound(f"no log {log_id} in {self.root}")
+
+    def _segments(self, folder: str) -> tuple[Segment, ...]:
+        newest: dict[int, int] = {}
+        for name in self._disk.listdir(folder):
+            stem = paths.parse_segment(name)
+            if stem is not None:
+                newest[stem.base] = max(stem.generation, newest.get(stem.base, 0))
+        found: list[Segment] = []
+        for base in sorted(newest):
+            stem = SegmentStem(base, newest[base])
+            if found and found[-1].is_sealed and base < found[-1].next_offset:
+                continue  # a rewritten segment covers it, and it is about to go
+            seal = read_seal(self._disk, f"{folder}/{stem}{paths.SEAL}")
+            if seal is not None:
+                found.append(Segment.sealed(folder, stem.generation, seal))
+            else:
+                segment = Segment(folder, base, stem.generation)
+                segment.size = self._disk.file_size(segment.path())
+                found.append(segment)
+        return tuple(found)
+
+    def batches(self, log: LogFacts, start: int = 0) -> Iterator[tuple[Segment, memoryview, BatchInfo]]:
+        """Every batch with an offset at or after start, checked, up to the visible end."""
+        for at, segment in enumerate(log.segments):
+            following = log.segments[at + 1].base if at + 1 < len(log.segments) else None
+            if following is not None and following <= start:
+                continue
+            try:
+                for data, info in batches(self._files, segment):
+                    if log.visible_end is not None and info.base_offset >= log.visible_end:
+                        return
+                    if info.last_offset >= start:
+                        yield segment, data, info
+            except CorruptLog:
+                if segment.is_sealed or log.visible_end is not None:
+                    raise
+                return  # behind the end of the active segment lies whatever a crash left there
+
+    def verify(self, log_ids: set[int] | None = None, progress: Progress | None = None) -> VerifyReport:
+        """The checksum of every batch, the order of offsets, every seal and index against the data."""
+        report = VerifyReport()
+        for log in self.logs():
+            if log_ids is not None and log.id not in log_ids:
+                continue
+            report.logs += 1
+            expected = None
+            for segment in log.segments:
+                if expected is not None and segment.base != expected:
+                    report.problems.append(f"{segment.path()}: begins at {segment.base}, {expected} was expected")
+                expected = self._verify_segment(log, segment, report, progress)
+        return report
+
+    def _verify_segment(
+        self, log: LogFacts, segment: Segment, report: VerifyReport, progress: Progress | None
+    ) -> int | None:
+        report.segments += 1
+        walker = kernel.Walker(segment.base, INDEX_INTERVAL)
+        next_offset = segment.base
+        positions = {}
+        try:
+            for data, info in batches(self._files, segment):
+                if log.visible_end is not None and info.base_offset >= log.visible_end:
+                    break
+                if info.base_offset < next_offset:
+                    raise CorruptLog(segment.path(), walker.position, f"offset {info.base_offset} comes twice")
+                next_offset = info.last_offset + 1
+                positions[walker.position] = info.base_offset
+                walker.walk(data, info.position, info.position + info.size)
+                report.batches += 1
+                report.records += info.count
+                report.bytes += info.size
+                if progress is not None:
+                    progress(info.size)
+        except CorruptLog as error:
+            if segment.is_sealed or log.visible_end is None or walker.next_offset < log.visible_end:
+                report.problems.append(str(error))
+                return None
+        self._verify_derived(segment, walker, positions, report)
+        return segment.next_offset if segment.is_sealed else None
+
+    def _verify_derived(
+        self, segment: Segment, walker: kernel.Walker, positions: dict[int, int], report: VerifyReport
+    ) -> None:
+        seal = read_seal(self._disk, segment.path(paths.SEAL))
+        if seal is not None and (seal.size, seal.records, seal.headers_crc) != (
+            walker.position,
+            walker.records,
+            walker.headers_crc,
+        ):
+            report.problems.append(f"{segment.path(paths.SEAL)}: does not match the data: a batch header was changed")
+        path = segment.path(paths.INDEX)
+        if not self._disk.exists(path):
+            return
+        entries = read_whole(self._disk, path)
+        for at in range(0, len(entries) - 7, 8):
+            position = int.from_bytes(entries[at + 4 : at + 8], "big")
+            if position >= walker.position:
+                break  # of batches that are just being written
+            if positions.get(position) != segment.base + int.from_bytes(entries[at : at + 4], "big"):
+                report.problems.append(f"{path}: entry {at // 8} is wrong (harmless: `headrace log reindex` rebuilds it)")
+                break
+
+    def reindex(self, log_ids: set[int] | None = None, progress: Progress | None = None) -> int:
+        """Write every index anew from the data; the number of segments done. The broker must be stopped."""
+        lock = self._disk.lock(f"{self.root}/{paths.LOCK}")
+        done = 0
+        try:
+            for log in self.logs():
+                if log_ids is not None and log.id not in log_ids:
+                    continue
+                for segment in log.segments:
+                    if not segment.is_sealed:
+                        continue  # the active one is looked at, and mended, at every start
+                    rebuild_index(self._files, segment, INDEX_INTERVAL)
+                    done += 1
+                    if progress is not None:
+                        progress(segment.size)
+        finally:
+            self._disk.close(lock)
+        return done
+
+    def close(self) -> None:
+        self._files.close()
