@@ -77,9 +77,7 @@ def _length(data: bytes | None) -> bytes:
 
 
 def _headers(message: Message) -> bytes:
-    return b",".join(
-        name.encode() + b"=" + (b"" if value is None else value) for name, value in message.headers
-    )
+    return b",".join(name.encode() + b"=" + (b"" if value is None else value) for name, value in message.headers)
 
 
 FIELDS: dict[str, Callable[[Message], bytes]] = {

@@ -23,6 +23,7 @@ EXIT_CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.Conflict, 5, ""),
     (errors.DataFolderLocked, 8, "another process has the data folder open"),
     (errors.StorageError, 6, "the disk failed, or data is damaged"),
+    (errors.CannotListen, 10, "a door cannot listen: the port is taken, or is not ours to take"),
     (errors.Overloaded, 9, "the broker is overloaded: try again later"),
     (errors.InvalidInput, 2, "wrong usage: a flag, a setting, a value"),
     (errors.HeadraceError, 1, "anything else the broker refuses"),
@@ -73,9 +74,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 0
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "headrace"
+        said = error.format_message().rstrip(".")
+        return fail(f"{said[:1].lower()}{said[1:]} (`{command} --help` says more)", error.exit_code)
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return fail(error.format_message(), error.exit_code)
     except BrokenPipeError:
         # The reader of our output had enough (`headrace sub x | head`): no mistake. Whatever is still
         # buffered must not hit the closed pipe again when Python flushes on its way out.

@@ -11,9 +11,7 @@ NOT_READY = 1
 
 
 @click.command()
-@click.option(
-    "-s", "--settings", "with_settings", is_flag=True, help="Every setting in force, and where it came from."
-)
+@click.option("-s", "--settings", "with_settings", is_flag=True, help="Every setting in force, and where it came from.")
 @json_option
 @url_option
 def status(with_settings: bool, as_json: bool, url: str | None, config_file: Path | None) -> int:

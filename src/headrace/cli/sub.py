@@ -37,12 +37,8 @@ if TYPE_CHECKING:  # loaded when the command runs, not when --help lists it
     r"%h headers, %S and %K lengths, \n and \t.",
 )
 @click.option("-K", "--key-delimiter", metavar="TEXT", help="Print the key and this in front of the value.")
-@click.option(
-    "-D", "--delimiter", default=r"\n", show_default=True, metavar="TEXT", help="Print this after a message."
-)
-@click.option(
-    "-J", "--json", "as_json", is_flag=True, help="One JSON object a line: key, value, headers, offset..."
-)
+@click.option("-D", "--delimiter", default=r"\n", show_default=True, metavar="TEXT", help="Print this after a message.")
+@click.option("-J", "--json", "as_json", is_flag=True, help="One JSON object a line: key, value, headers, offset...")
 @url_option
 def sub(
     topic: str,

@@ -48,9 +48,7 @@ def ls(pattern: str | None, long: bool, as_json: bool, url: str | None, config_f
 @topic.command("add")
 @click.argument("name")
 @click.option("-p", "--partitions", type=click.IntRange(1), help="How many; the broker's default is 1.")
-@click.option(
-    "-c", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; repeat it."
-)
+@click.option("-c", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; repeat it.")
 @click.option("--if-missing", is_flag=True, help="It is fine if the topic is there already.")
 @json_option
 @url_option
@@ -171,9 +169,7 @@ def _show(described: dict[str, Any], as_json: bool) -> None:
         show_facts({"name": described["name"], "kind": described["kind"], **_totals(described)})
         click.echo()
         own = described["overrides"]
-        show_facts(
-            {name: value + (" (set here)" * (name in own)) for name, value in described["config"].items()}
-        )
+        show_facts({name: value + (" (set here)" * (name in own)) for name, value in described["config"].items()})
         click.echo()
     rows = [
         {

@@ -47,9 +47,7 @@ SETTINGS: tuple[Setting, ...] = (
         "How much the broker says on stderr.",
         choices=("debug", "info", "warning", "error"),
     ),
-    Setting(
-        "log_format", "choice", "Lines for people or one JSON object per line.", choices=("text", "json")
-    ),
+    Setting("log_format", "choice", "Lines for people or one JSON object per line.", choices=("text", "json")),
     # Topics that make themselves.
     Setting("auto_create_topics", "bool", "Publishing to a topic that does not exist creates it."),
     Setting(
@@ -74,9 +72,7 @@ SETTINGS: tuple[Setting, ...] = (
         "Most that one read answers with; a larger single message still comes.",
         least=KB,
     ),
-    Setting(
-        "read_wait_max", "duration", "Longest that a read may wait for new messages.", path="read_wait_ms_max"
-    ),
+    Setting("read_wait_max", "duration", "Longest that a read may wait for new messages.", path="read_wait_ms_max"),
     Setting("connections_max", "count", "Most client connections per door.", least=1),
     Setting(
         "stop_timeout",
@@ -94,9 +90,7 @@ SETTINGS: tuple[Setting, ...] = (
         "is less.",
         words={"auto": 0},
     ),
-    Setting(
-        "disk_free_limit", "size", "Free space on the data folder's disk below which publishers are paused."
-    ),
+    Setting("disk_free_limit", "size", "Free space on the data folder's disk below which publishers are paused."),
     Setting(
         "disk_reserve",
         "size",
@@ -200,8 +194,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "amqp_product",
         "choice",
-        "Product announced to AMQP clients; `rabbitmq` for clients that behave differently when they know"
-        " the name.",
+        "Product announced to AMQP clients; `rabbitmq` for clients that behave differently when they know the name.",
         choices=("headrace", "rabbitmq"),
     ),
     Setting(
@@ -277,8 +270,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "cleanup_policy",
         "choice",
-        "`delete` removes old segments; `compact` keeps the last message of every key; `compact,delete` "
-        "does both.",
+        "`delete` removes old segments; `compact` keeps the last message of every key; `compact,delete` does both.",
         path="stream.cleanup_policy",
         choices=("delete", "compact", "compact,delete"),
     ),
@@ -299,8 +291,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "compression",
         "choice",
-        "Compression of the batches the broker builds itself, from HTTP and AMQP. Kafka batches stay as "
-        "sent.",
+        "Compression of the batches the broker builds itself, from HTTP and AMQP. Kafka batches stay as sent.",
         path="stream.compression",
         choices=("none", "gzip", "snappy", "lz4", "zstd"),
         aliases=("compression_type",),

@@ -14,7 +14,6 @@ from headrace.config.setting import ENV_PREFIX, InvalidSetting, Setting
 from headrace.log.settings import LogSettings, StreamSettings
 
 CONFIG_FILE = "headrace.toml"
-DEFAULTS = Config()
 
 
 def load(
@@ -92,7 +91,7 @@ def _compose(given: Mapping[str, tuple[object, str]]) -> Config:
         values[name] = BY_NAME[name].parse(value, origin)
         origins[name] = origin
     for chooser, bundles in (("durability", DURABILITIES), ("profile", PROFILES)):
-        chosen = str(values.get(chooser, BY_NAME[chooser].read(DEFAULTS)))
+        chosen = str(values.get(chooser, BY_NAME[chooser].default))
         for name, value in bundles[chosen].items():
             if name not in values:
                 values[name] = BY_NAME[name].parse(value, f"from {chooser} {chosen}")
@@ -122,7 +121,7 @@ def in_force(config: Config) -> list[InForce]:
         InForce(
             name=setting.name,
             value=setting.render(setting.read(config)),
-            default=setting.render(setting.read(DEFAULTS)),
+            default=setting.default,
             origin=config.origins.get(setting.name, "default"),
         )
         for setting in SETTINGS

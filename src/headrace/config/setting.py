@@ -24,6 +24,9 @@ NUMBER_MOST = 2**53  # larger ones would not survive JSON
 Kind = Literal["size", "duration", "bool", "choice", "address", "path", "text", "count"]
 
 
+DEFAULTS = Config()
+
+
 class InvalidSetting(InvalidInput):
     """A setting that cannot be used; the sentence says which, why, and where it came from."""
 
@@ -59,6 +62,11 @@ class Setting(Described, frozen=True, kw_only=True):
     @property
     def env(self) -> str:
         return ENV_PREFIX + self.name.upper()
+
+    @property
+    def default(self) -> str:
+        """As a person would write it."""
+        return self.render(self.read(DEFAULTS))
 
     def read(self, config: Config) -> object:
         value: object = config

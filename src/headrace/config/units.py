@@ -64,9 +64,7 @@ def parse_address(text: str, default_port: int) -> Address:
     text = text.strip()
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::(\d+))?", text)
     if match is None or not text:
-        raise ValueError(
-            f"{text!r} is not an address; write HOST:PORT, such as localhost:{default_port}, or off"
-        )
+        raise ValueError(f"{text!r} is not an address; write HOST:PORT, such as localhost:{default_port}, or off")
     host = match[1] or match[2] or ""
     port = int(match[3]) if match[3] else default_port
     if host.isdecimal() and not match[3]:
