@@ -180,6 +180,19 @@ def write_atomically(disk: Disk, path: str, data: bytes) -> None:
     disk.sync_dir(os.path.dirname(path))
 
 
+def make_folder(disk: Disk, path: str) -> None:
+    """Make path and its parents where they are missing, and make every new name durable.
+
+    The last name is synced even if it exists: whoever made it may have been killed before the sync.
+    """
+    parents = [os.path.dirname(path)]
+    while not disk.exists(parents[-1]):
+        parents.append(os.path.dirname(parents[-1]))
+    disk.mkdir(path)
+    for parent in parents:
+        disk.sync_dir(parent)
+
+
 def read_whole(disk: Disk, path: str) -> bytes:
     file = disk.open(path, readonly=True)
     try:

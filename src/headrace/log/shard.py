@@ -14,7 +14,7 @@ from headrace.errors import DiskFull, HeadraceError, LogClosed, NotFound, Storag
 from headrace.log import checkpoint, paths
 from headrace.log.commit import Committed, Committer
 from headrace.log.counters import Counters
-from headrace.log.disk import Disk, FileId, RealDisk
+from headrace.log.disk import Disk, FileId, RealDisk, make_folder
 from headrace.log.files import Files
 from headrace.log.group import Group
 from headrace.log.journal import Journal, JournalFull
@@ -91,7 +91,10 @@ class Shard:
         """Lock the folder, recover, and be ready to append. Without `post` nothing runs by itself: see pump()."""
         shard = cls(root, settings or LogSettings(), clock, disk or RealDisk())
         shard._start_workers(post, defer, make_future)
-        shard.disk.mkdir(f"{root}/{paths.LOGS}")
+        make_folder(shard.disk, root)
+        for folder in (paths.LOGS, paths.STATE, paths.JOURNAL):
+            shard.disk.mkdir(f"{root}/{folder}")
+        shard.disk.sync_dir(root)  # what is synced in a folder without a durable name of its own is lost with it
         shard._lock = shard.disk.lock(f"{root}/{paths.LOCK}")
         try:
             shard.state = StateStore(shard.disk, f"{root}/{paths.STATE}", folds)

@@ -1,0 +1,65 @@
+"""Every bug the crash tests found, by name, in as few lines as it takes to see it."""
+
+from random import Random
+
+from headrace.clock import ManualClock
+from headrace.log.log import LogSpec
+from headrace.log.settings import LogSettings, StreamSettings
+from headrace.log.shard import Shard
+from headrace.record import codec
+from tests.crash.simdisk import SimulatedDisk
+
+ROOT = "/srv/data"
+SETTINGS = LogSettings(journal_file_bytes=8192, journal_files=3, inline_bytes_max=600, disk_reserve=0)
+STREAM = StreamSettings(segment_size=4000, index_interval=256, retention_ms=-1)
+
+
+def new_disk() -> SimulatedDisk:
+    disk = SimulatedDisk()
+    disk.mkdir("/srv")
+    disk.sync_dir("/")
+    return disk
+
+
+def spec(log_id: int = 1, **settings: object) -> LogSpec:
+    return LogSpec(log_id, f"log{log_id}", StreamSettings(**{**_fields(STREAM), **settings}))  # type: ignore[arg-type]
+
+
+def _fields(settings: StreamSettings) -> dict[str, object]:
+    return {name: getattr(settings, name) for name in settings.__struct_fields__}
+
+
+def reopen(disk: SimulatedDisk, *specs: LogSpec, settings: LogSettings = SETTINGS) -> Shard:
+    shard, _ = Shard.open(ROOT, settings, logs=specs, clock=ManualClock(), disk=disk)
+    return shard
+
+
+def batch(text: str, size: int = 0) -> bytearray:
+    return codec.build([(b"key", text.encode().ljust(size, b"."), (), 1)])
+
+
+def values(shard: Shard, log_id: int = 1) -> list[str]:
+    log = shard.logs[log_id]
+    found, offset = [], log.start_offset
+    while offset < log.visible_end:
+        chunk = log.read(offset)
+        found += [bytes(r.value or b"").rstrip(b".").decode() for r in codec.records(chunk.data)]
+        offset = chunk.next_offset
+    return found
+
+
+def lost(disk: SimulatedDisk) -> SimulatedDisk:
+    return disk.power_cut(Random(0), "lost")
+
+
+def test_the_names_of_the_top_folders_are_durable_before_the_first_confirm() -> None:
+    """The state folder's own name was never synced: a cut took the epoch and the marker with it."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    epoch = shard.epoch
+    ticket = shard.logs[1].append(batch("a"))
+    shard.pump()
+    assert ticket.done and ticket.error is None
+    again = reopen(lost(disk), spec())
+    assert values(again) == ["a"]
+    assert again.epoch > epoch
