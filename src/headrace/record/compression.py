@@ -13,6 +13,7 @@ from headrace.errors import CorruptBatch, DecompressedTooLarge, UnknownCodec
 from headrace.record.layout import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD
 from headrace.record.scratch import filled
 from headrace.record.types import Buffer
+from headrace.record.zstd import outline
 
 # Kafka's defaults, except for lz4: its 9 costs many times the CPU of 1 for a few per cent of size.
 GZIP_LEVEL = 6
@@ -24,6 +25,7 @@ ZSTD_LEVEL = 3
 XERIAL_MAGIC = b"\x82SNAPPY\x00"
 XERIAL_HEADER = XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 XERIAL_BLOCK_BYTES = 32 * 1024
+ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 SNAPPY_RATIO_MAX = 22  # the densest snappy element gives 64 bytes for 3
 
 GUESS_BYTES_MIN = 4 * 1024
@@ -61,7 +63,7 @@ def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
     if codec not in _UNFOLD:
         raise UnknownCodec(f"no codec has the number {codec}")
     unfold, guess = _UNFOLD[codec]
-    size = min(limit_bytes, max(guess(data), GUESS_BYTES_MIN, GUESS_RATIO * len(data)))
+    size = min(limit_bytes, max(guess(data, limit_bytes), GUESS_BYTES_MIN, GUESS_RATIO * len(data)))
     while True:
         try:
             return filled(size, lambda room: unfold(data, room))
@@ -77,29 +79,30 @@ def _too_large(codec: int, limit_bytes: int) -> DecompressedTooLarge:
     return DecompressedTooLarge(f"{CODEC_NAMES[codec]} data unfolds past the limit of {limit_bytes:,} bytes")
 
 
-def _gzip_guess(data: Buffer) -> int:
+def _gzip_guess(data: Buffer, limit_bytes: int) -> int:
     """The size in the trailer, modulo 2^32."""
     return int.from_bytes(data[-4:], "little") if len(data) >= 18 else 0
 
 
-def _zstd_guess(data: Buffer) -> int:
-    """The content size in the frame header, when it is there."""
-    if len(data) < 6:
-        return 0
-    descriptor = data[4]
-    single_segment = descriptor >> 5 & 1
-    width = (1 if single_segment else 0, 2, 4, 8)[descriptor >> 6]
-    at = 5 + (0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3]
-    size = int.from_bytes(data[at : at + width], "little")
-    return size + 256 if width == 2 else size
+def _zstd_guess(data: Buffer, limit_bytes: int) -> int:
+    """What the blocks can hold at most: never too little, and at most 128 KB too much for each block."""
+    found = outline(data)
+    if found is None:
+        raise CorruptBatch("not zstd data: its blocks do not fill it")
+    least, most, window = found
+    # The decoder fills its window beside our output. Half the limit at most, so that both stay under twice
+    # the limit; 8 MB always, as every decoder should take that much.
+    if least > limit_bytes or window > max(limit_bytes // 2, ZSTD_WINDOW_BYTES):
+        raise _too_large(ZSTD, limit_bytes)
+    return most
 
 
-def _lz4_guess(data: Buffer) -> int:
+def _lz4_guess(data: Buffer, limit_bytes: int) -> int:
     """The content size in the frame header, when it is there."""
     return int.from_bytes(data[6:14], "little") if len(data) >= 14 and data[4] & 0x08 else 0
 
 
-_UNFOLD: dict[int, tuple[Callable[[Buffer, memoryview], int], Callable[[Buffer], int]]] = {
+_UNFOLD: dict[int, tuple[Callable[[Buffer, memoryview], int], Callable[[Buffer, int], int]]] = {
     GZIP: (cramjam.gzip.decompress_into, _gzip_guess),
     LZ4: (cramjam.lz4.decompress_into, _lz4_guess),
     ZSTD: (cramjam.zstd.decompress_into, _zstd_guess),

@@ -1,0 +1,3 @@
+from headrace.record.types import Buffer
+
+def outline(data: Buffer) -> tuple[int, int, int] | None: ...
