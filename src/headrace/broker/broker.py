@@ -10,7 +10,9 @@ import msgspec
 
 from headrace.broker import publishing
 from headrace.broker.catalog import Catalog
+from headrace.broker.coordination import Coordination
 from headrace.broker.cursors import Cursors
+from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.housekeeping import Housekeeping
 from headrace.broker.stats import Stats
 from headrace.broker.streams import Stream, Streams
@@ -40,6 +42,7 @@ class Broker:
         self.report: RecoveryReport
         self.shard: Shard
         self.cursors: Cursors
+        self.coordination: Coordination
         self.housekeeping: Housekeeping
         self.is_stopping = False
         self._ticker: asyncio.TimerHandle | None = None
@@ -54,7 +57,7 @@ class Broker:
         broker = cls(config, clock or SystemClock(), disk or RealDisk())
         loop = asyncio.get_running_loop()
         with _plain_words(data_dir):
-            broker.disk.mkdir(data_dir)
+            _make_folder(broker.disk, data_dir)
             broker.shard, broker.report = Shard.open(
                 data_dir,
                 config.log,
@@ -67,6 +70,8 @@ class Broker:
             )
         broker.streams.attach(broker.shard)
         broker.cursors = Cursors(broker.streams, broker.shard, broker.clock)
+        groups = GroupSettings(session_timeout_ms_max=config.kafka_session_timeout_ms_max)
+        broker.coordination = Coordination(broker.shard, broker.streams, broker.clock, groups)
         broker._tick_at = loop.time()
         broker._tick()
         broker.housekeeping = Housekeeping(broker.shard, broker.streams, broker.cursors, broker.stats, broker.clock)
@@ -85,6 +90,7 @@ class Broker:
             self._maintenance.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._maintenance
+        self.coordination.close()
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[BaseException | None] = loop.create_future()
         self.shard.close(lambda error: None if closed.done() else closed.set_result(error))
@@ -125,6 +131,17 @@ class Broker:
         self.shard.tick()
         self._tick_at = now + TICK_S
         self._ticker = loop.call_at(self._tick_at, self._tick)
+
+
+def _make_folder(disk: Disk, path: str) -> None:
+    """With every name on the way to it durable: a power cut must not take the folder with all that is in it."""
+    missing = []
+    while not disk.exists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for made in reversed(missing):
+        disk.mkdir(made)
+        disk.sync_dir(os.path.dirname(made))
 
 
 @contextlib.contextmanager

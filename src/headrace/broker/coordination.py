@@ -1,0 +1,57 @@
+"""Groups, producers and transactions, opened and closed together: they share the shard's state and timers."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from headrace.broker.groups.coordinator import Groups
+from headrace.broker.groups.settings import GroupSettings
+from headrace.broker.producer_registry import SNAPSHOT_INTERVAL_S, Producers
+from headrace.broker.streams import Stream, Streams, is_topic_name
+from headrace.broker.transactions import Transactions
+from headrace.clock import Clock
+from headrace.log.shard import Shard
+
+
+class Coordination:
+    """Made on the loop it will live on, once the shard and the streams are there."""
+
+    def __init__(self, shard: Shard, streams: Streams, clock: Clock, settings: GroupSettings) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._streams = streams
+        self.groups = Groups(settings, clock, self._loop, shard.group, self._topics)
+        self.producers = Producers(shard, clock)
+        self.transactions = Transactions(shard, clock, self._loop, self.producers, self.groups)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.groups.load(shard.state.items)
+        self.producers.load()
+        self.transactions.load(self._spawn)
+        streams.on_delete(self._forget_stream)
+        self._timer = self._loop.call_later(SNAPSHOT_INTERVAL_S, self._snapshot)
+
+    def close(self) -> None:
+        """Before the shard is closed."""
+        self._timer.cancel()
+        self.groups.close()
+        self.transactions.close()
+        self.producers.snapshot_all()
+
+    def _snapshot(self) -> None:
+        self._timer = self._loop.call_later(SNAPSHOT_INTERVAL_S, self._snapshot)
+        self.producers.snapshot_all()
+
+    def _topics(self) -> dict[str, int]:
+        return {
+            stream.name: len(stream.partitions)
+            for stream in self._streams.list()
+            if is_topic_name(stream.name)
+        }
+
+    async def _forget_stream(self, stream: Stream) -> None:
+        if stream.vhost == "/":
+            self.groups.topic_deleted(stream.name)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

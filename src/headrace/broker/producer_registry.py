@@ -1,0 +1,225 @@
+"""Producers of all logs: appends that check sequences, ids that are never given twice, snapshots."""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from headrace.broker.producers import Batch, PartitionProducers, Snapshot
+from headrace.clock import Clock
+from headrace.errors import HeadraceError, InvalidInput
+from headrace.log.log import Log
+from headrace.log.rounds import Ticket
+from headrace.log.shard import Shard
+from headrace.record import codec
+from headrace.record.layout import CONTROL_COMMIT
+from headrace.record.types import BatchInfo
+
+PRODUCERS = "producers"
+PRODUCER_IDS = "producer.ids"
+NEXT_ID = b"next"
+ID_BLOCK = 1000
+SNAPSHOT_INTERVAL_S = 30.0
+SNAPSHOT_BYTES = 64 << 20
+SCAN_BYTES = 4 << 20
+HOLD = "producers"
+
+Append = Callable[[], Ticket]
+
+
+class Tracked:
+    """A log that has seen a producer with an id."""
+
+    __slots__ = ("bytes_since", "log", "producers", "upto")
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.producers = PartitionProducers()
+        self.upto = 0
+        self.bytes_since = 0
+
+
+class Producers:
+    """Owned by the broker; every method runs on the owner thread."""
+
+    def __init__(self, shard: Shard, clock: Clock) -> None:
+        self._shard = shard
+        self._clock = clock
+        self._tracked: dict[int, Tracked] = {}
+        self._ids = iter(range(0))
+        self._reserving: Ticket | None = None
+        self._reserved = int.from_bytes(shard.state.get(PRODUCER_IDS, NEXT_ID) or b"\0", "big")
+
+    # Opening.
+
+    def load(self) -> None:
+        """Snapshots, and the batches after them. Logs that never saw a producer with an id are not read."""
+        for key, value in self._shard.state.items(PRODUCERS):
+            log = self._shard.logs.get(int.from_bytes(key, "big"))
+            if log is None:
+                continue
+            tracked = Tracked(log)
+            self._tracked[log.id] = tracked
+            snapshot = msgspec.msgpack.decode(value, type=Snapshot)
+            tracked.producers.restore(snapshot)
+            tracked.upto = snapshot.upto
+            self._replay(tracked)
+            self._hold(tracked)
+
+    def _replay(self, tracked: Tracked) -> None:
+        now_ms = self._clock.now_ms()
+        for data, info in batches_from(tracked.log, tracked.upto):
+            tracked.bytes_since += info.size
+            if info.producer_id < 0 or info.base_offset < tracked.upto:
+                continue
+            if info.is_control:
+                committed = is_commit(data, info)
+                tracked.producers.ended(
+                    info.producer_id, info.producer_epoch, info.base_offset, commit=committed
+                )
+            else:
+                tracked.producers.replay(info, now_ms)
+
+    # Ids.
+
+    async def new_id(self) -> int:
+        """A number no producer ever had: blocks of them are reserved durably before one is given out."""
+        while True:
+            producer_id = next(self._ids, None)
+            if producer_id is not None:
+                return producer_id
+            if self._reserving is None:
+                entry = self._shard.group()
+                first = self._reserved
+                entry.put(PRODUCER_IDS, NEXT_ID, (first + ID_BLOCK).to_bytes(8, "big"))
+                self._reserving = entry.commit()
+                try:
+                    await self._reserving
+                    self._reserved = first + ID_BLOCK
+                    self._ids = iter(range(first, first + ID_BLOCK))
+                finally:
+                    self._reserving = None
+            else:
+                await self._reserving
+
+    # Appending.
+
+    def append(self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo]) -> Ticket:
+        """As log.append, for batches of which at least one has a producer id. A repeated batch is not stored
+        again: its ticket is the first one's, or one with the offset that the first one got."""
+        if len(infos) != 1:
+            raise InvalidInput("a producer with an id sends one batch for a partition at a time")
+        [info] = infos
+        if info.is_control:
+            raise InvalidInput("control batches are the broker's")
+        tracked = self._track(log)
+        repeated = tracked.producers.check(info)
+        if repeated is not None:
+            return self._ticket_of(repeated)
+        ticket = self._first(log, data, infos) if tracked.upto < 0 else log.append(data, infos)
+        batch = tracked.producers.staged(info, ticket, log.visible_end, self._clock.now_ms())
+        if info.is_transactional:
+            self._hold(tracked)
+        ticket.add_callback(lambda done: self._appended(tracked, info, batch, done))
+        return ticket
+
+    def _track(self, log: Log) -> Tracked:
+        tracked = self._tracked.get(log.id)
+        if tracked is None:
+            tracked = self._tracked[log.id] = Tracked(log)
+            tracked.upto = -1
+        return tracked
+
+    def _first(self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo]) -> Ticket:
+        """The first such batch of a log says in the same entry that the log has producers from here on.
+        Until one of them is durable each does: the first may be refused and the second taken."""
+        entry = self._shard.group()
+        entry.append(log, data, infos)
+        entry.put(PRODUCERS, log_key(log.id), msgspec.msgpack.encode(Snapshot(log.visible_end, [], [])))
+        return entry.commit()
+
+    def _ticket_of(self, batch: Batch) -> Ticket:
+        if isinstance(batch.ticket, Ticket):
+            return batch.ticket
+        ticket = Ticket()
+        ticket.base_offset = batch.base_offset
+        ticket.resolve()
+        return ticket
+
+    def _appended(self, tracked: Tracked, info: BatchInfo, batch: Batch, ticket: Ticket) -> None:
+        if ticket.error is not None:
+            tracked.producers.refused(info, batch)
+            return
+        tracked.producers.stored(info, batch, ticket.base_offset)
+        if batch.opens:
+            self._hold(tracked)
+        if tracked.upto < 0:
+            tracked.upto = 0
+            self._snapshot(tracked)
+        tracked.bytes_since += info.size
+        if tracked.bytes_since >= SNAPSHOT_BYTES:
+            self._snapshot(tracked)
+
+    # Transactions.
+
+    def ended(self, log: Log, producer_id: int, epoch: int, marker_offset: int, *, commit: bool) -> None:
+        """A marker is in the log."""
+        tracked = self._tracked.get(log.id)
+        if tracked is not None:
+            tracked.producers.ended(producer_id, epoch, marker_offset, commit=commit)
+            self._hold(tracked)
+
+    def of(self, log: Log) -> PartitionProducers | None:
+        tracked = self._tracked.get(log.id)
+        return tracked.producers if tracked is not None else None
+
+    def _hold(self, tracked: Tracked) -> None:
+        tracked.log.hold_stable(tracked.producers.stable_hold)
+
+    # Snapshots.
+
+    def snapshot_all(self) -> None:
+        """Called every SNAPSHOT_INTERVAL_S, and before the broker stops."""
+        for log_id, tracked in list(self._tracked.items()):
+            if log_id not in self._shard.logs:
+                self._forget(log_id)
+            elif tracked.upto >= 0 and tracked.log.visible_end > tracked.upto:
+                self._snapshot(tracked)
+
+    def _forget(self, log_id: int) -> None:
+        del self._tracked[log_id]
+        entry = self._shard.group()
+        entry.delete(PRODUCERS, log_key(log_id))
+        entry.commit(lazy=True)
+
+    def _snapshot(self, tracked: Tracked) -> None:
+        """Journaled, not synced for its own sake: an older snapshot only means more to replay."""
+        log = tracked.log
+        snapshot = tracked.producers.snapshot(log.visible_end, log.start_offset, self._clock.now_ms())
+        entry = self._shard.group()
+        entry.put(PRODUCERS, log_key(log.id), msgspec.msgpack.encode(snapshot))
+        try:
+            entry.commit(lazy=True)
+        except HeadraceError:
+            return
+        tracked.upto, tracked.bytes_since = snapshot.upto, 0
+        log.set_retention_hold(HOLD, snapshot.upto)  # what is not in a snapshot yet is needed to replay
+
+
+def batches_from(log: Log, offset: int) -> Iterator[tuple[bytes | memoryview, BatchInfo]]:
+    offset = max(offset, log.start_offset)
+    while offset < log.visible_end:
+        chunk = log.read(offset, SCAN_BYTES)
+        if not chunk.data:
+            return
+        for info in codec.scan(chunk.data, verify_crc=False):
+            yield chunk.data, info
+        offset = chunk.next_offset
+
+
+def is_commit(data: bytes | memoryview, info: BatchInfo) -> bool:
+    [marker] = codec.records(data, info.position, info.end, control=True)
+    return marker.key is not None and int.from_bytes(marker.key[2:4], "big") == CONTROL_COMMIT
+
+
+def log_key(log_id: int) -> bytes:
+    return log_id.to_bytes(8, "big")
