@@ -170,3 +170,15 @@ def test_housekeeping_removes_what_is_past_its_time(tmp_path: Path) -> None:
         log.maintain()
         assert log.start_offset > 0
         assert [record.offset for record in log] == list(range(log.start_offset, 100))
+
+
+def test_verifying_finds_a_flipped_bit(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append_many([(None, "x" * 100)] * 10)
+        sound = log.verify()
+        assert (sound.problems, sound.records) == ([], 10)
+        (segment,) = (tmp_path / "logs").glob("*/*.log")
+        data = bytearray(segment.read_bytes())
+        data[200] ^= 1
+        segment.write_bytes(data)
+        assert not log.verify().is_sound

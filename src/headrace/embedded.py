@@ -12,6 +12,7 @@ from typing import TypeVar
 from headrace.clock import Clock, SystemClock
 from headrace.config import load
 from headrace.errors import InvalidInput, LogClosed
+from headrace.log.inspect import Inspector, VerifyReport
 from headrace.log.log import Log as StoredLog
 from headrace.log.recovery import RecoveryReport
 from headrace.log.rounds import Ticket
@@ -169,6 +170,15 @@ class Log:
         return self._log.visible_end > offset and not self._closed
 
     # The rest.
+
+    def verify(self) -> VerifyReport:
+        """Reads everything and checks it: batches, offsets, seals and indexes; `problems` names what is wrong."""
+        self._on_owner(lambda: None)  # refuses a closed log
+        inspector = Inspector(self._shard.root)
+        try:
+            return inspector.verify()
+        finally:
+            inspector.close()
 
     def maintain(self) -> None:
         """Applies retention and compaction now; it happens by itself every `retention_interval`."""

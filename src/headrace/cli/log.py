@@ -1,10 +1,247 @@
-"""`headrace log`: look into a data folder, without a broker."""
+"""`headrace log`: look into a data folder, with or without a broker on it."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.cli.lazy import AliasGroup
+from headrace.cli.options import Command, config_option, json_option, settings_file
+from headrace.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from headrace.log.inspect import Inspector, LogFacts
+
+DAMAGED = 6
+DUMP_COLUMNS = ("segment", "position", "base_offset", "last_offset", "records", "bytes", "timestamp", "codec", "flags")
+
+
+def data_dir_option(command: Command) -> Command:
+    option = click.option(
+        "--data-dir",
+        "--storage-path",
+        "data_dir",
+        metavar="FOLDER",
+        help="The data folder; otherwise the `data_dir` setting says where it is.",
+    )
+    return config_option(option(command))
 
 
 @click.group(cls=AliasGroup)
 def log() -> None:
-    """List, dump, verify and reindex the logs of a data folder."""
+    """Look into a data folder: list, dump and verify its logs, rebuild their indexes.
+
+    Reads the files themselves and needs no broker. LOG is the number or the name that `log ls` shows.
+    """
+
+
+@log.command("ls")
+@json_option
+@data_dir_option
+def ls(as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
+    """List the logs of the folder, one per partition.
+
+    Columns: id, name, start, end, segments, bytes. An end of nothing means that no broker has said it yet.
+    """
+    from headrace.cli.output import Row, show_json, show_rows
+
+    with _Folder(data_dir, config_file) as folder:
+        rows: list[Row] = [
+            {
+                "id": facts.id,
+                "name": facts.slug,
+                "start": facts.start,
+                "end": facts.visible_end,
+                "segments": len(facts.segments),
+                "bytes": facts.size_bytes,
+            }
+            for facts in folder.inspector.logs()
+        ]
+        if as_json:
+            show_json({"data_dir": folder.path, "broker_pid": folder.broker_pid, "logs": rows})
+        else:
+            show_rows(rows, ("id", "name", "start", "end", "segments", "bytes"), empty="no logs yet")
+
+
+@log.command("dump")
+@click.argument("log_name", metavar="LOG")
+@click.option("-o", "--offset", type=click.IntRange(0), default=0, show_default=True, help="Begin at this offset.")
+@click.option("-c", "--count", type=click.IntRange(1), help="Stop after this many.")
+@click.option("-b", "--batches", is_flag=True, help="Show batches, as they lie on disk, instead of messages.")
+@json_option
+@data_dir_option
+def dump(
+    log_name: str,
+    offset: int,
+    count: int | None,
+    batches: bool,
+    as_json: bool,
+    data_dir: str | None,
+    config_file: Path | None,
+) -> None:
+    """Print what is in LOG: messages, a line each, or with -b the batches that hold them.
+
+    Columns with -b: segment, position, base_offset, last_offset, records, bytes, timestamp, codec, flags.
+    """
+    from itertools import islice
+
+    with _Folder(data_dir, config_file) as folder:
+        facts = folder.find(log_name)
+        lines = _batch_lines if batches else _message_lines
+        out = sys.stdout.buffer
+        for line in islice(lines(folder.inspector, facts, offset, as_json), count):
+            out.write(line)
+        out.flush()
+
+
+def _batch_lines(inspector: "Inspector", facts: "LogFacts", offset: int, as_json: bool) -> Iterator[bytes]:
+    import msgspec
+
+    from headrace.record.layout import CODEC_NAMES
+
+    # From the start of a segment, so that positions can be counted.
+    first = max((s.base for s in facts.segments if s.base <= offset), default=0)
+    position, current = 0, None
+    for segment, _, info in inspector.batches(facts, first):
+        if segment is not current:
+            position, current = 0, segment
+        at, position = position, position + info.size
+        if info.last_offset < offset:
+            continue
+        flags = [name for name in ("transactional", "control") if getattr(info, f"is_{name}")]
+        row: dict[str, Any] = {
+            "segment": segment.base,
+            "position": at,
+            "base_offset": info.base_offset,
+            "last_offset": info.last_offset,
+            "records": info.count,
+            "bytes": info.size,
+            "timestamp": info.max_timestamp,
+            "codec": CODEC_NAMES.get(info.codec, str(info.codec)),
+            "flags": " ".join(flags),
+        }
+        yield msgspec.json.encode(row) + b"\n" if as_json else _tsv(row)
+
+
+def _tsv(row: dict[str, Any]) -> bytes:
+    return "\t".join(str(row[column]) for column in DUMP_COLUMNS).encode() + b"\n"
+
+
+def _message_lines(inspector: "Inspector", facts: "LogFacts", offset: int, as_json: bool) -> Iterator[bytes]:
+    from headrace.cli.tail import readable
+    from headrace.client.shapes import Message, message_json
+    from headrace.record import codec
+
+    for _, data, info in inspector.batches(facts, offset):
+        for record in codec.records(data, info.position, info.position + info.size, from_offset=offset):
+            message = Message(0, record.offset, record.timestamp, record.key, record.value, record.headers)
+            yield message_json(message) if as_json else readable(message, str(record.offset)).encode() + b"\n"
+
+
+@log.command("verify")
+@click.argument("log_names", nargs=-1, metavar="[LOG]...")
+@json_option
+@data_dir_option
+def verify(log_names: tuple[str, ...], as_json: bool, data_dir: str | None, config_file: Path | None) -> int:
+    """Check every batch, offset, seal and index; of the named LOGs, or of all.
+
+    The exit code is 0 when everything is sound and 6 when something is damaged; each finding is a line.
+    """
+    from headrace.cli.output import show_facts, show_json
+    from headrace.cli.progress import bar
+
+    with _Folder(data_dir, config_file) as folder:
+        chosen = folder.choose(log_names)
+        with bar("verifying", folder.size_bytes(chosen)) as moved:
+            report = folder.inspector.verify(chosen, moved)
+    facts: dict[str, Any] = {
+        "logs": report.logs,
+        "segments": report.segments,
+        "batches": report.batches,
+        "records": report.records,
+        "bytes": report.bytes,
+    }
+    if as_json:
+        show_json({"sound": report.is_sound, **facts, "problems": report.problems})
+    else:
+        show_facts({"sound": report.is_sound, **facts})
+        for problem in report.problems:
+            click.echo(f"problem\t{problem}")
+    return 0 if report.is_sound else DAMAGED
+
+
+@log.command("reindex")
+@click.argument("log_names", nargs=-1, metavar="[LOG]...")
+@json_option
+@data_dir_option
+def reindex(log_names: tuple[str, ...], as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
+    """Write the indexes of sealed segments anew, of the named LOGs or of all. The broker must be stopped."""
+    from headrace.cli.output import show_facts, show_json
+    from headrace.cli.progress import bar
+
+    with _Folder(data_dir, config_file, quiet=True) as folder:
+        chosen = folder.choose(log_names)
+        with bar("reindexing", folder.size_bytes(chosen)) as moved:
+            done = folder.inspector.reindex(chosen, moved)
+    if as_json:
+        show_json({"segments": done})
+    else:
+        show_facts({"segments": done})
+
+
+class _Folder:
+    """A data folder opened for looking. Says so when a broker is at work in it."""
+
+    def __init__(self, data_dir: str | None, config_file: Path | None, *, quiet: bool = False) -> None:
+        from headrace.config import load
+        from headrace.log.inspect import Inspector
+
+        config = load({"data_dir": data_dir}, os.environ, settings_file(config_file))
+        self.path = os.path.abspath(config.data_dir)
+        self.broker_pid = holder(Path(self.path) / "lock")
+        self.inspector = Inspector(self.path)
+        if self.broker_pid is not None and not quiet:
+            click.echo(
+                f"headrace: a broker (pid {self.broker_pid}) has {self.path} open; what it writes now is left out",
+                err=True,
+            )
+
+    def find(self, name: str) -> "LogFacts":
+        logs = self.inspector.logs()
+        found = [facts for facts in logs if name in (str(facts.id), facts.slug)]
+        if not found:
+            raise NotFound(f"no log {name!r} in {self.path}; `headrace log ls` lists them")
+        if len(found) > 1:
+            ids = ", ".join(str(facts.id) for facts in found)
+            raise InvalidInput(f"{name!r} names the logs {ids}: say which by number")
+        return found[0]
+
+    def choose(self, names: tuple[str, ...]) -> set[int] | None:
+        return {self.find(name).id for name in names} if names else None
+
+    def size_bytes(self, chosen: set[int] | None) -> int:
+        return sum(f.size_bytes for f in self.inspector.logs() if chosen is None or f.id in chosen)
+
+    def __enter__(self) -> "_Folder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.inspector.close()
+
+
+def holder(lock: Path) -> int | None:
+    """The process that holds a lock file, without touching the lock: a broker that starts just now must get it."""
+    try:
+        inode = lock.stat().st_ino
+        table = Path("/proc/locks").read_text()
+    except OSError:
+        return None
+    for line in table.splitlines():
+        # 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234567 0 EOF
+        fields = line.split()
+        if len(fields) >= 6 and fields[3] == "WRITE" and fields[5].rpartition(":")[2] == str(inode):
+            return int(fields[4])
+    return None

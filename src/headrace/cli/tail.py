@@ -53,7 +53,7 @@ def tail(
         write(as_line, consumer, until_end=no_follow)
 
 
-def readable(message: "Message") -> str:
+def readable(message: "Message", place: str | None = None) -> str:
     from datetime import datetime
 
     from headrace.cli.formats import printable
@@ -63,9 +63,9 @@ def readable(message: "Message") -> str:
         when = moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{message.timestamp % 1000:03d}"
     except (ValueError, OverflowError, OSError):  # a client may send any number as a timestamp
         when = str(message.timestamp)
-    parts = [when, f"{message.partition}:{message.offset}"]
+    parts = [when, place or f"{message.partition}:{message.offset}"]
     if message.key is not None:
-        parts.append(click.style(printable(message.key), bold=True))
+        parts.append(printable(message.key) + ":")
     parts.append(printable(message.value))
     if message.headers:
         parts.append(" ".join(f"[{printable(n.encode())}={printable(v)}]" for n, v in message.headers))
