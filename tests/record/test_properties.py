@@ -150,7 +150,7 @@ plain = st.recursive(
     | st.text(max_size=20)
     | st.binary(max_size=20).map(bytes)
     | st.decimals(-20_000, 20_000, places=3)
-    | st.integers(0, 2**32 - 1).map(Timestamp)  # pamqp takes more for milliseconds,
+    | st.integers(0, 2**32 - 1).map(Timestamp),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
     max_leaves=20,
 )
