@@ -37,7 +37,8 @@ class Checkpoints:
         self._shard = shard
         self.is_running = False
         self._again = False
-        self._done: list[Done] = []
+        self._done: list[Done] = []  # of the one that runs
+        self._waiting: list[Done] = []  # of the next one
         self._touched: set[int] = set()
         self._bytes = 0
         self._last = shard.clock.monotonic()
@@ -117,13 +118,14 @@ class Checkpoints:
         self._shard.worker.submit(flush, flushed)
 
     def run(self, *, clean: bool = False, done: Done | None = None) -> None:
-        """Start one, or have one follow the one that runs."""
+        """Start one, or have one follow the one that runs: that one may have begun too early for the caller."""
         if done is not None:
-            self._done.append(done)
+            self._waiting.append(done)
         if self.is_running:
             self._again = True
             return
         self.is_running = True
+        self._done, self._waiting = self._waiting, []
         touched, self._touched = self._touched, set()
         self._bytes = 0
         self._last = self._shard.clock.monotonic()
@@ -209,6 +211,8 @@ class Checkpoints:
             self._shard.fail(error)
         done, self._done = self._done, []
         again, self._again = self._again, False
+        if error is not None:
+            done, self._waiting = [*done, *self._waiting], []
         for callback in done:
             callback(error)
         if again and error is None and not self._shard.is_closed:

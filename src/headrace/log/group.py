@@ -18,11 +18,12 @@ class Group:
     Tables are short names, keys up to 64 KB. A merge is folded into the value by the table's fold function.
     """
 
-    __slots__ = ("_shard", "_unit")
+    __slots__ = ("_shard", "_stored", "_unit")
 
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
         self._unit = Unit(shard.new_ticket())
+        self._stored: set[int] = set()  # buffers counted already: the journal holds each once
 
     def append(
         self, log: "Log", batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None = None
@@ -31,7 +32,9 @@ class Group:
         log.check_append(batch, infos)
         ticket = self._shard.new_ticket()
         self._unit.parts.append(Part(log, batch, ticket, atomic=True))
-        self._unit.size += len(batch)
+        if id(batch) not in self._stored:
+            self._stored.add(id(batch))
+            self._unit.size += len(batch)
         return ticket
 
     def put(self, table: str, key: bytes, value: bytes) -> None:

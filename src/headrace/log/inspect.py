@@ -178,7 +178,7 @@ class Inspector:
             if position >= walker.position:
                 break  # of batches that are just being written
             if positions.get(position) != segment.base + int.from_bytes(entries[at : at + 4], "big"):
-                report.problems.append(f"{path}: entry {at // 8} is wrong (harmless: `headrace log reindex` rebuilds it)")
+                report.problems.append(f"{path}: entry {at // 8} is wrong; `headrace log reindex` rebuilds it")
                 break
 
     def reindex(self, log_ids: set[int] | None = None, progress: Progress | None = None) -> int:

@@ -73,6 +73,7 @@ class Maintenance:
                 if following.base <= offset
             ]
             tail.segments = tail.segments[len(gone) :]
+            self._shard.committer.tell(log)
             return gone
 
         self._shard.worker.submit(drop, lambda gone, error: self._bury(log, gone, error))
@@ -89,7 +90,8 @@ class Maintenance:
 
     def lease(self, log_id: int, segment: int, generation: int, until_ms: int) -> None:
         """Keep the files of a segment for somebody who was handed slices of it, even if the log drops it."""
-        self._leases[log_id, segment, generation] = until_ms
+        key = log_id, segment, generation
+        self._leases[key] = max(until_ms, self._leases.get(key, 0))  # somebody else may need it longer
 
     def release(self, log_id: int, segment: int, generation: int) -> None:
         self._leases.pop((log_id, segment, generation), None)
@@ -242,7 +244,10 @@ class Maintenance:
         *,
         learn: Callable[[], None] | None = None,
     ) -> None:
-        """Replace a run of sealed neighbours by one without the records that keep does not name."""
+        """Replace a run of sealed neighbours by one without the records that keep does not name.
+
+        After a checkpoint: recovery must know them as synced, or it would look for what was dropped in the journal.
+        """
         if not segments or log.id in self._busy:
             done(None, None)
             return
@@ -264,7 +269,9 @@ class Maintenance:
                 lambda gone, failed: self._swapped(log, gone, failed, rewritten, done),
             )
 
-        self._cleaner_worker().submit(work, swap)
+        self._shard.checkpoint(
+            lambda error: self._cleaner_worker().submit(work, swap) if error is None else swap(None, error)
+        )
 
     @staticmethod
     def _swap(log: Log, segments: Sequence[Segment], rewritten: Rewritten) -> list[Segment]:

@@ -5,12 +5,18 @@ what lies before it. The intention is durable before this begins (maintenance.py
 is no damage while it stands.
 """
 
+import struct
+
+from crc32c import crc32c
+
 from headrace.log import kernel, paths
 from headrace.log.compaction import batches
 from headrace.log.files import Files
 from headrace.log.segment import Segment, SegmentWriter
 from headrace.log.tail import Tail
 from headrace.record import codec
+from headrace.record.layout import ATTRIBUTES_AT, CRC_AT, LAST_OFFSET_DELTA_AT
+from headrace.record.types import BatchInfo
 
 
 def cut_back(files: Files, tail: Tail, offset: int, now_ms: int) -> list[Segment]:
@@ -29,6 +35,15 @@ def cut_back(files: Files, tail: Tail, offset: int, now_ms: int) -> list[Segment
         gone.append(old)
     tail.segments = tuple(kept)
     return gone
+
+
+def _shortened(batch: bytearray | None, info: BatchInfo, offset: int) -> bytearray | None:
+    """A batch filtered for compaction still says how far it reached; one that is cut must not."""
+    if batch is None:
+        return None
+    struct.pack_into(">i", batch, LAST_OFFSET_DELTA_AT, offset - 1 - info.base_offset)
+    struct.pack_into(">I", batch, CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
+    return batch
 
 
 def _unlink(files: Files, segment: Segment) -> None:
@@ -53,7 +68,7 @@ def _rewritten(files: Files, old: Segment, offset: int, interval: int, now_ms: i
                 break
             whole: bytes | bytearray | memoryview | None = data[info.position : info.position + info.size]
             if info.last_offset >= offset:
-                whole = codec.filter_batch(data, info, range(info.base_offset, offset))
+                whole = _shortened(codec.filter_batch(data, info, range(info.base_offset, offset)), info, offset)
             if whole is not None:
                 disk.pwrite(file, [whole], walker.position)
                 walker.walk(whole)

@@ -1,0 +1,231 @@
+"""Retention, truncation, deletion, compaction."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import OffsetOutOfRange, Overloaded
+from headrace.log.inspect import Inspector
+from headrace.log.retention import Limits, new_start
+from headrace.log.segment import Segment
+from headrace.log.settings import StreamSettings
+from tests.log.helpers import Bench, batch, records, values
+
+ROLLING = StreamSettings(segment_size=1000)
+
+
+def segment(base: int, end: int, size: int, last_ms: int) -> Segment:
+    made = Segment("f", base)
+    made.next_offset, made.size, made.max_timestamp, made.records = end, size, last_ms, end - base
+    return made
+
+
+THREE = [segment(0, 10, 100, 1000), segment(10, 20, 100, 2000), segment(20, 30, 100, 3000)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "now_ms", "start"),
+    [
+        (Limits(-1, -1, None), 10**9, 0),
+        (Limits(500, -1, None), 2600, 20),
+        (Limits(500, -1, None), 9000, 30),
+        (Limits(-1, 150, None), 0, 20),
+        (Limits(-1, 0, None), 0, 20),
+        (Limits(500, -1, 15), 9000, 10),
+        (Limits(500, -1, 0), 9000, 0),
+    ],
+)
+def test_whole_segments_go_oldest_first_and_never_one_that_is_pinned(limits: Limits, now_ms: int, start: int) -> None:
+    assert new_start(THREE, limits, 0, 30, now_ms) == start
+
+
+def fill(bench: Bench, count: int = 30) -> None:
+    for i in range(count):
+        bench.append(1, [b"%02d" % i * 50])
+
+
+def test_retention_by_size_removes_files_and_survives_a_restart(bench: Bench) -> None:
+    stream = StreamSettings(segment_size=1000, retention_bytes=2000)
+    shard = bench.open(stream=stream)
+    fill(bench)
+    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.pump()
+    start = shard.log(1).start_offset
+    assert start > 0 and shard.log(1).size_bytes <= 3000
+    bench.kill()
+    shard = bench.open(stream=stream)
+    assert shard.log(1).start_offset == start
+    assert values(shard.log(1)) == [b"%02d" % i * 50 for i in range(start, 30)]
+    with pytest.raises(OffsetOutOfRange):
+        shard.log(1).read(start - 1)
+    shard.close()
+
+
+def test_retention_by_age_takes_even_the_last_segment_and_keeps_counting(bench: Bench) -> None:
+    stream = StreamSettings(segment_size=1000, retention_ms=1000)
+    shard = bench.open(stream=stream)
+    fill(bench)
+    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.pump()
+    assert (shard.log(1).start_offset, shard.log(1).visible_end) == (30, 30)
+    shard.close()
+    shard = bench.open(stream=stream)
+    bench.append(1, [b"after"])
+    assert [record.offset for record in records(shard.log(1))] == [30]
+    shard.close()
+
+
+def test_l10_a_pin_holds_retention_back(bench: Bench) -> None:
+    shard = bench.open(stream=StreamSettings(segment_size=1000, retention_bytes=0))
+    fill(bench)
+    shard.log(1).set_retention_hold("job", 12)
+    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.pump()
+    assert shard.log(1).start_offset <= 12
+    assert shard.log(1).read(12).data
+    shard.log(1).set_retention_hold("job", None)
+    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.pump()
+    assert shard.log(1).start_offset > 12
+    shard.close()
+
+
+def test_a_leased_segment_keeps_its_file_until_it_is_released(bench: Bench) -> None:
+    shard = bench.open(stream=StreamSettings(segment_size=1000, retention_bytes=0))
+    fill(bench)
+    first = shard.log(1).segments[0]
+    shard.maintenance.lease(1, first.base, first.generation, bench.clock.now_ms() + 60_000)
+    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.pump()
+    assert shard.log(1).start_offset > 0 and Path(first.path()).exists()
+    shard.maintenance.release(1, first.base, first.generation)
+    shard.maintenance.sweep()
+    shard.pump()
+    assert not Path(first.path()).exists()
+    shard.close()
+
+
+@pytest.mark.parametrize("offset", [0, 1, 7, 8, 29, 30])
+def test_truncation_forgets_from_the_offset_on_and_lasts(bench: Bench, offset: int) -> None:
+    shard = bench.open(stream=ROLLING)
+    for i in range(0, 30, 3):
+        bench.append(1, [b"%02d" % n * 50 for n in (i, i + 1, i + 2)])  # so that most offsets lie inside a batch
+    done: list[BaseException | None] = []
+    shard.maintenance.truncate(shard.log(1), offset, done.append)
+    with pytest.raises(Overloaded):
+        shard.log(1).append(batch([b"meanwhile"]))
+    shard.pump()
+    assert done == [None]
+    bench.append(1, [b"next"])
+    bench.kill()
+    shard = bench.open(stream=ROLLING)
+    assert values(shard.log(1)) == [*(b"%02d" % i * 50 for i in range(offset)), b"next"]
+    assert not bench.report.damaged
+    shard.close()
+
+
+def test_compaction_keeps_the_last_value_of_each_key_at_its_offset(bench: Bench) -> None:
+    stream = StreamSettings(segment_size=600, tombstone_retention_ms=0)
+    shard = bench.open(stream=stream)
+    log = shard.log(1)
+    for i in range(30):
+        value = b"" if i % 7 == 0 else b"v%02d" % i * 10
+        shard.log(1).append(batch([value], keys=[b"k%d" % (i % 4)]))
+        shard.pump()
+    sealed_end = log.segments[-1].base
+    latest = {record.key: record for record in records(log) if record.offset < sealed_end}
+    behind = [record for record in records(log) if record.offset >= sealed_end]
+    shard.maintenance.compact(log, lambda result, error: None)
+    shard.pump()
+    kept = records(log)
+    assert [r for r in kept if r.offset < sealed_end] == sorted(latest.values(), key=lambda r: r.offset)
+    assert kept[-len(behind) :] == behind
+    bench.kill()
+    assert records(bench.open(stream=stream).log(1)) == kept
+    bench.shard.close()
+
+
+def test_tombstones_go_once_they_are_old_enough(bench: Bench) -> None:
+    stream = StreamSettings(segment_size=400, tombstone_retention_ms=1000)
+    shard = bench.open(stream=stream)
+    now = bench.clock.now_ms()
+    for age_ms, key in ((5000, b"old"), (100, b"young")):
+        shard.log(1).append(bytearray(_keyed(key, b"x" * 200, now - age_ms)))
+        shard.pump()
+        shard.log(1).append(bytearray(_keyed(key, None, now - age_ms)))
+        shard.pump()
+    for _ in range(3):
+        shard.log(1).append(bytearray(_keyed(b"z", b"x" * 300, now)))
+        shard.pump()
+    shard.maintenance.compact(shard.log(1), lambda result, error: None)
+    shard.pump()
+    keys = [(record.key, record.value is None) for record in records(shard.log(1))]
+    assert (b"old", True) not in keys and (b"young", True) in keys
+    shard.close()
+
+
+def _keyed(key: bytes, value: bytes | None, timestamp: int) -> bytearray:
+    from headrace.record import codec
+
+    return codec.build([(key, value, (), timestamp)])
+
+
+def test_a_reader_in_the_middle_of_a_compacted_segment_goes_on(bench: Bench) -> None:
+    shard = bench.open(stream=StreamSettings(segment_size=2000))
+    log = shard.log(1)
+    for i in range(40):
+        log.append(batch([b"%02d" % i * 30], keys=[b"k%d" % (i % 3)]))
+        shard.pump()
+    chunk = log.read(0, 1)
+    shard.maintenance.compact(log, lambda result, error: None)
+    shard.pump()
+    rest = records(log, chunk.next_offset)
+    assert rest and rest[-1].offset == 39
+    shard.close()
+
+
+def test_a_deleted_log_leaves_no_file_and_its_appends_are_refused(bench: Bench) -> None:
+    shard = bench.open(1, 2)
+    fill(bench, 3)
+    folder = Path(shard.log(1).tail.folder)
+    assert folder.exists()
+    shard.delete_log(1)
+    shard.pump()
+    assert not folder.exists()
+    bench.kill()
+    shard = bench.open(2)
+    assert bench.report.strays == []
+    shard.close()
+
+
+def test_verify_finds_a_flip_that_no_batch_checksum_covers(bench: Bench) -> None:
+    """Base offsets lie outside the batch's CRC: only the seal knows them."""
+    bench.open(stream=ROLLING)
+    fill(bench)
+    bench.shard.close()
+    inspector = Inspector(bench.root)
+    assert inspector.verify().is_sound
+    assert inspector.verify().records == 30
+    data = Path(inspector.logs()[0].segments[0].path())
+    content = bytearray(data.read_bytes())
+    second = 12 + int.from_bytes(content[8:12], "big")
+    content[second + 7] ^= 0x40
+    data.write_bytes(content)
+    report = inspector.verify()
+    assert not report.is_sound and data.stem in report.problems[0]
+    inspector.close()
+
+
+def test_reindex_makes_the_indexes_again(bench: Bench) -> None:
+    bench.open(stream=StreamSettings(segment_size=50_000, index_interval=4096))
+    for i in range(100):
+        bench.append(1, [b"%02d" % i * 700])
+    bench.shard.close()
+    indexes = {p: p.read_bytes() for p in Path(bench.root).glob("logs/*/*.*index") if p.with_suffix(".seal").exists()}
+    assert indexes
+    for path in indexes:
+        path.write_bytes(b"")
+    inspector = Inspector(bench.root)
+    assert inspector.reindex() == len(indexes) // 2
+    assert {path: path.read_bytes() for path in indexes} == indexes
+    inspector.close()

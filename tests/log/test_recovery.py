@@ -1,0 +1,214 @@
+"""What is there after a stop, clean or not. The crash explorer covers all states; these name the rules."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import CorruptLog, DataFolderLocked
+from headrace.log.settings import StreamSettings
+from tests.log.helpers import SMALL, Bench, batch, values
+
+ROLLING = StreamSettings(segment_size=3000)
+
+
+def test_a_clean_stop_reads_no_data_at_the_next_start(bench: Bench) -> None:
+    bench.open(stream=ROLLING)
+    for i in range(20):
+        bench.append(1, [b"%d" % i * 100])
+    bench.shard.close()
+    shard = bench.open(stream=ROLLING)
+    assert bench.report.clean and bench.report.bytes_kept == 0
+    assert len(values(shard.log(1))) == 20
+    assert shard.epoch == 0
+    shard.close()
+
+
+def test_l1_a_killed_broker_finds_every_confirmed_record_again(bench: Bench) -> None:
+    bench.open(1, 2, stream=ROLLING)
+    for i in range(30):
+        bench.append(1 + i % 2, [b"%02d" % i * 50])
+        if i == 15:
+            bench.shard.checkpoint()
+            bench.shard.pump()
+    bench.kill()
+    shard = bench.open(1, 2, stream=ROLLING)
+    assert not bench.report.clean
+    assert values(shard.log(1)) == [b"%02d" % i * 50 for i in range(0, 30, 2)]
+    assert values(shard.log(2)) == [b"%02d" % i * 50 for i in range(1, 30, 2)]
+    shard.close()
+
+
+def test_the_epoch_grows_at_every_unclean_start_and_marks_where(bench: Bench) -> None:
+    bench.open()
+    bench.append(1, [b"a"] * 3)
+    bench.kill()
+    shard = bench.open()
+    assert shard.epoch == 1
+    bench.append(1, [b"b"])
+    assert shard.log(1).epochs == [(0, 0), (1, 3)]
+    assert shard.log(1).epoch_end(0) == (0, 3)
+    assert shard.log(1).epoch_end(5) == (1, 4)
+    shard.close()
+    assert bench.open().epoch == 1
+    bench.shard.close()
+
+
+def test_a_torn_tail_is_cut_kept_aside_and_reported(bench: Bench) -> None:
+    bench.open()
+    bench.append(1, [b"whole"])
+    bench.shard.checkpoint()
+    bench.shard.pump()
+    bench.kill()
+    data = next(Path(bench.root).glob("logs/1-t/*.log"))
+    torn = bytes(batch([b"torn"]))[:-3]
+    with data.open("ab") as file:
+        file.write(torn)
+    shard = bench.open()
+    assert bench.report.bytes_cut == len(torn)
+    assert values(shard.log(1)) == [b"whole"]
+    assert [path.read_bytes() for path in data.parent.glob("*.cut")] == [torn]
+    bench.append(1, [b"next"])
+    assert values(shard.log(1)) == [b"whole", b"next"]
+    shard.close()
+
+
+def test_l6_damage_below_the_durable_end_is_reported_and_nothing_is_cut(bench: Bench) -> None:
+    bench.open()
+    for value in (b"one", b"two", b"three"):
+        bench.append(1, [value])
+    bench.shard.checkpoint()
+    bench.shard.pump()
+    bench.kill()
+    data = next(Path(bench.root).glob("logs/1-t/*.log"))
+    content = bytearray(data.read_bytes())
+    content[content.index(b"two")] ^= 1
+    data.write_bytes(content)
+    shard = bench.open()
+    log = shard.log(1)
+    assert log.visible_end == 3
+    first = log.read(0, 10)
+    assert first.next_offset == 1
+    with pytest.raises(CorruptLog, match=data.name):
+        log.read(1)
+    assert shard.counters.crc_failures > 0
+    assert data.read_bytes() == content
+    shard.close()
+
+
+def test_l6_a_log_that_lost_confirmed_records_serves_the_rest_and_takes_no_more(bench: Bench) -> None:
+    bench.open()
+    for value in (b"one", b"two", b"three"):
+        bench.append(1, [value])
+    bench.shard.checkpoint()
+    bench.shard.pump()
+    bench.kill()
+    data = next(Path(bench.root).glob("logs/1-t/*.log"))
+    data.write_bytes(data.read_bytes()[:-5])
+    shard = bench.open()
+    assert bench.report.damaged and data.name in bench.report.damaged[0]
+    with pytest.raises(CorruptLog):
+        shard.log(1).append(batch([b"more"]))
+    shard.close()
+    assert bench.open().log(1).damage is not None, "it stays damaged until somebody mends it"
+    bench.shard.close()
+
+
+def test_l9_deleting_every_index_and_the_slots_changes_no_answer(bench: Bench) -> None:
+    bench.open(stream=ROLLING)
+    for i in range(40):
+        bench.append(1, [b"%02d" % i * 100])
+    before = [bench.shard.log(1).read(offset, 1) for offset in range(40)]
+    bench.shard.close()
+    for pattern in ("logs/*/*.index", "logs/*/*.timeindex", "slots"):
+        for path in Path(bench.root).glob(pattern):
+            path.unlink()
+    shard = bench.open(stream=ROLLING)
+    assert [shard.log(1).read(offset, 1) for offset in range(40)] == before
+    shard.close()
+
+
+def test_a_wrong_index_is_rebuilt_and_the_answer_is_right(bench: Bench) -> None:
+    stream = StreamSettings(segment_size=3000, index_interval=100)
+    bench.open(stream=stream)
+    for i in range(40):
+        bench.append(1, [b"%02d" % i * 100])
+    bench.shard.close()
+    for path in Path(bench.root).glob("logs/*/*.index"):
+        path.write_bytes(b"\0\0\0\1\0\0\0\7" * (path.stat().st_size // 8))
+    shard = bench.open(stream=stream)
+    assert [v for i in range(40) for v in values(shard.log(1), i)[:1]] == [b"%02d" % i * 100 for i in range(40)]
+    assert shard.counters.indexes_rebuilt > 0
+    shard.close()
+
+
+def test_a_second_broker_is_told_who_holds_the_folder(bench: Bench) -> None:
+    bench.open()
+    with pytest.raises(DataFolderLocked, match="in use by another broker"):
+        Bench(bench.root).open()
+    bench.shard.close()
+
+
+def test_log_ids_are_never_given_out_twice(bench: Bench) -> None:
+    seen = [bench.open().next_log_id() for _ in range(1)]
+    bench.kill()
+    seen.append(bench.open().next_log_id())
+    bench.shard.close()
+    seen.append(bench.open().next_log_id())
+    bench.shard.close()
+    assert len(set(seen)) == 3 and min(seen) > 1
+
+
+def test_a_recycled_journal_resurrects_nothing(bench: Bench) -> None:
+    bench.open(1, 2)
+    for i in range(120):
+        bench.append(1, [b"old %d" % i + b"x" * 1500])
+    bench.shard.close()
+    shard = bench.open(1, 2)
+    bench.append(2, [b"new"])
+    bench.kill()
+    shard = bench.open(1, 2)
+    assert values(shard.log(2)) == [b"new"]
+    assert len(values(shard.log(1))) == 120
+    shard.close()
+
+
+def test_a_folder_nobody_knows_is_left_alone_and_reported(bench: Bench) -> None:
+    bench.open(1, 2)
+    bench.append(2, [b"x"])
+    bench.shard.close()
+    shard = bench.open(1)
+    assert bench.report.strays == ["2-t"]
+    assert list(Path(bench.root).glob("logs/2-t/*.log"))
+    shard.close()
+
+
+def test_merges_are_folded_and_survive(bench: Bench) -> None:
+    folds = {"sum": lambda value, deltas: b"%d" % (int(value or b"0") + sum(map(int, deltas)))}
+    shard = bench.open(folds=folds)
+    for round_ in range(3):
+        for i in range(4):
+            group = shard.group()
+            group.merge("sum", b"k", b"%d" % i)
+            group.commit()
+        shard.pump()
+        if round_ == 1:
+            shard.checkpoint()
+            shard.pump()
+    assert shard.state.get("sum", b"k") == b"18"
+    bench.kill()
+    assert bench.open(folds=folds).state.get("sum", b"k") == b"18"
+    bench.shard.close()
+
+
+def test_a_smaller_journal_setting_replaces_the_old_files(bench: Bench) -> None:
+    bench.open()
+    bench.append(1, [b"x"])
+    bench.shard.close()
+    shard = bench.open(settings=SMALL.__class__(**{**_asdict(SMALL), "journal_file_bytes": 32 * 1024}))
+    bench.append(1, [b"y"])
+    assert {path.stat().st_size for path in Path(bench.root).glob("journal/*.wal")} == {32 * 1024}
+    shard.close()
+
+
+def _asdict(settings: object) -> dict[str, object]:
+    return {name: getattr(settings, name) for name in settings.__struct_fields__}  # type: ignore[attr-defined]

@@ -1,0 +1,190 @@
+"""Rounds: what arrives together is made durable together, with one sync."""
+
+import pytest
+
+from headrace.errors import BatchTooLarge, LogClosed, OffsetOutOfRange
+from headrace.log.settings import StreamSettings
+from tests.log.helpers import SMALL, Bench, batch, values
+
+
+def test_one_sync_covers_a_round_whatever_the_number_of_logs(bench: Bench) -> None:
+    shard = bench.open(*range(1, 51))
+    bench.append(1, [b"first"])  # the epoch of log 1, and the journal's first file
+    before = shard.counters.syncs
+    tickets = [shard.log(i).append(batch([b"x"])) for i in range(1, 51)]
+    shard.pump()
+    assert all(ticket.done and ticket.error is None for ticket in tickets)
+    assert shard.counters.syncs == before + 1
+    shard.close()
+
+
+def test_a_large_part_goes_straight_to_its_segment_with_one_sync(bench: Bench) -> None:
+    shard = bench.open()
+    bench.append(1, [b"x" * 10_000])
+    written, syncs = shard.journal.bytes_written, shard.counters.syncs
+    bench.append(1, [b"y" * 10_000])
+    assert shard.journal.bytes_written == written
+    assert shard.counters.syncs == syncs + 1
+    shard.close()
+
+
+def test_offsets_are_dense_in_the_order_of_arrival(bench: Bench) -> None:
+    shard = bench.open()
+    log = shard.log(1)
+    tickets = [log.append(batch([b"a"] * n)) for n in (3, 1, 5)]
+    assert [ticket.done for ticket in tickets] == [False] * 3
+    assert log.visible_end == 0, "nobody sees what is not durable"
+    shard.pump()
+    assert [(ticket.base_offset, ticket.next_offset) for ticket in tickets] == [(0, 3), (3, 4), (4, 9)]
+    shard.close()
+
+
+def test_a_group_reaches_every_log_and_the_state_together(bench: Bench) -> None:
+    shard = bench.open(1, 2, 3)
+    data = batch([b"shared"])
+    group = shard.group()
+    parts = [group.append(shard.log(i), data) for i in (1, 2, 3)]
+    group.put("table", b"key", b"value")
+    ticket = group.commit()
+    assert shard.state.get("table", b"key") is None
+    shard.pump()
+    assert ticket.error is None and [part.base_offset for part in parts] == [0, 0, 0]
+    assert [values(shard.log(i)) for i in (1, 2, 3)] == [[b"shared"]] * 3
+    assert shard.state.get("table", b"key") == b"value"
+    shard.close()
+
+
+def test_equal_bytes_for_many_logs_are_in_the_journal_once(bench: Bench) -> None:
+    shard = bench.open(*range(1, 21))
+    for i in range(1, 21):
+        bench.append(i, [b"warm"] * i)  # different next offsets: the shared bytes are numbered for each log
+    before = shard.journal.bytes_written
+    data = batch([b"x" * 3000])
+    group = shard.group()
+    for i in range(1, 21):
+        group.append(shard.log(i), data)
+    group.commit()
+    shard.pump()
+    assert shard.journal.bytes_written - before < 2 * len(data)
+    bench.kill()
+    again = Bench(bench.root).open(*range(1, 21))
+    assert [values(again.log(i), i) for i in range(1, 21)] == [[b"x" * 3000]] * 20
+    again.close()
+
+
+def test_sync_immediate_is_a_round_of_its_own(bench: Bench) -> None:
+    shard = bench.open(stream=StreamSettings(write_mode="sync-immediate"))
+    for _ in range(5):
+        shard.log(1).append(batch([b"x"]))
+    shard.pump()
+    assert shard.counters.rounds == 5
+    shard.close()
+
+
+def test_async_is_visible_at_once_and_durable_after_the_flush_interval(bench: Bench) -> None:
+    shard = bench.open(stream=StreamSettings(write_mode="async", flush_interval_ms=500))
+    log = shard.log(1)
+    bench.append(1, [b"first"])
+    syncs = shard.counters.syncs
+    bench.append(1, [b"a"], [b"b"])
+    assert (log.visible_end, log.durable_end) == (3, 0)
+    assert shard.counters.syncs == syncs
+    shard.tick()
+    bench.clock.advance(0.6)
+    shard.tick()
+    shard.pump()
+    assert log.durable_end == 3
+    shard.close()
+
+
+def test_settles_are_journaled_at_once_and_synced_later(bench: Bench) -> None:
+    shard = bench.open()
+    bench.append(1, [b"x"])
+    syncs, entries = shard.counters.syncs, shard.journal.sequence
+    group = shard.group()
+    group.put("settles", b"q", b"1")
+    ticket = group.commit(lazy=True)
+    shard.pump()
+    assert ticket.done and shard.journal.sequence == entries + 1
+    assert shard.counters.syncs == syncs and shard.journal.is_unsynced
+    bench.clock.advance(6)
+    shard.tick()
+    shard.pump()
+    assert not shard.journal.is_unsynced
+    shard.close()
+
+
+def test_a_full_journal_makes_rounds_wait_for_a_checkpoint_and_does_not_grow(bench: Bench) -> None:
+    shard = bench.open()
+    for i in range(200):
+        bench.append(1, [b"%03d" % i + b"x" * 2000])
+    assert len(values(shard.log(1))) == 200
+    assert shard.counters.checkpoints > 0
+    assert shard.journal.files_live <= SMALL.journal_files
+    shard.close()
+
+
+def test_a_group_too_large_for_the_journal_is_refused_before_anything_happens(bench: Bench) -> None:
+    shard = bench.open(1, 2)
+    group = shard.group()
+    group.append(shard.log(1), batch([b"x" * 40_000]))
+    group.append(shard.log(2), batch([b"x" * 40_000]))
+    with pytest.raises(BatchTooLarge):
+        group.commit()
+    assert not shard.pump() and shard.log(1).visible_end == 0
+    shard.close()
+
+
+def test_a_batch_over_the_streams_limit_is_refused(bench: Bench) -> None:
+    shard = bench.open(stream=StreamSettings(batch_bytes_max=1000))
+    with pytest.raises(BatchTooLarge, match="1,000"):
+        shard.log(1).append(batch([b"x" * 2000]))
+    shard.close()
+
+
+def test_a_closed_shard_takes_no_more(bench: Bench) -> None:
+    shard = bench.open()
+    log = shard.log(1)
+    shard.close()
+    with pytest.raises(LogClosed):
+        log.append(batch([b"x"]))
+
+
+def test_waiting_readers_are_woken_once_the_record_is_durable(bench: Bench) -> None:
+    shard = bench.open()
+    log = shard.log(1)
+    woken: list[int] = []
+    log.wait(0, lambda: woken.append(log.visible_end))
+    log.wait(1, lambda: woken.append(-1))
+    cancelled = log.wait(0, lambda: woken.append(-2))
+    cancelled.cancel()
+    log.append(batch([b"x"]))
+    assert woken == []
+    shard.pump()
+    assert woken == [1]
+    log.wait(0, lambda: woken.append(99))
+    shard.pump()
+    assert woken == [1, 99]
+    shard.close()
+
+
+def test_reading_outside_the_log_names_its_bounds(bench: Bench) -> None:
+    shard = bench.open()
+    bench.append(1, [b"x"])
+    with pytest.raises(OffsetOutOfRange, match="offset 2 is outside 0 to 1"):
+        shard.log(1).read(2)
+    assert shard.log(1).read(1).data == b""
+    shard.close()
+
+
+def test_a_reader_of_committed_records_waits_for_the_open_transaction(bench: Bench) -> None:
+    shard = bench.open()
+    log = shard.log(1)
+    log.hold_stable(0)
+    woken: list[int] = []
+    log.wait(0, lambda: woken.append(log.stable_end))
+    bench.append(1, [b"x"])
+    assert woken == [] and log.stable_end == 0
+    log.hold_stable(None)
+    assert woken == [1]
+    shard.close()
