@@ -9,6 +9,7 @@ SRC = Path(__file__).parent.parent / "src" / "headrace"
 
 MAY_IMPORT = {
     "__init__": ("version", "client", "embedded", "record", "errors"),
+    "__main__": ("cli",),
     "version": (),
     "errors": (),
     "clock": (),

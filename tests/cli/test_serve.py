@@ -1,0 +1,139 @@
+"""`headrace serve`: starting, stopping, and every way in which it cannot."""
+
+import signal
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headrace import Client
+from tests.cli.running import ONLY_HTTP, SMALL, Broker, headrace, serving
+
+
+def start_that_fails(*arguments: str, cwd: Path | None = None, **env: str) -> tuple[int, str]:
+    """The exit code and the one sentence."""
+    done = headrace("serve", *arguments, cwd=cwd, **env)
+    sentence = done.stderr.decode()
+    assert sentence.count("\n") == 1, sentence
+    assert "Traceback" not in sentence
+    return done.returncode, sentence
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_is_clean_and_the_next_start_says_so(tmp_path: Path, number: int) -> None:
+    broker = Broker(tmp_path / "data")
+    broker.said("pub", "orders", "one", "two")
+    assert broker.stop(number) == 0
+    assert "stopped; everything is on disk\n" in broker.lines
+    with serving(tmp_path / "data") as again:
+        assert any(line.startswith("clean stop: 1 log") for line in again.lines), again.lines
+        assert again.said("sub", "orders", "-e") == "one\ntwo\n"
+
+
+def test_a_kill_loses_nothing_and_the_next_start_says_so(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data")
+    broker.said("pub", "orders", stdin=b"".join(b"%d\n" % n for n in range(1000)))
+    assert broker.stop(signal.SIGKILL) == -signal.SIGKILL
+    with serving(tmp_path / "data") as again:
+        assert any("unclean stop" in line for line in again.lines), again.lines
+        assert again.said("sub", "orders", "-e").splitlines() == [str(n) for n in range(1000)]
+
+
+def test_it_greets_with_what_a_newcomer_needs_in_a_dozen_lines(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as broker:
+        text = "".join(broker.lines)
+        assert len(broker.lines) <= 12
+        assert str(tmp_path / "data") in text
+        assert "confirms mean on disk" in text
+        assert f"curl {broker.url}/topics/hello/messages" in text
+
+
+def test_a_busy_port_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        flags = ["--http", f"127.0.0.1:{port}", "--amqp", "off", "--kafka", "off", *SMALL]
+        code, sentence = start_that_fails("--data-dir", str(tmp_path / "data"), *flags)
+    assert code == 10
+    assert str(port) in sentence
+    assert "--http" in sentence
+
+
+def test_a_folder_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("no folder")
+    code, sentence = start_that_fails("--data-dir", str(tmp_path / "data"), *ONLY_HTTP)
+    assert code == 6
+    assert "it is not a folder" in sentence
+
+
+def test_a_folder_that_cannot_be_used_is_one_sentence() -> None:
+    code, sentence = start_that_fails("--data-dir", "/proc/headrace", *ONLY_HTTP)  # not even root may
+    assert code == 6
+    assert "/proc/headrace cannot be opened" in sentence
+
+
+def test_a_second_broker_on_a_folder_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as broker:
+        code, sentence = start_that_fails("--data-dir", str(tmp_path / "data"), *ONLY_HTTP)
+        assert code == 8
+        assert str(broker.process.pid) in sentence
+        assert broker.said("pub", "still", "there")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--segment-size", "big"], "segment_size (from the flag --segment-size): 'big' is not a size"),
+        (["--amqp", "x:y"], "amqp (from the flag --amqp): 'x:y' is not an address"),
+        (["--no-such-flag"], "no such option '--no-such-flag'"),
+        (["--config", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_and_exit_code_2(tmp_path: Path, flags: list[str], sentence: str) -> None:
+    code, said = start_that_fails("--data-dir", str(tmp_path / "data"), *flags)
+    assert code == 2
+    assert sentence in said
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_wrong_environment_is_said_by_its_name(tmp_path: Path) -> None:
+    code, sentence = start_that_fails(cwd=tmp_path, HEADRACE_RETENTION_MS="soon")
+    assert code == 2
+    assert "from the environment, HEADRACE_RETENTION_MS" in sentence
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / "headrace.toml").write_text('segment_size = "1MB"\nindex_interval = "8KB"\nretention_ms = "1d"\n')
+    with serving(
+        tmp_path / "data",
+        "--segment-size",
+        "3MB",
+        "--profile",
+        "availability",
+        cwd=tmp_path,
+        HEADRACE_SEGMENT_SIZE="2MB",
+        HEADRACE_INDEX_INTERVAL="16KB",
+    ) as broker:
+        with Client(broker.url) as client:
+            settings = {s["name"]: (s["value"], s["origin"]) for s in client.get("/status")["settings"]}
+            client.create_topic("t")
+            in_force = client.topic("t")["config"]
+        assert settings["segment_size"] == ("3MB", "from the flag --segment-size")
+        assert settings["index_interval"] == ("16KB", "from the environment, HEADRACE_INDEX_INTERVAL")
+        assert settings["retention_ms"] == ("1d", "from headrace.toml")
+        assert settings["checkpoint_interval"] == ("5s", "from profile availability")
+        assert settings["compression"] == ("none", "default")
+        assert (in_force["segment_size"], in_force["retention_ms"]) == ("3MB", "1d")
+
+
+def test_storage_path_is_another_name_of_data_dir(tmp_path: Path) -> None:
+    with serving(tmp_path / "ignored", "--storage-path", str(tmp_path / "used")):
+        assert (tmp_path / "used").is_dir()
+        assert not (tmp_path / "ignored").exists()
+
+
+def test_the_log_can_be_json(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data", "--log-format", "json", "--log-level", "debug")
+    broker.stop()
+    for line in broker.errors.splitlines():
+        assert "level" in msgspec.json.decode(line)
