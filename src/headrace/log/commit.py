@@ -76,7 +76,7 @@ class Committer:
         self._unapplied.extend(by_log(inline))
         self.apply_rest(result)
         for log, _ in runs:
-            self._tell(log)
+            self.tell(log)
         return result
 
     def _divide(self, batch: Round) -> tuple[list[Part], list[Part]]:
@@ -153,14 +153,15 @@ class Committer:
                 log.tail.undo_to(saved)
                 return result
             self._unapplied.popleft()
-            self._tell(log)
+            self.tell(log)
         return result
 
-    def _tell(self, log: Log) -> None:
-        end = log.tail.next_offset
+    def tell(self, log: Log) -> None:
+        """Write the log's slot: other processes see its new ends."""
+        end = max(log.tail.next_offset, log.start_offset)
         durable = log.durable_end if log.is_async else end
         try:
-            self._slots.write(Ends(log.id, log.epoch, log.start_offset, end, durable))
+            self._slots.write(Ends(log.id, log.epoch, log.start_offset, end, durable, log.stable_below(end)))
         except OSError as error:
             if error.errno not in NO_ROOM + NO_FILES:  # an old slot is merely old
                 raise StorageFailed(f"the slots cannot be written: {error}") from error

@@ -80,10 +80,17 @@ class Log:
     @property
     def stable_end(self) -> int:
         """Where readers of committed records stop: the first offset of the oldest open transaction."""
-        return self.visible_end if self._stable_hold is None else min(self._stable_hold, self.visible_end)
+        return self.stable_below(self.visible_end)
+
+    def stable_below(self, end: int) -> int:
+        hold = self._stable_hold
+        return end if hold is None else min(hold, end)
 
     def hold_stable(self, offset: int | None) -> None:
+        before = self.stable_end
         self._stable_hold = offset
+        if self.stable_end > before and not self.is_closed:
+            self._shard.tell(self)
         if offset is None or offset > self.stable_end:
             self.wake()
 

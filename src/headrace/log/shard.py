@@ -403,6 +403,15 @@ class Shard:
     def checkpoint_finished(self) -> None:
         self._close_when_idle()
 
+    def tell(self, log: Log) -> None:
+        """Have the log's slot written: an end moved without an append."""
+
+        def write() -> None:
+            if not (log.is_closed or self.is_closed):
+                self.committer.tell(log)
+
+        self.worker.submit(write, lambda _, error: None if error is None else self.fail(error))
+
     def sync_filesystem(self) -> None:
         self.disk.sync_filesystem(self._lock)
 
@@ -415,7 +424,7 @@ class Shard:
 
 
 def ends_of(log: Log) -> Ends:
-    return Ends(log.id, log.epoch, log.start_offset, log.visible_end, log.durable_end)
+    return Ends(log.id, log.epoch, log.start_offset, log.visible_end, log.durable_end, log.stable_end)
 
 
 def log_key(log_id: int) -> bytes:

@@ -13,8 +13,8 @@ from crc32c import crc32c
 from headrace.log.disk import Disk
 
 SLOT = struct.Struct(
-    "<qqqqqi16xI"
-)  # id, epoch, start, visible end, durable end, flags, spare, crc of the rest
+    "<qqqqqqi8xI"
+)  # id, epoch, start, visible end, durable end, stable end, flags, spare, crc of the rest
 assert SLOT.size == 64
 _CRC_AT = SLOT.size - 4
 
@@ -25,6 +25,7 @@ class Ends(NamedTuple):
     start: int
     visible_end: int
     durable_end: int
+    stable_end: int  # where readers of committed records stop: the visible end unless a transaction is open
 
 
 def pack(ends: Ends) -> bytes:
@@ -36,8 +37,8 @@ def unpack(raw: bytes | memoryview) -> Ends | None:
     """None for an empty slot, and for one caught in the middle of a write: the reader tries again."""
     if crc32c(raw[:_CRC_AT]) != int.from_bytes(raw[_CRC_AT : SLOT.size], "little"):
         return None
-    log_id, epoch, start, visible_end, durable_end, _flags, _crc = SLOT.unpack(raw)
-    return Ends(log_id, epoch, start, visible_end, durable_end)
+    log_id, epoch, start, visible_end, durable_end, stable_end, _flags, _crc = SLOT.unpack(raw)
+    return Ends(log_id, epoch, start, visible_end, durable_end, stable_end)
 
 
 class Slots:

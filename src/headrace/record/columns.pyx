@@ -272,7 +272,9 @@ def columns(
             raise InvalidInput(f"bytes {start} to {end} are not inside a buffer of {view.len}")
         base = <const uint8_t*>view.buf
         stop = base + (view.len if end is None else <Py_ssize_t>end)
-        while base + at < stop and decoder.rows < rows_max and decoder.byte_count() < bytes_max:
+        # Not a byte past to_offset is looked at: what lies there may be in the middle of being written.
+        while (base + at < stop and next_offset < to_offset
+               and decoder.rows < rows_max and decoder.byte_count() < bytes_max):
             with nogil:
                 fault = read_batch(base + at, stop, verify_crc, &batch)
             if fault == FAULT_INCOMPLETE:
