@@ -1,5 +1,7 @@
 """The range set against a plain set of numbers."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ def test_it_agrees_with_a_set_of_numbers(changes: list[tuple[bool, int, int]]) -
         assert all(o in ranges for o in oracle)
     flat = list(ranges)
     assert all(a < b for a, b in flat)
-    assert all(left[1] < right[0] for left, right in zip(flat, flat[1:], strict=False)), "ranges never touch"
+    assert all(left[1] < right[0] for left, right in pairwise(flat)), "ranges never touch"
 
 
 @given(steps, st.integers(0, SPAN), st.integers(0, SPAN))

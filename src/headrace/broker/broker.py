@@ -14,8 +14,11 @@ from headrace.broker.coordination import Coordination
 from headrace.broker.cursors import Cursors
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.housekeeping import Housekeeping
+from headrace.broker.rounds import SETTLE_TABLE
 from headrace.broker.stats import Stats
 from headrace.broker.streams import Stream, Streams
+from headrace.broker.vhosts import VirtualHosts
+from headrace.broker.view import fold_settles
 from headrace.clock import Clock, SystemClock
 from headrace.config import Config
 from headrace.errors import Overloaded, StorageError
@@ -27,6 +30,7 @@ from headrace.log.shard import Shard
 TICK_S = 0.05
 # What may wait for the disk before publishers are turned away: with less, one slow sync would refuse them.
 PENDING_BYTES_MAX = 256 << 20
+FOLDS = {SETTLE_TABLE: fold_settles}
 
 
 class Broker:
@@ -42,6 +46,7 @@ class Broker:
         self.report: RecoveryReport
         self.shard: Shard
         self.cursors: Cursors
+        self.vhosts: VirtualHosts
         self.coordination: Coordination
         self.housekeeping: Housekeeping
         self.is_stopping = False
@@ -67,11 +72,13 @@ class Broker:
                 post=loop.call_soon_threadsafe,
                 defer=loop.call_soon,
                 make_future=loop.create_future,
+                folds=FOLDS,
             )
         broker.streams.attach(broker.shard)
         broker.cursors = Cursors(broker.streams, broker.shard, broker.clock)
         groups = GroupSettings(session_timeout_ms_max=config.kafka_session_timeout_ms_max)
         broker.coordination = Coordination(broker.shard, broker.streams, broker.clock, groups)
+        broker.vhosts = VirtualHosts(broker)
         broker._tick_at = loop.time()
         broker._tick()
         broker.housekeeping = Housekeeping(broker.shard, broker.streams, broker.cursors, broker.stats, broker.clock)
@@ -91,6 +98,7 @@ class Broker:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._maintenance
         self.coordination.close()
+        await self.vhosts.close()
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[BaseException | None] = loop.create_future()
         self.shard.close(lambda error: None if closed.done() else closed.set_result(error))

@@ -54,6 +54,7 @@ class Exchange:
 
     kind: ClassVar[str]
     needs_headers: ClassVar[bool] = False
+    delayed: ClassVar[bool] = False
 
     def __init__(
         self, name: str, *, durable: bool = False, auto_delete: bool = False, internal: bool = False,

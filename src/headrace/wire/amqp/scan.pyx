@@ -69,6 +69,7 @@ cdef enum:
 
 cdef const char* PROPERTIES_NAME = b"amqp.properties"
 cdef const char* EXCHANGE_NAME = b"amqp.exchange"
+cdef const char* REPLY_TO_ME = b"amq.rabbitmq.reply-to"
 cdef uint64_t BODY_MAX = MESSAGE_BYTES_MAX
 
 
@@ -168,6 +169,8 @@ cdef int check_properties(const uint8_t* p, const uint8_t* end) noexcept:
                 size = 1 + <Py_ssize_t>p[0] if p < end else 1
             if size > end - p:
                 return BAD
+            if bit == FLAG_REPLY_TO and size == 22 and memcmp(p + 1, REPLY_TO_ME, 21) == 0:
+                found = NEEDS_PYTHON        # to be replaced by an address that leads back to this channel
             p += size
         bit >>= 1
     return found if p == end else BAD

@@ -1,0 +1,114 @@
+"""Dead letters: what was rejected, expired, dropped or delivered too often goes to an exchange, with its history.
+
+The copy and the settling of the original are one group of the next round: a crash leaves the message in
+one of the two places, never in none.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.message import Message, to_bytes, to_text
+from headrace.record.properties import Timestamp, edit, property_of
+
+if TYPE_CHECKING:
+    from headrace.broker.queue import Queue
+    from headrace.broker.vhost import VirtualHost
+    from headrace.broker.view import View
+
+REJECTED = "rejected"
+DEATHS_MAX = 64  # a message that wanders for ever must not grow for ever
+
+
+class DeadLetters:
+    """The dead-lettering of one vhost."""
+
+    def __init__(self, vhost: "VirtualHost") -> None:
+        self._vhost = vhost
+        self.moved = 0
+
+    def move(self, queue: "Queue", view: "View", offset: int, message: Message, reason: str) -> None:
+        """Takes the message out of its queue, to where its queue's dead letters go, if anywhere."""
+        rounds = self._vhost.rounds
+        rounds.begin_atomic()
+        try:
+            self.publish_copy(queue, message, reason, self._vhost.clock.now_ms())
+            view.settle(offset, offset + 1)
+        finally:
+            rounds.end_atomic()
+        queue.dead_lettered += 1
+
+    def publish_copy(self, queue: "Queue", message: Message, reason: str, now_ms: int) -> int:
+        """How many queues got it."""
+        policy = queue.policy
+        if policy.dead_letter_exchange is None:
+            return 0
+        exchange = self._vhost.routing.exchanges.get(policy.dead_letter_exchange)
+        if exchange is None:
+            return 0
+        keys = [message.routing_key]
+        headers = message.headers()
+        if policy.dead_letter_key is not None:
+            keys = [policy.dead_letter_key]
+        else:
+            keys += [key for key in headers.get("CC") or () if isinstance(key, str)]
+        dead = self._with_death(queue, message, headers, reason, now_ms, keys)
+        dead.exchange, dead.routing_key = exchange.name, keys[0]
+        targets = self._vhost.routing.route_message(exchange, keys, dead.headers(), self._vhost.queues)
+        sent = 0
+        for target in targets:
+            if not self._goes_in_circles(target.name, headers, queue.name, reason):
+                sent += target.publish(dead, now_ms)
+        self.moved += sent
+        return sent
+
+    @staticmethod
+    def _goes_in_circles(target: str, headers: dict[str, Any], source: str, reason: str) -> bool:
+        """Back where it died before, and no client had a hand in it: it would go round for ever."""
+        if reason == REJECTED:
+            return False
+        deaths = [death for death in headers.get("x-death") or () if isinstance(death, dict)]
+        if target == source and not deaths:
+            return True
+        names = [death.get("queue") for death in deaths]
+        if target not in names and target != source:
+            return False
+        upto = deaths[: names.index(target) + 1] if target in names else []
+        return all(death.get("reason") != REJECTED for death in upto)
+
+    @staticmethod
+    def _with_death(
+        queue: "Queue", message: Message, headers: dict[str, Any], reason: str, now_ms: int, keys: list[str]
+    ) -> Message:
+        deaths = [dict(death) for death in headers.get("x-death") or () if isinstance(death, dict)]
+        known = next((d for d in deaths if d.get("queue") == queue.name and d.get("reason") == reason), None)
+        if known is not None:
+            deaths.remove(known)
+            known["count"] = int(known.get("count", 0)) + 1
+            known["time"] = Timestamp(now_ms // 1000)
+        else:
+            routed = [message.routing_key, *(key for key in headers.get("CC") or () if isinstance(key, str))]
+            known = {
+                "count": 1,
+                "reason": reason,
+                "queue": queue.name,
+                "time": Timestamp(now_ms // 1000),
+                "exchange": message.exchange,
+                "routing-keys": routed,
+            }
+            expiration = property_of(message.properties, "expiration") if message.has_expiration else None
+            if expiration is not None:
+                known["original-expiration"] = expiration
+        added: dict[str, Any] = {"x-death": [known, *deaths][:DEATHS_MAX]}
+        if "x-first-death-queue" not in headers:
+            added |= {
+                "x-first-death-queue": queue.name,
+                "x-first-death-reason": reason,
+                "x-first-death-exchange": message.exchange,
+            }
+        added |= {
+            "x-last-death-queue": queue.name,
+            "x-last-death-reason": reason,
+            "x-last-death-exchange": message.exchange,
+        }
+        removed = ("x-delivery-count", "BCC") + (("CC",) if queue.policy.dead_letter_key is not None else ())
+        properties = edit(message.properties, {"expiration": None}, headers=added, headers_removed=removed)
+        return Message(message.exchange, to_text(to_bytes(message.routing_key)), properties, message.body)

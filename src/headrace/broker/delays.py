@@ -1,0 +1,174 @@
+"""Delayed messages: kept in a log of their exchange until they are due, found by one index of (due, offset).
+
+The index is a heap of plain numbers, 44 bytes for each message, made again from the log when the broker
+starts. When a message is due, its routing and the settling of its delayed copy are one group.
+"""
+
+import heapq
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.exchanges import Exchange
+from headrace.broker.memory_log import MemoryLog
+from headrace.broker.message import Message, from_record
+from headrace.broker.view import Run, View
+from headrace.record import codec
+from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
+from headrace.record.types import Record
+
+if TYPE_CHECKING:
+    from headrace.broker.vhost import VirtualHost
+
+DUE_HEADER = "amqp.due"
+STREAM_PREFIX = "amq.delayed."
+OFFSET_BITS = 40
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
+FIRE_MAX = 500  # per turn of the loop
+DELAY_MAX_MS = 2**40
+READ_BYTES = 256 * 1024
+TIMER_MAX_S = 3600.0
+
+
+class DelayLog:
+    """The delayed messages of one exchange."""
+
+    def __init__(self, vhost: "VirtualHost", exchange: Exchange, view: View) -> None:
+        self._vhost = vhost
+        self._exchange = exchange
+        self.view = view
+        self._heap: list[int] = []
+        self._indexed = view.low
+        self._timer: Any = None
+        self._timer_at = 0.0
+        self._asked = False
+        self.is_closed = False
+        self.index_new()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, message: Message, due_ms: int, now_ms: int) -> None:
+        writer = self.view.open_writer()
+        headers = (*message.record_headers(), (DUE_HEADER, due_ms.to_bytes(8, "big")))
+        writer.append(message.key, message.body, headers, now_ms)
+        if not self._asked:
+            self._asked = True
+            self._vhost.rounds.after(self._flushed)
+
+    def _flushed(self, error: object) -> None:
+        self._asked = False
+        if not self.is_closed:
+            self.index_new()
+
+    def index_new(self) -> None:
+        """Takes what has become visible into the index."""
+        log = self.view.log
+        while (gap := self.view.settled.gap(self._indexed, log.stable_end)) is not None:
+            chunk = log.read(gap[0], READ_BYTES)
+            for record in codec.records(chunk.data, from_offset=gap[0], to_offset=gap[1]):
+                heapq.heappush(self._heap, _due_of(record) << OFFSET_BITS | record.offset)
+            self._indexed = max(min(chunk.next_offset, gap[1]), gap[0] + 1)
+        self.view.next = max(self.view.next, self._indexed)
+        self._arm()
+
+    def _arm(self) -> None:
+        if not self._heap:
+            return
+        loop = self._vhost.loop
+        wait_ms = (self._heap[0] >> OFFSET_BITS) - self._vhost.clock.now_ms()
+        when = loop.time() + min(max(wait_ms, 0) / 1000, TIMER_MAX_S)
+        if self._timer is not None:
+            if self._timer_at <= when:
+                return
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = loop.call_at(when, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now_ms = self._vhost.clock.now_ms()
+        for _ in range(FIRE_MAX):
+            if self.is_closed or not self._heap or self._heap[0] >> OFFSET_BITS > now_ms:
+                break
+            self._release(heapq.heappop(self._heap) & OFFSET_MASK, now_ms)
+        if not self.is_closed:
+            self._arm()
+
+    def _release(self, offset: int, now_ms: int) -> None:
+        chunk = self.view.chunk(Run(offset, offset + 1, 0, True))
+        found = codec.records(chunk.data, from_offset=offset, to_offset=offset + 1, limit=1)
+        vhost = self._vhost
+        vhost.rounds.begin_atomic()
+        try:
+            for record in found:
+                message = _message_of(record)
+                headers = message.headers()
+                keys = [message.routing_key, *(key for key in headers.get("CC") or () if isinstance(key, str))]
+                for queue in vhost.routing.route_message(self._exchange, keys, headers, vhost.queues):
+                    queue.publish(message, now_ms)
+            self.view.settle(offset, offset + 1)
+        finally:
+            vhost.rounds.end_atomic()
+
+    def close(self) -> None:
+        self.is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.view.discard_pending()
+        self._vhost.rounds.forget(self.view)
+
+
+class Delays:
+    """The delay logs of one vhost, by exchange."""
+
+    def __init__(self, vhost: "VirtualHost") -> None:
+        self._vhost = vhost
+        self._logs: dict[str, DelayLog] = {}
+
+    async def prepare(self, exchange: Exchange) -> None:
+        """Before the exchange is known to anybody: a place for what will wait."""
+        if exchange.name not in self._logs:
+            view = await self._vhost.store.delay_view(self._vhost.name, STREAM_PREFIX + exchange.name) \
+                if exchange.durable else View(MemoryLog(), self._vhost.rounds, durable=False)
+            self._logs[exchange.name] = DelayLog(self._vhost, exchange, view)
+
+    def load(self, exchange: Exchange) -> None:
+        view = self._vhost.store.find_delay_view(self._vhost.name, STREAM_PREFIX + exchange.name)
+        if view is not None:
+            self._logs[exchange.name] = DelayLog(self._vhost, exchange, view)
+
+    def delay(self, exchange: Exchange, message: Message, now_ms: int) -> bool:
+        """False when the message has no delay and is to be routed now."""
+        wanted = message.headers().get("x-delay") if message.has_headers else None
+        if isinstance(wanted, str) and wanted.lstrip("-").isdecimal() and len(wanted) < 20:
+            wanted = int(wanted)
+        if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted <= 0:
+            return False
+        self._logs[exchange.name].add(message, now_ms + min(wanted, DELAY_MAX_MS), now_ms)
+        return True
+
+    async def forget(self, exchange: Exchange) -> None:
+        log = self._logs.pop(exchange.name, None)
+        if log is not None:
+            log.close()
+            if exchange.durable:
+                await self._vhost.store.remove_delay_view(self._vhost.name, STREAM_PREFIX + exchange.name, log.view)
+
+    def waiting(self, exchange: str) -> int:
+        found = self._logs.get(exchange)
+        return 0 if found is None else len(found)
+
+    def views(self) -> list[View]:
+        return [log.view for log in self._logs.values() if log.view.durable]
+
+    def close(self) -> None:
+        for log in self._logs.values():
+            log.is_closed = True
+
+
+def _due_of(record: Record) -> int:
+    return next((int.from_bytes(value or b"", "big") for name, value in record.headers if name == DUE_HEADER), 0)
+
+
+def _message_of(record: Record) -> Message:
+    kept = tuple(pair for pair in record.headers if pair[0] in (AMQP_PROPERTIES_HEADER, AMQP_EXCHANGE_HEADER))
+    return from_record(Record(record.offset, record.timestamp, record.key, record.value, kept))

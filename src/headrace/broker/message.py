@@ -1,0 +1,123 @@
+"""A message taken out of its batch, for the few that need a decision: the rest never become objects."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
+from headrace.record.properties import Table, decode_properties, edit, encode_properties, property_of
+from headrace.record.types import Record
+
+NO_PROPERTIES = b"\x00\x00"
+EXPIRES_MS_MAX = 2**53
+KEY_BYTES_MAX = 255
+
+
+def to_bytes(text: str) -> bytes:
+    """Names travel as text here and as bytes on the wire; what is not UTF-8 comes back as it was."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def to_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+@dataclass(slots=True)
+class Message:
+    exchange: str
+    routing_key: str
+    properties: bytes  # flags and list, as on the wire
+    body: bytes
+    timestamp: int = -1
+
+    def decoded(self) -> Table:
+        return decode_properties(self.properties)
+
+    def headers(self) -> dict[str, Any]:
+        found = property_of(self.properties, "headers") if self.has_headers else None
+        return found if isinstance(found, dict) else {}
+
+    def with_headers(self, **headers: Any) -> "Message":
+        return replace(self, properties=edit(self.properties, headers=headers))
+
+    @property
+    def has_expiration(self) -> bool:
+        return bool(self.properties[0] & 0x01)
+
+    @property
+    def has_headers(self) -> bool:
+        return bool(self.properties[0] & 0x20)
+
+    @property
+    def has_priority(self) -> bool:
+        return bool(self.properties[0] & 0x08)
+
+    @property
+    def has_user_id(self) -> bool:
+        return bool(self.properties[1] & 0x10)
+
+    def priority(self) -> int:
+        found = property_of(self.properties, "priority") if self.has_priority else None
+        return found if isinstance(found, int) else 0
+
+    def expiration_ms(self) -> int | None:
+        if not self.has_expiration:
+            return None
+        text = property_of(self.properties, "expiration")
+        return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 20 else None
+
+    def record_headers(self) -> tuple[tuple[str, bytes], ...]:
+        return (AMQP_PROPERTIES_HEADER, self.properties), (AMQP_EXCHANGE_HEADER, to_bytes(self.exchange))
+
+    @property
+    def key(self) -> bytes:
+        return to_bytes(self.routing_key)
+
+
+def from_record(record: Record) -> Message:
+    """The message a record is. One that came in by another door brings its headers as AMQP headers."""
+    headers = record.headers
+    if (
+        len(headers) == 2
+        and headers[0][0] == AMQP_PROPERTIES_HEADER
+        and headers[1][0] == AMQP_EXCHANGE_HEADER
+        and headers[0][1] is not None
+    ):
+        return Message(
+            to_text(headers[1][1] or b""),
+            to_text(record.key or b""),
+            headers[0][1],
+            record.value or b"",
+            record.timestamp,
+        )
+    return _foreign(record, headers)
+
+
+def _foreign(record: Record, headers: Iterable[tuple[str, bytes | None]]) -> Message:
+    table: dict[str, Any] = {}
+    properties: bytes | None = None
+    exchange = ""
+    for name, value in headers:
+        if name == AMQP_PROPERTIES_HEADER and value is not None and len(value) >= 2:
+            properties = value
+        elif name == AMQP_EXCHANGE_HEADER:
+            exchange = to_text(value or b"")
+        elif len(to_bytes(name)) <= KEY_BYTES_MAX:
+            table[name] = _text_or_bytes(value)
+    key = record.key or b""
+    if len(key) > KEY_BYTES_MAX:
+        table["x-record-key"] = _text_or_bytes(key)
+        key = b""
+    if properties is None or table:
+        base = properties if properties is not None else encode_properties({"delivery_mode": 2})
+        properties = edit(base, headers=table)
+    return Message(exchange, to_text(key), properties, record.value or b"", record.timestamp)
+
+
+def _text_or_bytes(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value

@@ -1,0 +1,279 @@
+"""Where durable exchanges, queues and bindings are kept: the catalog for things, the state for bindings.
+
+A queue is a stream (its logs) and a queue document (what was declared). The stream is made first and
+removed last, so that a crash never leaves a queue without its logs; one that leaves a stream without
+its queue is healed by declaring the queue again.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from headrace.broker.catalog import Catalog
+from headrace.broker.exchanges import Binding, Exchange, canonical, is_kind, make_exchange
+from headrace.broker.policy import STREAM, QueuePolicy, parse_arguments
+from headrace.broker.queue import Queue
+from headrace.broker.rounds import SETTLE_TABLE, Rounds
+from headrace.broker.settle import RangeSet
+from headrace.broker.stream_queue import StreamQueue
+from headrace.broker.streams import Stream, Streams
+from headrace.broker.view import Delta, View
+from headrace.errors import ArgumentMismatch, HeadraceError, StorageError
+from headrace.log.shard import Shard
+
+if TYPE_CHECKING:
+    from headrace.broker.vhost import VirtualHost
+
+EXCHANGES = "exchanges"
+QUEUES = "queues"
+BINDINGS_TABLE = "bindings"
+T = TypeVar("T")
+
+
+class QueueStore:
+    def __init__(self, catalog: Catalog, streams: Streams, shard: Shard, rounds: Rounds) -> None:
+        self._catalog = catalog
+        self._shard = shard
+        self.streams = streams
+        self.rounds = rounds
+        self._thread = ThreadPoolExecutor(1, "queues")
+        self._documents: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except OSError as error:
+            raise StorageError(f"the catalog cannot be written: {error.strerror}") from error
+
+    # Exchanges.
+
+    async def put_exchange(self, vhost: str, exchange: Exchange) -> None:
+        document = {
+            "type": exchange.declared_kind,
+            "auto_delete": exchange.auto_delete,
+            "internal": exchange.internal,
+            "arguments": exchange.arguments,
+        }
+        await self._in_thread(lambda: self._catalog.put(EXCHANGES, (vhost, exchange.name), document))
+
+    async def remove_exchange(self, vhost: str, exchange: Exchange) -> None:
+        await self._in_thread(lambda: self._catalog.remove(EXCHANGES, (vhost, exchange.name)))
+
+    # Queues.
+
+    def is_stored(self, queue: Queue) -> bool:
+        return queue.durable and not queue.exclusive
+
+    async def create_queue(
+        self,
+        vhost: "VirtualHost",
+        name: str,
+        policy: QueuePolicy,
+        auto_delete: bool,
+        arguments: dict[str, Any],
+    ) -> Queue:
+        levels = policy.priority_max + 1
+        stream = self.streams.find(name, vhost.name)
+        created = stream is None
+        if stream is None:
+            stream = await self.streams.create(name, levels, _settings(policy), "queue", vhost.name)
+        elif len(stream.partitions) != levels:
+            raise ArgumentMismatch(
+                f"queue '{name}' in vhost '{vhost.name}' cannot be declared on a stream with "
+                f"{len(stream.partitions)} partitions"
+            )
+        elif stream.kind == "topic" and policy.kind != STREAM:
+            await self._start_at_end(stream)
+        document = {
+            "auto_delete": auto_delete,
+            "arguments": arguments,
+            "owns_stream": created or stream.kind == "queue",
+        }
+        await self._in_thread(lambda: self._catalog.put(QUEUES, (vhost.name, name), document))
+        self._documents[vhost.name, name] = document
+        return self._make(vhost, name, policy, stream, auto_delete, arguments)
+
+    async def _start_at_end(self, stream: Stream) -> None:
+        """A queue declared on a topic gets what is published from now on."""
+        group = self._shard.group()
+        for partition in stream.partitions:
+            end = partition.end_offset
+            group.merge(
+                SETTLE_TABLE, _key(partition.log.id), Delta(RangeSet([(0, end)]), RangeSet(), 0).encode()
+            )
+        await group.commit()
+
+    def make_stream_queue(self, vhost: "VirtualHost", name: str, stream: Stream) -> Queue:
+        """A topic as the AMQP door sees it: nothing is stored, the topic itself is the record of it."""
+        arguments = {"x-queue-type": STREAM}
+        return self._make(vhost, name, QueuePolicy(kind=STREAM), stream, False, arguments)
+
+    def _make(
+        self,
+        vhost: "VirtualHost",
+        name: str,
+        policy: QueuePolicy,
+        stream: Stream,
+        auto_delete: bool,
+        arguments: dict[str, Any],
+    ) -> Queue:
+        views = [
+            View(
+                partition.log,
+                self.rounds,
+                key=_key(partition.log.id),
+                durable=True,
+                level=partition.number,
+                saved=self._shard.state.get(SETTLE_TABLE, _key(partition.log.id))
+                if policy.kind != STREAM
+                else None,
+            )
+            for partition in reversed(stream.partitions)
+        ]
+        kind = StreamQueue if policy.kind == STREAM else Queue
+        return kind(vhost, name, policy, views, durable=True, auto_delete=auto_delete, arguments=arguments)
+
+    async def remove_queue(self, vhost: str, queue: Queue) -> None:
+        await self._in_thread(lambda: self._catalog.remove(QUEUES, (vhost, queue.name)))
+
+    async def remove_stream(self, vhost: str, queue: Queue) -> None:
+        document = self._documents.pop((vhost, queue.name), {"owns_stream": True})
+        await self._forget_settles(queue.views)
+        if document["owns_stream"] and self.streams.find(queue.name, vhost) is not None:
+            await self.streams.delete(queue.name, vhost)
+
+    # Delayed messages.
+
+    async def delay_view(self, vhost: str, name: str) -> View:
+        if self.streams.find(name, vhost) is None:
+            await self.streams.create(name, 1, {}, "queue", vhost)
+        found = self.find_delay_view(vhost, name)
+        assert found is not None
+        return found
+
+    def find_delay_view(self, vhost: str, name: str) -> View | None:
+        stream = self.streams.find(name, vhost)
+        if stream is None:
+            return None
+        log = stream.partitions[0].log
+        saved = self._shard.state.get(SETTLE_TABLE, _key(log.id))
+        return View(log, self.rounds, key=_key(log.id), durable=True, saved=saved)
+
+    async def remove_delay_view(self, vhost: str, name: str, view: View) -> None:
+        await self._forget_settles([view])
+        if self.streams.find(name, vhost) is not None:
+            await self.streams.delete(name, vhost)
+
+    async def _forget_settles(self, views: Iterable[View]) -> None:
+        group = self._shard.group()
+        for view in views:
+            group.delete(SETTLE_TABLE, view.key)
+        await group.commit()
+
+    # Bindings.
+
+    async def put_binding(self, vhost: str, binding: Binding) -> None:
+        group = self._shard.group()
+        group.put(
+            BINDINGS_TABLE,
+            _binding_key(vhost, binding),
+            msgspec.json.encode(_binding_document(vhost, binding)),
+        )
+        await group.commit()
+
+    def remove_bindings(self, vhost: str, bindings: Iterable[Binding]) -> None:
+        """Goes with the next round; after a crash before that, bindings to nothing are dropped on loading."""
+        keys = [_binding_key(vhost, binding) for binding in bindings if binding.destination.durable]
+        known = [key for key in keys if self._shard.state.get(BINDINGS_TABLE, key) is not None]
+        if not known:
+            return
+        group = self._shard.group()
+        for key in known:
+            group.delete(BINDINGS_TABLE, key)
+        try:
+            group.commit()
+        except HeadraceError:
+            return  # stopping, or the disk has failed: see above
+
+    # Opening.
+
+    def load(self, vhost_of: Callable[[str], "VirtualHost"]) -> None:
+        """Blocking: everything that was declared durable, in the order that lets bindings find both ends."""
+        for document in self._catalog.load(EXCHANGES):
+            vhost, name = document["identity"]
+            if is_kind(document["type"]):
+                vhost_of(vhost).routing.exchanges[name] = make_exchange(
+                    name,
+                    document["type"],
+                    durable=True,
+                    auto_delete=document["auto_delete"],
+                    internal=document["internal"],
+                    arguments=document["arguments"],
+                )
+        for document in self._catalog.load(QUEUES):
+            self._load_queue(document, vhost_of)
+        for _, value in self._shard.state.items(BINDINGS_TABLE):
+            _load_binding(msgspec.json.decode(value), vhost_of)
+
+    def _load_queue(self, document: dict[str, Any], vhost_of: Callable[[str], "VirtualHost"]) -> None:
+        vhost, name = document["identity"]
+        stream = self.streams.find(name, vhost)
+        if stream is None:
+            return  # its deletion was under way
+        self._documents[vhost, name] = document
+        host = vhost_of(vhost)
+        policy = parse_arguments(f"queue '{name}'", document["arguments"])
+        host.queues[name] = self._make(
+            host, name, policy, stream, document["auto_delete"], document["arguments"]
+        )
+
+
+def _key(log_id: int) -> bytes:
+    return log_id.to_bytes(8, "big")
+
+
+def _settings(policy: QueuePolicy) -> dict[str, object]:
+    if policy.kind == STREAM:
+        age = policy.max_age_ms
+        return {
+            "retention": f"{age}ms" if age is not None else "forever",
+            "retention_bytes": policy.bytes_max if policy.bytes_max is not None else "unlimited",
+        }
+    return {}
+
+
+def _binding_document(vhost: str, binding: Binding) -> dict[str, Any]:
+    return {
+        "vhost": vhost,
+        "source": binding.source,
+        "to": "queue" if binding.to_queue else "exchange",
+        "destination": binding.destination.name,
+        "key": binding.key,
+        "arguments": binding.arguments,
+    }
+
+
+def _binding_key(vhost: str, binding: Binding) -> bytes:
+    parts = (vhost, binding.source, str(binding.to_queue), binding.destination.name, binding.key)
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (*parts, canonical(binding.arguments)):
+        data = part.encode("utf-8", "surrogateescape")
+        digest.update(len(data).to_bytes(4, "big") + data)
+    return digest.digest()
+
+
+def _load_binding(document: dict[str, Any], vhost_of: Callable[[str], "VirtualHost"]) -> None:
+    host = vhost_of(document["vhost"])
+    found = host.queues if document["to"] == "queue" else host.routing.exchanges
+    destination = found.get(document["destination"])
+    exchange = host.routing.exchanges.get(document["source"])
+    if destination is not None and exchange is not None:
+        binding = Binding(exchange.name, destination, document["key"], document["arguments"])
+        host.routing.bind(exchange, binding)

@@ -1,0 +1,230 @@
+"""One flush for all connections: what was published and settled since the last one goes to the log together.
+
+Publishes gather in the writers of their views. A flush hands the batches to the log and waits for the
+tickets; what arrives meanwhile is the next flush, started when the tickets resolve, so a queue gets
+one batch per round however many connections publish. Views in memory are flushed at the end of the
+turn of the loop, they wait for nobody. Whatever must happen together (a dead letter and its settle,
+a transaction) is put between begin_atomic and end_atomic, and becomes one group.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError, StorageError
+
+if TYPE_CHECKING:
+    from headrace.broker.view import View
+
+SETTLE_TABLE = "settle"
+HELD_BYTES_MAX = 1 << 20  # more than this does not wait for the running round: work on it can begin
+RETRY_S = 1.0
+Waiter = Callable[[HeadraceError | None], object]
+
+
+class PartlyStored(StorageError):
+    """Some queues of a flush have it and some do not: nobody may be told either."""
+
+
+class Flush:
+    """The tickets of one flush, and who waits for them."""
+
+    __slots__ = ("errors", "left", "tickets", "waiters")
+
+    def __init__(self, waiters: list[Waiter]) -> None:
+        self.waiters = waiters
+        self.left = 0
+        self.tickets = 0
+        self.errors: list[HeadraceError] = []
+
+
+class Rounds:
+    """Owned by the broker, used on the loop's thread."""
+
+    def __init__(self, shard: Any, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._shard = shard
+        self._loop = loop or asyncio.get_running_loop()
+        self._dirty: list[View] = []
+        self._dirty_memory: list[View] = []
+        self._unsaved: dict[View, None] = {}
+        self._atomic: set[View] = set()
+        self._atomic_depth = 0
+        self._waiters: list[Waiter] = []
+        self._outstanding = 0
+        self._scheduled = False
+        self._closed = False
+        self.flushes = 0
+        self.batches = 0
+        self.records = 0
+
+    # What views and doors say.
+
+    def dirty(self, view: "View") -> None:
+        (self._dirty if view.durable else self._dirty_memory).append(view)
+        if self._atomic_depth and view.durable:
+            self._atomic.add(view)
+        self.schedule()
+
+    def settled(self, view: "View") -> None:
+        """The view has ranges to save."""
+        self._unsaved[view] = None
+        self.schedule()
+
+    def must_join(self, view: "View") -> None:
+        """What this view holds now belongs to the atomic part of the next flush."""
+        self._atomic.add(view)
+
+    def begin_atomic(self) -> None:
+        """Until end_atomic, what is published and settled happens together or not at all."""
+        self._atomic_depth += 1
+
+    def end_atomic(self) -> None:
+        self._atomic_depth -= 1
+
+    @property
+    def in_atomic(self) -> bool:
+        return self._atomic_depth > 0
+
+    def after(self, waiter: Waiter) -> None:
+        """Calls the waiter once everything said so far is on stable storage, or has failed."""
+        self._waiters.append(waiter)
+        self.schedule()
+
+    async def settle_down(self) -> None:
+        """Waits until everything said so far is on stable storage."""
+        future = self._loop.create_future()
+
+        def done(error: HeadraceError | None) -> None:
+            if not future.done():
+                future.set_result(error)
+
+        self.after(done)
+        error = await future
+        if error is not None:
+            raise error
+
+    def schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self.flush)
+
+    # The flush.
+
+    def flush(self) -> None:
+        self._scheduled = False
+        if self._dirty_memory:
+            views, self._dirty_memory = self._dirty_memory, []
+            for view in views:
+                view.flush_memory()
+        if not (self._dirty or self._unsaved or self._waiters):
+            return
+        if self._outstanding and sum(view.pending_bytes for view in self._dirty) < HELD_BYTES_MAX:
+            return  # the running round's end starts the next flush
+        self._flush_disk()
+
+    def _flush_disk(self) -> None:
+        self.flushes += 1
+        flush = Flush(self._waiters)
+        self._waiters = []
+        dirty, self._dirty = self._dirty, []
+        unsaved, self._unsaved = self._unsaved, {}
+        atomic, self._atomic = self._atomic, set()
+        self._outstanding += 1
+        flush.left = 1  # held by this method, so that inline tickets do not finish the flush early
+        if atomic:
+            self._stage_group(flush, [v for v in dirty if v in atomic], [v for v in unsaved if v in atomic])
+            dirty = [view for view in dirty if view not in atomic]
+            unsaved = {view: None for view in unsaved if view not in atomic}
+        for view in dirty:
+            for batch in view.take_batches():
+                self.batches += 1
+                self._stage(flush, lambda v=view, b=batch: v.log.append(b))  # type: ignore[misc]
+        if unsaved:
+            self._stage_group(flush, [], list(unsaved))
+        self._one_done(flush, None)
+
+    def _stage(self, flush: Flush, stage: Callable[[], Any], undo: Callable[[], None] | None = None) -> None:
+        flush.tickets += 1
+        try:
+            ticket = stage()
+        except HeadraceError as error:
+            flush.errors.append(error)
+            if undo is not None:
+                undo()
+            return
+        flush.left += 1
+
+        def resolved(done: Any) -> None:
+            if done.error is not None and undo is not None:
+                undo()
+            self._one_done(flush, done.error)
+
+        ticket.add_callback(resolved)
+
+    def _stage_group(self, flush: Flush, dirty: list["View"], unsaved: list["View"]) -> None:
+        deltas = [(view, view.take_unsaved()) for view in unsaved]
+        batches = [(view, batch) for view in dirty for batch in view.take_batches()]
+        self.batches += len(batches)
+
+        def stage() -> Any:
+            group = self._shard.group()
+            for view, batch in batches:
+                group.append(view.log, batch)
+            for view, delta in deltas:
+                group.merge(SETTLE_TABLE, view.key, delta.encode())
+            return group.commit(lazy=not batches)
+
+        def undo() -> None:
+            for view, delta in deltas:
+                view.put_back(delta)
+                self._unsaved[view] = None
+
+        def saved(error: HeadraceError | None) -> None:
+            if error is None:
+                for view, delta in deltas:
+                    view.saved(delta)
+
+        flush.waiters.insert(0, saved)
+        if not batches:
+            # Settles alone: whoever waits for publishes does not care how they end.
+            flush.waiters.remove(saved)
+            lone = Flush([saved])
+            lone.left = 1
+            self._stage(lone, stage, undo)
+            self._outstanding += 1
+            self._one_done(lone, None)
+            return
+        self._stage(flush, stage, undo)
+
+    def _one_done(self, flush: Flush, error: HeadraceError | None) -> None:
+        if error is not None:
+            flush.errors.append(error)
+        flush.left -= 1
+        if flush.left:
+            return
+        self._outstanding -= 1
+        outcome: HeadraceError | None = None
+        if flush.errors:
+            outcome = flush.errors[0]
+            if len(flush.errors) < flush.tickets:
+                outcome = PartlyStored(str(outcome))
+        for waiter in flush.waiters:
+            waiter(outcome)
+        if self._closed or self._outstanding:
+            return
+        if flush.errors:
+            self._loop.call_later(RETRY_S, self.schedule)  # settles are kept and tried again
+        elif self._dirty or self._unsaved or self._waiters:
+            self.schedule()
+
+    def forget(self, view: "View") -> None:
+        """The view's queue is gone: nothing of it is written any more."""
+        if view in self._dirty:
+            self._dirty.remove(view)
+        if view in self._dirty_memory:
+            self._dirty_memory.remove(view)
+        self._unsaved.pop(view, None)
+        self._atomic.discard(view)
+
+    def close(self) -> None:
+        self._closed = True

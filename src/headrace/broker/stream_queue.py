@@ -1,0 +1,126 @@
+"""A stream seen over AMQP: each consumer reads from its own offset, nothing is removed by reading."""
+
+from typing import Any
+
+from headrace.broker.consumers import Consumer
+from headrace.broker.message import Message, from_record
+from headrace.broker.queue import Queue
+from headrace.broker.view import View
+from headrace.errors import ArgumentMismatch, NotSupported
+from headrace.record import codec
+from headrace.record.properties import Timestamp
+
+READ_BYTES = 128 * 1024
+TURN_MESSAGES = 500
+
+
+class Reader:
+    """Where one consumer of a stream is. Stands where a view stands for a queue: nothing settles in it."""
+
+    level = 0
+
+    def __init__(self, log: Any, offset: int) -> None:
+        self.log = log
+        self.next = offset
+        self.waiter: Any = None
+
+
+class StreamQueue(Queue):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._readers: dict[int, Reader] = {}
+
+    @property
+    def ready(self) -> int:
+        return int(self.view.log.stable_end - self.view.log.start_offset)
+
+    @property
+    def unacked(self) -> int:
+        return 0
+
+    def start_offset(self, wanted: Any) -> int:
+        """What x-stream-offset asks for: first, last, next, a number, or a time."""
+        log = self.view.log
+        if wanted is None or wanted == "next":
+            return int(log.stable_end)
+        if wanted == "first":
+            return int(log.start_offset)
+        if wanted == "last":
+            # RabbitMQ: the last chunk. Here: the last batch.
+            end = log.stable_end
+            return int(log.read(end - 1).base_offset) if end > log.start_offset else int(end)
+        if isinstance(wanted, Timestamp):
+            found = log.offset_for_timestamp(int(wanted) * 1000)
+            return int(log.stable_end if found is None else found[0])
+        if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:
+            return int(min(max(wanted, log.start_offset), log.stable_end))
+        raise ArgumentMismatch(f"invalid arg 'x-stream-offset': {wanted!r}")
+
+    def attach(self, consumer: Consumer, wanted: Any) -> None:
+        """Called before add_consumer."""
+        self._readers[id(consumer)] = Reader(self.view.log, self.start_offset(wanted))
+
+    def reader(self, consumer: Consumer) -> Any:
+        return self._readers[id(consumer)]
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        reader = self._readers.pop(id(consumer), None)
+        if reader is not None and reader.waiter is not None:
+            reader.waiter.cancel()
+        super().remove_consumer(consumer)
+
+    def dispatch(self) -> None:
+        self._scheduled = False
+        if self.is_deleted:
+            return
+        again = False
+        for consumer in self.consumers:
+            again = self._feed(consumer, self._readers[id(consumer)]) or again
+        if again:
+            self.wake()
+
+    def _feed(self, consumer: Consumer, reader: Reader) -> bool:
+        """True when there is more to do in another turn."""
+        left = min(consumer.credit(), TURN_MESSAGES)
+        if left <= 0:
+            return False
+        log = reader.log
+        reader.next = max(reader.next, log.start_offset)
+        if reader.next >= log.stable_end:
+            if reader.waiter is None:
+                reader.waiter = log.wait(reader.next, lambda: self._arrived(reader))
+            return False
+        chunk = log.read(reader.next, READ_BYTES)
+        for record in codec.records(
+            chunk.data, from_offset=reader.next, to_offset=log.stable_end, limit=left
+        ):
+            message = from_record(record).with_headers(**{"x-stream-offset": record.offset})
+            reader.next = record.offset + 1
+            self.delivered += 1
+            consumer.deliver_message(reader, record.offset, message, False)  # type: ignore[arg-type]
+            left -= 1
+        if left > 0:
+            reader.next = max(reader.next, chunk.next_offset)
+        return True
+
+    def _arrived(self, reader: Reader) -> None:
+        reader.waiter = None
+        self.wake()
+
+    def get(self) -> tuple[View, int, Message, bool] | None:
+        raise NotSupported(f"basic.get is not supported by stream queues (queue '{self.name}')")
+
+    def settle(self, view: View, start: int, end: int) -> None:
+        """Only credit comes back."""
+
+    def give_back(self, view: View, offset: int, *, counts: bool = True) -> None:
+        """A stream is read again by attaching at an offset, not by returning messages."""
+
+    def reject(self, view: View, offset: int, reason: str = "rejected") -> None: ...
+
+    def purge(self) -> int:
+        raise NotSupported(f"queue.purge is not supported by stream queues (queue '{self.name}')")
+
+    def drop_expired(self) -> None: ...
+
+    def drop_overflow(self) -> None: ...

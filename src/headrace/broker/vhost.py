@@ -1,0 +1,390 @@
+"""A virtual host: its exchanges and queues, declared, bound and deleted; durable ones survive in the catalog.
+
+What need not last changes at once. What must last is changed by one at a time, and whoever asked is
+answered when the disk has it; the file calls run in a thread, so the loop never waits for them.
+"""
+
+import asyncio
+import secrets
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.dead_letter import DeadLetters
+from headrace.broker.delays import Delays
+from headrace.broker.exchanges import DELAYED, KINDS, Binding, Exchange, make_exchange
+from headrace.broker.memory_log import MemoryLog
+from headrace.broker.policy import STREAM, QueuePolicy, check_equivalent, parse_arguments
+from headrace.broker.queue import Queue
+from headrace.broker.queue_store import QueueStore
+from headrace.broker.routing import Routing
+from headrace.broker.view import View
+from headrace.errors import (
+    AccessRefused,
+    ArgumentMismatch,
+    InUse,
+    QueueNotFound,
+    ResourceLocked,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+PREDECLARED = {
+    "": "direct",
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.topic": "topic",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+}
+RESERVED = "amq."
+
+
+def server_name(prefix: str = "amq.gen-") -> str:
+    return prefix + urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=").decode()
+
+
+class VirtualHost:
+    def __init__(self, broker: "Broker", name: str, store: QueueStore) -> None:
+        self.name = name
+        self.clock = broker.clock
+        self.loop = asyncio.get_running_loop()
+        self.rounds = store.rounds
+        self.store = store
+        self.routing = Routing(name)
+        self.queues: dict[str, Queue] = {}
+        self.dead_letters = DeadLetters(self)
+        self.delays = Delays(self)
+        self._changing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        for exchange, kind in PREDECLARED.items():
+            self.routing.exchanges[exchange] = make_exchange(exchange, kind, durable=True)
+
+    # Exchanges.
+
+    async def declare_exchange(
+        self,
+        name: str,
+        kind: str,
+        *,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: Mapping[str, Any],
+    ) -> Exchange:
+        found = self.routing.exchanges.get(name)
+        if found is not None:
+            self._check_same_exchange(found, kind, durable, auto_delete, internal, arguments)
+            return found
+        if name.startswith(RESERVED):
+            raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        alternate = arguments.get("alternate-exchange")
+        if alternate is not None and not isinstance(alternate, str):
+            raise ArgumentMismatch(
+                f"invalid arg 'alternate-exchange' for exchange '{name}' in vhost '{self.name}'"
+            )
+        exchange = make_exchange(
+            name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
+        )
+        if durable:
+            async with self._changing:
+                if name not in self.routing.exchanges:
+                    if exchange.delayed:
+                        await self.delays.prepare(exchange)
+                    await self.store.put_exchange(self.name, exchange)
+                    self._add_exchange(exchange)
+        else:
+            if exchange.delayed:
+                await self.delays.prepare(exchange)
+            self._add_exchange(exchange)
+        return self.routing.exchanges[name]
+
+    def _add_exchange(self, exchange: Exchange) -> None:
+        self.routing.exchanges[exchange.name] = exchange
+        self.routing.changed()
+
+    def _check_same_exchange(
+        self,
+        found: Exchange,
+        kind: str,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: Mapping[str, Any],
+    ) -> None:
+        where = f"for exchange '{found.name}' in vhost '{self.name}'"
+        facts = (
+            ("type", kind, found.declared_kind),
+            ("durable", durable, found.durable),
+            ("auto_delete", auto_delete, found.auto_delete),
+            ("internal", internal, found.internal),
+            (
+                "alternate-exchange",
+                arguments.get("alternate-exchange"),
+                found.arguments.get("alternate-exchange"),
+            ),
+        )
+        for argument, new, old in facts:
+            if new != old:
+                raise ArgumentMismatch(
+                    f"inequivalent arg '{argument}' {where}: received '{_spell(new)}' but current is '{_spell(old)}'"
+                )
+
+    async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
+        """Deleting what is not there is no error, as in RabbitMQ."""
+        if name in PREDECLARED:
+            raise AccessRefused(
+                f"operation not permitted on the {'default ' if not name else ''}exchange '{name}'"
+            )
+        found = self.routing.exchanges.get(name)
+        if found is None:
+            return
+        if if_unused and found.bindings:
+            raise InUse(f"exchange '{name}' in vhost '{self.name}' in use")
+        if found.durable:
+            async with self._changing:
+                if self.routing.exchanges.get(name) is found:
+                    await self.store.remove_exchange(self.name, found)
+                    self._forget_exchange(found)
+        else:
+            self._forget_exchange(found)
+        if found.delayed:
+            await self.delays.forget(found)
+
+    def _forget_exchange(self, exchange: Exchange) -> None:
+        if self.routing.exchanges.pop(exchange.name, None) is None:
+            return
+        gone = list(exchange.bindings.values())
+        for binding in gone:
+            self.routing.unbind(exchange, binding)
+        self._after_unbind(self.routing.drop_destination(exchange))
+        self.store.remove_bindings(self.name, gone)
+        self.routing.changed()
+
+    # Queues.
+
+    def queue(self, name: str, owner: object | None = None) -> Queue:
+        """The queue, if it is there and not somebody else's. A topic of one partition is a stream queue."""
+        found = self.queues.get(name) or self._topic(name)
+        if found is None or found.is_deleted:
+            raise QueueNotFound(self.name, name)
+        self._check_owner(found, owner)
+        return found
+
+    def find_topic(self, name: str) -> bool:
+        """Whether a topic of that name can be published to as a queue; from then on it is among the queues."""
+        return name in self.queues or self._topic(name) is not None
+
+    def _topic(self, name: str) -> Queue | None:
+        stream = self.store.streams.find(name, self.name)
+        if stream is None or stream.kind != "topic" or len(stream.partitions) != 1:
+            return None
+        queue = self.store.make_stream_queue(self, name, stream)
+        self._add_queue(queue)
+        return queue
+
+    def _check_owner(self, queue: Queue, owner: object | None) -> None:
+        if queue.owner is not None and queue.owner is not owner:
+            raise ResourceLocked(
+                f"cannot obtain exclusive access to locked queue '{queue.name}' in vhost '{self.name}'. It could be "
+                "originally declared on another connection or the exclusive property value does not match that of "
+                "the original declaration."
+            )
+
+    async def declare_queue(
+        self,
+        name: str,
+        *,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: Mapping[str, Any],
+        owner: object,
+    ) -> Queue:
+        found = self.queues.get(name) or self._topic(name)
+        if found is not None and not found.is_deleted:
+            return self._check_same_queue(found, durable, exclusive, auto_delete, arguments, owner)
+        if name.startswith(RESERVED):
+            raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+        name = name or server_name()
+        where = f"queue '{name}' in vhost '{self.name}'"
+        policy = parse_arguments(where, arguments)
+        if policy.kind != "classic" and (exclusive or not durable or auto_delete):
+            wrong = "non-durable" if not durable else "exclusive" if exclusive else "auto-delete"
+            raise ArgumentMismatch(f"invalid property '{wrong}' for {where} of type {policy.kind}")
+        if not durable or exclusive:
+            queue = self._memory_queue(name, policy, durable, exclusive, auto_delete, arguments, owner)
+            self._add_queue(queue)
+            return queue
+        async with self._changing:
+            found = self.queues.get(name)
+            if found is not None and not found.is_deleted:
+                return self._check_same_queue(found, durable, exclusive, auto_delete, arguments, owner)
+            queue = await self.store.create_queue(self, name, policy, auto_delete, dict(arguments))
+            self._add_queue(queue)
+            return queue
+
+    def _memory_queue(
+        self,
+        name: str,
+        policy: QueuePolicy,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: Mapping[str, Any],
+        owner: object,
+    ) -> Queue:
+        levels = policy.priority_max + 1
+        views = [
+            View(MemoryLog(), self.rounds, durable=False, level=level) for level in reversed(range(levels))
+        ]
+        return Queue(
+            self,
+            name,
+            policy,
+            views,
+            durable=durable,
+            auto_delete=auto_delete,
+            owner=owner if exclusive else None,
+            arguments=dict(arguments),
+        )
+
+    def _add_queue(self, queue: Queue) -> None:
+        self.queues[queue.name] = queue
+        self.routing.changed()
+
+    def _check_same_queue(
+        self,
+        found: Queue,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: Mapping[str, Any],
+        owner: object,
+    ) -> Queue:
+        self._check_owner(found, owner)
+        where = f"queue '{found.name}' in vhost '{self.name}'"
+        for argument, new, old in (
+            ("durable", durable, found.durable),
+            ("exclusive", exclusive, found.exclusive),
+            ("auto_delete", auto_delete, found.auto_delete),
+        ):
+            if new != old:
+                received = f"received '{_spell(new)}' but current is '{_spell(old)}'"
+                raise ArgumentMismatch(f"inequivalent arg '{argument}' for {where}: {received}")
+        parse_arguments(where, arguments)
+        check_equivalent(where, arguments, found.arguments)
+        found.used()
+        return found
+
+    async def delete_queue(
+        self, name: str, owner: object | None = None, *, if_unused: bool = False, if_empty: bool = False
+    ) -> int:
+        """How many messages went with it. Deleting what is not there is no error, as in RabbitMQ."""
+        found = self.queues.get(name) or self._topic(name)
+        if found is None or found.is_deleted:
+            return 0
+        self._check_owner(found, owner)
+        if if_unused and len(found.consumers):
+            raise InUse(f"queue '{name}' in vhost '{self.name}' in use")
+        if if_empty and found.ready:
+            raise InUse(f"queue '{name}' in vhost '{self.name}' not empty")
+        return await self.remove_queue(found)
+
+    async def remove_queue(self, queue: Queue) -> int:
+        count = queue.ready
+        if queue.is_deleted:
+            return 0
+        if self.store.is_stored(queue):
+            async with self._changing:
+                if queue.is_deleted:
+                    return 0
+                await self.store.remove_queue(self.name, queue)
+                self.forget_queue(queue)
+                await self.store.remove_stream(self.name, queue)
+        else:
+            self.forget_queue(queue)
+        return count
+
+    def forget_queue(self, queue: Queue) -> None:
+        """The queue's end as others see it: no routes to it, no consumers, no deliveries."""
+        if self.queues.get(queue.name) is queue:
+            del self.queues[queue.name]
+        gone = self.routing.drop_destination(queue)
+        queue.close()
+        self.store.remove_bindings(self.name, gone)
+        self.routing.changed()
+        self._after_unbind(gone)
+
+    def delete_soon(self, queue: Queue) -> None:
+        """For timers and last consumers, which cannot wait for the disk."""
+        if not self.store.is_stored(queue):
+            self.forget_queue(queue)
+            return
+        self._spawn(self._delete_quietly(queue))
+
+    async def _delete_quietly(self, queue: Queue) -> None:
+        if not len(queue.consumers):  # somebody may have come while the deletion waited for its turn
+            await self.remove_queue(queue)
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Bindings.
+
+    async def bind(
+        self, source: str, destination: Queue | Exchange, key: str, arguments: Mapping[str, Any]
+    ) -> None:
+        exchange = self._bindable(source)
+        binding = Binding(source, destination, key, arguments)
+        if not self.routing.bind(exchange, binding):
+            return
+        if (
+            exchange.durable
+            and destination.durable
+            and not (isinstance(destination, Queue) and destination.exclusive)
+        ):
+            await self.store.put_binding(self.name, binding)
+
+    async def unbind(
+        self, source: str, destination: Queue | Exchange, key: str, arguments: Mapping[str, Any]
+    ) -> None:
+        exchange = self._bindable(source)
+        gone = self.routing.unbind(exchange, Binding(source, destination, key, arguments))
+        if gone is None:
+            return  # as RabbitMQ since 3.2: unbinding what is not bound is no error
+        self.store.remove_bindings(self.name, [gone])
+        await self.rounds.settle_down()
+        self._after_unbind([gone])
+
+    def _bindable(self, name: str) -> Exchange:
+        if name == "":
+            raise AccessRefused("operation not permitted on the default exchange")
+        return self.routing.exchange(name)
+
+    def _after_unbind(self, gone: list[Binding]) -> None:
+        for source in {binding.source for binding in gone}:
+            exchange = self.routing.exchanges.get(source)
+            if exchange is not None and exchange.auto_delete and not exchange.bindings:
+                self._spawn(self.delete_exchange(source))
+
+    # Going away.
+
+    def connection_closed(self, owner: object) -> None:
+        for queue in [q for q in self.queues.values() if q.owner is owner]:
+            self.forget_queue(queue)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            await asyncio.gather(task, return_exceptions=True)
+        self.delays.close()
+
+
+def _spell(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
+
+
+__all__ = ["DELAYED", "KINDS", "STREAM", "VirtualHost", "server_name"]

@@ -1,0 +1,80 @@
+"""The virtual hosts of a broker, opened and closed with it."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from headrace.broker.queue_store import QueueStore
+from headrace.broker.rounds import SETTLE_TABLE, Rounds
+from headrace.broker.vhost import VirtualHost
+from headrace.errors import HeadraceError, VirtualHostNotFound
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+CATALOG_KIND = "vhosts"
+DEFAULT = "/"
+
+
+class VirtualHosts:
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self.rounds = Rounds(broker.shard)
+        self.store = QueueStore(broker.catalog, broker.streams, broker.shard, self.rounds)
+        self._hosts: dict[str, VirtualHost] = {}
+        self._vhost_of(DEFAULT)
+        for document in broker.catalog.load(CATALOG_KIND):
+            self._vhost_of(document["identity"][0])
+        self.store.load(self._vhost_of)
+        for host in self:
+            for queue in host.queues.values():
+                if queue.ready:
+                    queue.drop_expired()
+
+    def _vhost_of(self, name: str) -> VirtualHost:
+        if name not in self._hosts:
+            self._hosts[name] = VirtualHost(self._broker, name, self.store)
+        return self._hosts[name]
+
+    def get(self, name: str) -> VirtualHost:
+        found = self._hosts.get(name)
+        if found is None:
+            raise VirtualHostNotFound(name)
+        return found
+
+    def __iter__(self) -> Iterator[VirtualHost]:
+        return iter(list(self._hosts.values()))
+
+    async def create(self, name: str) -> VirtualHost:
+        if name not in self._hosts:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, lambda: self._broker.catalog.put(CATALOG_KIND, (name,), {}))
+        return self._vhost_of(name)
+
+    async def delete(self, name: str) -> None:
+        host = self.get(name)
+        for queue in list(host.queues.values()):
+            await host.remove_queue(queue)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, lambda: self._broker.catalog.remove(CATALOG_KIND, (name,)))
+        del self._hosts[name]
+
+    async def close(self) -> None:
+        """Everything said so far is stored, and how far deliveries really went: a clean stop flags nothing else."""
+        for host in self:
+            await host.close()
+        try:
+            await self.rounds.settle_down()
+            group = self._broker.shard.group()
+            for host in self:
+                for queue in host.queues.values():
+                    if queue.durable and not queue.exclusive and not queue.is_stream:
+                        for view in queue.views:
+                            group.merge(SETTLE_TABLE, view.key, view.take_unsaved(exact=True).encode())
+                for view in host.delays.views():
+                    group.merge(SETTLE_TABLE, view.key, view.take_unsaved(exact=True).encode())
+            await group.commit()
+        except HeadraceError:
+            pass  # the disk has failed: the next start flags what may have been delivered
+        self.rounds.close()
+        self.store.close()

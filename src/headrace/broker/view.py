@@ -1,0 +1,295 @@
+"""A queue view: which offsets of a log are done, which are out, which came back, what is next.
+
+Memory does not grow with the backlog: everything is ranges. Settled ranges ride to the state table in
+the next round; `reserved` is how far deliveries may have gone, saved ahead in blocks, so that after a
+crash whatever may have been delivered carries the redelivered flag.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from headrace.broker.rounds import Rounds
+from headrace.broker.settle import RangeSet
+from headrace.errors import OffsetOutOfRange
+from headrace.record.codec import BatchWriter
+from headrace.record.layout import MAX_OFFSET
+
+READ_BYTES = 128 * 1024
+READ_BYTES_ONE = 8 * 1024  # for a message that came back: it is alone
+RESERVE_MIN = 1024
+RESERVE_MAX = 65_536
+WRITER_CAPACITY = 4096
+WRITER_KEPT = 256 * 1024
+WRITERS_POOLED = 64
+SEALED_BYTES_MAX = 1 << 20
+
+_HEAD = struct.Struct(">Bq")
+_RANGE = struct.Struct(">qq")
+_RAISE, _SET = 0, 1
+
+_writers: list[BatchWriter] = []
+
+
+class Delta(NamedTuple):
+    """What changed since the last save: ranges settled, and how far deliveries are allowed to go."""
+
+    ranges: RangeSet
+    moving: RangeSet
+    reserved: int
+    exact: bool = False
+
+    def encode(self) -> bytes:
+        return _HEAD.pack(_SET if self.exact else _RAISE, self.reserved) + b"".join(
+            _RANGE.pack(start, end) for ranges in (self.ranges, self.moving) for start, end in ranges
+        )
+
+
+def fold_settles(value: bytes | None, deltas: Sequence[bytes]) -> bytes | None:
+    """The state table's fold: a value is a delta that holds everything so far."""
+    reserved, ranges = decode_settles(value)
+    for delta in deltas:
+        kind, raised = _HEAD.unpack_from(delta)
+        reserved = raised if kind == _SET else max(reserved, raised)
+        for pair in _RANGE.iter_unpack(memoryview(delta)[_HEAD.size :]):
+            ranges.add(*pair)
+    return Delta(ranges, RangeSet(), reserved).encode()
+
+
+def decode_settles(value: bytes | None) -> tuple[int, RangeSet]:
+    if value is None:
+        return 0, RangeSet()
+    _, reserved = _HEAD.unpack_from(value)
+    return reserved, RangeSet(_RANGE.iter_unpack(memoryview(value)[_HEAD.size :]))
+
+
+class Run(NamedTuple):
+    """Offsets to deliver next, in one go: [start, end), those below redelivered_below flagged."""
+
+    start: int
+    end: int
+    redelivered_below: int
+    returned: bool
+
+
+class View:
+    """One log, read as a queue. Belongs to one Queue; used on the loop's thread."""
+
+    def __init__(
+        self,
+        log: Any,
+        rounds: Rounds,
+        *,
+        key: bytes = b"",
+        durable: bool,
+        saved: bytes | None = None,
+        level: int = 0,
+        compression: int = 0,
+    ) -> None:
+        self.log = log
+        self.key = key
+        self.durable = durable
+        self.level = level
+        self._rounds = rounds
+        self._compression = compression
+        reserved, self.settled = decode_settles(saved)
+        self.settled.add(0, log.start_offset)
+        self.returned = RangeSet()
+        self.next = self.low
+        # Offsets given out after the crash are new, however far the reservation went before it.
+        self.redelivered_below = min(reserved, log.visible_end)
+        self.reserved = reserved if durable else MAX_OFFSET
+        self._reserving = 0
+        self._reserve_block = RESERVE_MIN
+        self._unsaved = RangeSet()
+        self._moving = RangeSet()  # settled together with something else: taken back if that fails
+        self._chunk: Any = None
+        self._writer: BatchWriter | None = None
+        self._sealed: list[bytearray] = []
+        self._targets: list[Any] = []
+        self.purged_to = 0
+
+    # Counting.
+
+    @property
+    def low(self) -> int:
+        """Everything below is settled."""
+        first = self.settled.first()
+        return first[1] if first is not None and first[0] == 0 else 0
+
+    @property
+    def ready(self) -> int:
+        end = self.log.stable_end
+        if self.next >= end:
+            return len(self.returned)
+        return int(end - self.next - self.settled.count(self.next, end) + len(self.returned))
+
+    @property
+    def out(self) -> int:
+        """Delivered and not settled."""
+        return int(self.next - self.settled.count(0, self.next) - len(self.returned))
+
+    @property
+    def has_ready(self) -> bool:
+        return bool(self.returned) or self.next < self.log.stable_end
+
+    # Writing.
+
+    @property
+    def pending_bytes(self) -> int:
+        size = self._writer.size if self._writer is not None else 0
+        return size + sum(map(len, self._sealed))
+
+    @property
+    def pending(self) -> int:
+        """Records that wait for a flush; sealed batches are few and not counted."""
+        return self._writer.count if self._writer is not None else 0
+
+    def open_writer(self, target: Any = None) -> BatchWriter:
+        if self._writer is None:
+            self._writer = _writers.pop() if _writers else BatchWriter(0, WRITER_CAPACITY)
+            self._rounds.dirty(self)
+        elif self._rounds.in_atomic:
+            self._rounds.must_join(self)
+        if target is not None:
+            self._targets.append(target)
+        return self._writer
+
+    def seal(self) -> None:
+        """Closes the batch that is being written; the same writer goes on with the next."""
+        if self._writer is not None and self._writer.count:
+            self._sealed.append(self._writer.finish(self._compression))
+
+    def take_batches(self) -> list[bytearray]:
+        batches, self._sealed = self._sealed, []
+        writer, self._writer = self._writer, None
+        for target in self._targets:
+            target.reset()
+        self._targets.clear()
+        if writer is not None:
+            large = writer.size > WRITER_KEPT
+            if writer.count:
+                self._rounds.records += writer.count
+                batches.append(writer.finish(self._compression))
+            if len(_writers) < WRITERS_POOLED and not large:
+                _writers.append(writer)
+        return batches
+
+    def flush_memory(self) -> None:
+        for batch in self.take_batches():
+            self.log.append(batch)
+
+    def discard_pending(self) -> None:
+        for _ in self.take_batches():
+            pass
+
+    # Reading.
+
+    def next_run(self) -> Run | None:
+        """What to deliver next: what came back first, then the log in order. None: nothing, or not yet."""
+        first = self.returned.first()
+        if first is not None:
+            return Run(first[0], first[1], MAX_OFFSET, True)
+        end = self.log.stable_end
+        gap = self.settled.gap(self.next, end)
+        if gap is None:
+            self.next = max(self.next, end)
+            return None
+        self.next = gap[0]
+        if self.next + self._reserve_block // 2 >= self.reserved:
+            self._reserve()
+        end = min(gap[1], self.reserved)
+        if self.next >= end:
+            self._reserve_block = min(self._reserve_block * 2, RESERVE_MAX)
+            return None  # the reservation's round wakes the queue
+        return Run(self.next, end, self.redelivered_below, False)
+
+    def next_run_unreserved(self) -> Run | None:
+        """As next_run, for what is not delivered to a consumer: basic.get, purge, expiry.
+
+        After a crash its redelivered flag may be missing for a message that was fetched and not settled.
+        """
+        first = self.returned.first()
+        if first is not None:
+            return Run(first[0], first[1], MAX_OFFSET, True)
+        gap = self.settled.gap(self.next, self.log.stable_end)
+        if gap is None:
+            self.next = max(self.next, self.log.stable_end)
+            return None
+        self.next = gap[0]
+        return Run(gap[0], gap[1], self.redelivered_below, False)
+
+    def reserve_past(self, offset: int) -> None:
+        if offset >= self.reserved:
+            self._reserve()
+
+    def _reserve(self) -> None:
+        wanted = self.next + self._reserve_block
+        if wanted > max(self._reserving, self.reserved):
+            self._reserving = wanted
+            self._rounds.settled(self)
+
+    def chunk(self, run: Run) -> Any:
+        """Whole batches that hold run.start; the first may begin earlier."""
+        cached = self._chunk
+        if cached is not None and cached.base_offset <= run.start < cached.next_offset:
+            return cached
+        chunk = self.log.read(run.start, READ_BYTES_ONE if run.returned else READ_BYTES)
+        if chunk.next_offset <= run.start:
+            raise OffsetOutOfRange(run.start, self.log.start_offset, self.log.visible_end)
+        self._chunk = chunk
+        return chunk
+
+    def release_chunk(self) -> None:
+        self._chunk = None
+
+    def advance(self, run: Run, to: int) -> None:
+        """[run.start, to) has been handed out, or settled on the way."""
+        if run.returned:
+            self.returned.remove(run.start, to)
+        else:
+            assert to >= self.next
+            self.next = to
+            if self.next >= self.log.stable_end:
+                self._chunk = None
+
+    # Settling.
+
+    def settle(self, start: int, end: int) -> None:
+        if not self.settled.add(start, end):
+            return
+        if self.durable:
+            if self._rounds.in_atomic:
+                self._moving.add(start, end)
+                self._rounds.must_join(self)
+            else:
+                self._unsaved.add(start, end)
+            self._rounds.settled(self)
+        else:
+            self.log.drop_below(self.low)
+
+    def give_back(self, start: int, end: int) -> None:
+        """Delivered, not settled, to be delivered again: in its old place, before what is new."""
+        self.returned.add(start, end)
+
+    def take_unsaved(self, *, exact: bool = False) -> Delta:
+        reserved = self.next if exact else max(self._reserving, self.reserved)
+        delta = Delta(self._unsaved, self._moving, reserved, exact)
+        self._unsaved, self._moving = RangeSet(), RangeSet()
+        return delta
+
+    def put_back(self, delta: Delta) -> None:
+        """It was not stored: acks are kept for the next time, what was to move elsewhere is here again."""
+        for start, end in delta.ranges:
+            self._unsaved.add(start, end)
+        for start, end in delta.moving:
+            self.settled.remove(start, end)
+            self.returned.add(start, end)
+
+    def saved(self, delta: Delta) -> None:
+        woke = delta.reserved > self.reserved
+        self.reserved = max(self.reserved, delta.reserved)
+        if woke and self.on_reserved is not None:
+            self.on_reserved()
+
+    on_reserved: Any = None

@@ -1,0 +1,45 @@
+"""Who is there: PLAIN and AMQPLAIN. Until users exist there is guest, from this machine only, as in RabbitMQ."""
+
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Any
+
+from headrace.errors import InvalidInput
+from headrace.record.properties import decode_table
+
+GUEST = "guest"
+
+
+def plain(response: bytes) -> tuple[str, str] | None:
+    """(user, password) of a PLAIN response."""
+    parts = response.split(b"\0")
+    if len(parts) != 3:
+        return None
+    return parts[1].decode("utf-8", "replace"), parts[2].decode("utf-8", "replace")
+
+
+def amqplain(response: bytes) -> tuple[str, str] | None:
+    try:
+        table = decode_table(len(response).to_bytes(4, "big") + response)
+    except InvalidInput:
+        return None
+    user, password = table.get("LOGIN"), table.get("PASSWORD")
+    return (user, password) if isinstance(user, str) and isinstance(password, str) else None
+
+
+MECHANISMS: dict[str, Callable[[bytes], tuple[str, str] | None]] = {"PLAIN": plain, "AMQPLAIN": amqplain}
+
+
+def is_loopback(peer: Any) -> bool:
+    if not peer:
+        return True  # a socket without an address is on this machine
+    try:
+        address = ip_address(peer[0].partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def accepts(user: str, password: str, peer: Any) -> bool:
+    return user == GUEST and password == GUEST and is_loopback(peer)

@@ -1,0 +1,91 @@
+"""basic.get, ack, nack, reject, recover; channel.flow."""
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from headrace.doors.amqp.errors import ChannelError
+from headrace.doors.amqp.queue_methods import find
+from headrace.doors.amqp.tx import Settle
+from headrace.wire.amqp.methods import content_frames, frame
+from headrace.wire.amqp.protocol import NOT_IMPLEMENTED, PRECONDITION_FAILED, ProtocolError
+
+if TYPE_CHECKING:
+    from headrace.doors.amqp.channel import Channel
+
+
+async def get(channel: "Channel", method: commands.Basic.Get) -> None:
+    connection = channel.connection
+    await connection.flushed()
+    queue = find(channel, method.queue)
+    found = queue.get()
+    if found is None:
+        connection.write(frame(channel.number, commands.Basic.GetEmpty))
+        return
+    view, offset, message, redelivered = found
+    source = channel.getter(queue, view)
+    tag = channel.state.tags.add(-1 if method.no_ack else source.number, offset)
+    if method.no_ack:
+        queue.settle(view, offset, offset + 1)
+    frames = content_frames(
+        channel.number, commands.Basic.GetOk, message.properties, message.body, connection.frame_max,
+        delivery_tag=tag, redelivered=redelivered, exchange=message.exchange, routing_key=message.routing_key,
+        message_count=queue.ready,
+    )
+    connection.deliver(frames, 1, len(message.body))
+
+
+def ack(channel: "Channel", method: Any) -> None:
+    """Only in a transaction: the scanner takes all others."""
+    _settle(channel, method.delivery_tag, method.multiple, "ack")
+
+
+def nack(channel: "Channel", method: Any) -> None:
+    _settle(channel, method.delivery_tag, method.multiple, "requeue" if method.requeue else "reject")
+
+
+def reject(channel: "Channel", method: Any) -> None:
+    _settle(channel, method.delivery_tag, False, "requeue" if method.requeue else "reject")
+
+
+def _settle(channel: "Channel", tag: int, multiple: bool, kind: str) -> None:
+    if channel.tx is not None:
+        if channel.state.tags.peek(tag, multiple) is None:
+            raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+        channel.tx.settles.append(Settle(tag, multiple, kind))
+        return
+    apply(channel, Settle(tag, multiple, kind))
+
+
+def apply(channel: "Channel", settle: Settle) -> None:
+    if settle.kind == "ack":
+        channel.state.tags.settle(settle.tag, settle.multiple)
+        channel.settle()
+    else:
+        channel.reject(channel.take(settle.tag, settle.multiple), requeue=settle.kind == "requeue")
+
+
+def recover(channel: "Channel", method: commands.Basic.Recover) -> None:
+    recover_async(channel, method)
+    channel.connection.write(frame(channel.number, commands.Basic.RecoverOk))
+
+
+def recover_async(channel: "Channel", method: Any) -> None:
+    if not method.requeue:
+        raise ProtocolError(NOT_IMPLEMENTED, "requeue=false", 60, 110)
+    channel.reject(channel.take(0, True), requeue=True)
+
+
+def flow(channel: "Channel", method: Any) -> None:
+    """RabbitMQ refuses active=false; here deliveries do stop, which is what was asked for."""
+    channel.is_flowing = method.active
+    channel.connection.write(frame(channel.number, commands.Channel.FlowOk, active=method.active))
+    if method.active:
+        channel.wake()
+
+
+def flow_ok(channel: "Channel", method: commands.Channel.FlowOk) -> None:
+    """We never send flow."""
+
+
+def ignore(channel: "Channel", method: Any) -> None: ...

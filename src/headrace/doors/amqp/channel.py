@@ -1,0 +1,149 @@
+"""A channel: its consumers, its unacked deliveries, its publisher confirms."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pamqp import commands
+
+from headrace.broker.queue import Queue
+from headrace.broker.view import View
+from headrace.doors.amqp.consumer import AmqpConsumer, Source
+from headrace.doors.amqp.errors import ChannelError
+from headrace.doors.amqp.tx import Transaction
+from headrace.wire.amqp.methods import confirm, frame
+from headrace.wire.amqp.protocol import PRECONDITION_FAILED
+from headrace.wire.amqp.scan import ChannelState
+
+if TYPE_CHECKING:
+    from headrace.doors.amqp.connection import Connection
+
+
+class Channel:
+    def __init__(self, connection: "Connection", number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.state = ChannelState(number)
+        self.consumers: dict[str, AmqpConsumer] = {}
+        self.sources: list[Source] = []
+        self.prefetch = 0  # of consumers to come; see basic_methods.qos
+        self.prefetch_global = 0
+        self.is_flowing = True
+        self.is_open = True
+        self.confirms = False
+        self.confirmed = 0  # the last sequence number that the publisher was told about
+        self.waiting = 0  # flushes that confirms wait for
+        self.refused: set[int] = set()
+        self.tx: Transaction | None = None
+        self.last_queue = ""
+        self.reply_token: str | None = None
+        self.reply_tag = ""
+        self._getters: dict[View, Source] = {}
+
+    @property
+    def can_deliver(self) -> bool:
+        return self.is_flowing and self.is_open and self.connection.is_writable
+
+    # Deliveries out.
+
+    def add_source(self, queue: Queue, view: View, consumer: AmqpConsumer | None) -> Source:
+        source = Source(self.state.tags.add_source(), queue, view, consumer)
+        self.sources.append(source)
+        return source
+
+    def getter(self, queue: Queue, view: View) -> Source:
+        """The source of basic.get on a queue."""
+        found = self._getters.get(view)
+        if found is None or found.queue is not queue:
+            found = self._getters[view] = self.add_source(queue, view, None)
+        return found
+
+    def settle(self) -> None:
+        """Applies the acks that the scanner folded."""
+        woken: set[Queue] = set()
+        for number, start, end in self.state.tags.acked():
+            source = self.sources[number]
+            source.queue.settle(source.view, start, end)
+            woken.add(source.queue)
+        self._credit_came(woken)
+
+    def _credit_came(self, woken: set[Queue]) -> None:
+        for queue in woken:
+            queue.wake()
+        if self.prefetch_global:  # credit of one consumer is credit of all
+            self.wake()
+
+    def take(self, tag: int, multiple: bool) -> list[tuple[Source, int]]:
+        found = self.state.tags.take(tag, multiple)
+        if found is None:
+            raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+        return [(self.sources[number], offset) for number, offset in found]
+
+    def reject(self, taken: Iterable[tuple[Source, int]], *, requeue: bool) -> None:
+        woken: set[Queue] = set()
+        for source, offset in taken:
+            if requeue:
+                source.queue.give_back(source.view, offset)
+            else:
+                source.queue.reject(source.view, offset)
+            woken.add(source.queue)
+        self._credit_came(woken)
+
+    def wake(self) -> None:
+        for consumer in self.consumers.values():
+            consumer.queue.wake()
+
+    # Publishes in.
+
+    def stored(self, sequence: int) -> None:
+        """Everything up to this publish is safe."""
+        self.waiting -= 1
+        self.confirm_to(sequence)
+
+    def confirm_to(self, sequence: int) -> None:
+        if sequence <= self.confirmed or not self.is_open:
+            return
+        first = self.confirmed + 1
+        self.confirmed = sequence
+        if self.refused:
+            self.refused = {number for number in self.refused if number > sequence}
+        self.connection.write(confirm(self.number, sequence, multiple=sequence > first))
+
+    def refuse(self, sequence: int) -> None:
+        """This one publish is refused, for good."""
+        if self.confirms:
+            self.refused.add(sequence)
+            self.connection.write(confirm(self.number, sequence, multiple=False, positive=False))
+
+    def failed(self, sequence: int) -> None:
+        """Nothing up to this publish that is not confirmed yet was stored."""
+        self.waiting -= 1
+        if sequence > self.confirmed and self.is_open and self.confirms:
+            self.confirmed = sequence
+            self.connection.write(confirm(self.number, sequence, multiple=True, positive=False))
+
+    # Going away.
+
+    def release(self) -> None:
+        """Consumers leave their queues; what was out goes back, in its old place."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.state.drop_content()
+        self.settle()
+        for consumer in list(self.consumers.values()):
+            consumer.queue.remove_consumer(consumer)
+        self.consumers.clear()
+        if self.reply_token is not None:
+            self.connection.door.replies.remove(self.reply_token)
+        self.reject(self.take(0, True), requeue=True)
+
+    def send_close(self, code: int, text: str, class_id: int, method_id: int) -> None:
+        """The client made a mistake: the channel ends; what it still sends is ignored until close-ok."""
+        self.release()
+        self.state.closing = True
+        self.connection.write(
+            frame(
+                self.number, commands.Channel.Close, reply_code=code, reply_text=text, class_id=class_id,
+                method_id=method_id,
+            )
+        )

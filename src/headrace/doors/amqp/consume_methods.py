@@ -1,0 +1,92 @@
+"""basic.qos, consume, cancel."""
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from headrace.broker.stream_queue import StreamQueue
+from headrace.broker.vhost import server_name
+from headrace.doors.amqp.consumer import AmqpConsumer
+from headrace.doors.amqp.errors import ChannelError
+from headrace.doors.amqp.queue_methods import find
+from headrace.doors.amqp.replies import PSEUDO_QUEUE
+from headrace.errors import LimitReached
+from headrace.wire.amqp.methods import frame
+from headrace.wire.amqp.protocol import NOT_ALLOWED, NOT_IMPLEMENTED, PRECONDITION_FAILED, ProtocolError
+
+if TYPE_CHECKING:
+    from headrace.doors.amqp.channel import Channel
+
+CONSUMERS_MAX = 65_535  # per channel
+
+
+def qos(channel: "Channel", method: commands.Basic.Qos) -> None:
+    """With RabbitMQ, a prefetch without global holds for consumers to come. Here it also reaches those that are
+    there, unless we announce ourselves as RabbitMQ: kombu then asks for global instead. Without one of
+    the two, tasks with an ETA fill Celery's prefetch window for good."""
+    if method.prefetch_size:
+        raise ProtocolError(NOT_IMPLEMENTED, f"prefetch_size!=0 ({method.prefetch_size})", 60, 10)
+    if method.global_:
+        channel.prefetch_global = method.prefetch_count
+    else:
+        channel.prefetch = method.prefetch_count
+        if channel.connection.door.config.amqp_product != "rabbitmq":
+            for consumer in channel.consumers.values():
+                consumer.prefetch = method.prefetch_count
+    channel.connection.write(frame(channel.number, commands.Basic.QosOk))
+    channel.wake()
+
+
+def consume(channel: "Channel", method: commands.Basic.Consume) -> None:
+    arguments: dict[str, Any] = method.arguments
+    tag = method.consumer_tag or server_name("amq.ctag-")
+    if tag in channel.consumers:
+        raise ProtocolError(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'", 60, 20)
+    if len(channel.consumers) >= CONSUMERS_MAX:
+        raise LimitReached(f"a channel has at most {CONSUMERS_MAX} consumers")
+    if method.queue == PSEUDO_QUEUE:
+        _consume_replies(channel, method, tag)
+        return
+    priority = arguments.get("x-priority", 0)
+    if not isinstance(priority, int):
+        raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority': {priority!r}")
+    queue = find(channel, method.queue)
+    consumer = AmqpConsumer(
+        channel, queue, tag, no_ack=method.no_ack, exclusive=method.exclusive, priority=priority,
+        prefetch=channel.prefetch, arguments=arguments,
+    )
+    if isinstance(queue, StreamQueue):
+        if not channel.prefetch and not channel.prefetch_global and not method.no_ack:
+            raise ChannelError(
+                PRECONDITION_FAILED,
+                f"consumer prefetch count is not set for 'queue '{queue.name}' in vhost '{queue.vhost.name}''",
+            )
+        queue.attach(consumer, arguments.get("x-stream-offset"))
+    queue.add_consumer(consumer)
+    channel.consumers[tag] = consumer
+    # Deliveries start in the next turn of the loop, so the client hears consume-ok first.
+    if not method.nowait:
+        channel.connection.write(frame(channel.number, commands.Basic.ConsumeOk, consumer_tag=tag))
+
+
+def _consume_replies(channel: "Channel", method: commands.Basic.Consume, tag: str) -> None:
+    if not method.no_ack:
+        raise ChannelError(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+    if channel.reply_token is not None:
+        raise ChannelError(PRECONDITION_FAILED, "reply consumer already set")
+    channel.reply_token = channel.connection.door.replies.add(channel)
+    channel.reply_tag = tag
+    if not method.nowait:
+        channel.connection.write(frame(channel.number, commands.Basic.ConsumeOk, consumer_tag=tag))
+
+
+def cancel(channel: "Channel", method: commands.Basic.Cancel) -> None:
+    """What was delivered stays out until it is settled; only new deliveries stop."""
+    consumer = channel.consumers.pop(str(method.consumer_tag), None)
+    if consumer is not None:
+        consumer.queue.remove_consumer(consumer)
+    elif channel.reply_token is not None and channel.reply_tag == method.consumer_tag:
+        channel.connection.door.replies.remove(channel.reply_token)
+        channel.reply_token = None
+    if not method.nowait:
+        channel.connection.write(frame(channel.number, commands.Basic.CancelOk, consumer_tag=method.consumer_tag))

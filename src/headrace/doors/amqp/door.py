@@ -1,0 +1,75 @@
+"""The AMQP door: accepts connections and knows them all."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.broker.broker import Broker
+from headrace.config import Address, Config
+from headrace.doors.amqp.connection import Connection
+from headrace.doors.amqp.replies import Replies
+from headrace.doors.flow import Pressure
+from headrace.doors.listener import Listener, listen
+from headrace.wire.amqp.protocol import CONNECTION_FORCED
+
+logger = logging.getLogger("headrace.amqp")
+
+CLOSE_GRACE_S = 2.0
+SHUTDOWN_TEXT = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
+
+
+class AmqpDoor:
+    def __init__(self, broker: Broker, config: Config) -> None:
+        self.broker = broker
+        self.config = config
+        self.stats = broker.stats.door("amqp")
+        self.replies = Replies()
+        self.connections: set[Connection] = set()
+        self.pressure = Pressure(broker)
+        self._listener: Listener
+        self._closing = False
+
+    async def start(self, address: Address) -> None:
+        self._listener = await listen(address, lambda: Connection(self), flag="--amqp")
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        return self._listener.addresses
+
+    def admit(self, connection: Connection) -> bool:
+        """False: there are too many already."""
+        self.stats.connections_total += 1
+        if self._closing or len(self.connections) >= self.config.connections_max:
+            self.stats.count("connections_refused")
+            return False
+        self.connections.add(connection)
+        self.stats.connections = len(self.connections)
+        return True
+
+    def opened(self, connection: Connection) -> None:
+        logger.debug("AMQP connection from %s as %s", connection.peer, connection.user)
+
+    def forget(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self.pressure.forget(connection)
+        self.stats.connections = len(self.connections)
+
+    async def close(self) -> None:
+        """Stops accepting; clients hear that the broker goes away, and may answer."""
+        self._closing = True
+        self._listener.close()
+        for connection in list(self.connections):
+            connection.close(CONNECTION_FORCED, SHUTDOWN_TEXT)
+        deadline = asyncio.get_running_loop().time() + CLOSE_GRACE_S
+        while self.connections and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.abort()
+        self.pressure.close()
+
+
+async def start(broker: Broker, bind: Address, config: Config) -> Any:
+    door = AmqpDoor(broker, config)
+    await door.start(bind)
+    return door

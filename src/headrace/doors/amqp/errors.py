@@ -1,0 +1,71 @@
+"""What each of the broker's errors is called in AMQP: one table, most specific first."""
+
+from headrace.errors import (
+    AccessRefused,
+    ArgumentMismatch,
+    BatchTooLarge,
+    Conflict,
+    ExclusiveUse,
+    HeadraceError,
+    InUse,
+    InvalidInput,
+    LimitReached,
+    NotFound,
+    NotSupported,
+    Overloaded,
+    ResourceLocked,
+    StorageError,
+    VirtualHostNotFound,
+)
+from headrace.wire.amqp import protocol
+from headrace.wire.amqp.protocol import REPLY_NAMES, ProtocolError
+
+REPLY_CODES: dict[type[HeadraceError], int] = {
+    VirtualHostNotFound: protocol.NOT_ALLOWED,
+    ExclusiveUse: protocol.ACCESS_REFUSED,
+    AccessRefused: protocol.ACCESS_REFUSED,
+    NotFound: protocol.NOT_FOUND,
+    ResourceLocked: protocol.RESOURCE_LOCKED,
+    InUse: protocol.PRECONDITION_FAILED,
+    ArgumentMismatch: protocol.PRECONDITION_FAILED,
+    BatchTooLarge: protocol.CONTENT_TOO_LARGE,
+    Conflict: protocol.PRECONDITION_FAILED,
+    InvalidInput: protocol.PRECONDITION_FAILED,
+    NotSupported: protocol.NOT_IMPLEMENTED,
+    LimitReached: protocol.RESOURCE_ERROR,
+    Overloaded: protocol.RESOURCE_ERROR,
+    StorageError: protocol.INTERNAL_ERROR,
+}
+# These end the connection; all others only the channel.
+HARD = frozenset(
+    {
+        protocol.CONNECTION_FORCED,
+        protocol.INVALID_PATH,
+        protocol.FRAME_ERROR,
+        protocol.SYNTAX_ERROR,
+        protocol.COMMAND_INVALID,
+        protocol.CHANNEL_ERROR,
+        protocol.UNEXPECTED_FRAME,
+        protocol.RESOURCE_ERROR,
+        protocol.NOT_ALLOWED,
+        protocol.NOT_IMPLEMENTED,
+        protocol.INTERNAL_ERROR,
+    }
+)
+
+
+class ChannelError(HeadraceError):
+    """A mistake of the client's that the door itself found; the code says whose end it is."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def reply(error: HeadraceError) -> tuple[int, str]:
+    """(code, text) as RabbitMQ would say it."""
+    if isinstance(error, ChannelError | ProtocolError):
+        code = error.code
+    else:
+        code = next((c for kind, c in REPLY_CODES.items() if isinstance(error, kind)), protocol.INTERNAL_ERROR)
+    return code, f"{REPLY_NAMES[code]} - {error}"

@@ -1,0 +1,72 @@
+"""exchange.declare, delete, bind, unbind."""
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from headrace.broker.exchanges import is_kind
+from headrace.broker.vhost import PREDECLARED
+from headrace.doors.amqp.errors import ChannelError
+from headrace.doors.amqp.names import check_name
+from headrace.wire.amqp.methods import frame
+from headrace.wire.amqp.protocol import ACCESS_REFUSED, COMMAND_INVALID, ProtocolError
+
+if TYPE_CHECKING:
+    from headrace.doors.amqp.channel import Channel
+
+
+async def declare(channel: "Channel", method: commands.Exchange.Declare) -> None:
+    vhost = channel.connection.vhost
+    name = check_name(method.exchange)
+    if method.passive:
+        vhost.routing.exchange(name)
+    else:
+        if not is_kind(method.exchange_type):
+            raise ProtocolError(COMMAND_INVALID, f"unknown exchange type '{method.exchange_type[:60]}'", 40, 10)
+        if not name:
+            raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
+        await vhost.declare_exchange(
+            name, method.exchange_type, durable=method.durable, auto_delete=method.auto_delete,
+            internal=method.internal, arguments=_arguments(method),
+        )
+    _answer(channel, method, commands.Exchange.DeclareOk)
+
+
+async def delete(channel: "Channel", method: commands.Exchange.Delete) -> None:
+    if method.exchange in PREDECLARED:
+        where = f"'{method.exchange}' in vhost '{channel.connection.vhost.name}'"
+        raise ChannelError(
+            ACCESS_REFUSED,
+            f"deletion of system exchange {where} not allowed" if method.exchange
+            else "operation not permitted on the default exchange",
+        )
+    await channel.connection.vhost.delete_exchange(method.exchange, if_unused=method.if_unused)
+    _answer(channel, method, commands.Exchange.DeleteOk)
+
+
+async def bind(channel: "Channel", method: commands.Exchange.Bind) -> None:
+    vhost = channel.connection.vhost
+    if not method.destination:
+        raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
+    destination = vhost.routing.exchange(method.destination)
+    await vhost.bind(method.source, destination, method.routing_key, _arguments(method))
+    _answer(channel, method, commands.Exchange.BindOk)
+
+
+async def unbind(channel: "Channel", method: commands.Exchange.Unbind) -> None:
+    vhost = channel.connection.vhost
+    if not method.destination:
+        raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
+    destination = vhost.routing.exchange(method.destination)
+    await vhost.unbind(method.source, destination, method.routing_key, _arguments(method))
+    _answer(channel, method, commands.Exchange.UnbindOk)
+
+
+def _arguments(method: Any) -> dict[str, Any]:
+    found: dict[str, Any] = method.arguments
+    return found
+
+
+def _answer(channel: "Channel", method: Any, answer: Any) -> None:
+    if not method.nowait:
+        channel.connection.write(frame(channel.number, answer))

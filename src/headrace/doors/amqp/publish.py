@@ -1,0 +1,166 @@
+"""Publishing: the route of a key for the fast path, and the careful way for messages that need a look."""
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from headrace.broker.exchanges import Exchange
+from headrace.broker.message import Message, to_text
+from headrace.broker.queue import Queue
+from headrace.doors.amqp.errors import ChannelError
+from headrace.doors.amqp.replies import PREFIX, PSEUDO_QUEUE
+from headrace.doors.amqp.tx import Publish
+from headrace.record.properties import edit, property_of
+from headrace.wire.amqp import protocol
+from headrace.wire.amqp.methods import content_frames
+from headrace.wire.amqp.protocol import ProtocolError
+from headrace.wire.amqp.scan import Target
+
+if TYPE_CHECKING:
+    from headrace.doors.amqp.channel import Channel
+    from headrace.doors.amqp.connection import Connection
+
+MANDATORY, IMMEDIATE = 1, 2
+TX_BYTES_MAX = 64 << 20
+EXPIRATION_DIGITS_MAX = 16
+
+
+def _exchange(connection: "Connection", name: str) -> Exchange:
+    exchange = connection.vhost.routing.exchange(name)
+    if exchange.internal:
+        raise ChannelError(
+            protocol.ACCESS_REFUSED,
+            f"cannot publish to internal exchange '{name}' in vhost '{connection.vhost.name}'",
+        )
+    return exchange
+
+
+def target(connection: "Connection", exchange_name: bytes, key: bytes, bits: int) -> Target:
+    """Where a publish goes. Slow when a message has to be looked at; errors end the channel."""
+    if bits & IMMEDIATE:
+        raise ProtocolError(protocol.NOT_IMPLEMENTED, "immediate=true", 60, 40)
+    vhost = connection.vhost
+    exchange = _exchange(connection, to_text(exchange_name))
+    route = vhost.routing.route(exchange, to_text(key), vhost.queues)
+    if not route.queues and not exchange.name and vhost.find_topic(to_text(key)):
+        route = vhost.routing.route(exchange, to_text(key), vhost.queues)
+    slow = (
+        route.needs_headers
+        or exchange.delayed
+        or any(queue.needs_python for queue in route.queues)
+        or (not route.queues and (bool(bits & MANDATORY) or key.startswith(PREFIX.encode())))
+    )
+    return Target(route.queues, slow, any(is_disk(queue) for queue in route.queues))
+
+
+def is_disk(queue: Queue) -> bool:
+    return queue.durable and not queue.exclusive
+
+
+def message(channel: "Channel", method: bytes, properties: bytes, body: bytes) -> None:
+    """A message that came whole to Python: kept for tx.commit, or routed now."""
+    if channel.tx is not None:
+        channel.tx.publishes.append(Publish(method, properties, body))
+        channel.tx.size_bytes += len(body) + len(properties)
+        if channel.tx.size_bytes > TX_BYTES_MAX:
+            raise ChannelError(
+                protocol.PRECONDITION_FAILED, f"a transaction of more than {TX_BYTES_MAX} bytes is not kept"
+            )
+        return
+    route_message(channel, method, properties, body)
+
+
+def split_method(method: bytes) -> tuple[str, str, int]:
+    """(exchange, routing key, bits); the scanner has checked the lengths."""
+    size = method[6]
+    return to_text(method[7 : 7 + size]), to_text(method[8 + size : -1]), method[-1]
+
+
+def route_message(channel: "Channel", method: bytes, properties: bytes, body: bytes) -> None:
+    connection = channel.connection
+    exchange_name, key, bits = split_method(method)
+    exchange = _exchange(connection, exchange_name)
+    found = Message(exchange_name, key, properties, body)
+    _check(connection, found)
+    keys = _receivers(found)
+    _reply_address(channel, found)
+    now_ms = connection.broker.clock.now_ms()
+    vhost = connection.vhost
+    if exchange.delayed and vhost.delays.delay(exchange, found, now_ms):
+        channel.state.touched_disk = True
+        return
+    if not exchange_name and key.startswith(PREFIX):
+        if not connection.door.replies.deliver(found) and bits & MANDATORY:
+            _return(channel, found)
+        return
+    queues = vhost.routing.route_message(exchange, keys, _matchable(found), vhost.queues)
+    if not queues:
+        if bits & MANDATORY:
+            _return(channel, found)
+        return
+    accepted = [queue.publish(found, now_ms) for queue in queues]
+    if any(is_disk(queue) for queue in queues):
+        channel.state.touched_disk = True
+    if not all(accepted):
+        channel.refuse(channel.state.sequence)
+    connection.door.stats.messages_in += 1
+    connection.door.stats.bytes_in += len(body)
+
+
+def _matchable(found: Message) -> dict[str, Any]:
+    headers = dict(found.headers())
+    for name in ("message_id", "correlation_id", "timestamp"):  # what a consistent hash may be asked to use
+        headers[f"\x00{name}"] = property_of(found.properties, name) or ""
+    return headers
+
+
+def _check(connection: "Connection", found: Message) -> None:
+    if found.has_expiration:
+        text = property_of(found.properties, "expiration")
+        if not isinstance(text, str) or not text.isdecimal() or len(text) > EXPIRATION_DIGITS_MAX:
+            raise ChannelError(protocol.PRECONDITION_FAILED, f"invalid expiration {text!r:.60}")
+    if found.has_user_id:
+        claimed = property_of(found.properties, "user_id")
+        if claimed != connection.user:
+            raise ChannelError(
+                protocol.PRECONDITION_FAILED,
+                f"user_id property set to {claimed!r:.60} but authenticated user was '{connection.user}'",
+            )
+
+
+def _receivers(found: Message) -> list[str]:
+    """The routing key and those of the CC and BCC headers; BCC is removed from what is delivered."""
+    keys = [found.routing_key]
+    if not found.has_headers:
+        return keys
+    headers = found.headers()
+    for name in ("CC", "BCC"):
+        if name not in headers:
+            continue
+        more = headers[name]
+        if not isinstance(more, list) or not all(isinstance(key, str) for key in more):
+            raise ChannelError(protocol.PRECONDITION_FAILED, f"invalid '{name}' header: not a list of routing keys")
+        keys += more
+    if "BCC" in headers:
+        found.properties = edit(found.properties, headers_removed=("BCC",))
+    return keys
+
+
+def _reply_address(channel: "Channel", found: Message) -> None:
+    if not found.properties[0] & 0x02 or property_of(found.properties, "reply_to") != PSEUDO_QUEUE:
+        return
+    if channel.reply_token is None:
+        raise ChannelError(protocol.PRECONDITION_FAILED, "fast reply consumer does not exist")
+    found.properties = edit(found.properties, {"reply_to": PREFIX + channel.reply_token})
+
+
+def _return(channel: "Channel", found: Message) -> None:
+    connection = channel.connection
+    connection.door.stats.count("returned")
+    connection.write(
+        content_frames(
+            channel.number, commands.Basic.Return, found.properties, found.body, connection.frame_max,
+            reply_code=protocol.NO_ROUTE, reply_text="NO_ROUTE", exchange=found.exchange,
+            routing_key=found.routing_key,
+        )
+    )

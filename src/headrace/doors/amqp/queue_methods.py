@@ -1,0 +1,100 @@
+"""queue.declare, delete, bind, unbind, purge. An empty name means the queue declared last on the channel."""
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from headrace.broker.queue import Queue
+from headrace.doors.amqp.errors import ChannelError
+from headrace.doors.amqp.names import check_name
+from headrace.doors.amqp.replies import PREFIX, PSEUDO_QUEUE
+from headrace.errors import QueueNotFound
+from headrace.wire.amqp.methods import frame
+from headrace.wire.amqp.protocol import NOT_FOUND
+
+if TYPE_CHECKING:
+    from headrace.doors.amqp.channel import Channel
+
+
+def queue_name(channel: "Channel", name: str) -> str:
+    if name:
+        return name
+    if not channel.last_queue:
+        raise ChannelError(NOT_FOUND, "no previously declared queue")
+    return channel.last_queue
+
+
+def find(channel: "Channel", name: str) -> Queue:
+    return channel.connection.vhost.queue(queue_name(channel, name), channel.connection)
+
+
+async def declare(channel: "Channel", method: commands.Queue.Declare) -> None:
+    connection = channel.connection
+    await connection.flushed()
+    name = check_name(method.queue)
+    if name == PSEUDO_QUEUE or name.startswith(PREFIX):
+        _declare_reply(channel, name, method)
+        return
+    arguments: dict[str, Any] = method.arguments
+    if method.passive:
+        queue = connection.vhost.queue(queue_name(channel, name), connection)
+        queue.used()
+    else:
+        queue = await connection.vhost.declare_queue(
+            name, durable=method.durable, exclusive=method.exclusive, auto_delete=method.auto_delete,
+            arguments=arguments, owner=connection,
+        )
+    channel.last_queue = queue.name
+    if not method.nowait:
+        connection.write(
+            frame(
+                channel.number, commands.Queue.DeclareOk, queue=queue.name, message_count=queue.ready,
+                consumer_count=len(queue.consumers),
+            )
+        )
+
+
+def _declare_reply(channel: "Channel", name: str, method: commands.Queue.Declare) -> None:
+    """Asking whether somebody still waits for an answer."""
+    waiting = name == PSEUDO_QUEUE or channel.connection.door.replies.find(name) is not None
+    if not waiting:
+        raise QueueNotFound(channel.connection.vhost.name, name)
+    if not method.nowait:
+        channel.connection.write(
+            frame(channel.number, commands.Queue.DeclareOk, queue=name, message_count=0, consumer_count=1)
+        )
+
+
+async def delete(channel: "Channel", method: commands.Queue.Delete) -> None:
+    connection = channel.connection
+    await connection.flushed()
+    count = await connection.vhost.delete_queue(
+        queue_name(channel, method.queue), connection, if_unused=method.if_unused, if_empty=method.if_empty
+    )
+    if not method.nowait:
+        connection.write(frame(channel.number, commands.Queue.DeleteOk, message_count=count))
+
+
+async def bind(channel: "Channel", method: commands.Queue.Bind) -> None:
+    queue = find(channel, method.queue)
+    key = method.routing_key
+    if not method.queue and not key:
+        key = channel.last_queue  # the one abbreviation of the specification that goes on to the key
+    arguments: Any = method.arguments
+    await channel.connection.vhost.bind(method.exchange, queue, key, arguments)
+    if not method.nowait:
+        channel.connection.write(frame(channel.number, commands.Queue.BindOk))
+
+
+async def unbind(channel: "Channel", method: commands.Queue.Unbind) -> None:
+    queue = find(channel, method.queue)
+    arguments: Any = method.arguments
+    await channel.connection.vhost.unbind(method.exchange, queue, method.routing_key, arguments)
+    channel.connection.write(frame(channel.number, commands.Queue.UnbindOk))
+
+
+async def purge(channel: "Channel", method: commands.Queue.Purge) -> None:
+    await channel.connection.flushed()
+    count = find(channel, method.queue).purge()
+    if not method.nowait:
+        channel.connection.write(frame(channel.number, commands.Queue.PurgeOk, message_count=count))

@@ -1,0 +1,150 @@
+"""Methods other than publish, deliver and ack: bytes <-> pamqp's classes, every length checked.
+
+Names, order and types of the arguments are pamqp's; the bytes are read and written here, because
+pamqp refuses names that RabbitMQ allows and does not bound tables. Tables are record/properties' own.
+"""
+
+import struct
+from typing import Any, Final, TypeVar
+
+from pamqp import commands
+from pamqp.base import Frame
+
+from headrace.errors import InvalidInput
+from headrace.record.properties import decode_table, encode_table
+from headrace.wire.amqp.protocol import FRAME_END, FRAME_HEADER, FRAME_METHOD, SYNTAX_ERROR, ProtocolError
+
+_UNSIGNED: Final = {"octet": (1, ">B"), "short": (2, ">H"), "long": (4, ">I"), "longlong": (8, ">Q")}
+_FRAME: Final = struct.Struct(">BHI")
+_CONTENT: Final = struct.Struct(">HHQ")
+_CLASS_BASIC: Final = 60
+FRAME_BODY: Final = 3
+
+F = TypeVar("F", bound=Frame)
+
+_METHODS: Final[dict[int, type[Frame]]] = commands.INDEX_MAPPING
+_FIELDS: Final[dict[type[Frame], tuple[tuple[str, str], ...]]] = {
+    method: tuple((name, method.amqp_type(name)) for name in method.__slots__) for method in _METHODS.values()
+}
+
+
+def decode(class_id: int, method_id: int, arguments: bytes) -> Frame:
+    """SYNTAX_ERROR for bytes that do not fit, COMMAND_INVALID for a method that does not exist."""
+    method = _METHODS.get(class_id << 16 | method_id)
+    if method is None:
+        raise ProtocolError(503, f"unknown method {class_id}.{method_id}", class_id, method_id)
+    try:
+        return _decode(method, arguments)
+    except (InvalidInput, ValueError, IndexError, struct.error) as error:
+        text = f"malformed arguments of {method.name}: {error}"
+        raise ProtocolError(SYNTAX_ERROR, text[:200], class_id, method_id) from None
+
+
+def _decode(method: type[F], data: bytes) -> F:
+    made = method.__new__(method)
+    at, bits, bit = 0, 0, 8
+    for name, kind in _FIELDS[method]:
+        if kind == "bit":
+            if bit == 8:
+                bits, bit, at = data[at], 0, at + 1
+            setattr(made, name, bool(bits >> bit & 1))
+            bit += 1
+            continue
+        bit = 8
+        if kind in _UNSIGNED:
+            size, code = _UNSIGNED[kind]
+            value: Any = struct.unpack_from(code, data, at)[0]
+        else:
+            value, size = _sized(kind, data, at)
+        setattr(made, name, value)
+        at += size
+    if at != len(data):
+        raise ValueError(f"{len(data) - at} bytes too many")
+    return made
+
+
+def _sized(kind: str, data: bytes, at: int) -> tuple[Any, int]:
+    """(value, bytes used): a string or table with its size before it."""
+    head = 1 if kind == "shortstr" else 4
+    size = int.from_bytes(data[at : at + head], "big")
+    raw = data[at + head : at + head + size]
+    if len(data) < at + head or len(raw) != size:
+        raise ValueError(f"{kind} of {size} bytes runs past the frame")
+    if kind == "shortstr":
+        return raw.decode(), head + size
+    if kind == "longstr":
+        return raw, head + size
+    assert kind == "table", kind
+    return decode_table(data[at : at + head + size]), head + size
+
+
+def frame(channel: int, method: type[Frame], **values: Any) -> bytes:
+    """A method frame. Arguments that are not given are empty, zero or false."""
+    payload = arguments(method, **values)
+    return b"".join(
+        (
+            _FRAME.pack(FRAME_METHOD, channel, 4 + len(payload)),
+            method.index.to_bytes(4, "big"),
+            payload,
+            bytes((FRAME_END,)),
+        )
+    )
+
+
+def arguments(method: type[Frame], **values: Any) -> bytes:
+    parts: list[bytes] = []
+    bits, bit = 0, -1
+    for name, kind in _FIELDS[method]:
+        value = values.pop(name, None)
+        if kind == "bit":
+            bit += 1
+            bits |= bool(value) << bit
+            continue
+        if bit >= 0:
+            parts.append(bytes((bits,)))
+            bits, bit = 0, -1
+        parts.append(_encode(kind, value))
+    if bit >= 0:
+        parts.append(bytes((bits,)))
+    assert not values, f"{method.name} has no {sorted(values)}"
+    return b"".join(parts)
+
+
+def _encode(kind: str, value: Any) -> bytes:
+    if kind in _UNSIGNED:
+        return struct.pack(_UNSIGNED[kind][1], value or 0)
+    if kind == "table":
+        return encode_table(value or {})
+    data = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(value or b"")
+    if kind == "shortstr":
+        if len(data) > 255:  # texts of ours may quote names of others
+            data = data[:255].decode("utf-8", "ignore").encode()
+        return bytes((len(data),)) + data
+    return len(data).to_bytes(4, "big") + data
+
+
+def content_frames(
+    channel: int, method: type[Frame], properties: bytes, body: bytes, frame_max: int, **values: Any
+) -> bytes:
+    """A method with its message: deliver, get-ok or return."""
+    end = bytes((FRAME_END,))
+    parts = [
+        frame(channel, method, **values),
+        _FRAME.pack(FRAME_HEADER, channel, _CONTENT.size + len(properties)),
+        _CONTENT.pack(_CLASS_BASIC, 0, len(body)),
+        properties,
+        end,
+    ]
+    piece_max = frame_max - 8
+    for at in range(0, len(body), piece_max):
+        piece = body[at : at + piece_max]
+        parts += [_FRAME.pack(FRAME_BODY, channel, len(piece)), piece, end]
+    return b"".join(parts)
+
+
+def confirm(channel: int, tag: int, *, multiple: bool, positive: bool = True) -> bytes:
+    """basic.ack or basic.nack to a publisher, the frame that is sent most often."""
+    return _CONFIRM.pack(1, channel, 13, 60, 80 if positive else 120, tag, multiple, FRAME_END)
+
+
+_CONFIRM: Final = struct.Struct(">BHIHHQBB")
