@@ -40,6 +40,7 @@ def batch(text: str, size: int = 0) -> bytearray:
 
 def values(shard: Shard, log_id: int = 1) -> list[str]:
     log = shard.logs[log_id]
+    assert log.damage is None
     found, offset = [], log.start_offset
     while offset < log.visible_end:
         chunk = log.read(offset)
@@ -63,3 +64,26 @@ def test_the_names_of_the_top_folders_are_durable_before_the_first_confirm() -> 
     again = reopen(lost(disk), spec())
     assert values(again) == ["a"]
     assert again.epoch > epoch
+
+
+def write(shard: Shard, text: str, log_id: int = 1, size: int = 0) -> None:
+    ticket = shard.logs[log_id].append(batch(text, size))
+    shard.pump()
+    assert ticket.done and ticket.error is None
+
+
+def checkpoint(shard: Shard) -> None:
+    shard.checkpoint(lambda error: None)
+    shard.pump()
+
+
+def test_a_segment_that_recovery_closed_keeps_its_end_through_a_cut() -> None:
+    """Recovery wrote the seal without a sync, so the next start read on into bytes that had been moved."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    checkpoint(shard)
+    write(shard, "b", size=1000)
+    disk = disk.kill()
+    assert values(reopen(disk, spec())) == ["a", "b"]
+    assert values(reopen(lost(disk), spec())) == ["a", "b"]

@@ -374,6 +374,8 @@ class LogRecovery:
     def put_in_place(self) -> None:
         for writer in self._to_seal:
             writer.seal()
+            # The marker that follows makes this a known segment, and only the seal says where it ends.
+            self._files.sync(writer.segment.path(paths.SEAL))
         for source, target in self._renames:
             self._disk.rename(source, target)
         self._disk.sync_dir(self._folder)
