@@ -58,3 +58,14 @@ def broker_url(url: str | None, config_file: Path | None) -> str:
         raise InvalidInput("the http setting is off, so --url or HEADRACE_URL must say where the broker is")
     host = EVERYWHERE.get(address.host, address.host)
     return f"http://[{host}]:{address.port}" if ":" in host else f"http://{host}:{address.port}"
+
+
+def living_broker(url: str | None, config_file: Path | None) -> str:
+    """Where the broker is, and that it is there: who types a command wants to know at once, not after
+    the minute that a program waits for a broker to come back."""
+    from headrace.client.admin import Client
+
+    found = broker_url(url, config_file)
+    with Client(found, retry_s=1.0) as client:
+        client.get("/health/live")
+    return found

@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from headrace.cli.options import broker_url, json_option, url_option
+from headrace.cli.options import json_option, living_broker, url_option
 from headrace.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def pub(
     from headrace.client.producer import Producer
 
     makeup = _Makeup(key, key_delimiter, headers, partition, null, input_json)
-    with Producer(topic, broker_url(url, config_file)) as producer:
+    with Producer(topic, living_broker(url, config_file)) as producer:
         tally = _Tally()
         for data in _sources(values, files, delimiter):
             tally.add(makeup.send(producer, data))

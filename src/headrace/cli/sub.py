@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.options import broker_url, url_option
+from headrace.cli.options import living_broker, url_option
 
 if TYPE_CHECKING:  # loaded when the command runs, not when --help lists it
     from headrace.client.consumer import Consumer
@@ -70,7 +70,7 @@ def sub(
     printed = _printer(topic, form, key_delimiter, delimiter, as_json)
     with Consumer(
         topic,
-        broker_url(url, config_file),
+        living_broker(url, config_file),
         partition=partition,
         start=where.start,
         since_ms=where.since_ms,

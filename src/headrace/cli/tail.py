@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.options import broker_url, url_option
+from headrace.cli.options import living_broker, url_option
 
 if TYPE_CHECKING:
     from headrace.client.shapes import Message
@@ -45,7 +45,7 @@ def tail(
 
     with Consumer(
         topic,
-        broker_url(url, config_file),
+        living_broker(url, config_file),
         partition=partition,
         start=-lines if lines else "latest",
         on_lost="earliest",

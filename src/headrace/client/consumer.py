@@ -82,7 +82,7 @@ class Consumer:
         self._begin()
         ends = {r.partition: r.end for r in self._ranges()}
         for partition in sorted(self.positions):
-            while self.positions[partition] < ends[partition]:
+            while self.positions[partition] != ends[partition]:  # past it: the broker says what is wrong
                 before = self.positions[partition]
                 messages, reached = self._fetch(partition, 0.0)
                 wanted = [message for message in messages if message.offset < ends[partition]]

@@ -72,9 +72,7 @@ def parse_url(url: str) -> Endpoint:
 
 def path_of(*parts: str) -> str:
     """A path of percent-encoded parts: a topic may be called anything, `../x` and `a/b` included."""
-    return "".join(
-        "/" + quote(part, safe="").replace(".", "%2E" if set(part) <= {"."} else ".") for part in parts
-    )
+    return "".join("/" + quote(part, safe="").replace(".", "%2E" if set(part) <= {"."} else ".") for part in parts)
 
 
 def request_bytes(

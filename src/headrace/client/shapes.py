@@ -212,9 +212,7 @@ def parse_draft(data: bytes) -> Draft:
         written = msgspec.json.decode(data, type=_WrittenDraft)
         text = msgspec.json.decode(written.value)
         is_text = text is None or isinstance(text, str)
-        key, value, headers = _parts(
-            written.key, text if is_text else None, written.headers, written.encoding
-        )
+        key, value, headers = _parts(written.key, text if is_text else None, written.headers, written.encoding)
         if not is_text:
             value = bytes(written.value)  # numbers, objects and lists are kept as their JSON text
     except (msgspec.DecodeError, ValueError) as error:
@@ -252,9 +250,7 @@ def _decode(decoder: "msgspec.json.Decoder[T]", response: Response) -> T:
     try:
         return decoder.decode(response.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BrokerUnreachable(
-            f"what answers is not a Headrace broker, or not of this version: {error}"
-        ) from None
+        raise BrokerUnreachable(f"what answers is not a Headrace broker, or not of this version: {error}") from None
 
 
 def _message(shape: _ReadMessage) -> Message:
