@@ -23,6 +23,7 @@ HEAD_PATIENCE_S = 10.0  # for a whole head, from its first byte or from the conn
 BODY_PATIENCE_S = 30.0  # in which at least BODY_BYTES_MIN must come
 BODY_BYTES_MIN = 30 * 1024
 WRITE_PATIENCE_S = 60.0  # for a client to take anything of what waits for it
+DISCARD_BYTES_MAX = 64 * 1024  # of a body that nobody wants are read to keep the connection
 LINGER_S = 2.0  # how long a refused body is read and thrown away, so that the client sees the refusal
 KEEP_ALIVE_S = 75
 SWEEP_INTERVAL_S = 1.0
@@ -81,6 +82,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_bytes = 0
         self._write_since: float | None = None
         self._linger_until: float | None = None
+        self._keep_alive = True
 
     # The life of a connection.
 
@@ -220,7 +222,21 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_bytes = 0
         self._body_mark = (self.loop.time(), 0)
         super().on_headers_complete()
-        self.cycle.transport = self._polite  # type: ignore[assignment]
+        cycle = self.cycle
+        cycle.transport = self._polite  # type: ignore[assignment]
+        self._keep_alive = cycle.keep_alive
+        if self._expects_much():
+            # Whoever answers before such a body is here does not read the rest of it: the connection ends
+            # with the answer, and says so.
+            cycle.keep_alive = False
+
+    def _expects_much(self) -> bool:
+        for name, value in self.headers:
+            if name == b"content-length":
+                return int(value) > DISCARD_BYTES_MAX  # the parser has made sure that it is a number
+            if name == b"transfer-encoding":
+                return True
+        return False
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -228,14 +244,12 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._body_mark = None
+        self.cycle.keep_alive = self._keep_alive
         super().on_message_complete()
 
-    def on_response_complete(self) -> None:
-        if self.cycle.more_body and not self.transport.is_closing() and not self.pipeline:
-            self._linger()  # answered before the body was here: it is not worth reading the rest
-            self.server_state.total_requests += 1
-            return
-        super().on_response_complete()
+    def shutdown(self) -> None:
+        self._keep_alive = False
+        super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
         raise AssertionError("answered by _refuse")

@@ -1,0 +1,37 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.doors.http.live import Live
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """One server for a module's tests: each uses topics of its own."""
+    server = Live(tmp_path_factory.mktemp("data"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[type[Live]]:
+    """Servers of a test's own; all are stopped at its end."""
+    started: list[Live] = []
+
+    class Own(Live):
+        def __init__(self, folder: Path = tmp_path / "data", **settings: object) -> None:
+            super().__init__(folder, **settings)
+            started.append(self)
+
+    yield Own
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name no other test uses."""
+    import re
+
+    return re.sub(r"[^a-zA-Z0-9._-]", "-", request.node.name)[:200]
