@@ -264,6 +264,8 @@ class Queue:
             run = view.next_run()
             if run is not None:
                 return view, run
+            if view.has_ready:
+                return None  # waits for its reservation: a lower priority must not overtake it
         return None
 
     def _wait_for_more(self) -> None:
@@ -445,6 +447,8 @@ class Queue:
             raise ExclusiveUse(f"queue '{self.name}' in vhost '{self.vhost.name}' in exclusive use")
         self.had_consumer = True
         self.consumers.add(consumer)
+        for view in self.views:
+            view.reserve_past(view.next)
         self.wake()
 
     def remove_consumer(self, consumer: Consumer) -> None:

@@ -67,6 +67,8 @@ class Connection(asyncio.Protocol):
         self._steps: Steps | None = None
         self._flushing = 0
         self._holds: set[str] = set()
+        self._in_method = False
+        self._after_method: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
         self._heard = self._spoke = 0.0
         self._loop = asyncio.get_running_loop()
@@ -116,6 +118,20 @@ class Connection(asyncio.Protocol):
         if self.stage is not Stage.CLOSED:
             self._spoke = self._loop.time()
             self._transport.write(data)
+
+    def write_after_method(self, data: bytes) -> None:
+        """For news that a method of this connection causes: the client expects the answer first."""
+        if self._in_method:
+            self._after_method.append(data)
+        else:
+            self.write(data)
+
+    def _method_done(self) -> None:
+        self._in_method = False
+        if self._after_method:
+            news, self._after_method = self._after_method, []
+            for data in news:
+                self.write(data)
 
     def deliver(self, frames: bytes, count: int, size: int) -> None:
         self._spoke = self._loop.time()
@@ -273,18 +289,18 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(protocol.COMMAND_INVALID, f"{method.name} is not for servers", class_id, method_id)
         channel.settle()  # acks that came before this method happened before it
         where = (channel, class_id, method_id)
+        self._in_method = True
         try:
             pending = handler(channel, method)
-            if pending is None:
-                return self.stage is Stage.CLOSED
-            steps = Steps(pending, lambda error: self._resumed(where, error))
-            if steps.start():
-                return self.stage is Stage.CLOSED
+            if pending is not None:
+                steps = Steps(pending, lambda error: self._resumed(where, error))
+                if not steps.start():
+                    self._steps = steps
+                    return True
         except HeadraceError as error:
             self.fail(error, *where)
-            return self.stage is Stage.CLOSED
-        self._steps = steps
-        return True
+        self._method_done()
+        return self.stage is Stage.CLOSED
 
     def _resumed(self, where: tuple[Channel, int, int], error: BaseException | None) -> None:
         self._steps = None
@@ -293,6 +309,7 @@ class Connection(asyncio.Protocol):
         elif error is not None:
             logger.error("a bug in a method of the AMQP door", exc_info=error)
             self.close(protocol.INTERNAL_ERROR, "INTERNAL_ERROR")
+        self._method_done()
         if self.stage is not Stage.CLOSED:
             data, self._unread = self._unread, b""
             self._process(data)

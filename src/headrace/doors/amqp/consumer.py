@@ -92,7 +92,7 @@ class AmqpConsumer:
         channel = self.channel
         channel.consumers.pop(self.tag, None)
         if channel.connection.wants("consumer_cancel_notify") and channel.is_open:
-            channel.connection.write(
+            channel.connection.write_after_method(
                 frame(channel.number, commands.Basic.Cancel, consumer_tag=self.tag, nowait=True)
             )
 
