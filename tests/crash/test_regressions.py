@@ -87,3 +87,16 @@ def test_a_segment_that_recovery_closed_keeps_its_end_through_a_cut() -> None:
     disk = disk.kill()
     assert values(reopen(disk, spec())) == ["a", "b"]
     assert values(reopen(lost(disk), spec())) == ["a", "b"]
+
+
+def test_an_append_of_several_batches_is_completed_from_the_journal_when_its_segment_has_some_of_them() -> None:
+    """The journal's parts were looked up by their first offset only."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    ticket = shard.logs[1].append(batch("a") + batch("b"))
+    shard.pump()
+    assert ticket.done and ticket.error is None
+    path = next(path for path in disk.files() if path.endswith(".log"))
+    image = disk.kill()
+    image.replace(path, disk.files()[path][: len(batch("a"))])
+    assert values(reopen(image, spec())) == ["a", "b"]

@@ -1,5 +1,6 @@
 """Recovery of one log. See recovery.py for the rules."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class LogRecovery:
         self._files = shard.files
         self._key = spec.id.to_bytes(8, "big")
         self._parts = parts
+        self._bases = sorted(parts)
         self._settings = spec.settings
         self.log: Log = shard.new_log(spec)
         self._tail = self.log.tail
@@ -208,7 +210,7 @@ class LogRecovery:
             end = stems[at + 1].base if at + 1 < len(stems) else None
             found = Segment(self._folder, stem.base, stem.generation)
             self._rescue(path, 0, size, stem.base, end, stem, found)
-        if self._end in self._parts:
+        if self._from_journal(self._end) is not None:
             self._rescue(None, 0, 0, self._end, None, None, None)
 
     @property
@@ -240,11 +242,9 @@ class LogRecovery:
         if found is not None and walker.position:
             self._as_found[target] = _extended(found, at, walker)
         while (end is None or walker.next_offset < end) and (
-            part := self._parts.get(walker.next_offset)
+            rest := self._from_journal(walker.next_offset)
         ) is not None:
-            batch = bytearray(part.data)
-            codec.patch_run(batch, 0, len(batch), part.base_offset, part.epoch)
-            copy.write(batch)
+            copy.write(rest)
         copy.close()
         if path is not None and at < size and (end is None or walker.next_offset < end):
             self._cuts.append((path, at, size))
@@ -261,6 +261,20 @@ class LogRecovery:
         if self._tail.writer is not None:
             self._to_seal.append(self._tail.writer)
         self._tail.writer = SegmentWriter(self._files, target, walker)
+
+    def _from_journal(self, offset: int) -> memoryview | None:
+        """The batches of the journal's part that holds offset, from there on: the segment may have some of them."""
+        at = bisect_right(self._bases, offset) - 1
+        part = self._parts[self._bases[at]] if at >= 0 else None
+        if part is None or part.next_offset <= offset:
+            return None
+        batches = bytearray(part.data)
+        codec.patch_run(batches, 0, len(batches), part.base_offset, part.epoch)
+        if part.base_offset == offset:
+            return memoryview(batches)
+        starts = (i.position for i in codec.scan(batches, verify_crc=False) if i.base_offset == offset)
+        position = next(starts, None)
+        return None if position is None else memoryview(batches)[position:]
 
     def _valid_runs(
         self, path: str, position: int, size: int, expected: int, end: int | None = None
