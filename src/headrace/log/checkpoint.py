@@ -40,7 +40,7 @@ class Checkpoints:
         self._done: list[Done] = []  # of the one that runs
         self._waiting: list[Done] = []  # of the next one
         self._touched: set[int] = set()
-        self._bytes = 0
+        self.bytes_since = 0
         self._last = shard.clock.monotonic()
         self._leftover: dict[bytes, bytes | None] = {}  # records that found no room last time
         self._flushing: set[int] = set()
@@ -48,8 +48,8 @@ class Checkpoints:
 
     def wrote(self, size: int, logs: Iterable[Log]) -> None:
         self._touched.update(log.id for log in logs)
-        self._bytes += size
-        if self._bytes >= self._shard.settings.checkpoint_bytes or self._journal_is_filling():
+        self.bytes_since += size
+        if self.bytes_since >= self._shard.settings.checkpoint_bytes or self._journal_is_filling():
             self.run()
 
     def _journal_is_filling(self) -> bool:
@@ -127,7 +127,7 @@ class Checkpoints:
         self.is_running = True
         self._done, self._waiting = self._waiting, []
         touched, self._touched = self._touched, set()
-        self._bytes = 0
+        self.bytes_since = 0
         self._last = self._shard.clock.monotonic()
         logs = [self._shard.logs[i] for i in touched if i in self._shard.logs]
         self._shard.worker.submit(

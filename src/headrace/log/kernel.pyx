@@ -51,23 +51,20 @@ cdef inline void _put_i64(uint8_t* p, int64_t v) noexcept nogil:
     _put_u32(p + 4, <uint32_t>v)
 
 
-def find_position(const uint8_t[::1] entries not None, long long relative_offset):
-    """Position of the last index entry at or below relative_offset; 0 when there is none."""
-    cdef Py_ssize_t low = 0
-    cdef Py_ssize_t high = entries.shape[0] // OFFSET_ENTRY
-    cdef Py_ssize_t middle
-    if high == 0:
-        return 0
-    cdef const uint8_t* base = &entries[0]
+cdef inline Py_ssize_t _find(const uint8_t* base, Py_ssize_t count, int64_t relative_offset) noexcept nogil:
+    cdef Py_ssize_t low = 0, high = count, middle
     while low < high:
         middle = (low + high) >> 1
         if <int64_t>_u32(base + middle * OFFSET_ENTRY) <= relative_offset:
             low = middle + 1
         else:
             high = middle
-    if low == 0:
-        return 0
-    return _u32(base + (low - 1) * OFFSET_ENTRY + 4)
+    return 0 if low == 0 else <Py_ssize_t>_u32(base + (low - 1) * OFFSET_ENTRY + 4)
+
+
+def find_position(bytes entries not None, long long relative_offset):
+    """Position of the last index entry at or below relative_offset; 0 when there is none."""
+    return _find(<const uint8_t*><char*>entries, len(entries) // OFFSET_ENTRY, relative_offset)
 
 
 def find_offset_for_time(const uint8_t[::1] entries not None, long long timestamp):
@@ -121,6 +118,15 @@ cdef class Walker:
     @property
     def last_indexed_position(self):
         return self.last_indexed
+
+    def find_pending(self, long long relative_offset):
+        """Position by the index entries not yet flushed to the file; -1 when the offset lies before them."""
+        if len(self.index) < OFFSET_ENTRY:
+            return -1
+        cdef const uint8_t* entries = <const uint8_t*><char*>self.index
+        if <int64_t>_u32(entries) > relative_offset:
+            return -1
+        return _find(entries, len(self.index) // OFFSET_ENTRY, relative_offset)
 
     def skip_to(self, long long offset):
         """The offsets up to here are gone for good: the next batch begins at or after it."""

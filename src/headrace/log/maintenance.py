@@ -118,8 +118,7 @@ class Maintenance:
                 if files.disk.exists(path):
                     files.disk.unlink(path)
             files.folder_changed(segment.folder)
-            for suffix in (paths.INDEX, paths.TIME_INDEX):
-                self._shard.index_cache.drop(segment.path(suffix))
+            self._shard.index_cache.drop(segment)
 
     def _checked(self, _result: object, error: BaseException | None) -> None:
         if error is not None:

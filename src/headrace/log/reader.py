@@ -20,7 +20,11 @@ from headrace.record.layout import HEADER_BYTES
 from headrace.record.slice import Slice
 
 RESUME_POINTS_MAX = 64
-_PROBE_BYTES = 16 << 10
+_STALE_BYTES = 2 << 20
+
+
+def _base(segment: Segment) -> int:
+    return segment.base
 
 
 class Chunk(NamedTuple):
@@ -30,44 +34,35 @@ class Chunk(NamedTuple):
 
 
 class IndexCache:
-    """Index files read into memory, least recently used out first, bounded by bytes."""
+    """Index files in memory, oldest out first unless they were used since, bounded by bytes."""
 
     def __init__(self, files: Files, bytes_max: int) -> None:
         self._files = files
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._entries: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+        self._segments: OrderedDict[Segment, int] = OrderedDict()
 
-    def get(self, segment: Segment, suffix: str) -> bytes:
-        path = segment.path(suffix)
-        entry = self._entries.get(path)
-        # A sealed segment's index is complete; an active one's grows, and a stale copy only means a longer walk.
-        if entry is not None and (segment.is_sealed or segment.size - entry[0] < 2 << 20):
-            self._entries.move_to_end(path)
-            return entry[1]
-        if not self._files.disk.exists(path):
-            return b""
-        size = segment.size
-        data = self._files.read(path, self._files.size(path), 0)
-        if entry is not None:
-            self.drop(path)
-        self._entries[path] = size, data
+    def load(self, segment: Segment) -> bytes:
+        path = segment.path(paths.INDEX)
+        covered = segment.size
+        data = self._files.read(path, self._files.size(path), 0) if self._files.disk.exists(path) else b""
+        self.drop(segment)
+        segment.index, segment.index_size = data, covered
+        self._segments[segment] = len(data)
         self._bytes += len(data)
-        while self._bytes > self._bytes_max and len(self._entries) > 1:
-            _, (_, dropped) = self._entries.popitem(last=False)
-            self._bytes -= len(dropped)
+        while self._bytes > self._bytes_max and len(self._segments) > 1:
+            self.drop(next(iter(self._segments)))
         return data
 
-    def drop(self, path: str) -> None:
-        entry = self._entries.pop(path, None)
-        if entry is not None:
-            self._bytes -= len(entry[1])
+    def drop(self, segment: Segment) -> None:
+        segment.index = None
+        self._bytes -= self._segments.pop(segment, 0)
 
 
 class Reader:
     def __init__(self, files: Files, cache: IndexCache, tail: Tail, counters: Counters) -> None:
         self._files = files
-        self._cache = cache
+        self._index_cache = cache
         self._tail = tail
         self._counters = counters
         # Where sequential readers go on, so that they need no index: next offset -> (segment, position).
@@ -75,8 +70,11 @@ class Reader:
 
     def read(self, offset: int, stop: int, max_bytes: int) -> Chunk:
         segments = self._tail.segments
-        at = bisect_right(segments, offset, key=lambda s: s.base) - 1
-        for segment in segments[max(at, 0) :]:
+        if segments and offset >= segments[-1].base:
+            segments = segments[-1:]
+        else:
+            segments = segments[max(bisect_right(segments, offset, key=_base) - 1, 0) :]
+        for segment in segments:
             if segment.base >= stop:
                 break
             if segment.next_offset <= offset or segment.size == 0:
@@ -89,39 +87,35 @@ class Reader:
     def _read_segment(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk | None:
         resume = self._resume.get(offset)
         if resume is not None and resume[0] is segment and not segment.removed:
-            position = resume[1]
+            position, size = resume[1], max_bytes
         else:
             position = self.find_position(segment, offset)
+            size = max_bytes + 2 * self._tail.settings.index_interval  # what may lie between the entry and the batch
         try:
-            return self._read_at(segment, position, offset, stop, max_bytes)
+            return self._read_at(segment, position, offset, stop, size, max_bytes)
         except CorruptBatch as error:
             self._resume.pop(offset, None)
             position = self._position_from_fresh_index(segment, offset)
             try:
-                return self._read_at(segment, position, offset, stop, max_bytes)
+                return self._read_at(segment, position, offset, stop, size, max_bytes)
             except CorruptBatch:
                 self._counters.crc_failures += 1
                 raise CorruptLog(segment.path(), getattr(error, "position", position), str(error)) from error
 
     def _read_at(
-        self, segment: Segment, position: int, offset: int, stop: int, max_bytes: int
+        self, segment: Segment, position: int, offset: int, stop: int, size: int, max_bytes: int
     ) -> Chunk | None:
-        path = segment.path()
-        size = max(max_bytes, _PROBE_BYTES)
         while position < segment.size:
-            data = self._files.read(path, min(size, segment.size - position), position)
-            if len(data) < HEADER_BYTES:
+            data = self._files.read(segment.data_path, min(size, segment.size - position), position)
+            if len(data) < min(HEADER_BYTES, size):
                 raise CorruptBatch(f"{segment.size - position} bytes expected, {len(data)} found")
-            first, end, next_offset = codec.trim(data, 0, len(data), offset, stop)
+            first, end, next_offset = codec.trim(data, 0, len(data), offset, stop, max_bytes)
             if end > first:
                 self._remember(next_offset, segment, position + end)
                 self._counters.bytes_read += end - first
                 base = int.from_bytes(data[first : first + 8], "big")
-                return Chunk(
-                    data if first == 0 and end == len(data) else memoryview(data)[first:end],
-                    base,
-                    next_offset,
-                )
+                whole = first == 0 and end == len(data)
+                return Chunk(data if whole else memoryview(data)[first:end], base, next_offset)
             if next_offset < 0:
                 size = -next_offset  # the batch is larger than what was read: exactly that much is needed
                 if size > segment.size - position - first:
@@ -140,36 +134,40 @@ class Reader:
         self._resume.clear()
 
     def find_position(self, segment: Segment, offset: int) -> int:
+        """Where to begin looking for offset: at its batch or a little before it."""
         self._counters.index_lookups += 1
         relative = offset - segment.base
-        writer = self._tail.writer
-        if writer is not None and writer.segment is segment:
-            recent = bytes(writer.walker.index)  # a copy: the worker goes on writing it
-            if len(recent) >= 8 and int.from_bytes(recent[:4], "big") <= relative:
-                return kernel.find_position(recent, relative)
-        entries = self._cache.get(segment, paths.INDEX)
-        if not entries and segment.is_sealed and segment.size:
-            entries = bytes(self._rebuild(segment)[0])
+        if not segment.is_sealed:
+            writer = self._tail.writer
+            if writer is not None and writer.segment is segment:
+                position = writer.walker.find_pending(relative)
+                if position >= 0:
+                    return position
+        entries = segment.index
+        # An active segment's index grows; a stale copy only means a longer walk.
+        if entries is None or (not segment.is_sealed and segment.size - segment.index_size > _STALE_BYTES):
+            entries = self._index_cache.load(segment)
+            if not entries and segment.is_sealed and segment.size:
+                entries = self._rebuild(segment)
         position = kernel.find_position(entries, relative)
         return position if position < segment.size else 0
 
     def _position_from_fresh_index(self, segment: Segment, offset: int) -> int:
         if segment.is_sealed:
-            return kernel.find_position(self._rebuild(segment)[0], offset - segment.base)
+            return kernel.find_position(self._rebuild(segment), offset - segment.base)
         return 0
 
-    def _rebuild(self, segment: Segment) -> tuple[bytearray, bytearray]:
+    def _rebuild(self, segment: Segment) -> bytes:
         self._counters.indexes_rebuilt += 1
-        self._cache.drop(segment.path(paths.INDEX))
-        self._cache.drop(segment.path(paths.TIME_INDEX))
         self._files.forget([segment.path(paths.INDEX), segment.path(paths.TIME_INDEX)])
-        return rebuild_index(self._files, segment, self._tail.settings.index_interval)
+        rebuild_index(self._files, segment, self._tail.settings.index_interval)
+        return self._index_cache.load(segment)
 
     def offset_for_timestamp(self, timestamp_ms: int, start: int, stop: int) -> tuple[int, int] | None:
         for segment in self._tail.segments:
             if segment.max_timestamp < timestamp_ms or segment.next_offset <= start or segment.base >= stop:
                 continue
-            entries = self._cache.get(segment, paths.TIME_INDEX)
+            entries = self._time_index(segment)
             offset = max(segment.base + kernel.find_offset_for_time(entries, timestamp_ms), start)
             while offset < min(segment.next_offset, stop):
                 chunk = self._read_segment(segment, offset, stop, 1 << 20)
@@ -191,8 +189,16 @@ class Reader:
                 found.append(Slice(log_id, segment.base, segment.generation, *piece))
         return found
 
+    def _time_index(self, segment: Segment) -> bytes:
+        path = segment.path(paths.TIME_INDEX)
+        entries = self._files.read(path, self._files.size(path), 0) if self._files.disk.exists(path) else b""
+        writer = self._tail.writer
+        if writer is not None and writer.segment is segment:
+            entries += bytes(writer.walker.time_index)
+        return entries
+
     def _index_entries(self, segment: Segment) -> bytes:
-        entries = self._cache.get(segment, paths.INDEX)
+        entries = self._index_cache.load(segment)
         writer = self._tail.writer
         if writer is not None and writer.segment is segment:
             entries += bytes(writer.walker.index)

@@ -62,14 +62,15 @@ class Segment:
     never reads past the offset that the log says is visible, whatever the size is by then."""
 
     __slots__ = (
-        "archived", "base", "created_ms", "folder", "generation", "is_sealed", "max_timestamp", "next_offset",
-        "records", "removed", "size",
+        "archived", "base", "created_ms", "data_path", "folder", "generation", "index", "index_size", "is_sealed",
+        "max_timestamp", "next_offset", "records", "removed", "size",
     )  # fmt: skip
 
     def __init__(self, folder: str, base: int, generation: int = 0, *, created_ms: int = 0) -> None:
         self.folder = folder
         self.base = base
         self.generation = generation
+        self.data_path = f"{folder}/{SegmentStem(base, generation)}{paths.DATA}"
         self.created_ms = created_ms
         self.size = 0
         self.records = 0
@@ -78,6 +79,8 @@ class Segment:
         self.is_sealed = False
         self.archived = False
         self.removed = False
+        self.index: bytes | None = None  # the index file's content while the index cache keeps it
+        self.index_size = 0  # how much of the segment it covers
 
     @classmethod
     def sealed(cls, folder: str, generation: int, seal: Seal) -> "Segment":
@@ -88,7 +91,7 @@ class Segment:
         return segment
 
     def path(self, suffix: str = paths.DATA) -> str:
-        return f"{self.folder}/{SegmentStem(self.base, self.generation)}{suffix}"
+        return self.data_path if suffix is paths.DATA else self.data_path.removesuffix(paths.DATA) + suffix
 
     @property
     def paths(self) -> list[str]:

@@ -400,6 +400,11 @@ class Shard:
     def checkpoint(self, done: Callable[[BaseException | None], object] | None = None) -> None:
         self._checkpoints.run(done=done)
 
+    @property
+    def checkpoint_bytes_since(self) -> int:
+        """What a start after a kill would have to look at."""
+        return self._checkpoints.bytes_since
+
     def checkpoint_finished(self) -> None:
         self._close_when_idle()
 

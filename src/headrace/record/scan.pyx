@@ -1,6 +1,9 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Finds the batches in a buffer and judges them: what a client sent, what a file holds, what a read may return."""
 
+cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
+
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
 
@@ -217,11 +220,11 @@ def patch_run(buf, Py_ssize_t start, Py_ssize_t end, int64_t base_offset, int32_
         PyBuffer_Release(&view)
 
 
-def trim(buf, Py_ssize_t start, end, int64_t from_offset, int64_t to_offset):
+def trim(buf, Py_ssize_t start, end, int64_t from_offset, int64_t to_offset, Py_ssize_t bytes_max=PY_SSIZE_T_MAX):
     """(first position, end position, next offset) of the run of whole batches that hold [from_offset, to_offset).
 
     start is a batch boundary. The first batch may begin before from_offset and the last may end after to_offset;
-    each one returned has its checksum verified. Without any, first and end position are equal and the third
+    each one returned has its checksum verified; after bytes_max no further one is taken. Without any, first and end position are equal and the third
     number is from_offset, except when the first wanted batch is longer than the buffer: then it is minus the
     bytes needed, counted from first position (at least a header, when not even that is there).
     """
@@ -240,7 +243,7 @@ def trim(buf, Py_ssize_t start, end, int64_t from_offset, int64_t to_offset):
                 fault = read_batch(base + at, base + stop, False, &batch)
                 if fault != FAULT_NONE:
                     break
-                if batch.base_offset >= to_offset:
+                if batch.base_offset >= to_offset or (first >= 0 and at - first >= bytes_max):
                     break
                 if batch.last_offset >= from_offset:
                     # The checksum only of what is returned: to find the place is cheap.

@@ -1,0 +1,79 @@
+"""The machine and its limits, measured in the same run as everything they are compared with."""
+
+import os
+import platform
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from crc32c import crc32c
+
+MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    page_cache_write_mb_per_cpu_s: float
+    page_cache_read_mb_per_cpu_s: float
+    fdatasync_4k_p50_ms: float
+    fdatasync_4k_p99_ms: float
+    memcpy_mb_per_s: float
+    crc_mb_per_s: float
+
+
+def describe() -> str:
+    model = "unknown processor"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    load = os.getloadavg()[0]
+    return (
+        f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}, load average {load:.1f} at the start"
+    )
+
+
+def warm_page_cache(folder: str, size_mb: int = 1024) -> None:
+    """Touch memory once: pages that a guest uses for the first time cost five times as much."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        block = b"\1" * MB
+        for _ in range(size_mb):
+            file.write(block)
+
+
+def measure(folder: str) -> Limits:
+    with tempfile.TemporaryFile(dir=folder) as file:
+        fd = file.fileno()
+        block = os.urandom(64 * 1024)
+        for at in range(0, 256 * MB, len(block)):
+            os.pwrite(fd, block, at)
+        started = time.process_time()
+        for at in range(0, 256 * MB, len(block)):
+            os.pwrite(fd, block, at)
+        write = 256 / (time.process_time() - started)
+        started = time.process_time()
+        for at in range(0, 256 * MB, len(block)):
+            os.pread(fd, len(block), at)
+        read = 256 / (time.process_time() - started)
+    syncs = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        fd = file.fileno()
+        for at in range(0, 300 * 4096, 4096):
+            os.pwrite(fd, block[:4096], at)
+            began = time.perf_counter()
+            os.fdatasync(fd)
+            syncs.append((time.perf_counter() - began) * 1000)
+    big = bytearray(os.urandom(64 * MB))
+    target = bytearray(len(big))
+    began = time.perf_counter()
+    for _ in range(8):
+        target[:] = big
+    memcpy = 8 * 64 / (time.perf_counter() - began)
+    began = time.perf_counter()
+    for at in range(0, len(big), 65536):
+        crc32c(memoryview(big)[at : at + 65536])
+    crc = 64 / (time.perf_counter() - began)
+    return Limits(write, read, statistics.median(syncs), sorted(syncs)[int(len(syncs) * 0.99)], memcpy, crc)
