@@ -92,7 +92,7 @@ VERSIONS: dict[Api, Versions] = {
     Api.DELETE_RECORDS: Versions(0, 2, 2),
     Api.INIT_PRODUCER_ID: Versions(0, 5, 2),
     Api.OFFSET_FOR_LEADER_EPOCH: Versions(2, 4, 4),
-    Api.ADD_PARTITIONS_TO_TXN: Versions(0, 4, 3),
+    Api.ADD_PARTITIONS_TO_TXN: Versions(0, 3, 3),
     Api.ADD_OFFSETS_TO_TXN: Versions(0, 4, 3),
     Api.END_TXN: Versions(0, 4, 3),
     Api.TXN_OFFSET_COMMIT: Versions(0, 4, 3),

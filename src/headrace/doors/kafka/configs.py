@@ -1,0 +1,249 @@
+"""Settings of topics under Kafka's names, and those of the broker that tools look at."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headrace.broker.streams import Stream
+from headrace.config import stream_settings
+from headrace.doors.kafka.connection import Request
+from headrace.doors.kafka.errors import Code, code_of
+from headrace.errors import HeadraceError, InvalidInput
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
+SOURCE_TOPIC, SOURCE_STATIC, SOURCE_DEFAULT = 1, 4, 5
+SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
+BOOLEAN, STRING, INT, SHORT, LONG, DOUBLE, LIST = 1, 2, 3, 4, 5, 6, 7
+PRODUCER = "producer"  # compression.type: batches stay as they came
+
+
+class InvalidConfig(InvalidInput):
+    """A setting that topics do not have, or a value it can not have."""
+
+
+class Config(NamedTuple):
+    name: str
+    value: str
+    source: int
+    kind: int
+
+
+class Setting(NamedTuple):
+    ours: str  # the name of the setting
+    field: str  # and of the field of StreamSettings
+    kind: int
+
+
+SETTINGS: dict[str, Setting] = {
+    "cleanup.policy": Setting("cleanup_policy", "cleanup_policy", LIST),
+    "compression.type": Setting("compression", "compression", STRING),
+    "delete.retention.ms": Setting("tombstone_retention", "tombstone_retention_ms", LONG),
+    "index.interval.bytes": Setting("index_interval", "index_interval", INT),
+    "max.message.bytes": Setting("batch_bytes_max", "batch_bytes_max", INT),
+    "min.compaction.lag.ms": Setting("compaction_lag", "compaction_lag_ms", LONG),
+    "retention.bytes": Setting("retention_bytes", "retention_bytes", LONG),
+    "retention.ms": Setting("retention_ms", "retention_ms", LONG),
+    "segment.bytes": Setting("segment_size", "segment_size", INT),
+    "segment.ms": Setting("segment_age", "segment_age_ms", LONG),
+}
+
+# Settings that mean nothing to one node that syncs before it confirms: the value that is true here. Setting
+# them is taken, so that tools that set them for every topic work, and changes nothing.
+FIXED: dict[str, tuple[str, int]] = {
+    "file.delete.delay.ms": ("0", LONG),
+    "flush.messages": ("1", LONG),
+    "flush.ms": ("0", LONG),
+    "follower.replication.throttled.replicas": ("", LIST),
+    "leader.replication.throttled.replicas": ("", LIST),
+    "max.compaction.lag.ms": ("9223372036854775807", LONG),
+    "message.downconversion.enable": ("false", BOOLEAN),
+    "message.timestamp.after.max.ms": ("9223372036854775807", LONG),
+    "message.timestamp.before.max.ms": ("9223372036854775807", LONG),
+    "message.timestamp.difference.max.ms": ("9223372036854775807", LONG),
+    "min.cleanable.dirty.ratio": ("0.33", DOUBLE),
+    "min.insync.replicas": ("1", INT),
+    "preallocate": ("false", BOOLEAN),
+    "segment.index.bytes": ("10485760", INT),
+    "segment.jitter.ms": ("0", LONG),
+    "unclean.leader.election.enable": ("false", BOOLEAN),
+}
+# Fixed, and something else is refused: it would be a promise we do not keep.
+ONLY: dict[str, tuple[str, int]] = {
+    "message.timestamp.type": ("CreateTime", STRING),
+    "remote.storage.enable": ("false", BOOLEAN),
+}
+
+
+def overrides(given: Mapping[str, str | None]) -> dict[str, object]:
+    """Kafka's names and values as ours. None takes a setting back to the broker's."""
+    changed: dict[str, object] = {}
+    for name, value in given.items():
+        if name in ONLY:
+            if value is not None and value.lower() != ONLY[name][0].lower():
+                raise InvalidConfig(f"{name} can only be {ONLY[name][0]}, not {value!r}")
+        elif name not in FIXED:
+            setting = SETTINGS.get(name)
+            if setting is None:
+                raise InvalidConfig(f"Unknown topic config name: {name}")
+            changed[setting.ours] = parse(name, setting, value)
+    return changed
+
+
+def parse(name: str, setting: Setting, value: str | None) -> object:
+    if value is None or (name == "compression.type" and value == PRODUCER):
+        return None
+    if setting.kind not in (INT, LONG):
+        return "none" if value == "uncompressed" else value
+    try:
+        number = int(value)
+    except ValueError:
+        raise InvalidConfig(f"Invalid value {value} for configuration {name}: Not a number") from None
+    if number < -1 or (number == -1 and name not in ("retention.ms", "retention.bytes")):
+        raise InvalidConfig(f"Invalid value {value} for configuration {name}")
+    # Above what an int64 of ours can hold it is for ever: Kafka's tools write Long.MAX_VALUE for that.
+    return -1 if number > 1 << 53 and name.startswith("retention.") else min(number, 1 << 53)
+
+
+def check(door: "KafkaDoor", changed: Mapping[str, object]) -> None:
+    given = {name: value for name, value in changed.items() if value is not None}
+    stream_settings(given, door.config.stream, origin="from the request")
+
+
+def topic_configs(door: "KafkaDoor", stream: Stream) -> list[Config]:
+    set_here = set(stream.document.config)
+    found = []
+    for name, setting in SETTINGS.items():
+        value = getattr(stream.settings, setting.field)
+        source = SOURCE_TOPIC if setting.ours in set_here else SOURCE_DEFAULT
+        if name == "compression.type" and source == SOURCE_DEFAULT:
+            value = PRODUCER
+        found.append(Config(name, str(value), source, setting.kind))
+    fixed = [Config(name, value, SOURCE_DEFAULT, kind) for name, (value, kind) in (FIXED | ONLY).items()]
+    return sorted(found + fixed)
+
+
+def broker_configs(door: "KafkaDoor") -> list[Config]:
+    config = door.config
+    values: list[tuple[str, object, int]] = [
+        ("auto.create.topics.enable", str(config.auto_create_topics).lower(), BOOLEAN),
+        ("broker.id", door.node_id, INT),
+        ("compression.type", PRODUCER, STRING),
+        ("default.replication.factor", 1, INT),
+        ("log.cleanup.policy", config.stream.cleanup_policy, LIST),
+        ("log.dirs", config.data_dir, STRING),
+        ("log.retention.bytes", config.stream.retention_bytes, LONG),
+        ("log.retention.ms", config.stream.retention_ms, LONG),
+        ("log.segment.bytes", config.stream.segment_size, INT),
+        ("message.max.bytes", config.stream.batch_bytes_max, INT),
+        ("min.insync.replicas", 1, INT),
+        ("node.id", door.node_id, INT),
+        ("num.partitions", config.auto_create_partitions, INT),
+        ("offsets.retention.minutes", door.coordination.groups.settings.offsets_retention_ms // 60_000, INT),
+    ]
+    return [Config(name, str(value), SOURCE_STATIC, kind) for name, value, kind in values]
+
+
+async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    results = []
+    for resource in fields.resources:
+        answer: dict[str, Any] = {
+            "resource_type": resource.resource_type,
+            "resource_name": resource.resource_name,
+        }
+        try:
+            found = resource_configs(door, resource)
+            keys = resource.configuration_keys
+            answer["configs"] = [
+                describe(one, resource.resource_type, fields.include_synonyms)
+                for one in found
+                if keys is None or one.name in keys
+            ]
+        except HeadraceError as error:
+            answer.update(error_code=code_of(error), error_message=str(error))
+        results.append(answer)
+    return {"results": results}
+
+
+def resource_configs(door: "KafkaDoor", resource: Any) -> list[Config]:
+    if resource.resource_type == TOPIC:
+        return topic_configs(door, door.topics.find(resource.resource_name))
+    if resource.resource_type == BROKER:
+        if resource.resource_name not in ("", str(door.node_id)):
+            raise InvalidInput(f"there is one broker, {door.node_id}, not {resource.resource_name}")
+        return broker_configs(door)
+    return []
+
+
+def describe(one: Config, resource_type: int, synonyms: bool) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "value": one.value,
+        "read_only": resource_type != TOPIC,
+        "config_source": one.source,
+        "config_type": one.kind,
+        "synonyms": [{"name": one.name, "value": one.value, "source": one.source}] if synonyms else [],
+    }
+
+
+async def alter_configs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    """Replaces: what is not named goes back to the broker's value."""
+    return await alter(door, fields, replace_changes)
+
+
+async def incremental_alter_configs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    return await alter(door, fields, incremental_changes)
+
+
+async def alter(door: "KafkaDoor", fields: Any, changes: Any) -> dict[str, Any]:
+    responses = []
+    for resource in fields.resources:
+        answer: dict[str, Any] = {
+            "resource_type": resource.resource_type,
+            "resource_name": resource.resource_name,
+        }
+        try:
+            if resource.resource_type == TOPIC:
+                stream = door.topics.find(resource.resource_name)
+                changed = changes(stream, resource.configs)
+                check(door, changed)
+                if not fields.validate_only:
+                    await door.broker.streams.configure(stream.name, changed)
+            elif resource.resource_type in (BROKER, BROKER_LOGGER):
+                raise InvalidInput("the broker's settings are in its configuration file")
+            elif resource.resource_type not in (GROUP, CLIENT_METRICS):
+                raise InvalidInput(f"no resource of type {resource.resource_type}")
+        except HeadraceError as error:
+            code = code_of(error)
+            wrong = code == Code.INVALID_REQUEST and resource.resource_type == TOPIC
+            answer.update(error_code=Code.INVALID_CONFIG if wrong else code, error_message=str(error))
+        responses.append(answer)
+    return {"responses": responses}
+
+
+def replace_changes(stream: Stream, given: Any) -> dict[str, object]:
+    changed: dict[str, object] = dict.fromkeys(stream.document.config)
+    changed.update(overrides({one.name: one.value for one in given}))
+    return changed
+
+
+def incremental_changes(stream: Stream, given: Any) -> dict[str, object]:
+    values: dict[str, str | None] = {}
+    for one in given:
+        if one.config_operation == SET:
+            values[one.name] = one.value
+        elif one.config_operation == DELETE:
+            values[one.name] = None
+        elif one.config_operation in (APPEND, SUBTRACT) and one.name == "cleanup.policy":
+            values[one.name] = merged_policy(stream, one)
+        else:
+            raise InvalidConfig(f"{one.name} is not a list")
+    return overrides(values)
+
+
+def merged_policy(stream: Stream, one: Any) -> str:
+    have = stream.settings.cleanup_policy.split(",")
+    named = [word for word in (one.value or "").split(",") if word]
+    kept = [*have, *named] if one.config_operation == APPEND else [word for word in have if word not in named]
+    return ",".join(word for word in ("compact", "delete") if word in kept)

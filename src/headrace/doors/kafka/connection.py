@@ -1,0 +1,223 @@
+"""One client's connection: requests in, answers out in the order of the requests.
+
+Requests are started as they arrive and may end in any order; an answer waits until those before it have
+been sent. Answers that are ready in one turn of the event loop leave in one gathering write.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from headrace.errors import HeadraceError, MalformedRequest
+from headrace.wire.kafka import hot
+from headrace.wire.kafka.apis import VERSIONS, Api, is_flexible
+from headrace.wire.kafka.frames import FrameReader
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+logger = logging.getLogger("headrace.kafka")
+
+REQUESTS_MAX = 128  # of one connection that are not answered; more are not read
+REQUEST_BYTES_WAITING_MAX = 64 << 20
+COLD_REQUEST_BYTES_MAX = 8 << 20  # of every API but Produce
+Piece = bytes | bytearray | memoryview
+
+
+class Request:
+    """One request, and the place where its answer goes. buffer[position:size] is the body."""
+
+    __slots__ = (
+        "answered",
+        "api",
+        "buffer",
+        "client_id",
+        "connection",
+        "correlation_id",
+        "pieces",
+        "position",
+        "size",
+        "version",
+    )
+
+    def __init__(self, connection: "Connection", buffer: bytearray, size: int) -> None:
+        key, version, correlation_id, client_id, position = hot.parse_header(buffer, size)
+        self.connection = connection
+        self.buffer = buffer
+        self.size = size
+        self.version = version
+        self.correlation_id = correlation_id
+        self.client_id = client_id or ""
+        self.pieces: Sequence[Piece] = ()
+        self.answered = False
+        try:
+            self.api = Api(key)
+            versions = VERSIONS[self.api]
+        except (ValueError, KeyError):
+            raise MalformedRequest(f"no API {key}") from None
+        if not versions.lowest <= version <= versions.highest and self.api is not Api.API_VERSIONS:
+            raise MalformedRequest(f"{self.api.name} has no version {version}")
+        if self.api is not Api.PRODUCE and size > COLD_REQUEST_BYTES_MAX:
+            raise MalformedRequest(f"{self.api.name} of {size:,} bytes")
+        if is_flexible(self.api, version) and version <= versions.highest:
+            position = hot.skip_header_tags(buffer, position, size)
+        self.position = position
+
+    @property
+    def body(self) -> memoryview:
+        return memoryview(self.buffer)[: self.size]
+
+    def answer(self, pieces: Sequence[Piece]) -> None:
+        """The whole answer. Empty: there is none (Produce with acks=0)."""
+        assert not self.answered, "a request is answered once"
+        self.pieces = pieces
+        self.answered = True
+        self.connection.answer_ready()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing that Kafka has a code for in this answer: the client finds out by the connection's end."""
+        self.connection.abort(error)
+
+
+Handler = Callable[["KafkaDoor", Request], None]
+AsyncHandler = Callable[["KafkaDoor", Request, Any], Awaitable[dict[str, Any] | None]]
+
+
+class Connection(asyncio.BufferedProtocol):
+    def __init__(self, door: "KafkaDoor") -> None:
+        self._door = door
+        self._frames = FrameReader(door.pool, door.scratch)
+        self._waiting: deque[Request] = deque()
+        self._waiting_bytes = 0
+        self._flush_planned = False
+        self._reading_paused = False
+        self._writing_paused = False
+        self._throttled: asyncio.TimerHandle | None = None
+        self.is_closed = False
+        self.client_host = ""
+        self.local_address: tuple[str, int] = ("", 0)
+        self.watches: dict[int, Any] = {}  # by log id, kept from one fetch to the next
+        self.fetch_waiters: list[Callable[[], None]] = []
+        self.on_close: list[Callable[[], None]] = []
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        peer = transport.get_extra_info("peername")
+        self.client_host = f"/{peer[0]}" if peer else ""
+        own = transport.get_extra_info("sockname")
+        if own:
+            self.local_address = (own[0], own[1])
+        if not self._door.admit(self):
+            transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._frames.target()
+
+    def buffer_updated(self, count: int) -> None:
+        try:
+            for buffer, size in self._frames.arrived(count):
+                self._start(Request(self, buffer, size))
+        except MalformedRequest as error:
+            self.abort(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_closed = True
+        if self._throttled is not None:
+            self._throttled.cancel()
+        for watch in self.watches.values():
+            watch.cancel()
+        self.watches.clear()
+        for callback in self.on_close:
+            callback()
+        self.on_close.clear()
+        self._waiting.clear()
+        self._door.forget(self)
+
+    def pause_writing(self) -> None:
+        """The client does not read its answers: it gets no more of them to not read."""
+        self._writing_paused = True
+        self._pause_or_resume()
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._pause_or_resume()
+
+    # Requests.
+
+    def _start(self, request: Request) -> None:
+        if self.is_closed:
+            return
+        self._waiting.append(request)
+        self._waiting_bytes += request.size
+        self._door.handle(request)
+        self._pause_or_resume()
+
+    def answer_ready(self) -> None:
+        if not self._flush_planned and not self.is_closed:
+            self._flush_planned = True
+            self._door.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        waiting = self._waiting
+        pieces: list[Piece] = []
+        while waiting and waiting[0].answered:
+            request = waiting.popleft()
+            self._waiting_bytes -= request.size
+            pieces.extend(request.pieces)
+        if self.is_closed:
+            return
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
+        elif pieces:
+            self._transport.writelines(pieces)
+        self._pause_or_resume()
+
+    def _pause_or_resume(self) -> None:
+        full = (
+            self._writing_paused
+            or self._throttled is not None
+            or len(self._waiting) >= REQUESTS_MAX
+            or self._waiting_bytes >= REQUEST_BYTES_WAITING_MAX
+        )
+        if full == self._reading_paused or self.is_closed:
+            return
+        self._reading_paused = full
+        if full:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def throttle(self, wait_ms: int) -> None:
+        """Do not read for a while: a client that was told to wait and does not, waits all the same."""
+        if wait_ms <= 0 or self._throttled is not None or self.is_closed:
+            return
+        self._throttled = self._door.loop.call_later(wait_ms / 1000, self._throttle_over)
+        self._pause_or_resume()
+
+    def _throttle_over(self) -> None:
+        self._throttled = None
+        self._pause_or_resume()
+
+    def abort(self, error: BaseException) -> None:
+        """Close at once. A client's mistake is a line for those who look for it, ours is an error."""
+        if self.is_closed:
+            return
+        if isinstance(error, HeadraceError):
+            logger.info("%s: closed: %s", self.client_host, error)
+        else:
+            logger.error("%s: closed after a bug", self.client_host, exc_info=error)
+        self._transport.abort()
+
+    async def close(self) -> None:
+        """Answers that are ready are sent, the rest is not waited for."""
+        self._flush()
+        if not self.is_closed:
+            self._transport.close()

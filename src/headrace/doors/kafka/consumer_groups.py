@@ -1,0 +1,121 @@
+"""The KIP-848 group protocol at the door: one heartbeat, and a description for those who look."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
+from headrace.doors.kafka.connection import Request
+from headrace.doors.kafka.errors import Code, code_of
+from headrace.errors import HeadraceError, StreamNotFound
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+UNKNOWN_OPERATIONS = -0x80000000
+CONSUMER_MEMBER = 1  # as opposed to a classic member of an upgraded group
+
+
+async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    groups = door.coordination.groups
+    names = fields.subscribed_topic_names
+    beat = Heartbeat(
+        member_id=fields.member_id,
+        epoch=fields.member_epoch,
+        instance_id=fields.instance_id,
+        client_id=request.client_id,
+        client_host=request.connection.client_host,
+        rack_id=fields.rack_id,
+        rebalance_timeout_ms=fields.rebalance_timeout,
+        topics=frozenset(names) if names is not None else None,
+        pattern=fields.subscribed_topic_regex,
+        assignor=fields.server_assignor,
+        owned=owned_partitions(door, fields.topic_partitions),
+    )
+    try:
+        answer = groups.consumer(fields.group_id).heartbeat(beat)
+    except HeadraceError as error:
+        return {
+            "error_code": code_of(error),
+            "error_message": str(error),
+            "member_id": fields.member_id,
+            "member_epoch": fields.member_epoch,
+        }
+    values: dict[str, Any] = {
+        "member_id": answer.member_id,
+        "member_epoch": answer.epoch,
+        "heartbeat_interval": groups.settings.consumer_heartbeat_interval_ms,
+    }
+    if answer.assignment is not None:
+        values["assignment"] = {"topic_partitions": by_topic(door, answer.assignment)}
+    return values
+
+
+def owned_partitions(door: "KafkaDoor", topics: Any) -> frozenset[tuple[str, int]] | None:
+    if topics is None:
+        return None
+    owned: set[tuple[str, int]] = set()
+    for topic in topics:
+        try:
+            name = door.topics.find(topic.topic_id).name
+        except StreamNotFound:
+            continue  # deleted since
+        owned.update((name, number) for number in topic.partitions)
+    return frozenset(owned)
+
+
+def by_topic(
+    door: "KafkaDoor", partitions: Iterable[tuple[str, int]], *, names: bool = False
+) -> list[dict[str, Any]]:
+    grouped: dict[str, list[int]] = {}
+    for name, number in sorted(partitions):
+        grouped.setdefault(name, []).append(number)
+    topics = []
+    for name, numbers in grouped.items():
+        try:
+            topic: dict[str, Any] = {
+                "topic_id": door.topics.id_of(door.topics.find(name)),
+                "partitions": numbers,
+            }
+        except StreamNotFound:
+            continue
+        if names:
+            topic["topic_name"] = name
+        topics.append(topic)
+    return topics
+
+
+async def consumer_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    return {"groups": [describe(door, group_id) for group_id in fields.group_ids]}
+
+
+def describe(door: "KafkaDoor", group_id: str) -> dict[str, Any]:
+    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
+    group = door.coordination.groups.find(group_id)
+    if not isinstance(group, ConsumerGroup):
+        message = f"Group {group_id} is not a consumer group."
+        return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
+    return {
+        **answer,
+        "group_state": group.state,
+        "group_epoch": group.epoch,
+        "assignment_epoch": group.target_epoch,
+        "assignor_name": group.assignor,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "instance_id": member.instance_id,
+                "rack_id": member.rack_id,
+                "member_epoch": member.epoch,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "subscribed_topic_names": sorted(member.topics),
+                "subscribed_topic_regex": member.pattern or None,
+                "assignment": {"topic_partitions": by_topic(door, member.assigned, names=True)},
+                "target_assignment": {
+                    "topic_partitions": by_topic(door, group.target.get(member.member_id, ()), names=True)
+                },
+                "member_type": CONSUMER_MEMBER,
+            }
+            for member in group.members.values()
+        ],
+    }

@@ -1,0 +1,173 @@
+"""The Kafka door: listens, and hands each request to who answers it."""
+
+import asyncio
+import base64
+import contextlib
+import logging
+import secrets
+import uuid
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from headrace.broker.broker import Broker
+from headrace.config import Address, Config
+from headrace.doors.kafka.connection import Connection, Request
+from headrace.doors.kafka.handlers import ASYNC_HANDLERS, HANDLERS
+from headrace.doors.kafka.metadata import MetadataCache
+from headrace.doors.kafka.pressure import throttle_ms
+from headrace.doors.kafka.topic_index import TopicIndex
+from headrace.doors.listener import Listener, listen
+from headrace.errors import HeadraceError, MalformedRequest
+from headrace.wire.kafka.apis import VERSIONS, has_header_tags
+from headrace.wire.kafka.codec import decode, encode
+from headrace.wire.kafka.frames import SCRATCH_BYTES, BufferPool
+from headrace.wire.kafka.schema import request_struct, response_struct
+
+logger = logging.getLogger("headrace.kafka")
+
+NODE_ID = 1
+IDENTITY = "kafka"
+CLUSTER_ID = b"cluster"
+WRITE_HIGH_WATER = 4 << 20
+
+
+class KafkaDoor:
+    """Owned by the server. Everything here runs on the broker's loop."""
+
+    def __init__(self, broker: Broker, config: Config, cluster: uuid.UUID) -> None:
+        self.broker = broker
+        self.config = config
+        self.coordination = broker.coordination
+        self.cluster = cluster
+        self.cluster_id = cluster_name(cluster)
+        self.node_id = NODE_ID
+        self.loop = asyncio.get_running_loop()
+        self.pool = BufferPool()
+        self.scratch = bytearray(SCRATCH_BYTES)
+        self.topics = TopicIndex(broker.streams, cluster)
+        self.metadata = MetadataCache()
+        self.connections: set[Connection] = set()
+        self.requests = 0
+        self.sessions: dict[int, Any] = {}  # fetch sessions, see sessions.py
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: Listener | None = None
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        assert self._listener is not None
+        return self._listener.addresses
+
+    @property
+    def port(self) -> int:
+        assert self._listener is not None
+        return self._listener.port
+
+    async def listen(self, bind: Address) -> None:
+        self._listener = await listen(bind, lambda: Connection(self), flag="--kafka")
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self.connections):
+            await connection.close()
+        deadline = self.loop.time() + 1.0
+        while self.connections and self.loop.time() < deadline:
+            await asyncio.sleep(0)
+            for connection in list(self.connections):
+                if self.loop.time() > deadline - 0.5:
+                    connection.abort(HeadraceError("the broker stops"))
+            await asyncio.sleep(0.005)
+        for task in list(self._tasks):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def admit(self, connection: Connection) -> bool:
+        if len(self.connections) >= self.config.connections_max:
+            return False
+        self.connections.add(connection)
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+
+    def throttle_ms(self) -> int:
+        return throttle_ms(self.broker.shard.pending_bytes)
+
+    def address_for(self, connection: Connection) -> tuple[str, int]:
+        """What clients are told to connect to: what was set, or what they did connect to."""
+        advertised = self.config.kafka_advertised
+        if advertised is not None:
+            return advertised.host, advertised.port
+        host, port = connection.local_address
+        return host.removeprefix("::ffff:"), port
+
+    # Requests.
+
+    def handle(self, request: Request) -> None:
+        self.requests += 1
+        handler = HANDLERS.get(request.api)
+        try:
+            if handler is not None:
+                handler(self, request)
+            else:
+                self.spawn(self._answer(request), request)
+        except MalformedRequest as error:
+            request.fail(error)
+        except Exception as error:  # noqa: BLE001 - one bad request must not stop the others
+            request.fail(error)
+
+    def spawn(self, work: Coroutine[Any, Any, None], request: Request) -> None:
+        """Not cancelled when the client goes: what it began is finished, as it would be had it stayed."""
+        task = self.loop.create_task(self._guarded(work, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None], request: Request) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - one bad request must not stop the others
+            request.fail(error)
+
+    async def _answer(self, request: Request) -> None:
+        api, version = request.api, request.version
+        fields = decode(request_struct(api, version), request.body, request.position)
+        request.buffer = bytearray()
+        values = await ASYNC_HANDLERS[api](self, request, fields)
+        if values is None:  # has answered by itself
+            return
+        request.answer(
+            [
+                encode(
+                    response_struct(api, version),
+                    values,
+                    request.correlation_id,
+                    has_header_tags(api, version),
+                )
+            ]
+        )
+
+
+def cluster_name(cluster: uuid.UUID) -> str:
+    """As Kafka prints them: 22 characters of URL-safe base64."""
+    return base64.urlsafe_b64encode(cluster.bytes).rstrip(b"=").decode()
+
+
+async def cluster_of(broker: Broker) -> uuid.UUID:
+    """Drawn once for a data folder, kept with its state."""
+    known = broker.shard.state.get(IDENTITY, CLUSTER_ID)
+    if known is not None:
+        return uuid.UUID(bytes=known)
+    cluster = uuid.UUID(bytes=secrets.token_bytes(16), version=4)
+    entry = broker.shard.group()
+    entry.put(IDENTITY, CLUSTER_ID, cluster.bytes)
+    await entry.commit()
+    return cluster
+
+
+async def start(broker: Broker, bind: Address, config: Config) -> KafkaDoor:
+    missing = [api for api in VERSIONS if api not in HANDLERS and api not in ASYNC_HANDLERS]
+    assert not missing, f"offered, and nobody answers: {missing}"
+    door = KafkaDoor(broker, config, await cluster_of(broker))
+    await door.listen(bind)
+    return door

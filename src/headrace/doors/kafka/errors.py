@@ -1,0 +1,135 @@
+"""Kafka's error codes, and which of our errors is which. The most specific class wins."""
+
+from enum import IntEnum
+
+from headrace import errors
+
+
+class Code(IntEnum):
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    OFFSET_METADATA_TOO_LARGE = 12
+    COORDINATOR_NOT_AVAILABLE = 15
+    INVALID_TOPIC = 17
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    SECURITY_DISABLED = 54
+    OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    MEMBER_ID_REQUIRED = 79
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
+    ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
+    INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
+    THROTTLING_QUOTA_EXCEEDED = 89
+    PRODUCER_FENCED = 90
+    RESOURCE_NOT_FOUND = 91
+    UNKNOWN_TOPIC_ID = 100
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+    FENCED_MEMBER_EPOCH = 110
+    UNRELEASED_INSTANCE_ID = 111
+    UNSUPPORTED_ASSIGNOR = 112
+    STALE_MEMBER_EPOCH = 113
+    UNKNOWN_SUBSCRIPTION_ID = 117
+    INVALID_RECORD_STATE = 121
+    SHARE_SESSION_NOT_FOUND = 122
+    INVALID_SHARE_SESSION_EPOCH = 123
+    INVALID_REGULAR_EXPRESSION = 128
+
+
+class UnknownTopicId(errors.StreamNotFound):
+    """An id no topic has: it was deleted, or is one of another broker."""
+
+    def __init__(self, topic_id: bytes) -> None:
+        super().__init__(topic_id.hex())
+
+
+CODES: dict[type[errors.HeadraceError], Code] = {
+    errors.UnknownMember: Code.UNKNOWN_MEMBER_ID,
+    errors.IllegalGeneration: Code.ILLEGAL_GENERATION,
+    errors.RebalanceInProgress: Code.REBALANCE_IN_PROGRESS,
+    errors.InconsistentProtocol: Code.INCONSISTENT_GROUP_PROTOCOL,
+    errors.InvalidSessionTimeout: Code.INVALID_SESSION_TIMEOUT,
+    errors.InvalidGroupId: Code.INVALID_GROUP_ID,
+    errors.MemberIdRequired: Code.MEMBER_ID_REQUIRED,
+    errors.FencedInstance: Code.FENCED_INSTANCE_ID,
+    errors.UnreleasedInstance: Code.UNRELEASED_INSTANCE_ID,
+    errors.GroupFull: Code.GROUP_MAX_SIZE_REACHED,
+    errors.GroupNotEmpty: Code.NON_EMPTY_GROUP,
+    errors.GroupNotFound: Code.GROUP_ID_NOT_FOUND,
+    errors.GroupKindMismatch: Code.INCONSISTENT_GROUP_PROTOCOL,
+    errors.GroupSubscribed: Code.GROUP_SUBSCRIBED_TO_TOPIC,
+    errors.FencedMemberEpoch: Code.FENCED_MEMBER_EPOCH,
+    errors.StaleMemberEpoch: Code.STALE_MEMBER_EPOCH,
+    errors.UnsupportedAssignor: Code.UNSUPPORTED_ASSIGNOR,
+    errors.InvalidPattern: Code.INVALID_REGULAR_EXPRESSION,
+    errors.OffsetMetadataTooLarge: Code.OFFSET_METADATA_TOO_LARGE,
+    errors.OutOfOrderSequence: Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    errors.DuplicateSequence: Code.DUPLICATE_SEQUENCE_NUMBER,
+    errors.InvalidProducerEpoch: Code.INVALID_PRODUCER_EPOCH,
+    errors.ProducerFenced: Code.PRODUCER_FENCED,
+    errors.UnknownProducer: Code.INVALID_PRODUCER_ID_MAPPING,
+    errors.InvalidTransactionState: Code.INVALID_TXN_STATE,
+    errors.InvalidTransactionTimeout: Code.INVALID_TRANSACTION_TIMEOUT,
+    errors.ConcurrentTransactions: Code.CONCURRENT_TRANSACTIONS,
+    errors.TransactionNotFound: Code.TRANSACTIONAL_ID_NOT_FOUND,
+    UnknownTopicId: Code.UNKNOWN_TOPIC_ID,
+    errors.StreamNotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
+    errors.PartitionNotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
+    errors.StreamExists: Code.TOPIC_ALREADY_EXISTS,
+    errors.OffsetOutOfRange: Code.OFFSET_OUT_OF_RANGE,
+    errors.BatchTooLarge: Code.MESSAGE_TOO_LARGE,
+    errors.DecompressedTooLarge: Code.MESSAGE_TOO_LARGE,
+    errors.UnknownCodec: Code.UNSUPPORTED_COMPRESSION_TYPE,
+    errors.CorruptBatch: Code.INVALID_RECORD,
+    errors.LogClosed: Code.UNKNOWN_TOPIC_OR_PARTITION,
+    errors.Overloaded: Code.THROTTLING_QUOTA_EXCEEDED,
+    errors.DiskFull: Code.KAFKA_STORAGE_ERROR,
+    errors.StorageError: Code.KAFKA_STORAGE_ERROR,
+    errors.InvalidInput: Code.INVALID_REQUEST,
+}
+
+
+def code_of(error: errors.HeadraceError) -> Code:
+    for kind in type(error).__mro__:
+        code = CODES.get(kind)
+        if code is not None:
+            return code
+    return Code.UNKNOWN_SERVER_ERROR

@@ -1,0 +1,229 @@
+"""Fetch: answers at once if there is enough to read, else when there is, or when the client's patience ends.
+
+Waiting costs nothing: a watch on a log is left in place from one fetch to the next, until the log has
+more to read.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.partition import Partition
+from headrace.doors.kafka.connection import Connection, Request
+from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.sessions import Key, Opened, Wanted, open_session
+from headrace.errors import HeadraceError
+from headrace.wire.kafka import hot
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+READ_COMMITTED = 1
+RECHECK_S = 0.005  # a fetch that waits for many bytes does not look again at every small batch
+Result = tuple[int, int, int, int, int, Sequence[tuple[int, int]] | None, Any]
+
+
+class Watch:
+    """Tells the connection once that a log can be read at an offset."""
+
+    __slots__ = ("connection", "fired", "offset", "waiter")
+
+    def __init__(self, connection: Connection, partition: Partition, offset: int) -> None:
+        self.connection = connection
+        self.offset = offset
+        self.fired = False
+        self.waiter = partition.wait(offset, self._fire)
+
+    def _fire(self) -> None:
+        self.fired = True
+        for callback in list(self.connection.fetch_waiters):
+            callback()
+
+    def cancel(self) -> None:
+        self.waiter.cancel()
+
+
+class Fetch:
+    """One request on its way to an answer."""
+
+    def __init__(self, door: "KafkaDoor", request: Request, parsed: tuple[Any, ...]) -> None:
+        (
+            _,
+            self.max_wait_ms,
+            self.min_bytes,
+            self.max_bytes,
+            self.isolation,
+            session_id,
+            epoch,
+            topics,
+            gone,
+        ) = parsed
+        self.door = door
+        self.request = request
+        self.max_bytes = min(self.max_bytes, door.config.read_bytes_max)
+        self.opened: Opened = open_session(door, request.connection, session_id, epoch, topics, gone)
+        self._timer: asyncio.TimerHandle | None = None
+        self._recheck: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self.opened.error:
+            self._answer([])
+            return
+        if not self._try(final=self.max_wait_ms <= 0 or not self.opened.wanted):
+            self._wait()
+
+    def _try(self, *, final: bool) -> bool:
+        """Answer if there is enough, or if this was the last chance."""
+        results, size, has_error = self._read()
+        if not (final or has_error or size >= max(self.min_bytes, 1)):
+            return False
+        self._answer(self._changed(results) if self.opened.is_incremental else results)
+        return True
+
+    # Reading.
+
+    def _read(self) -> tuple[list[tuple[Key, Wanted, Result]], int, bool]:
+        results: list[tuple[Key, Wanted, Result]] = []
+        size, has_error = 0, False
+        for key, wanted in self.opened.wanted.items():
+            result = self._read_one(key, wanted, self.max_bytes - size, first=size == 0)
+            records = result[6]
+            size += len(records) if records is not None else 0
+            has_error = has_error or result[1] != Code.NONE
+            results.append((key, wanted, result))
+        return results, size, has_error
+
+    def _read_one(self, key: Key, wanted: Wanted, room: int, *, first: bool) -> Result:
+        topic, number = key
+        try:
+            partition = self.door.topics.partition(topic, number)
+            log = partition.log
+            if wanted.leader_epoch >= 0 and wanted.leader_epoch != log.epoch:
+                stale = wanted.leader_epoch < log.epoch
+                code = Code.FENCED_LEADER_EPOCH if stale else Code.UNKNOWN_LEADER_EPOCH
+                return number, code, -1, -1, -1, None, None
+            committed = self.isolation == READ_COMMITTED
+            stable = log.stable_end
+            end = stable if committed else log.visible_end
+            records: Any = None
+            next_offset = wanted.offset
+            # The first batch is sent whatever its size: a client that asks for less than it could never go on.
+            if (room > 0 or first) and wanted.offset != end:
+                chunk = partition.read(wanted.offset, max(1, min(wanted.max_bytes, room)), end=end)
+                records, next_offset = chunk.data, chunk.next_offset
+            aborted = self._aborted(log, wanted.offset, next_offset) if committed else None
+            return number, Code.NONE, log.visible_end, stable, log.start_offset, aborted, records
+        except HeadraceError as error:
+            return number, code_of(error), -1, -1, -1, None, None
+
+    def _aborted(self, log: Any, start: int, end: int) -> list[tuple[int, int]]:
+        producers = self.door.coordination.producers.of(log)
+        return producers.aborted_between(start, end) if producers is not None else []
+
+    def _changed(self, results: list[tuple[Key, Wanted, Result]]) -> list[tuple[Key, Wanted, Result]]:
+        return [
+            (key, wanted, result)
+            for key, wanted, result in results
+            if result[6] or result[1] or result[2] != wanted.high_watermark or result[4] != wanted.log_start
+        ]
+
+    # Answering.
+
+    def _answer(self, results: list[tuple[Key, Wanted, Result]]) -> None:
+        self._stop()
+        topics: dict[str | bytes, list[Result]] = {}
+        read: list[Key] = []
+        for key, wanted, result in results:
+            topics.setdefault(key[0], []).append(result)
+            wanted.high_watermark, wanted.log_start = result[2], result[4]
+            if result[6]:
+                read.append(key)
+        for key in read:  # who was served goes to the end, so that others have their turn
+            kept = self.opened.wanted.pop(key, None)
+            if kept is not None:
+                self.opened.wanted[key] = kept
+        request = self.request
+        request.answer(
+            hot.fetch_response(
+                request.version,
+                request.correlation_id,
+                0,
+                self.opened.error,
+                self.opened.session_id,
+                list(topics.items()),
+            )
+        )
+
+    # Waiting.
+
+    def _wait(self) -> None:
+        connection = self.request.connection
+        for (topic, number), wanted in self.opened.wanted.items():
+            try:
+                partition = self.door.topics.partition(topic, number)
+            except HeadraceError:
+                continue
+            offset = max(wanted.offset, partition.log.stable_end)
+            watch: Watch | None = connection.watches.get(partition.log.id)
+            if watch is not None and not watch.fired and watch.offset == offset:
+                continue
+            if watch is not None:
+                watch.cancel()
+            connection.watches[partition.log.id] = Watch(connection, partition, offset)
+        connection.fetch_waiters.append(self._woken)
+        self._timer = self.door.loop.call_later(
+            min(self.max_wait_ms, self.door.config.read_wait_ms_max) / 1000, self._time_is_up
+        )
+
+    def _woken(self) -> None:
+        if self._recheck is not None:
+            return
+        if self.min_bytes > 1:
+            self._recheck = self.door.loop.call_later(RECHECK_S, self._look_again)
+        else:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._recheck = None
+        if self.request.connection.is_closed:
+            self._stop()
+        elif not self._try(final=False):
+            self._stop_waiting()
+            self._rewatch()
+
+    def _rewatch(self) -> None:
+        timer, self._timer = self._timer, None
+        self._wait()
+        if self._timer is not None and timer is not None:
+            self._timer.cancel()  # the first one still runs
+        self._timer = timer
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        if self.request.connection.is_closed:
+            self._stop()
+        else:
+            self._try(final=True)
+
+    def _stop_waiting(self) -> None:
+        if self._woken in self.request.connection.fetch_waiters:
+            self.request.connection.fetch_waiters.remove(self._woken)
+
+    def _stop(self) -> None:
+        self._stop_waiting()
+        for timer in (self._timer, self._recheck):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._recheck = None
+
+
+def fetch(door: "KafkaDoor", request: Request) -> None:
+    parsed = hot.parse_fetch(request.buffer, request.position, request.size, request.version)
+    request.buffer = bytearray()
+    if parsed[0] >= 0:  # somebody who says that it is a broker: there is only us
+        pieces = hot.fetch_response(
+            request.version, request.correlation_id, 0, Code.CLUSTER_AUTHORIZATION_FAILED, 0, []
+        )
+        request.answer(pieces)
+        return
+    Fetch(door, request, parsed).start()

@@ -1,0 +1,234 @@
+"""Offsets that groups commit, fetch and delete."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.groups.offsets import Committed
+from headrace.broker.streams import Stream
+from headrace.doors.kafka.connection import Request
+from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.groups import future_answer
+from headrace.errors import (
+    GroupNotFound,
+    HeadraceError,
+    OffsetMetadataTooLarge,
+    PartitionNotFound,
+    StaleMemberEpoch,
+    StreamNotFound,
+    UnknownMember,
+)
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+BY_ID_FROM = 10  # OffsetCommit and OffsetFetch name topics by id from this version on
+GROUPS_FROM = 8  # OffsetFetch asks for several groups at once
+NO_OFFSET = -1
+
+
+def topic_of(fields: Any, version: int) -> str | bytes:
+    topic: str | bytes = fields.topic_id if version >= BY_ID_FROM else fields.name
+    return topic
+
+
+def collect(
+    door: "KafkaDoor", group_id: str, topics: Any, version: int, *, by_id_from: int = BY_ID_FROM
+) -> tuple[list[Committed], list[dict[str, Any]]]:
+    """(entries that can be committed, the answer with an error where one can not)."""
+    entries: list[Committed] = []
+    answers = []
+    now_ms = door.broker.clock.now_ms()
+    limit = door.coordination.groups.settings.offset_metadata_bytes_max
+    for topic in topics:
+        key = topic.topic_id if version >= by_id_from else topic.name
+        parts: list[dict[str, Any]] = []
+        for one in topic.partitions:
+            answer: dict[str, Any] = {"partition_index": one.partition_index, "error_code": Code.NONE}
+            try:
+                stream = door.topics.find(key)
+                if not 0 <= one.partition_index < len(stream.partitions):
+                    raise PartitionNotFound(stream.name, one.partition_index, len(stream.partitions))
+                metadata = one.committed_metadata or ""
+                if len(metadata) > limit:
+                    raise OffsetMetadataTooLarge(f"{len(metadata)} characters")
+                entries.append(
+                    Committed(
+                        group_id,
+                        stream.name,
+                        one.partition_index,
+                        stream.partitions[one.partition_index].log.id,
+                        one.committed_offset,
+                        one.committed_leader_epoch,
+                        metadata,
+                        now_ms,
+                    )
+                )
+            except HeadraceError as error:
+                answer["error_code"] = code_of(error)
+            parts.append(answer)
+        answers.append({"topic_id" if version >= by_id_from else "name": key, "partitions": parts})
+    return entries, answers
+
+
+def fail_all(answers: list[dict[str, Any]], code: Code) -> None:
+    for topic in answers:
+        for part in topic["partitions"]:
+            if part["error_code"] == Code.NONE:
+                part["error_code"] = code
+
+
+async def offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    groups = door.coordination.groups
+    entries, answers = collect(door, fields.group_id, fields.topics, request.version)
+    try:
+        groups.check_commit(
+            fields.group_id, fields.member_id, fields.group_instance_id, fields.generation_id_or_member_epoch
+        )
+        if entries:
+            future, done = future_answer(door)
+            groups.commit(entries, done)
+            error = await future
+            if error is not None:
+                raise error
+    except StaleMemberEpoch:
+        # Before version 9 there is no code for it; the client joins again, which is what it should do.
+        fail_all(answers, Code.STALE_MEMBER_EPOCH if request.version >= 9 else Code.ILLEGAL_GENERATION)
+    except HeadraceError as error:
+        fail_all(answers, code_of(error))
+    return {"topics": answers}
+
+
+async def offset_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    if request.version < GROUPS_FROM:
+        return {
+            "topics": fetch_group(
+                door, fields.group_id, fields.topics, fields.require_stable, request.version
+            )
+        }
+    groups = []
+    for group in fields.groups:
+        answer: dict[str, Any] = {"group_id": group.group_id}
+        try:
+            check_member(door, group)
+            answer["topics"] = fetch_group(
+                door, group.group_id, group.topics, fields.require_stable, request.version
+            )
+        except HeadraceError as error:
+            answer["error_code"] = code_of(error)
+        groups.append(answer)
+    return {"groups": groups}
+
+
+def check_member(door: "KafkaDoor", group: Any) -> None:
+    """From version 9 on a member of the new protocol says its epoch."""
+    known = door.coordination.groups.find(group.group_id)
+    epoch = getattr(group, "member_epoch", -1)
+    if not isinstance(known, ConsumerGroup) or epoch < 0 or not group.member_id:
+        return
+    member = known.members.get(group.member_id)
+    if member is None:
+        raise UnknownMember(f"no member {group.member_id!r}")
+    if member.epoch != epoch:
+        raise StaleMemberEpoch(f"epoch {epoch}")
+
+
+def fetch_group(
+    door: "KafkaDoor", group_id: str, topics: Any, require_stable: bool, version: int
+) -> list[dict[str, Any]]:
+    pending = door.coordination.transactions.pending_offsets(group_id) if require_stable else set()
+    answers = []
+    for key, stream, numbers in wanted_topics(door, group_id, topics, version):
+        name = stream.name if stream is not None else str(key)
+        code = Code.UNKNOWN_TOPIC_ID if stream is None and version >= BY_ID_FROM else Code.NONE
+        parts = []
+        for number in numbers:
+            answer: dict[str, Any] = {
+                "partition_index": number,
+                "committed_offset": NO_OFFSET,
+                "committed_leader_epoch": NO_OFFSET,
+                "metadata": "",
+                "error_code": code,
+            }
+            if (name, number) in pending:
+                answer["error_code"] = Code.UNSTABLE_OFFSET_COMMIT
+            elif (known := find_committed(door, group_id, stream, name, number)) is not None:
+                answer["committed_offset"] = known.offset
+                answer["committed_leader_epoch"] = known.leader_epoch
+                answer["metadata"] = known.metadata
+            parts.append(answer)
+        answers.append({"topic_id" if version >= BY_ID_FROM else "name": key, "partitions": parts})
+    return answers
+
+
+def find_committed(
+    door: "KafkaDoor", group_id: str, stream: Stream | None, name: str, number: int
+) -> Committed | None:
+    """None also if it is of an earlier topic of that name."""
+    known = door.coordination.groups.offsets.get(group_id, name, number)
+    if known is None or stream is None or not 0 <= number < len(stream.partitions):
+        return None
+    return known if known.log_id == stream.partitions[number].log.id else None
+
+
+def wanted_topics(
+    door: "KafkaDoor", group_id: str, topics: Any, version: int
+) -> Iterable[tuple[str | bytes, Stream | None, list[int]]]:
+    if topics is not None:
+        for topic in topics:
+            key = topic_of(topic, version)
+            yield key, find_stream(door, key), topic.partition_indexes
+        return
+    committed: dict[str, list[int]] = {}
+    for name, number in door.coordination.groups.offsets.of(group_id):
+        committed.setdefault(name, []).append(number)
+    for name, numbers in committed.items():
+        stream = find_stream(door, name)
+        if stream is not None:
+            key = door.topics.id_of(stream) if version >= BY_ID_FROM else name
+            yield key, stream, sorted(numbers)
+
+
+def find_stream(door: "KafkaDoor", key: str | bytes) -> Stream | None:
+    try:
+        return door.topics.find(key)
+    except StreamNotFound:
+        return None
+
+
+async def offset_delete(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    groups = door.coordination.groups
+    if not groups.exists(fields.group_id):
+        return {"error_code": code_of(GroupNotFound(fields.group_id))}
+    group = groups.find(fields.group_id)
+    answers = []
+    gone: list[tuple[str, int]] = []
+    for topic in fields.topics:
+        read = group is not None and bool(group.members) and subscribes(group, topic.name)
+        code = Code.GROUP_SUBSCRIBED_TO_TOPIC if read else Code.NONE
+        for one in topic.partitions:
+            if not read:
+                gone.append((topic.name, one.partition_index))
+        answers.append(
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": one.partition_index, "error_code": code} for one in topic.partitions
+                ],
+            }
+        )
+    future, done = future_answer(door)
+    groups.offsets.delete(fields.group_id, gone, done)
+    error = await future
+    if error is not None:
+        return {"error_code": code_of(error)}
+    return {"topics": answers}
+
+
+def subscribes(group: Any, topic: str) -> bool:
+    """Whether a member reads the topic. A classic member's subscription is its own business, save that its
+    bytes have the topic's name in them when it does."""
+    if isinstance(group, ConsumerGroup):
+        return group.subscribes(topic)
+    wanted = len(topic).to_bytes(2, "big") + topic.encode()
+    return any(wanted in data for member in group.members.values() for _, data in member.protocols)

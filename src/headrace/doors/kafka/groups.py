@@ -1,0 +1,205 @@
+"""The classic group protocol at the door: who joins, syncs, beats and leaves; and groups for those who look."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.groups.classic import ClassicGroup
+from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.groups.members import GroupState, Join, Joined, Synced
+from headrace.doors.kafka.connection import Request
+from headrace.doors.kafka.errors import Code, code_of
+from headrace.errors import HeadraceError, MemberIdRequired
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+UNKNOWN_OPERATIONS = -0x80000000
+GROUP, TRANSACTION = 0, 1
+
+
+def future_answer(door: "KafkaDoor") -> tuple["asyncio.Future[Any]", Callable[[Any], None]]:
+    """A future and the callback that resolves it, with a result or an error as a result."""
+    future: asyncio.Future[Any] = door.loop.create_future()
+
+    def answer(value: Any) -> None:
+        if not future.done():
+            future.set_result(value)
+
+    return future, answer
+
+
+async def find_coordinator(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    host, port = door.address_for(request.connection)
+    here = {"node_id": door.node_id, "host": host, "port": port}
+    if request.version < 4:
+        return here
+    return {"coordinators": [{"key": key, **here} for key in fields.coordinator_keys]}
+
+
+async def join_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    rebalance_ms = fields.rebalance_timeout if fields.rebalance_timeout > 0 else fields.session_timeout
+    join = Join(
+        member_id=fields.member_id,
+        instance_id=fields.group_instance_id,
+        client_id=request.client_id,
+        client_host=request.connection.client_host,
+        session_timeout_ms=fields.session_timeout,
+        rebalance_timeout_ms=rebalance_ms,
+        protocol_type=fields.protocol_type,
+        protocols=tuple((one.name, one.metadata) for one in fields.protocols),
+        id_required=request.version >= 4,
+        can_skip_assignment=request.version >= 9,
+    )
+    future, answer = future_answer(door)
+    try:
+        door.coordination.groups.classic(fields.group_id).join(join, answer)
+        joined = await future
+        if isinstance(joined, HeadraceError):
+            raise joined
+    except MemberIdRequired as error:
+        return join_refused(request, Code.MEMBER_ID_REQUIRED, error.member_id)
+    except HeadraceError as error:
+        return join_refused(request, code_of(error), fields.member_id)
+    assert isinstance(joined, Joined)
+    return {
+        "generation_id": joined.generation,
+        "protocol_type": joined.protocol_type,
+        "protocol_name": joined.protocol,
+        "leader": joined.leader,
+        "member_id": joined.member_id,
+        "skip_assignment": joined.skip_assignment,
+        "members": [
+            {"member_id": member_id, "group_instance_id": instance, "metadata": metadata}
+            for member_id, instance, metadata in joined.members
+        ],
+    }
+
+
+def join_refused(request: Request, code: Code, member_id: str) -> dict[str, Any]:
+    name = None if request.version >= 7 else ""
+    return {"error_code": code, "generation_id": -1, "protocol_name": name, "member_id": member_id}
+
+
+async def sync_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    future, answer = future_answer(door)
+    try:
+        door.coordination.groups.known_classic(fields.group_id).sync(
+            fields.member_id,
+            fields.group_instance_id,
+            fields.generation_id,
+            fields.protocol_type,
+            fields.protocol_name,
+            {one.member_id: one.assignment for one in fields.assignments},
+            answer,
+        )
+        synced = await future
+        if isinstance(synced, HeadraceError):
+            raise synced
+    except HeadraceError as error:
+        return {"error_code": code_of(error)}
+    assert isinstance(synced, Synced)
+    return {
+        "protocol_type": synced.protocol_type,
+        "protocol_name": synced.protocol,
+        "assignment": synced.assignment,
+    }
+
+
+async def heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    try:
+        group = door.coordination.groups.known_classic(fields.group_id)
+        group.heartbeat(fields.member_id, fields.group_instance_id, fields.generation_id)
+    except HeadraceError as error:
+        return {"error_code": code_of(error)}
+    return {}
+
+
+async def leave_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    groups = door.coordination.groups
+    if request.version < 3:
+        try:
+            groups.known_classic(fields.group_id).leave(fields.member_id, None)
+        except HeadraceError as error:
+            return {"error_code": code_of(error)}
+        return {}
+    members = []
+    for one in fields.members:
+        answer: dict[str, Any] = {"member_id": one.member_id, "group_instance_id": one.group_instance_id}
+        try:
+            group = groups.find(fields.group_id)
+            if isinstance(group, ConsumerGroup):
+                group.remove(one.member_id)
+            else:
+                groups.known_classic(fields.group_id).leave(one.member_id, one.group_instance_id)
+        except HeadraceError as error:
+            answer["error_code"] = code_of(error)
+        members.append(answer)
+    return {"members": members}
+
+
+async def list_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    states = {state.lower() for state in fields.states_filter}
+    kinds = {kind.lower() for kind in fields.types_filter}
+    return {
+        "groups": [
+            {
+                "group_id": one.group_id,
+                "protocol_type": one.protocol_type,
+                "group_state": one.state,
+                "group_type": one.kind,
+            }
+            for one in door.coordination.groups.listing()
+            if (not states or one.state.lower() in states) and (not kinds or one.kind in kinds)
+        ]
+    }
+
+
+async def describe_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    return {"groups": [describe_group(door, request, group_id) for group_id in fields.groups]}
+
+
+def describe_group(door: "KafkaDoor", request: Request, group_id: str) -> dict[str, Any]:
+    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
+    group = door.coordination.groups.find(group_id)
+    if isinstance(group, ConsumerGroup):
+        return {**answer, "group_state": group.state, "protocol_type": "consumer", "members": []}
+    if not isinstance(group, ClassicGroup):
+        if door.coordination.groups.exists(group_id):
+            return {**answer, "group_state": GroupState.EMPTY.value}
+        code = Code.GROUP_ID_NOT_FOUND if request.version >= 6 else Code.NONE
+        message = f"Group {group_id} not found." if code else None
+        return {**answer, "error_code": code, "error_message": message, "group_state": "Dead"}
+    return {
+        **answer,
+        "group_state": group.state.value,
+        "protocol_type": group.protocol_type,
+        "protocol_data": group.protocol if group.state is GroupState.STABLE else "",
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "member_metadata": member.metadata(group.protocol),
+                "member_assignment": member.assignment,
+            }
+            for member in group.members.values()
+        ],
+    }
+
+
+async def delete_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    results = []
+    for group_id in fields.groups_names:
+        answer: dict[str, Any] = {"group_id": group_id}
+        future, done = future_answer(door)
+        try:
+            door.coordination.groups.delete(group_id, done)
+            error = await future
+            if error is not None:
+                raise error
+        except HeadraceError as error:
+            answer["error_code"] = code_of(error)
+        results.append(answer)
+    return {"results": results}

@@ -1,0 +1,107 @@
+"""Metadata: who leads what, which is always us. Topics are encoded once and kept."""
+
+from typing import TYPE_CHECKING
+
+from headrace.broker.streams import Stream, is_topic_name
+from headrace.doors.kafka.connection import Request
+from headrace.doors.kafka.errors import Code, UnknownTopicId, code_of
+from headrace.errors import HeadraceError, StreamNotFound
+from headrace.wire.kafka import metadata
+from headrace.wire.kafka.metadata import NO_ID, Node, Topic
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+CACHED_MAX = 100_000
+
+
+class MetadataCache:
+    """Encoded topics by stream and shape. A stream that gains partitions or a new epoch is encoded anew."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[tuple[int, int], tuple[tuple[int, ...], bytes]] = {}
+
+    def get(self, door: "KafkaDoor", stream: Stream, version: int) -> bytes:
+        shape = metadata.shape_of(version)
+        key = (stream.document.logs[0], shape)
+        epochs = tuple([partition.log.epoch for partition in stream.partitions])
+        known = self._encoded.get(key)
+        if known is not None and known[0] == epochs:
+            return known[1]
+        if len(self._encoded) >= CACHED_MAX:
+            self._encoded.clear()
+        topic = Topic(stream.name, door.topics.id_of(stream), epochs)
+        encoded = metadata.encode_topic(topic, version, door.node_id)
+        self._encoded[key] = epochs, encoded
+        return encoded
+
+
+def handle_metadata(door: "KafkaDoor", request: Request) -> None:
+    wanted = metadata.parse(request.buffer, request.position, request.version)
+    if wanted.topics is None:
+        answer(door, request, [door.metadata.get(door, one, request.version) for one in door.topics.all()])
+        return
+    creates = wanted.allow_auto_create and door.config.auto_create_topics
+    missing = [
+        name
+        for name, topic_id in wanted.topics
+        if name
+        and creates
+        and topic_id == NO_ID
+        and is_topic_name(name)
+        and door.broker.streams.find(name) is None
+    ]
+    if missing:
+        door.spawn(create_and_answer(door, request, wanted.topics, missing), request)
+    else:
+        answer(door, request, [describe(door, request.version, *topic) for topic in wanted.topics])
+
+
+async def create_and_answer(
+    door: "KafkaDoor", request: Request, topics: list[tuple[str | None, bytes]], missing: list[str]
+) -> None:
+    refused: dict[str, Code] = {}
+    for name in missing:
+        try:
+            await door.broker.streams.get_or_create(name)
+        except HeadraceError as error:
+            refused[name] = code_of(error)
+    encoded = []
+    for asked, topic_id in topics:
+        if asked in refused:
+            topic = Topic(asked, NO_ID, (), error=refused[asked])
+            encoded.append(metadata.encode_topic(topic, request.version, door.node_id))
+        else:
+            encoded.append(describe(door, request.version, asked, topic_id))
+    answer(door, request, encoded)
+
+
+def describe(door: "KafkaDoor", version: int, name: str | None, topic_id: bytes) -> bytes:
+    try:
+        if name is not None and not is_topic_name(name):
+            return metadata.encode_topic(
+                Topic(name, NO_ID, (), error=Code.INVALID_TOPIC), version, door.node_id
+            )
+        return door.metadata.get(door, door.topics.find(topic_id if name is None else name), version)
+    except UnknownTopicId:
+        return metadata.encode_topic(
+            Topic(None, topic_id, (), error=Code.UNKNOWN_TOPIC_ID), version, door.node_id
+        )
+    except StreamNotFound:
+        return metadata.encode_topic(
+            Topic(name, NO_ID, (), error=Code.UNKNOWN_TOPIC_OR_PARTITION), version, door.node_id
+        )
+
+
+def answer(door: "KafkaDoor", request: Request, topics: list[bytes]) -> None:
+    host, port = door.address_for(request.connection)
+    request.answer(
+        metadata.response(
+            request.version,
+            request.correlation_id,
+            throttle_ms=0,
+            node=Node(door.node_id, host, port),
+            cluster_id=door.cluster_id,
+            topics=topics,
+        )
+    )

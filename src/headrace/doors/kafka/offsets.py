@@ -1,0 +1,134 @@
+"""Where logs begin and end, by time and by epoch, and moving their beginning."""
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.partition import Partition
+from headrace.doors.kafka.connection import Request
+from headrace.doors.kafka.errors import Code, code_of
+from headrace.errors import HeadraceError, OffsetOutOfRange
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4  # everything is local
+LATEST_TIERED = -5  # nothing is elsewhere
+EARLIEST_PENDING_UPLOAD = -6
+READ_COMMITTED = 1
+NONE = -1
+
+
+async def list_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    committed = fields.isolation_level == READ_COMMITTED
+    topics = []
+    for topic in fields.topics:
+        parts = []
+        for wanted in topic.partitions:
+            answer: dict[str, Any] = {
+                "partition_index": wanted.partition_index,
+                "timestamp": NONE,
+                "offset": NONE,
+            }
+            try:
+                partition = door.topics.partition(topic.name, wanted.partition_index)
+                check = epoch_error(partition, wanted.current_leader_epoch)
+                if check is not None:
+                    answer["error_code"] = check
+                else:
+                    timestamp, offset = find_offset(partition, wanted.timestamp, committed)
+                    epoch = partition.log.epoch if offset >= 0 else NONE
+                    answer.update(timestamp=timestamp, offset=offset, leader_epoch=epoch)
+            except HeadraceError as error:
+                answer["error_code"] = code_of(error)
+            parts.append(answer)
+        topics.append({"name": topic.name, "partitions": parts})
+    return {"topics": topics}
+
+
+def find_offset(partition: Partition, timestamp: int, committed: bool) -> tuple[int, int]:
+    """(timestamp, offset), (-1, -1) if there is none."""
+    log = partition.log
+    end = log.stable_end if committed else log.visible_end
+    if timestamp == LATEST:
+        return NONE, end
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return NONE, log.start_offset
+    if timestamp == MAX_TIMESTAMP:
+        return newest(partition)
+    if timestamp < 0:
+        return NONE, NONE
+    found = log.offset_for_timestamp(timestamp)
+    if found is None or found[0] >= end:
+        return NONE, NONE
+    offset, at = found
+    return at, offset
+
+
+def newest(partition: Partition) -> tuple[int, int]:
+    """The record with the largest timestamp. Halves the range of times, as the index answers 'first at or after'."""
+    log = partition.log
+    low, found = 0, log.offset_for_timestamp(0)
+    if found is None:
+        return NONE, NONE
+    best = found
+    high = 1 << 62
+    while low < high:
+        middle = (low + high + 1) // 2
+        found = log.offset_for_timestamp(middle)
+        if found is None:
+            high = middle - 1
+        else:
+            best, low = found, max(middle, found[1])
+    return best[1], best[0]
+
+
+def epoch_error(partition: Partition, epoch: int) -> Code | None:
+    """A client whose knowledge of the log is older, or newer, than the log."""
+    if epoch < 0 or epoch == partition.log.epoch:
+        return None
+    return Code.FENCED_LEADER_EPOCH if epoch < partition.log.epoch else Code.UNKNOWN_LEADER_EPOCH
+
+
+async def offset_for_leader_epoch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    topics = []
+    for topic in fields.topics:
+        parts = []
+        for wanted in topic.partitions:
+            answer: dict[str, Any] = {"partition": wanted.partition}
+            try:
+                partition = door.topics.partition(topic.topic, wanted.partition)
+                check = epoch_error(partition, wanted.current_leader_epoch)
+                if check is not None:
+                    answer["error_code"] = check
+                else:
+                    epoch, end = partition.log.epoch_end(wanted.leader_epoch)
+                    answer.update(leader_epoch=epoch, end_offset=end)
+            except HeadraceError as error:
+                answer["error_code"] = code_of(error)
+            parts.append(answer)
+        topics.append({"topic": topic.topic, "partitions": parts})
+    return {"topics": topics}
+
+
+async def delete_records(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    topics = []
+    for topic in fields.topics:
+        parts = []
+        for wanted in topic.partitions:
+            answer: dict[str, Any] = {"partition_index": wanted.partition_index, "low_watermark": NONE}
+            try:
+                partition = door.topics.partition(topic.name, wanted.partition_index)
+                log = partition.log
+                offset = log.visible_end if wanted.offset == -1 else wanted.offset
+                if offset < 0 or offset > log.visible_end:
+                    raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
+                if offset > log.start_offset:
+                    await door.broker.shard.maintenance.delete_before(log, offset)
+                answer["low_watermark"] = log.start_offset
+            except HeadraceError as error:
+                answer["error_code"] = code_of(error)
+            parts.append(answer)
+        topics.append({"name": topic.name, "partitions": parts})
+    return {"topics": topics}

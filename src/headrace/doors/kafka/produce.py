@@ -1,0 +1,125 @@
+"""Produce: batches are checked and stored as they came, and answered when the log says they are safe."""
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.partition import Partition
+from headrace.doors.kafka.connection import Request
+from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.pressure import PAUSE_BYTES
+from headrace.errors import CorruptBatch, HeadraceError, InvalidInput
+from headrace.record import codec
+from headrace.record.layout import MAGIC, MAGIC_AT
+from headrace.wire.kafka import hot
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+Result = tuple[int, int, int, int, int, str | None]
+ACKS = (-1, 0, 1)
+
+
+class Pending:
+    """The results of one request, filled in as tickets resolve."""
+
+    __slots__ = ("acks", "door", "left", "request", "topics")
+
+    def __init__(self, door: "KafkaDoor", request: Request, acks: int) -> None:
+        self.door = door
+        self.request = request
+        self.acks = acks
+        self.topics: list[tuple[str | bytes, list[Result]]] = []
+        self.left = 1  # held by the handler, so that tickets that are done at once do not answer early
+
+    def failed(
+        self, results: list[Result], number: int, error: HeadraceError, code: Code | None = None
+    ) -> None:
+        results.append((number, code if code is not None else code_of(error), -1, -1, -1, str(error)))
+
+    def one_done(self) -> None:
+        self.left -= 1
+        if self.left:
+            return
+        request, door = self.request, self.door
+        buffer, request.buffer = request.buffer, bytearray()
+        door.pool.give(buffer)
+        if self.acks == 0:
+            if any(result[1] for _, results in self.topics for result in results):
+                request.fail(InvalidInput("a batch without acks was refused"))
+            return
+        wait_ms = door.throttle_ms()
+        request.answer([hot.produce_response(request.version, request.correlation_id, self.topics, wait_ms)])
+        request.connection.throttle(wait_ms)
+
+
+def produce(door: "KafkaDoor", request: Request) -> None:
+    _, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
+    pending = Pending(door, request, acks)
+    if door.broker.shard.pending_bytes > PAUSE_BYTES:
+        request.connection.throttle(1000)
+    view = memoryview(request.buffer)
+    for topic, parts in topics:
+        results: list[Result] = []
+        pending.topics.append((topic, results))
+        for number, start, end in parts:
+            try:
+                if acks not in ACKS:
+                    raise InvalidInput(f"acks={acks}")
+                if start < 0 or start == end:
+                    raise CorruptBatch("no records")
+                partition = door.topics.partition(topic, number)
+                ticket = append(door, partition, topic, view[start:end])
+            except HeadraceError as error:
+                code = Code.INVALID_REQUIRED_ACKS if acks not in ACKS else refusal(error, view[start:end])
+                pending.failed(results, number, error, code)
+                continue
+            pending.left += 1
+            _when_stored(pending, results, number, partition, ticket)
+    if acks == 0:
+        request.answer(())
+    pending.one_done()
+
+
+def _when_stored(
+    pending: Pending, results: list[Result], number: int, partition: Partition, ticket: Any
+) -> None:
+    def stored(done: Any) -> None:
+        if done.error is not None:
+            pending.failed(results, number, done.error)
+        else:
+            results.append((number, 0, done.base_offset, -1, partition.log.start_offset, None))
+        pending.one_done()
+
+    ticket.add_callback(stored)
+
+
+def append(door: "KafkaDoor", partition: Partition, topic: str | bytes, data: memoryview) -> Any:
+    log = partition.log
+    infos = codec.validate(
+        data,
+        batch_bytes_max=log.settings.batch_bytes_max,
+        decompressed_bytes_max=door.config.decompressed_bytes_max,
+    )
+    if not infos:
+        raise CorruptBatch("no whole batch")
+    first = infos[0]
+    if first.producer_id < 0:
+        if first.is_control or first.is_transactional:
+            raise CorruptBatch("a transactional batch without a producer")
+        return log.append(data, infos)
+    if first.is_transactional:
+        name = door.topics.find(topic).name
+        door.coordination.transactions.check_append(
+            first.producer_id, first.producer_epoch, (name, partition.number)
+        )
+    return door.coordination.producers.append(log, data, infos)
+
+
+def refusal(error: HeadraceError, data: memoryview) -> Code | None:
+    """Kafka tells three kinds of bad batch apart; ours is one error with a reason."""
+    if not isinstance(error, CorruptBatch):
+        return None
+    if len(data) > MAGIC_AT and data[MAGIC_AT] < MAGIC:
+        return Code.UNSUPPORTED_FOR_MESSAGE_FORMAT
+    if "CRC" in str(error) or "checksum" in str(error):
+        return Code.CORRUPT_MESSAGE
+    return Code.INVALID_RECORD

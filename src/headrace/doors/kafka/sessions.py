@@ -1,0 +1,98 @@
+"""Fetch sessions: a client says once which partitions it reads, then only what changed."""
+
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.doors.kafka.errors import Code
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.connection import Connection
+    from headrace.doors.kafka.door import KafkaDoor
+
+SESSIONS_MAX = 2000
+FULL = 0  # the epoch that begins a session
+FINAL = -1  # the epoch of a client that wants none
+EPOCH_MAX = 0x7FFFFFFF
+
+Topic = str | bytes
+Key = tuple[Topic, int]
+
+
+class Wanted:
+    """A partition that a client reads, and what it was told of it last."""
+
+    __slots__ = ("high_watermark", "leader_epoch", "log_start", "max_bytes", "offset")
+
+    def __init__(self, leader_epoch: int, offset: int, max_bytes: int) -> None:
+        self.leader_epoch = leader_epoch
+        self.offset = offset
+        self.max_bytes = max_bytes
+        self.high_watermark = -1
+        self.log_start = -1
+
+
+class Session:
+    def __init__(self, session_id: int) -> None:
+        self.session_id = session_id
+        self.epoch = 1
+        self.wanted: dict[Key, Wanted] = {}
+
+
+class Opened(NamedTuple):
+    """What to read for one fetch. is_incremental: partitions with nothing new are left out of the answer."""
+
+    session_id: int
+    wanted: dict[Key, Wanted]
+    is_incremental: bool
+    error: Code = Code.NONE
+
+
+def open_session(
+    door: "KafkaDoor",
+    connection: "Connection",
+    session_id: int,
+    epoch: int,
+    topics: list[tuple[Topic, list[tuple[int, int, int, int]]]],
+    forgotten: list[tuple[Topic, list[int]]],
+) -> Opened:
+    if epoch == FINAL or (epoch == FULL and len(door.sessions) >= SESSIONS_MAX):
+        door.sessions.pop(session_id, None)
+        return Opened(0, update({}, topics), False)
+    if epoch == FULL:
+        door.sessions.pop(session_id, None)
+        session = Session(new_id(door))
+        door.sessions[session.session_id] = session
+        # A client that reconnects starts over: a session lives as long as its connection.
+        connection.on_close.append(lambda: door.sessions.pop(session.session_id, None))
+        return Opened(session.session_id, update(session.wanted, topics), False)
+    known: Session | None = door.sessions.get(session_id)
+    if known is None:
+        return Opened(0, {}, False, Code.FETCH_SESSION_ID_NOT_FOUND)
+    if epoch != known.epoch:
+        return Opened(session_id, {}, False, Code.INVALID_FETCH_SESSION_EPOCH)
+    known.epoch = known.epoch + 1 if known.epoch < EPOCH_MAX else 1
+    for topic, numbers in forgotten:
+        for number in numbers:
+            known.wanted.pop((topic, number), None)
+    update(known.wanted, topics)
+    return Opened(session_id, known.wanted, True)
+
+
+def update(
+    wanted: dict[Key, Wanted], topics: list[tuple[Topic, list[tuple[int, int, int, int]]]]
+) -> dict[Key, Wanted]:
+    for topic, parts in topics:
+        for number, leader_epoch, offset, max_bytes in parts:
+            one = wanted.get((topic, number))
+            if one is None:
+                wanted[topic, number] = Wanted(leader_epoch, offset, max_bytes)
+            else:
+                one.leader_epoch, one.offset, one.max_bytes = leader_epoch, offset, max_bytes
+    return wanted
+
+
+def new_id(door: "KafkaDoor") -> int:
+    while True:
+        session_id = random.randint(1, 0x7FFFFFFF)
+        if session_id not in door.sessions:
+            return session_id

@@ -1,0 +1,51 @@
+"""Which streams Kafka clients see, by name and by id."""
+
+import uuid
+
+from headrace.broker.partition import Partition
+from headrace.broker.streams import Stream, Streams, is_topic_name
+from headrace.doors.kafka.errors import UnknownTopicId
+from headrace.errors import PartitionNotFound, StreamNotFound
+
+VHOST = "/"
+
+
+class TopicIndex:
+    """A topic's id is made of this broker's and its first log's, which no later topic will ever have."""
+
+    def __init__(self, streams: Streams, cluster: uuid.UUID) -> None:
+        self._streams = streams
+        self._prefix = cluster.bytes[:8]
+        self._by_log: dict[int, Stream] = {}
+
+    def id_of(self, stream: Stream) -> bytes:
+        return self._prefix + stream.document.logs[0].to_bytes(8, "big")
+
+    def find(self, topic: str | bytes) -> Stream:
+        if isinstance(topic, bytes):
+            return self._by_id(topic)
+        stream = self._streams.find(topic, VHOST)
+        if stream is None or not is_topic_name(topic):
+            raise StreamNotFound(topic)
+        return stream
+
+    def partition(self, topic: str | bytes, number: int) -> Partition:
+        stream = self.find(topic)
+        if not 0 <= number < len(stream.partitions):
+            raise PartitionNotFound(stream.name, number, len(stream.partitions))
+        return stream.partitions[number]
+
+    def _by_id(self, topic_id: bytes) -> Stream:
+        if topic_id[:8] != self._prefix:
+            raise UnknownTopicId(topic_id)
+        log_id = int.from_bytes(topic_id[8:], "big")
+        stream = self._by_log.get(log_id)
+        if stream is None:
+            self._by_log = {one.document.logs[0]: one for one in self.all()}
+            stream = self._by_log.get(log_id)
+        if stream is None or stream.is_deleted:
+            raise UnknownTopicId(topic_id)
+        return stream
+
+    def all(self) -> list[Stream]:
+        return [stream for stream in self._streams.list(VHOST) if is_topic_name(stream.name)]

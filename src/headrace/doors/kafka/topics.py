@@ -1,0 +1,191 @@
+"""Topics made, deleted and described by clients and tools."""
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.streams import check_topic_name
+from headrace.config import InvalidSetting
+from headrace.doors.kafka import configs
+from headrace.doors.kafka.connection import Request
+from headrace.doors.kafka.errors import Code, code_of
+from headrace.errors import Conflict, HeadraceError, InvalidInput, StreamExists
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+UNKNOWN_OPERATIONS = -0x80000000
+DEFAULT = -1
+DESCRIBED_PARTITIONS_MAX = 2000
+
+
+async def create_topics(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    names = [topic.name for topic in fields.topics]
+    answers = []
+    for topic in fields.topics:
+        answer: dict[str, Any] = {"name": topic.name}
+        if names.count(topic.name) > 1:
+            answer.update(error_code=Code.INVALID_REQUEST, error_message="Duplicate topic name.")
+        else:
+            try:
+                await create_topic(door, topic, fields.validate_only, answer)
+            except HeadraceError as error:
+                answer.update(error_code=creation_code(error), error_message=str(error))
+        answers.append(answer)
+    return {"topics": answers}
+
+
+class InvalidPartitions(InvalidInput):
+    """A number of partitions that can not be."""
+
+
+class InvalidReplicas(InvalidInput):
+    """There is one node, so there is one replica."""
+
+
+class InvalidName(InvalidInput):
+    """Not a name for a topic."""
+
+
+def creation_code(error: HeadraceError) -> Code:
+    if isinstance(error, InvalidPartitions | Conflict):
+        return Code.INVALID_PARTITIONS
+    if isinstance(error, InvalidReplicas):
+        return Code.INVALID_REPLICATION_FACTOR
+    if isinstance(error, InvalidName):
+        return Code.INVALID_TOPIC
+    if isinstance(error, InvalidSetting | configs.InvalidConfig):
+        return Code.INVALID_CONFIG
+    return code_of(error)
+
+
+async def create_topic(door: "KafkaDoor", topic: Any, validate_only: bool, answer: dict[str, Any]) -> None:
+    try:
+        check_topic_name(topic.name)
+    except InvalidInput as error:
+        raise InvalidName(str(error)) from None
+    partitions = count_partitions(door, topic)
+    overrides = configs.overrides({one.name: one.value for one in topic.configs})
+    if door.broker.streams.find(topic.name) is not None:
+        raise StreamExists(topic.name)
+    if validate_only:
+        configs.check(door, overrides)
+        answer.update(num_partitions=partitions, replication_factor=1)
+        return
+    stream = await door.broker.streams.create(topic.name, partitions, overrides)
+    answer.update(
+        topic_id=door.topics.id_of(stream),
+        num_partitions=partitions,
+        replication_factor=1,
+        configs=[
+            {"name": one.name, "value": one.value, "config_source": one.source}
+            for one in configs.topic_configs(door, stream)
+        ],
+    )
+
+
+def count_partitions(door: "KafkaDoor", topic: Any) -> int:
+    if topic.assignments:
+        if topic.num_partitions != DEFAULT or topic.replication_factor != DEFAULT:
+            raise InvalidInput("either a number of partitions, or where each is")
+        if any(one.broker_ids != [door.node_id] for one in topic.assignments):
+            raise InvalidReplicas(f"there is one node, {door.node_id}")
+        numbers = sorted(one.partition_index for one in topic.assignments)
+        if numbers != list(range(len(numbers))):
+            raise InvalidInput("partitions are numbered from 0")
+        return len(numbers)
+    if topic.replication_factor not in (DEFAULT, 1):
+        raise InvalidReplicas(
+            f"Replication factor: {topic.replication_factor} larger than available brokers: 1."
+        )
+    partitions: int = topic.num_partitions
+    if partitions == DEFAULT:
+        partitions = door.config.auto_create_partitions
+    if not 1 <= partitions <= door.config.partitions_max:
+        raise InvalidPartitions(
+            f"a topic has 1 to {door.config.partitions_max:,} partitions, not {partitions}"
+        )
+    return partitions
+
+
+async def delete_topics(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    if request.version < 6:
+        wanted: list[tuple[str | None, bytes | None]] = [(name, None) for name in fields.topic_names]
+    else:
+        wanted = [(one.name, one.topic_id) for one in fields.topics]
+    answers = []
+    for name, topic_id in wanted:
+        answer: dict[str, Any] = {"name": name}
+        if topic_id is not None:
+            answer["topic_id"] = topic_id
+        try:
+            stream = door.topics.find(name if name is not None else topic_id or b"")
+            answer["name"] = stream.name
+            if topic_id is not None:
+                answer["topic_id"] = door.topics.id_of(stream)
+            await door.broker.streams.delete(stream.name)
+        except HeadraceError as error:
+            answer.update(error_code=code_of(error), error_message=str(error))
+        answers.append(answer)
+    return {"responses": answers}
+
+
+async def create_partitions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    answers = []
+    for topic in fields.topics:
+        answer: dict[str, Any] = {"name": topic.name}
+        try:
+            stream = door.topics.find(topic.name)
+            have = len(stream.partitions)
+            if topic.count <= have:
+                raise InvalidPartitions(f"Topic currently has {have} partitions, {topic.count} are not more.")
+            if topic.count > door.config.partitions_max:
+                raise InvalidPartitions(f"a topic has at most {door.config.partitions_max:,} partitions")
+            if not fields.validate_only:
+                await door.broker.streams.configure(stream.name, {}, partitions=topic.count)
+        except HeadraceError as error:
+            answer.update(error_code=creation_code(error), error_message=str(error))
+        answers.append(answer)
+    return {"results": answers}
+
+
+async def describe_topic_partitions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    """In the order of names, a page at a time; the cursor says where the next page begins."""
+    limit = min(fields.response_partition_limit, DESCRIBED_PARTITIONS_MAX)
+    names = sorted({topic.name for topic in fields.topics}) or [stream.name for stream in door.topics.all()]
+    first, start = "", 0
+    if fields.cursor is not None:
+        first, start = fields.cursor.topic_name, fields.cursor.partition_index
+    topics: list[dict[str, Any]] = []
+    for name in names:
+        if name < first:
+            continue
+        if limit <= 0:
+            return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
+        try:
+            stream = door.topics.find(name)
+        except HeadraceError as error:
+            topics.append({"name": name, "error_code": code_of(error)})
+            continue
+        skip = start if name == first else 0
+        shown = stream.partitions[skip : skip + limit]
+        limit -= len(shown)
+        topics.append(
+            {
+                "name": name,
+                "topic_id": door.topics.id_of(stream),
+                "topic_authorized_operations": UNKNOWN_OPERATIONS,
+                "partitions": [
+                    {
+                        "partition_index": partition.number,
+                        "leader_id": door.node_id,
+                        "leader_epoch": partition.log.epoch,
+                        "replica_nodes": [door.node_id],
+                        "isr_nodes": [door.node_id],
+                    }
+                    for partition in shown
+                ],
+            }
+        )
+        if skip + len(shown) < len(stream.partitions):
+            cursor = {"topic_name": name, "partition_index": skip + len(shown)}
+            return {"topics": topics, "next_cursor": cursor}
+    return {"topics": topics}
