@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         if own:
             self.local_address = (own[0], own[1])
         if not self._door.admit(self):
-            transport.abort()
+            self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._frames.target()

@@ -1,0 +1,31 @@
+"""One broker for the tests of a module: topics and groups have names of their own."""
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.interop.kafka.broker import KafkaBroker
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    started = KafkaBroker(tmp_path_factory.mktemp("broker")).start()
+    yield started
+    started.stop()
+    assert started.errors() == [], started.said()
+
+
+@pytest.fixture
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """For tests that kill it."""
+    started = KafkaBroker(tmp_path_factory.mktemp("broker")).start()
+    yield started
+    started.close()
+    assert started.errors() == [], started.said()
+
+
+@pytest.fixture
+def name() -> Callable[[str], str]:
+    """Names that no other test has."""
+    return lambda prefix: f"{prefix}-{uuid.uuid4().hex[:8]}"
