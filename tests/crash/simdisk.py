@@ -269,6 +269,9 @@ class SimulatedDisk:
                 later.append(change)
         self.name_changes = later
 
+    def open_files_max(self) -> int:
+        return 4096
+
     def free_bytes(self, path: str) -> int:
         self._step("free_bytes", path)
         return max(0, self.capacity - self.used)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import OffsetOutOfRange, Overloaded
+from headrace.errors import LogClosed, OffsetOutOfRange, Overloaded
 from headrace.log.inspect import Inspector
 from headrace.log.retention import Limits, new_start
 from headrace.log.segment import Segment
@@ -229,3 +229,19 @@ def test_reindex_makes_the_indexes_again(bench: Bench) -> None:
     assert inspector.reindex() == len(indexes) // 2
     assert {path: path.read_bytes() for path in indexes} == indexes
     inspector.close()
+
+
+def test_what_was_staged_for_a_deleted_log_is_refused_and_hurts_nobody_else(bench: Bench) -> None:
+    shard = bench.open(1, 2)
+    fill(bench, 1)
+    doomed = shard.log(1).append(batch([b"too late"]))
+    group = shard.group()
+    group.append(shard.log(1), batch([b"both"]))
+    group.append(shard.log(2), batch([b"both"]))
+    both = group.commit()
+    shard.delete_log(1)
+    shard.pump()
+    assert isinstance(doomed.error, LogClosed) and both.error is None
+    assert values(shard.log(2)) == [b"both"]
+    assert shard.failure is None and shard.pending_bytes == 0
+    shard.close()

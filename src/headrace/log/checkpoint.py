@@ -60,6 +60,8 @@ class Checkpoints:
         now = shard.clock.monotonic()
         if shard.is_full:
             self._try_again()
+        elif shard.disk.free_bytes(shard.root) < shard.settings.disk_reserve:
+            shard.is_full = True  # before the disk says so: checkpoints and deletions still need room
         interval = shard.settings.settle_sync_interval_ms
         if shard.unsynced_since is not None and interval and (now - shard.unsynced_since) * 1000 >= interval:
             shard.unsynced_since = None

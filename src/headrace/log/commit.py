@@ -40,9 +40,11 @@ class Committed:
 
 
 def by_log(parts: list[Part]) -> list[Run]:
-    """One run per log, in the order of their first part: one write each."""
+    """One run per log, in the order of their first part: one write each. A deleted log has no place to write to."""
     runs: dict[int, Run] = {}
     for part in parts:
+        if part.log.is_deleted:
+            continue
         runs.setdefault(part.log.id, (part.log, []))[1].append(part)
     return list(runs.values())
 
@@ -144,6 +146,9 @@ class Committer:
         it is durable, so refusing it would be a lie, and nothing may overtake it."""
         while self._unapplied:
             log, parts = self._unapplied[0]
+            if log.is_deleted:
+                self._unapplied.popleft()
+                continue
             saved = log.tail.save()
             try:
                 self._write(log, parts, result, direct=False)

@@ -10,6 +10,7 @@ Rules the callers rely on:
 import errno
 import fcntl
 import os
+import resource
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -41,6 +42,7 @@ class Disk(Protocol):
     def file_size(self, path: str) -> int: ...
     def sync_dir(self, path: str) -> None: ...
     def free_bytes(self, path: str) -> int: ...
+    def open_files_max(self) -> int: ...
     def lock(self, path: str) -> FileId: ...
 
 
@@ -144,6 +146,9 @@ class RealDisk:
     def free_bytes(self, path: str) -> int:
         stats = os.statvfs(path)
         return stats.f_bavail * stats.f_frsize
+
+    def open_files_max(self) -> int:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def lock(self, path: str) -> FileId:
         """Hold path against every other process until the file is closed (or this process dies)."""

@@ -56,6 +56,7 @@ class Log:
         self.damage: CorruptLog | None = None
         self.epochs: list[tuple[int, int]] = []  # (epoch, first offset), oldest first
         self.is_closed = False
+        self.is_deleted = False
         self.is_frozen = False  # being cut back: no appends
         self.unflushed_bytes = 0  # async only: written since the last flush
         self.holds: dict[str, int] = {}

@@ -5,6 +5,7 @@ in another tier, too), deleted. Index and time index are caches: they carry no c
 whenever they disagree with the data.
 """
 
+import errno
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,10 +148,17 @@ class SegmentWriter:
             self.flush_index()
 
     def flush_index(self) -> None:
-        """Never synced: an index is rebuilt when it is wrong."""
+        """Never synced: an index is rebuilt when it is wrong. Without room the entries wait in memory."""
         walker = self.walker
         if not walker.index:
             return
+        try:
+            self._write_index(walker)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+
+    def _write_index(self, walker: kernel.Walker) -> None:
         self._files.write_derived(self.segment.path(paths.INDEX), walker.index, self._index_size)
         self._files.write_derived(
             self.segment.path(paths.TIME_INDEX), walker.time_index, self._time_index_size

@@ -53,7 +53,7 @@ class Shard:
         self.clock = clock
         self.disk = disk
         self.counters = Counters()
-        self.files = Files(disk, settings.open_files_max or 1024)
+        self.files = Files(disk, settings.open_files_max or disk.open_files_max() // 4)
         self.index_cache = IndexCache(self.files, settings.index_cache_bytes)
         self.logs: dict[int, Log] = {}
         self.epoch = 0
@@ -210,6 +210,7 @@ class Shard:
     def delete_log(self, log_id: int) -> None:
         """The catalog no longer names it, durably: after a crash its folder is an orphan and is removed."""
         log = self.logs.pop(log_id)
+        log.is_deleted = True
         log.close()
         self.maintenance.delete_files(log)
 
@@ -250,14 +251,30 @@ class Shard:
         batch = Round()
         while self._pending and (not batch.units or self._fits(batch, self._pending[0])):
             unit = self._pending.popleft()
+            if not self._is_wanted(unit):
+                continue
             batch.add(unit)
             if unit.immediate:
                 break
+        if not batch.units:
+            self._next()
+            return
         batch.ends, self._direct_ends = self._direct_ends, []
         batch.must_sync = any(unit.needs_sync for unit in batch.units)
         self._number(batch)
         self._in_flight = batch
         self.worker.submit(lambda: self.committer.commit(batch), self._round_done)
+
+    def _is_wanted(self, unit: Unit) -> bool:
+        """Leave out what was staged for a log that is deleted by now; the rest of its group goes on."""
+        if not any(part.log.is_deleted for part in unit.parts):
+            return True
+        unit.parts = [part for part in unit.parts if not part.log.is_deleted]
+        if unit.parts or unit.changes:
+            return True
+        self.pending_bytes -= unit.size
+        unit.ticket.resolve(LogClosed("the log was deleted"))
+        return False
 
     def _fits(self, batch: Round, unit: Unit) -> bool:
         return not unit.immediate and batch.size + unit.size <= self.settings.round_bytes_max
