@@ -9,9 +9,7 @@ CLOSE = b""  # read the request, then hang up
 
 
 def ok(body: bytes, *, headers: str = "", status: str = "200 OK") -> bytes:
-    head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
-    )
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     return head.encode() + body
 
 

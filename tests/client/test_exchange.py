@@ -80,9 +80,7 @@ def test_a_name_is_one_part_of_a_path_whatever_is_in_it(name: str, path: str) ->
 
 
 def test_a_request_is_what_was_asked_for_and_nothing_else() -> None:
-    data = request_bytes(
-        HERE, "POST", "/t", query={"a": 1, "b": None, "c": "x y"}, headers={"A": "b"}, body=b"hi"
-    )
+    data = request_bytes(HERE, "POST", "/t", query={"a": 1, "b": None, "c": "x y"}, headers={"A": "b"}, body=b"hi")
     head, _, body = data.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     assert lines[0] == "POST /t?a=1&c=x+y HTTP/1.1"

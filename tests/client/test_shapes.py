@@ -53,9 +53,7 @@ def test_the_broker_reads_a_line_as_it_was_meant(
 
 
 @given(key=data, value=data, pairs=headers)
-def test_a_message_survives_json(
-    key: bytes | None, value: bytes | None, pairs: list[tuple[str, bytes | None]]
-) -> None:
+def test_a_message_survives_json(key: bytes | None, value: bytes | None, pairs: list[tuple[str, bytes | None]]) -> None:
     message = Message(1, 2, 3, key, value, tuple(pairs))
     line = message_json(message)
     assert line.count(b"\n") == 1
@@ -102,9 +100,7 @@ def test_a_value_of_another_type_is_refused_before_it_is_sent() -> None:
 
 
 def answer(status: int, body: object, headers: dict[str, str] | None = None) -> Response:
-    return Response(
-        status, {"content-type": "application/problem+json", **(headers or {})}, msgspec.json.encode(body)
-    )
+    return Response(status, {"content-type": "application/problem+json", **(headers or {})}, msgspec.json.encode(body))
 
 
 @pytest.mark.parametrize(
@@ -141,9 +137,7 @@ def test_an_answer_of_somebody_else_is_no_broker() -> None:
         parse_read(Response(200, {}, b"<html>"))
     with pytest.raises(BrokerUnreachable, match="answered for 1 messages, 2 were sent"):
         parse_published(Response(200, {}, b'{"messages":[{"partition":0,"offset":1}]}'), 2)
-    assert parse_published(Response(200, {}, b'{"messages":[{"partition":0,"offset":1}]}'), 1) == [
-        Published(0, 1)
-    ]
+    assert parse_published(Response(200, {}, b'{"messages":[{"partition":0,"offset":1}]}'), 1) == [Published(0, 1)]
 
 
 RANGES = [Range(0, 5, 10), Range(1, 0, 0)]
