@@ -220,7 +220,7 @@ def mutate(chance: random.Random, data: bytearray) -> bytearray:
     """One to four small changes of the kinds that break parsers."""
     for _ in range(chance.randrange(1, 5)):
         at = chance.randrange(len(data) + 1)
-        match chance.randrange(7):
+        match chance.randrange(8):
             case 0:
                 data[at : at + 1] = bytes([chance.randrange(256)])
             case 1:
@@ -239,6 +239,8 @@ def mutate(chance: random.Random, data: bytearray) -> bytearray:
             case 6:
                 source = chance.randrange(len(data) + 1)
                 data[at : at + 16] = data[source : source + 16]
+            case 7 if at < len(data):
+                data[at] = (data[at] + chance.choice((-2, -1, 1, 2))) % 256
         if not data:
             data.append(0)
     return data
