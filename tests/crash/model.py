@@ -28,6 +28,7 @@ class Piece:
     count: int
     unit: int
     epoch: int
+    atomic: bool = True
     base: int = -1
     data: bytes = b""
 
@@ -217,9 +218,9 @@ class Model:
         self.units += 1
         return self.units
 
-    def stage_append(self, log_id: int, raw: bytes, count: int, unit: int) -> None:
+    def stage_append(self, log_id: int, raw: bytes, count: int, unit: int, *, atomic: bool = True) -> None:
         log = self.logs[log_id]
-        log.pieces.append(Piece(raw, count, unit, log.epoch))
+        log.pieces.append(Piece(raw, count, unit, log.epoch, atomic))
 
     def stage_change(self, key: Key, value: bytes | None, unit: int, lazy: bool) -> None:
         self._key(key).changes.append(Change(unit, value, lazy))
@@ -284,7 +285,8 @@ class Model:
                 continue
             log = self.logs[log_id]
             for at, piece in enumerate(log.pieces[log.promise.pieces :], log.promise.pieces):
-                (there if at < count else missing)[piece.unit] = f"log {log_id}"
+                if piece.atomic:
+                    (there if at < count else missing)[piece.unit] = f"log {log_id}"
         for key, version in versions.items():
             changes = self.keys[key].changes
             if changes[version].value is None:

@@ -33,7 +33,7 @@ Errors
   or some of its work, and after a failed sync the unsynced bytes are clean: later syncs answer OK
   and write nothing. Reads go on showing them (`cached`), or show the device's (`dropped`).
 - `capacity`: a write past it writes what fits and raises ENOSPC. It can be raised again.
-- `read_only`: EROFS for everything that changes something. `open_files_max`: EMFILE.
+- `read_only`: EROFS for everything that changes something. `files_limit`: EMFILE.
 """
 
 import errno
@@ -69,13 +69,13 @@ class Fault:
 
 class SimulatedDisk:
     def __init__(
-        self, *, capacity: int = 1 << 50, open_files_max: int = 1 << 30, stale: bool = False
+        self, *, capacity: int = 1 << 50, files_limit: int = 1 << 30, stale: bool = False
     ) -> None:
         self.root = Folder()
         self.sequence = 0
         self.name_changes: list[NameChange] = []
         self.capacity = capacity
-        self.open_files_max = open_files_max
+        self.files_limit = files_limit
         self.stale = stale
         self.read_only = False
         self.used = 0
@@ -98,7 +98,7 @@ class SimulatedDisk:
             self._step("create", path)
         else:
             self._step("open", path)
-        if len(self._files) >= self.open_files_max:
+        if len(self._files) >= self.files_limit:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         if node is None:
             if not create:
@@ -269,12 +269,15 @@ class SimulatedDisk:
                 later.append(change)
         self.name_changes = later
 
-    def open_files_max(self) -> int:
+    def files_limit(self) -> int:
         return 4096
 
     def free_bytes(self, path: str) -> int:
         self._step("free_bytes", path)
         return max(0, self.capacity - self.used)
+
+    def open_files_max(self) -> int:
+        return self.files_limit
 
     def lock(self, path: str) -> int:
         file = self.open(path, create=True)
@@ -390,7 +393,7 @@ class SimulatedDisk:
         return [node.durable for _, node in self.walk() if isinstance(node, File) and node.durable]
 
     def _like(self) -> "SimulatedDisk":
-        disk = SimulatedDisk(capacity=self.capacity, open_files_max=self.open_files_max, stale=self.stale)
+        disk = SimulatedDisk(capacity=self.capacity, files_limit=self.files_limit, stale=self.stale)
         disk.sequence = self.sequence
         return disk
 

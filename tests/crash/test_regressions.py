@@ -100,3 +100,18 @@ def test_an_append_of_several_batches_is_completed_from_the_journal_when_its_seg
     image = disk.kill()
     image.replace(path, disk.files()[path][: len(batch("a"))])
     assert values(reopen(image, spec())) == ["a", "b"]
+
+
+def test_a_log_whose_first_segment_lost_its_name_is_filled_up_from_the_journal() -> None:
+    """The log was taken to start at the first segment that was found."""
+    disk = new_disk()
+    shard = reopen(disk, spec(segment_size=100))
+    for text in "abc":
+        write(shard, text, size=60)
+    names = [path for path in disk.files() if path.endswith(".log")]
+    assert len(names) == 3
+    for missing in ([0], [1], [0, 1], [0, 2], [2]):
+        image = disk.kill()
+        for at in missing:
+            image.remove(names[at])
+        assert values(reopen(image, spec())) == ["a", "b", "c"]

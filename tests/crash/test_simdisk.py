@@ -397,7 +397,7 @@ def test_a_read_only_disk_reads() -> None:
 
 def test_running_out_of_files_is_emfile() -> None:
     disk, file = make(b"x")
-    disk.open_files_max = 1
+    disk.files_limit = 1
     with pytest.raises(OSError) as error:
         disk.open("/d/f")
     assert error.value.errno == errno.EMFILE

@@ -181,10 +181,11 @@ class World:
         log = self._some_log()
         if log is None:
             return
-        raw, count = self.batches(batches, sizes)
+        parts = [self.batches(1, sizes) for _ in range(batches)]
         unit = self.model.new_unit()
-        ticket = self.shard.logs[log.spec.id].append(bytearray(raw))
-        self.model.stage_append(log.spec.id, raw, count, unit)
+        ticket = self.shard.logs[log.spec.id].append(bytearray(b"".join(raw for raw, _ in parts)))
+        for raw, count in parts:  # a batch is whole or not there; several in one call need not be
+            self.model.stage_append(log.spec.id, raw, count, unit, atomic=False)
         self._follow(ticket, unit, lazy=False)
 
     def batches(self, number: int, sizes: tuple[int, ...], rng: Random | None = None) -> tuple[bytes, int]:

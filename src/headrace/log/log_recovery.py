@@ -73,7 +73,6 @@ class LogRecovery:
 
     def run(self, *, trust: bool) -> None:
         stems = self._list()
-        self._start = max(self._start, stems[0].base if stems else 0)
         known = [stem for stem in stems if self._saved is not None and stem.base < self._saved.base]
         rest = stems[len(known) :]
         sound = self._take_known(known, [*stems[1 : len(known)], *rest[:1]])
@@ -123,6 +122,9 @@ class LogRecovery:
     # What was synced: trusted, but it has to be there.
 
     def _take_known(self, stems: list[SegmentStem], following: list[SegmentStem]) -> bool:
+        if stems and stems[0].base > self._start:
+            self._damaged(self._path(stems[0]), 0, f"the segment at offset {self._start:,} is missing")
+            return False
         for at, stem in enumerate(stems):
             path = self._path(stem)
             seal = read_seal(self._disk, self._path(stem, paths.SEAL)) or self._seal_again(stem)
@@ -197,9 +199,12 @@ class LogRecovery:
 
     def _take_unknown(self, stems: list[SegmentStem]) -> None:
         for at, stem in enumerate(stems):
-            expected = self._end if self._segments else stem.base
             path = self._path(stem)
             size = self._disk.file_size(path)
+            if stem.base > self._end and self._from_journal(self._end, stem.base) is not None:
+                # The name of a segment was lost and the later one's kept, but the journal has its records.
+                self._rescue(None, 0, 0, self._end, stem.base, None, None)
+            expected = self._end if self._segments else min(stem.base, self._end)
             self._unlink += [
                 self._path(stem, s) for s in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL)
             ]
@@ -242,7 +247,7 @@ class LogRecovery:
         if found is not None and walker.position:
             self._as_found[target] = _extended(found, at, walker)
         while (end is None or walker.next_offset < end) and (
-            rest := self._from_journal(walker.next_offset)
+            rest := self._from_journal(walker.next_offset, end)
         ) is not None:
             copy.write(rest)
         copy.close()
@@ -262,7 +267,7 @@ class LogRecovery:
             self._to_seal.append(self._tail.writer)
         self._tail.writer = SegmentWriter(self._files, target, walker)
 
-    def _from_journal(self, offset: int) -> memoryview | None:
+    def _from_journal(self, offset: int, end: int | None = None) -> memoryview | None:
         """The batches of the journal's part that holds offset, from there on: the segment may have some of them."""
         at = bisect_right(self._bases, offset) - 1
         part = self._parts[self._bases[at]] if at >= 0 else None
@@ -270,11 +275,16 @@ class LogRecovery:
             return None
         batches = bytearray(part.data)
         codec.patch_run(batches, 0, len(batches), part.base_offset, part.epoch)
-        if part.base_offset == offset:
+        if part.base_offset == offset and (end is None or part.next_offset <= end):
             return memoryview(batches)
-        starts = (i.position for i in codec.scan(batches, verify_crc=False) if i.base_offset == offset)
-        position = next(starts, None)
-        return None if position is None else memoryview(batches)[position:]
+        wanted = [
+            info
+            for info in codec.scan(batches, verify_crc=False)
+            if offset <= info.base_offset and (end is None or info.next_offset <= end)
+        ]
+        if not wanted or wanted[0].base_offset != offset:
+            return None
+        return memoryview(batches)[wanted[0].position : wanted[-1].end]
 
     def _valid_runs(
         self, path: str, position: int, size: int, expected: int, end: int | None = None

@@ -1,0 +1,231 @@
+"""A real broker in a process of its own, to be killed, and clients that write down what they saw."""
+
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.crash.checker import History
+
+START_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class BrokerProcess:
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._data = folder / "data"
+        self._output = folder / "broker.txt"
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+
+    def start(self) -> None:
+        command = [
+            sys.executable, "-m", "headrace.cli", "serve", "--data-dir", str(self._data),
+            "--http", f"127.0.0.1:{self.port}", "--amqp", "off", "--kafka", "off", *self._options,
+        ]  # fmt: skip
+        with open(self._output, "ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        self._wait(self._is_healthy, START_SECONDS_MAX, "did not start")
+
+    def _is_healthy(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise AssertionError(f"the broker ended with {self._process.returncode}:\n{self.said()}")
+        try:
+            status, _ = request(self.port, "GET", "/health", timeout=5)
+        except OSError:
+            return False
+        return status == 200
+
+    @staticmethod
+    def _wait(true: Callable[[], bool], seconds: float, sentence: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > deadline:
+                raise AssertionError(sentence)
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(STOP_SECONDS_MAX)
+        self._process = None
+
+    def stop(self) -> int:
+        assert self._process is not None
+        self._process.terminate()
+        code = self._process.wait(STOP_SECONDS_MAX)
+        self._process = None
+        return code
+
+    def close(self) -> None:
+        if self._process is not None:
+            self.kill()
+
+    def said(self) -> str:
+        return self._output.read_text(errors="replace")[-4000:]
+
+
+def request(
+    port: int, method: str, path: str, body: object = None, *, timeout: float = 10.0,
+    connection: http.client.HTTPConnection | None = None,
+) -> tuple[int, dict]:  # fmt: skip
+    used = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        used.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = used.getresponse()
+        data = answer.read()
+        return answer.status, json.loads(data) if data[:1] in (b"{", b"[") else {}
+    finally:
+        if connection is None:
+            used.close()
+
+
+def body_of(producer: str, sequence: int, rng: random.Random) -> str:
+    """Mostly small, sometimes larger than what the journal takes inline."""
+    size = rng.choice((0, 10, 100, 100, 1000, 1000, 5000)) if rng.random() < 0.98 else 100_000
+    return f"{producer}:{sequence}:" + "x" * size
+
+
+def crc_of(body: str) -> int:
+    return zlib.crc32(body.encode())
+
+
+class Load:
+    """Producers and readers in threads, which take a lost connection for what it is: no answer."""
+
+    def __init__(self, port: int, history: History, seed: int, topics: dict[str, int]) -> None:
+        self._port = port
+        self._history = history
+        self._topics = topics
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self.confirmed = 0
+        self.read = 0
+        self.failures: list[str] = []
+        work = [(self._produce, f"p{i}", seed * 100 + i) for i in range(4)]
+        work += [(self._consume, f"c{i}", seed * 100 + 50 + i) for i in range(2)]
+        self._threads = [threading.Thread(target=self._guard, args=args, daemon=True) for args in work]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a client hangs"
+
+    def _guard(self, work: Callable[[str, random.Random], None], name: str, seed: int) -> None:
+        try:
+            work(name, random.Random(seed))
+        except Exception as error:  # noqa: BLE001 - a thread's failure must reach the test
+            self.failures.append(f"{name}: {error!r}")
+
+    def _produce(self, producer: str, rng: random.Random) -> None:
+        sequence = 0
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        while not self._stopping.is_set():
+            topic = rng.choice(list(self._topics))
+            messages = []
+            first = sequence
+            for _ in range(rng.choice((1, 1, 2, 10, 50))):
+                body = body_of(producer, sequence, rng)
+                partition = rng.randrange(self._topics[topic])
+                messages.append({"value": body, "key": f"k{sequence % 7}", "partition": partition})
+                self._history.send(producer, sequence, crc_of(body))
+                sequence += 1
+            try:
+                status, answer = request(
+                    self._port, "POST", f"/topics/{topic}/messages", messages, connection=connection
+                )
+            except (OSError, http.client.HTTPException, ValueError):
+                connection.close()  # nobody knows: it may be there or not
+                self._stopping.wait(0.02)
+                continue
+            if status not in (200, 201):
+                self.failures.append(f"{producer}: {status} {answer}")
+                return
+            for i, place in enumerate(answer["messages"]):
+                self._history.confirmed(producer, first + i, topic, place["partition"], place["offset"])
+            self.confirmed += len(messages)
+        connection.close()
+
+    def _consume(self, name: str, rng: random.Random) -> None:
+        """Follow one partition after another from where the last reading ended."""
+        positions: dict[tuple[str, int], int] = {}
+        life = 0
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        while not self._stopping.is_set():
+            topic = rng.choice(list(self._topics))
+            partition = rng.randrange(self._topics[topic])
+            position = positions.get((topic, partition), 0)
+            path = f"/topics/{topic}/messages?partition={partition}&offset={position}&limit=500&wait=0"
+            try:
+                status, answer = request(self._port, "GET", path, connection=connection)
+                path = f"/topics/{topic}/offsets"
+                ends_status, ends = request(self._port, "GET", path, connection=connection)
+            except (OSError, http.client.HTTPException, ValueError):
+                connection.close()
+                life += 1
+                self._stopping.wait(0.02)
+                continue
+            if status == 404 or ends_status == 404:  # nobody published to it yet
+                continue
+            if status != 200 or ends_status != 200:
+                self.failures.append(f"{name}: {status} {answer} {ends_status} {ends}")
+                return
+            for message in answer["messages"]:
+                note(self._history.read, f"{name}.{life}", topic, partition, message)
+            if name == "c0":  # one observer: two would write their answers down in any order
+                for entry in ends["partitions"]:
+                    self._history.ends(topic, entry["partition"], entry["start"], entry["end"])
+            positions[topic, partition] = answer["next_offset"]
+            with self._lock:
+                self.read += len(answer["messages"])
+        connection.close()
+
+
+def note(record: Callable[..., None], *where: object) -> None:
+    *before, message = where
+    assert isinstance(message, dict)
+    producer, sequence, _ = message["value"].split(":", 2)
+    record(*before, message["offset"], producer, int(sequence), crc_of(message["value"]))
+
+
+def drain(port: int, history: History, topics: dict[str, int]) -> int:
+    """Read every partition from start to end; the verdict stands on this."""
+    total = 0
+    for topic in topics:
+        status, answer = request(port, "GET", f"/topics/{topic}/offsets")
+        assert status == 200, answer
+        for entry in answer["partitions"]:
+            partition, position = entry["partition"], entry["start"]
+            while position < entry["end"]:
+                path = f"/topics/{topic}/messages?partition={partition}&offset={position}&limit=1000&wait=0"
+                status, page = request(port, "GET", path, timeout=60)
+                assert status == 200 and page["messages"], (path, status, page, entry)
+                for message in page["messages"]:
+                    note(history.drained, topic, partition, message)
+                total += len(page["messages"])
+                position = page["next_offset"]
+            history.drained_ends(topic, partition, entry["start"], entry["end"])
+    return total
