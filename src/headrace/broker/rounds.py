@@ -112,15 +112,18 @@ class Rounds:
 
     def flush(self) -> None:
         self._scheduled = False
-        if self._dirty_memory:
-            views, self._dirty_memory = self._dirty_memory, []
-            for view in views:
-                view.flush_memory()
+        self.flush_memory()
         if not (self._dirty or self._unsaved or self._waiters):
             return
         if self._outstanding and sum(view.pending_bytes for view in self._dirty) < HELD_BYTES_MAX:
             return  # the running round's end starts the next flush
         self._flush_disk()
+
+    def flush_memory(self) -> None:
+        if self._dirty_memory:
+            views, self._dirty_memory = self._dirty_memory, []
+            for view in views:
+                view.flush_memory()
 
     def _flush_disk(self) -> None:
         self.flushes += 1

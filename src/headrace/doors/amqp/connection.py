@@ -40,6 +40,7 @@ UNREAD_BYTES_MAX = 1 << 20
 WRITE_HIGH = 1 << 20
 STAGED_BYTES_MAX = 64 << 20  # waiting for the disk, of all publishers: past it sockets are not read
 CLASS_CONNECTION, CLASS_CHANNEL = 10, 20
+QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 
 class Connection(asyncio.Protocol):
@@ -257,6 +258,7 @@ class Connection(asyncio.Protocol):
     async def flushed(self) -> None:
         """For methods that look at queues: what this connection published before is there to be seen."""
         self.after_feed()
+        self.rounds.flush_memory()
         if self._flushing:
             await self.rounds.settle_down()
 
@@ -405,7 +407,15 @@ class Connection(asyncio.Protocol):
         self.frame_max = self._scanner.frame_max = method.frame_max
         self.heartbeat_s = method.heartbeat
         self.stage = Stage.OPEN
+        self._acknowledge_now()
         return False
+
+    def _acknowledge_now(self) -> None:
+        """tune-ok has no answer. Clients with Nagle's algorithm hold connection.open back until TCP has
+        acknowledged it, and TCP waits 40 ms for an answer to ride on."""
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None and QUICK_ACK is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
 
     def _on_open(self, method: commands.Connection.Open) -> bool:
         try:

@@ -9,7 +9,7 @@ from headrace.broker.vhost import PREDECLARED
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.names import check_name
 from headrace.wire.amqp.methods import frame
-from headrace.wire.amqp.protocol import ACCESS_REFUSED, COMMAND_INVALID, ProtocolError
+from headrace.wire.amqp.protocol import ACCESS_REFUSED, PRECONDITION_FAILED
 
 if TYPE_CHECKING:
     from headrace.doors.amqp.channel import Channel
@@ -22,7 +22,8 @@ async def declare(channel: "Channel", method: commands.Exchange.Declare) -> None
         vhost.routing.exchange(name)
     else:
         if not is_kind(method.exchange_type):
-            raise ProtocolError(COMMAND_INVALID, f"unknown exchange type '{method.exchange_type[:60]}'", 40, 10)
+            # RabbitMQ before 4 ended the whole connection here, with 503.
+            raise ChannelError(PRECONDITION_FAILED, f"unknown exchange type '{method.exchange_type[:60]}'")
         if not name:
             raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
         await vhost.declare_exchange(
