@@ -1,0 +1,1 @@
+"""Pipelines on Spark: plain PySpark functions with a small declaration, and the upkeep of logs as jobs."""

@@ -109,6 +109,7 @@ cdef class _Decoder:
     cdef bint microseconds
     cdef int64_t from_offset
     cdef int64_t to_offset
+    cdef bint transactional
     cdef Py_ssize_t rows
     cdef Block offsets
     cdef Block timestamps
@@ -234,7 +235,7 @@ cdef class _Decoder:
             HeadersColumn(
                 memoryview(self.header_offsets), self.header_names.finish(), self.header_values.finish()
             ) if self.want & WANT_HEADERS else None,
-            next_offset, position)
+            next_offset, position, self.transactional)
 
 
 cdef bint _is_aborted(list aborted, const Batch* batch):
@@ -296,6 +297,8 @@ def columns(
                     raise MemoryError
                 if fault != FAULT_NONE:
                     raise CorruptBatch(fault_reason(fault), at)
+                if batch.attributes & TRANSACTIONAL_BIT:
+                    decoder.transactional = True
             at += batch.size
             next_offset = max(next_offset, min(batch.last_offset + 1, to_offset))
     finally:

@@ -106,3 +106,4 @@ class Columns(msgspec.Struct, frozen=True):
     headers: HeadersColumn | None
     next_offset: int  # every record of the buffer below it, from from_offset on, has been looked at
     position: int  # where the next call goes on
+    transactional: bool = False  # some of the records belong to transactions, committed or not

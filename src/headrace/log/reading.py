@@ -1,0 +1,255 @@
+"""Reading logs from another process: ends from the slots, slices from file names and indexes. Nobody is asked.
+
+What a slot says was durable before it was written, and the bytes were in the segment before the slot was, so a
+reader that stops at a slot's end never meets a half-written batch. Of a segment the newest generation counts;
+one that a rewritten neighbour covers does not. Nothing here writes, locks or waits for the broker.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from headrace.errors import CorruptBatch, CorruptLog, NotFound
+from headrace.log import kernel, paths, slots
+from headrace.log.disk import Disk, FileId, RealDisk, read_whole
+from headrace.log.paths import SegmentStem
+from headrace.log.reader import cut
+from headrace.log.segment import Segment, read_seal
+from headrace.log.slots import Ends
+from headrace.record import codec
+from headrace.record.layout import HEADER_BYTES, PREFIX_BYTES
+from headrace.record.slice import Slice
+from headrace.record.types import BatchInfo
+
+SCAN_BYTES = 1 << 20
+
+
+class SegmentGone(NotFound):
+    """The segment of a slice has been removed or rewritten: cut new slices of the same offsets."""
+
+
+class LogFiles:
+    """The logs of one data folder, seen from outside. For one thread at a time; keeps no file open."""
+
+    def __init__(self, root: str, disk: Disk | None = None) -> None:
+        self.root = root
+        self._disk = disk or RealDisk()
+        self._folders: dict[int, str] = {}
+
+    # Where a log begins and ends.
+
+    def ends(self) -> dict[int, Ends]:
+        """By log id; without those whose slot is just being written. Empty while a broker starts."""
+        try:
+            return slots.read_all(self._disk, f"{self.root}/{paths.SLOTS}")
+        except FileNotFoundError:
+            return {}
+
+    def folder(self, log_id: int) -> str | None:
+        """None for a log that never had a record."""
+        known = self._folders.get(log_id)
+        if known is not None and self._disk.exists(known):
+            return known
+        root = f"{self.root}/{paths.LOGS}"
+        for name in self._disk.listdir(root):
+            if not name.endswith(paths.DELETED) and paths.parse_log_folder(name) == log_id:
+                self._folders[log_id] = f"{root}/{name}"
+                return self._folders[log_id]
+        return None
+
+    def segments(self, log_id: int, end: int) -> list[Segment]:
+        """In order; the last one reaches to `end`. Names may come and go meanwhile: what vanished is left out."""
+        folder = self.folder(log_id)
+        if folder is None:
+            return []
+        newest: dict[int, int] = {}
+        for name in self._disk.listdir(folder):
+            stem = paths.parse_segment(name)
+            if stem is not None:
+                newest[stem.base] = max(stem.generation, newest.get(stem.base, 0))
+        found: list[Segment] = []
+        for base in sorted(newest):
+            if found and found[-1].is_sealed and base < found[-1].next_offset:
+                continue  # a rewritten segment covers it, and it is about to go
+            segment = self._segment(folder, SegmentStem(base, newest[base]))
+            if segment is not None:
+                if found and not found[-1].is_sealed:
+                    found[-1].next_offset = base
+                found.append(segment)
+        if found and not found[-1].is_sealed:
+            found[-1].next_offset = max(end, found[-1].base)
+        return found
+
+    def _segment(self, folder: str, stem: SegmentStem) -> Segment | None:
+        try:
+            seal = read_seal(self._disk, f"{folder}/{stem}{paths.SEAL}")
+            segment = Segment(folder, stem.base, stem.generation)
+            segment.size = self._disk.file_size(segment.path())
+        except FileNotFoundError:
+            return None
+        if seal is None or seal.size > segment.size:
+            return segment
+        return Segment.sealed(folder, stem.generation, seal)
+
+    def start(self, log_id: int, ends: Ends) -> int:
+        """The first offset that can be read: the slot may be older than the last removal."""
+        segments = self.segments(log_id, ends.visible_end)
+        return max(ends.start, segments[0].base) if segments else ends.start
+
+    # Slices.
+
+    def slices(self, log_id: int, start: int, end: int, split_bytes: int) -> list[Slice]:
+        """Cut [start, end) into pieces of about split_bytes, where an index has an entry."""
+        found = []
+        for segment in self.segments(log_id, end):
+            if segment.next_offset <= start or segment.base >= end or segment.size == 0:
+                continue
+            entries = self._index(segment)
+            position = kernel.find_position(entries, max(start, segment.base) - segment.base)
+            for piece in cut(entries, segment, min(position, segment.size), end, split_bytes):
+                found.append(Slice(log_id, segment.base, segment.generation, *piece))
+        return found
+
+    def _index(self, segment: Segment, suffix: str = paths.INDEX) -> bytes:
+        path = segment.path(suffix)
+        try:
+            data = read_whole(self._disk, path) if self._disk.exists(path) else b""
+        except FileNotFoundError:
+            return b""
+        width = 8 if suffix == paths.INDEX else 12
+        return data[: len(data) // width * width]
+
+    @contextmanager
+    def open(self, piece: Slice) -> "Iterator[SliceFile]":
+        """SegmentGone when its generation is no longer there."""
+        folder = self.folder(piece.log_id)
+        stem = SegmentStem(piece.segment, piece.generation)
+        try:
+            if folder is None:
+                raise FileNotFoundError
+            file = self._disk.open(f"{folder}/{stem}{paths.DATA}", readonly=True)
+        except FileNotFoundError:
+            raise SegmentGone(f"segment {stem} of log {piece.log_id} in {self.root} is gone") from None
+        try:
+            yield SliceFile(self._disk, file, f"{folder}/{stem}{paths.DATA}", piece)
+        finally:
+            self._disk.close(file)
+
+    # Looking for something.
+
+    def headers(self, log_id: int, start: int, end: int) -> Iterator[tuple[memoryview, BatchInfo]]:
+        """The batches of [start, end) by their headers; checksums are left to whoever reads the records."""
+        for piece in self.slices(log_id, start, end, 1 << 62):
+            with self.open(piece) as source:
+                while source.position < source.end:
+                    data = source.read(SCAN_BYTES)
+                    infos = codec.scan(data, verify_crc=False)
+                    for info in infos:
+                        if info.base_offset >= end:
+                            return
+                        if info.last_offset >= start:
+                            yield data, info
+                    if not infos:
+                        source.need_more(data)
+                        continue
+                    source.advance(infos[-1].end)
+                    if infos[-1].next_offset >= end:
+                        break
+
+    def offset_for_timestamp(self, log_id: int, timestamp_ms: int, start: int, end: int) -> int | None:
+        """The first offset whose record is at or after a time; None when all are older."""
+        for segment in self.segments(log_id, end):
+            if segment.next_offset <= start or segment.base >= end:
+                continue
+            if segment.is_sealed and segment.max_timestamp < timestamp_ms:
+                continue
+            entries = self._index(segment, paths.TIME_INDEX)
+            first = max(segment.base + kernel.find_offset_for_time(entries, timestamp_ms), start)
+            for data, info in self.headers(log_id, first, min(segment.next_offset, end)):
+                if info.max_timestamp < timestamp_ms or info.is_control:
+                    continue
+                for record in codec.records(data, info.position, info.end, from_offset=first, to_offset=end):
+                    if record.timestamp >= timestamp_ms:
+                        return record.offset
+        return None
+
+    def epoch_before(self, log_id: int, offset: int, start: int) -> int | None:
+        """The epoch in which the record before `offset` was written; None when it is no longer there."""
+        if offset <= start:
+            return None
+        for _, info in self.headers(log_id, offset - 1, offset):
+            return info.leader_epoch
+        return None
+
+    def size_between(self, log_id: int, start: int, end: int) -> int:
+        """About how many bytes lie between two offsets, as far as the indexes tell."""
+        return sum(piece.length for piece in self.slices(log_id, start, end, 1 << 62))
+
+
+class SliceFile:
+    """An open slice, read from front to back: `read`, look, `advance` by what was used."""
+
+    def __init__(self, disk: Disk, file: FileId, path: str, piece: Slice) -> None:
+        self._disk = disk
+        self._file = file
+        self.path = path
+        self.position = piece.position
+        self.end = piece.end
+        self._least = HEADER_BYTES
+        self._buffer = bytearray()
+
+    def read(self, size: int) -> memoryview:
+        """Bytes from where the reader stands. The buffer is used again by the next read."""
+        size = min(max(size, self._least), self.end - self.position)
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        view = memoryview(self._buffer)[:size]
+        got = self._disk.pread_into(self._file, view, self.position)
+        return view[:got]
+
+    def advance(self, size: int) -> None:
+        self.position += size
+        self._least = HEADER_BYTES
+
+    def rewind(self) -> None:
+        """To the start of the segment: the index that gave the position was wrong."""
+        self.position = 0
+        self._least = HEADER_BYTES
+
+    def need_more(self, data: memoryview) -> None:
+        """The first batch is longer than what was read: the next read has it all, or there is none."""
+        declared = PREFIX_BYTES + int.from_bytes(data[8:12], "big", signed=True) if len(data) >= 12 else 0
+        if declared <= len(data) or declared > self.end - self.position:
+            raise CorruptLog(self.path, self.position, "a batch is cut short")
+        self._least = declared
+
+
+def aborted_ranges(
+    batches: Iterable[tuple[memoryview | bytes, BatchInfo]], end: int
+) -> list[tuple[int, int, int]]:
+    """(producer id, first offset, last offset) of aborted transactions with batches before `end`.
+
+    Reads on past `end` until every transaction that was seen before it has met its marker.
+    """
+    open_since: dict[int, int] = {}
+    found = []
+    for data, info in batches:
+        if not info.is_transactional:
+            continue
+        if not info.is_control:
+            if info.base_offset < end:
+                open_since.setdefault(info.producer_id, info.base_offset)
+            continue
+        first = open_since.pop(info.producer_id, None)
+        if first is not None and not _is_commit(data, info):
+            found.append((info.producer_id, first, info.base_offset))
+        if not open_since and info.next_offset >= end:
+            break
+    return found
+
+
+def _is_commit(data: memoryview | bytes, info: BatchInfo) -> bool:
+    [marker] = codec.records(data, info.position, info.end, control=True)
+    return marker.key is not None and int.from_bytes(marker.key[2:4], "big") == 1
+
+
+__all__ = ["CorruptBatch", "Ends", "LogFiles", "SegmentGone", "SliceFile", "aborted_ranges"]

@@ -1,0 +1,88 @@
+"""Where records are read from. Two ways, one contract: the files of a data folder, or a broker's HTTP door.
+
+An Access is used on the driver to plan and on executors to read; it is pickled in between.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from headrace.errors import HeadraceError
+from headrace.record.slice import Slice
+from headrace.record.types import BatchInfo
+from headrace.spark.offsets import Partition, Position
+
+CHUNK_BYTES = 8 << 20
+
+
+class DataLoss(HeadraceError):
+    """Records that were to be read are gone. Option failOnDataLoss=false skips them."""
+
+
+class State(NamedTuple):
+    """What a log holds right now."""
+
+    log_id: int
+    epoch: int
+    start: int
+    end: int  # where readers stop: the visible end, or the end of what is committed
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """One task's work: records [start, end) of a partition, and where they lie if that is known."""
+
+    place: Partition
+    log_id: int
+    start: int
+    end: int
+    slice: Slice | None = None
+
+
+class Feed(Protocol):
+    """Bytes of whole batches, front to back. `read` gives what comes next, `used` says how much of it was."""
+
+    def read(self, offset: int) -> memoryview: ...
+    def used(self, size: int) -> None: ...
+    def need_more(self, data: memoryview) -> None: ...
+    def recover(self) -> bool:
+        """The bytes make no sense from the first one on: True if it is worth reading again from elsewhere."""
+        ...
+
+    def headers(self, start: int) -> Iterator[tuple[memoryview | bytes, BatchInfo]]: ...
+    def close(self) -> None: ...
+
+
+class Access(Protocol):
+    def topics(self) -> Sequence[str]: ...
+    def states(self, topics: Sequence[str]) -> dict[Partition, State]:
+        """Cheap: called at every trigger. The start may be a little old; `start` is exact."""
+        ...
+
+    def start(self, place: Partition, state: State) -> int: ...
+    def offset_for_timestamp(self, place: Partition, state: State, timestamp_ms: int) -> int | None: ...
+    def epoch_before(self, place: Partition, state: State, offset: int) -> int | None: ...
+    def size_between(self, place: Partition, state: State, start: int, end: int) -> int: ...
+    def pieces(self, place: Partition, state: State, start: int, end: int, split_bytes: int) -> list[Piece]: ...
+    def feeds(self, piece: Piece) -> Iterator[tuple[int, int, Feed]]:
+        """(start, end, feed) that together give the piece, in order. A feed is closed by whoever took it."""
+        ...
+
+
+def lost(access: Access, place: Partition, at: Position, state: State) -> str | None:
+    """Why reading cannot go on from a position; None when it can."""
+    if at.log_id != state.log_id:
+        return f"topic {place.topic!r} was deleted and made anew"
+    if at.offset > state.end:
+        return f"partition {place.number} of {place.topic!r} ends at {state.end}, {at.offset} had been reached"
+    start = access.start(place, state)
+    if at.offset < start:
+        return f"partition {place.number} of {place.topic!r} begins at {start}, {at.offset} is gone"
+    if at.epoch != state.epoch:
+        written = access.epoch_before(place, state, at.offset)
+        if written is not None and written > at.epoch >= 0:
+            return (
+                f"records before {at.offset} in partition {place.number} of {place.topic!r} were replaced after "
+                f"an unclean stop (epoch {at.epoch}, now {written})"
+            )
+    return None

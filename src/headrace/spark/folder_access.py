@@ -1,0 +1,169 @@
+"""Reading the files of a data folder, where driver and executors can see them. No broker is asked."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import CorruptLog, NotFound
+from headrace.log.paths import CATALOG, LOGS
+from headrace.log.reading import LogFiles, SegmentGone, SliceFile
+from headrace.record.types import BatchInfo
+from headrace.spark.access import CHUNK_BYTES, DataLoss, Feed, Piece, State
+from headrace.spark.offsets import Partition
+from headrace.spark.options import BadOption
+
+STARTING_S_MAX = 5.0  # a broker that is just opening the folder writes the slots anew
+SETTLED_NS = 100_000_000
+DEFAULT_VHOST = "/"
+
+
+class FolderAccess:
+    def __init__(self, path: str, *, committed: bool, fail_on_data_loss: bool) -> None:
+        self.path = path.removeprefix("file://").rstrip("/") or "/"
+        self._committed = committed
+        self._fail_on_data_loss = fail_on_data_loss
+        self._files = LogFiles(self.path)
+        self._logs: dict[str, list[int]] = {}
+        self._catalog_time = -1
+        if not Path(self.path, LOGS).is_dir():
+            raise BadOption("path", f"{self.path} is not a data folder of a broker: it has no {LOGS}/")
+
+    # The catalog.
+
+    def topics(self) -> Sequence[str]:
+        self._load()
+        return sorted(self._logs)
+
+    def _load(self) -> None:
+        folder = Path(self.path, CATALOG, "streams")
+        try:
+            changed = folder.stat().st_mtime_ns
+        except FileNotFoundError:
+            self._logs = {}
+            return
+        if changed == self._catalog_time:
+            return
+        found = {}
+        for file in folder.glob("*.json"):
+            try:
+                document: dict[str, Any] = msgspec.json.decode(file.read_bytes())
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+            if document["vhost"] == DEFAULT_VHOST:
+                found[document["name"]] = list(document["logs"])
+        self._logs = found
+        # A folder's time moves in steps: what changed a moment ago may change again without its time moving.
+        self._catalog_time = changed if time.time_ns() - changed > SETTLED_NS else -1
+
+    def states(self, topics: Sequence[str]) -> dict[Partition, State]:
+        self._load()
+        deadline = time.monotonic() + STARTING_S_MAX
+        while True:
+            found, missing = self._states(topics)
+            if not missing:
+                return found
+            if time.monotonic() > deadline:
+                raise NotFound(f"{self.path}/slots says nothing of log {missing[0]}: start a broker on the folder once")
+            time.sleep(0.02)
+
+    def _states(self, topics: Sequence[str]) -> tuple[dict[Partition, State], list[int]]:
+        ends = self._files.ends()
+        found, missing = {}, []
+        for topic in topics:
+            for number, log_id in enumerate(self._logs.get(topic, ())):
+                slot = ends.get(log_id)
+                if slot is not None:
+                    end = slot.stable_end if self._committed else slot.visible_end
+                    found[Partition(topic, number)] = State(log_id, slot.epoch, slot.start, end)
+                elif self._files.folder(log_id) is None:
+                    found[Partition(topic, number)] = State(log_id, -1, 0, 0)  # nothing was ever written to it
+                else:
+                    missing.append(log_id)
+        return found, missing
+
+    # Planning.
+
+    def start(self, place: Partition, state: State) -> int:
+        segments = self._files.segments(state.log_id, state.end)
+        return max(state.start, segments[0].base) if segments else state.start
+
+    def offset_for_timestamp(self, place: Partition, state: State, timestamp_ms: int) -> int | None:
+        start = self.start(place, state)
+        return self._files.offset_for_timestamp(state.log_id, timestamp_ms, start, state.end)
+
+    def epoch_before(self, place: Partition, state: State, offset: int) -> int | None:
+        return self._files.epoch_before(state.log_id, offset, self.start(place, state))
+
+    def size_between(self, place: Partition, state: State, start: int, end: int) -> int:
+        return self._files.size_between(state.log_id, start, end)
+
+    def pieces(self, place: Partition, state: State, start: int, end: int, split_bytes: int) -> list[Piece]:
+        cut = self._files.slices(state.log_id, start, end, split_bytes)
+        return [
+            Piece(place, state.log_id, max(start, piece.base_offset), min(end, piece.next_offset), piece)
+            for piece in cut
+            if piece.next_offset > start
+        ]
+
+    # Reading.
+
+    def feeds(self, piece: Piece) -> Iterator[tuple[int, int, Feed]]:
+        assert piece.slice is not None
+        try:
+            with self._files.open(piece.slice) as source:
+                yield piece.start, piece.end, FileFeed(self._files, piece.log_id, source)
+            return
+        except SegmentGone:
+            pass
+        # Rewritten or removed since it was planned: the same offsets, wherever they are now.
+        segments = self._files.segments(piece.log_id, piece.end)
+        if (not segments or segments[0].base > piece.start) and self._fail_on_data_loss:
+            raise DataLoss(
+                f"offsets {piece.start} to {piece.end - 1} of partition {piece.place.number} of "
+                f"{piece.place.topic!r} were removed while they were being read"
+            )
+        for again in self._files.slices(piece.log_id, piece.start, piece.end, 1 << 62):
+            with self._files.open(again) as source:
+                start, end = max(piece.start, again.base_offset), min(piece.end, again.next_offset)
+                yield start, end, FileFeed(self._files, piece.log_id, source)
+
+
+class FileFeed:
+    def __init__(self, files: LogFiles, log_id: int, source: SliceFile) -> None:
+        self._files = files
+        self._log_id = log_id
+        self._source = source
+        self._rest = memoryview(b"")
+
+    def read(self, offset: int) -> memoryview:
+        # What is left of the last read is used up only while it is worth a batch of rows.
+        if len(self._rest) < CHUNK_BYTES // 2:
+            self._rest = self._source.read(CHUNK_BYTES)
+        return self._rest
+
+    def used(self, size: int) -> None:
+        self._source.advance(size)
+        self._rest = self._rest[size:]
+
+    def need_more(self, data: memoryview) -> None:
+        self._source.need_more(data)
+        self._rest = memoryview(b"")
+
+    def recover(self) -> bool:
+        if self._source.position == 0:
+            return False
+        self._source.rewind()
+        self._rest = memoryview(b"")
+        return True
+
+    def headers(self, start: int) -> Iterator[tuple[memoryview | bytes, BatchInfo]]:
+        ends = self._files.ends().get(self._log_id)
+        if ends is None:
+            raise CorruptLog(self._source.path, self._source.position, "its log has no slot")
+        yield from self._files.headers(self._log_id, start, ends.visible_end)
+
+    def close(self) -> None:
+        self._rest = memoryview(b"")

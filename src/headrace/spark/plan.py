@@ -1,0 +1,198 @@
+"""What to read: which topics, from where to where, in which pieces. Runs on the driver."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from headrace.spark.access import Access, DataLoss, Piece, State, lost
+from headrace.spark.offsets import Partition, Position, Positions
+from headrace.spark.options import EARLIEST, LATEST, BadOption, Offsets, ReadOptions
+from headrace.spark.ranges import spread
+
+
+class Planner:
+    def __init__(self, options: ReadOptions, access: Access) -> None:
+        self.options = options
+        self.access = access
+
+    # Topics.
+
+    def topics(self) -> list[str]:
+        existing = set(self.access.topics())
+        if self.options.pattern is not None:
+            matches = re.compile(self.options.pattern).fullmatch
+            return sorted(name for name in existing if matches(name))
+        for name in self.options.topics:
+            if name not in existing:
+                raise BadOption("topic" if len(self.options.topics) == 1 else "topics", f"there is no topic {name!r}")
+        return list(self.options.topics)
+
+    def states(self) -> dict[Partition, State]:
+        return self.access.states(self.topics())
+
+    # Where to begin and end.
+
+    def first(self, states: Mapping[Partition, State], default: Offsets) -> Positions:
+        options = self.options
+        if options.starting_ms is not None:
+            return {place: self._at_time(place, state, options.starting_ms) for place, state in states.items()}
+        chosen = self._resolve("startingOffsets", options.starting or default, states)
+        if options.starting is not None and options.fail_on_data_loss:
+            for place, position in chosen.items():
+                self._refuse_loss(place, position, states[place])
+        return chosen
+
+    def last(self, states: Mapping[Partition, State]) -> Positions:
+        options = self.options
+        if options.ending_ms is not None:
+            return {place: self._at_time(place, state, options.ending_ms) for place, state in states.items()}
+        chosen = self._resolve("endingOffsets", options.ending or "latest", states, unnamed=LATEST)
+        for place, position in chosen.items():
+            if position.offset > states[place].end:
+                raise BadOption(
+                    "endingOffsets", f"partition {place.number} of {place.topic!r} ends at {states[place].end}"
+                )
+        return chosen
+
+    def _at_time(self, place: Partition, state: State, timestamp_ms: int) -> Position:
+        offset = self.access.offset_for_timestamp(place, state, timestamp_ms)
+        return Position(state.end if offset is None else offset, state.log_id, state.epoch)
+
+    def _resolve(
+        self, name: str, offsets: Offsets, states: Mapping[Partition, State], unnamed: int = EARLIEST
+    ) -> Positions:
+        if isinstance(offsets, str):
+            unnamed = EARLIEST if offsets == "earliest" else LATEST
+            offsets = {}
+        for topic, partitions in offsets.items():
+            for number in partitions:
+                if Partition(topic, number) not in states:
+                    raise BadOption(name, f"there is no partition {number} of topic {topic!r} to read")
+        found = {}
+        for place, state in states.items():
+            offset = offsets.get(place.topic, {}).get(place.number, unnamed)
+            if offset == EARLIEST:
+                offset = min(self.access.start(place, state), state.end)
+            elif offset == LATEST:
+                offset = state.end
+            found[place] = Position(offset, state.log_id, state.epoch)
+        return found
+
+    def _refuse_loss(self, place: Partition, position: Position, state: State) -> None:
+        reason = lost(self.access, place, position, state)
+        if reason is not None:
+            raise DataLoss(f"{reason}; option failOnDataLoss=false goes on with what is there")
+
+    # Micro-batches.
+
+    def latest(
+        self, start: Mapping[Partition, Position], states: Mapping[Partition, State]
+    ) -> dict[Partition, Position]:
+        """Where each partition ends now; never behind `start`, so that a stream only goes forward."""
+        found = {}
+        for place, position in start.items():
+            if place not in states:
+                self._loss(f"topic {place.topic!r} was deleted")
+                found[place] = position
+        for place, state in states.items():
+            at = start.get(place)
+            if at is not None and at.log_id == state.log_id and at.offset > state.end:
+                self._loss(f"partition {place.number} of {place.topic!r} ends at {state.end}, not {at.offset}")
+            if at is not None and at.log_id != state.log_id:
+                self._loss(f"topic {place.topic!r} was deleted and made anew")
+            found[place] = Position(state.end, state.log_id, state.epoch)
+        return found
+
+    def limited(
+        self,
+        start: Mapping[Partition, Position],
+        latest: Mapping[Partition, Position],
+        states: Mapping[Partition, State],
+        *,
+        rows: int | None = None,
+        size: int | None = None,
+    ) -> Positions:
+        """As `latest`, but no further than a limit allows."""
+        begins = {place: self._begin(place, start.get(place), end, states) for place, end in latest.items()}
+        behind = {place: max(0, end.offset - begins[place]) for place, end in latest.items()}
+        if rows is not None:
+            shares = spread(behind, rows)
+        else:
+            assert size is not None
+            shares = self._by_size(begins, behind, latest, states, size)
+        return {
+            place: Position(begins[place] + shares.get(place, 0), end.log_id, end.epoch)
+            for place, end in latest.items()
+        }
+
+    def _begin(
+        self, place: Partition, at: Position | None, end: Position, states: Mapping[Partition, State]
+    ) -> int:
+        if at is not None and at.log_id == end.log_id:
+            return at.offset
+        return self.access.start(place, states[place])
+
+    def _by_size(
+        self,
+        begins: Mapping[Partition, int],
+        behind: Mapping[Partition, int],
+        latest: Mapping[Partition, Position],
+        states: Mapping[Partition, State],
+        limit: int,
+    ) -> dict[Partition, int]:
+        sizes = {
+            place: max(count, self.access.size_between(place, states[place], begins[place], latest[place].offset))
+            for place, count in behind.items()
+            if count
+        }
+        allowed = spread(sizes, limit)
+        # Bytes become offsets by the average size of what waits; at least one record, however large.
+        return {
+            place: min(behind[place], max(1, behind[place] * share // sizes[place])) for place, share in allowed.items()
+        }
+
+    def pieces(
+        self,
+        start: Mapping[Partition, Position],
+        end: Mapping[Partition, Position],
+        states: Mapping[Partition, State],
+    ) -> list[Piece]:
+        found: list[Piece] = []
+        for place, until in sorted(end.items()):
+            state = states.get(place)
+            at = start.get(place)
+            if state is None:
+                self._loss(f"topic {place.topic!r} was deleted")
+                continue
+            if at == until:
+                continue
+            begin = self._checked_start(place, at, state)
+            if until.log_id != state.log_id or until.offset > state.end:
+                self._loss(f"partition {place.number} of {place.topic!r} no longer reaches {until.offset}")
+            stop = min(until.offset, state.end)
+            if begin < stop:
+                found += self.access.pieces(place, state, begin, stop, self.options.split_bytes)
+        return found
+
+    def _checked_start(self, place: Partition, at: Position | None, state: State) -> int:
+        if at is None:
+            return self.access.start(place, state)
+        reason = lost(self.access, place, at, state)
+        if reason is None:
+            return at.offset
+        self._loss(reason)
+        start = self.access.start(place, state)
+        return max(start, min(at.offset, state.end)) if at.log_id == state.log_id else start
+
+    def _loss(self, reason: str) -> None:
+        if self.options.fail_on_data_loss:
+            raise DataLoss(f"{reason}; option failOnDataLoss=false goes on with what is there")
+
+
+def by_topic(positions: Mapping[Partition, Position]) -> Iterable[tuple[str, dict[int, int]]]:
+    found: dict[str, dict[int, int]] = {}
+    for place, position in positions.items():
+        found.setdefault(place.topic, {})[place.number] = position.offset
+    return found.items()
+
+
+__all__: Sequence[str] = ["Planner", "by_topic"]

@@ -1,0 +1,56 @@
+"""The data source that Spark sees: made on the driver for every load and save, and pickled to wherever it works."""
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from headrace.spark import options as parsing
+from headrace.spark.schema import check_schema, columns_of, ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.types import StructType
+
+    from headrace.spark.access import Access
+
+
+class HeadraceSource(DataSource):
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        parsing.check_names(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "headrace"
+
+    def schema(self) -> str:
+        """Called when somebody loads without a schema of their own: what is wrong is said here, at once."""
+        chosen = parsing.read_options(self.options)
+        columns = columns_of(chosen.columns, chosen.include_headers)
+        from headrace.spark.plan import Planner
+
+        Planner(chosen, open_access(chosen)).topics()
+        return ddl(columns)
+
+    def reader(self, schema: "StructType") -> "DataSourceReader":
+        from headrace.spark.reader import BatchReader
+
+        chosen = parsing.read_options(self.options)
+        return BatchReader(chosen, open_access(chosen), check_schema(schema), schema)
+
+    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802
+        from headrace.spark.reader import StreamReader
+
+        chosen = parsing.read_options(self.options)
+        return StreamReader(chosen, open_access(chosen), check_schema(schema), schema)
+
+
+def open_access(chosen: parsing.ReadOptions) -> "Access":
+    """The files where there is a path, the broker otherwise."""
+    committed = chosen.isolation == "read_committed"
+    if chosen.path is not None:
+        from headrace.spark.folder_access import FolderAccess
+
+        return FolderAccess(chosen.path, committed=committed, fail_on_data_loss=chosen.fail_on_data_loss)
+    raise parsing.BadOption("path", "is needed")
