@@ -68,8 +68,10 @@ def ls(as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
 
 @log.command("dump")
 @click.argument("log_name", metavar="LOG")
-@click.option("-o", "--offset", type=click.IntRange(0), default=0, show_default=True, help="Begin at this offset.")
-@click.option("-c", "--count", type=click.IntRange(1), help="Stop after this many.")
+@click.option(
+    "-o", "--offset", type=click.IntRange(0), metavar="N", default=0, show_default=True, help="Begin at this offset."
+)
+@click.option("-c", "--count", type=click.IntRange(1), metavar="N", help="Stop after this many.")
 @click.option("-b", "--batches", is_flag=True, help="Show batches, as they lie on disk, instead of messages.")
 @json_option
 @data_dir_option

@@ -33,7 +33,7 @@ MESSAGE_BYTES_MAX = 64 << 20  # more than any broker takes: stdin without a deli
     metavar="NAME=VALUE",
     help="Header of every message; repeat it.",
 )
-@click.option("-p", "--partition", type=click.IntRange(0), help="Partition; otherwise by key, or in turn.")
+@click.option("-p", "--partition", type=click.IntRange(0), metavar="N", help="Partition; otherwise by key, or in turn.")
 @click.option(
     "-D",
     "--delimiter",
@@ -74,7 +74,7 @@ def pub(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    r"""Publish VALUES to TOPIC, one message each; without any, every line of stdin is a message.
+    """Publish VALUES to TOPIC, one message each; without any, every line of stdin is a message.
 
     Ends when all of them are on disk, and shows where: partition, first and last offset, how many.
 

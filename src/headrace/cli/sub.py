@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # loaded when the command runs, not when --help lists it
     help="beginning, end, an offset, -N for the last N (of every partition), s@TIME, e@TIME. "
     "TIME is 1h (ago), 2026-11-15T10:00 or milliseconds since 1970.",
 )
-@click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
-@click.option("-c", "--count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("-p", "--partition", type=click.IntRange(0), metavar="N", help="Only this partition.")
+@click.option("-c", "--count", type=click.IntRange(1), metavar="N", help="Stop after this many messages.")
 @click.option("-e", "--exit", "until_end", is_flag=True, help="Stop where the topic ends now.")
 @click.option(
     "-f",
@@ -53,13 +53,13 @@ def sub(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    r"""Read messages of TOPIC and print them; goes on for ever unless told to stop.
+    """Read messages of TOPIC and print them; goes on for ever unless told to stop.
 
     \b
     headrace sub orders                 everything, then what comes
     headrace sub orders -o -5 -e        the last five
     headrace sub orders -o s@1h -J      the last hour as JSON, then what comes
-    headrace sub orders -f '%o %k: %s\n'
+    headrace sub orders -f '%o %k: %s\\n'
     """
     import time
 

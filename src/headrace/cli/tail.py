@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Begin with the last N messages of every partition.",
 )
-@click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
+@click.option("-p", "--partition", type=click.IntRange(0), metavar="N", help="Only this partition.")
 @click.option("--no-follow", is_flag=True, help="Stop where the topic ends now.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @url_option

@@ -47,7 +47,7 @@ def ls(pattern: str | None, long: bool, as_json: bool, url: str | None, config_f
 
 @topic.command("add")
 @click.argument("name")
-@click.option("-p", "--partitions", type=click.IntRange(1), help="How many; the broker's default is 1.")
+@click.option("-p", "--partitions", type=click.IntRange(1), metavar="N", help="How many; the broker's default is 1.")
 @click.option("-c", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; repeat it.")
 @click.option("--if-missing", is_flag=True, help="It is fine if the topic is there already.")
 @json_option
@@ -92,7 +92,7 @@ def info(name: str, as_json: bool, url: str | None, config_file: Path | None) ->
 @topic.command("set")
 @click.argument("name")
 @click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
-@click.option("-p", "--partitions", type=click.IntRange(1), help="Grow to this many partitions.")
+@click.option("-p", "--partitions", type=click.IntRange(1), metavar="N", help="Grow to this many partitions.")
 @json_option
 @url_option
 def set_(
