@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNELS := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run test install check bench build clean
+.PHONY: run test install check bench build docs clean
 
 run: install
 	$(BIN)/headrace serve
@@ -27,9 +27,13 @@ build:
 	$(BIN)/python setup.py -q build_ext --inplace
 
 check: install
-	$(BIN)/ruff check src tests bench setup.py
+	$(BIN)/ruff check src tests bench tools setup.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+# Writes the reference tables of docs/ from the code; a test holds them up to date.
+docs: install
+	$(BIN)/python tools/reference.py
 
 bench: install
 	$(BIN)/python -m bench $(if $(BASE),--base $(BASE))
