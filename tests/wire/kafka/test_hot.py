@@ -19,7 +19,7 @@ from headrace.wire.kafka.apis import VERSIONS, Api, has_header_tags
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.schema import response_struct
 
-PRODUCE = range(3, VERSIONS[Api.PRODUCE].highest + 1)
+PRODUCE = range(3, 14)
 FETCH = range(4, VERSIONS[Api.FETCH].highest + 1)
 METADATA = range(VERSIONS[Api.METADATA].highest + 1)
 TOPIC_ID = uuid.UUID(int=77)

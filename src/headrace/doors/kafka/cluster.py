@@ -82,6 +82,46 @@ async def describe_log_dirs(door: "KafkaDoor", request: Request, fields: Any) ->
     }
 
 
+async def alter_replica_log_dirs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    """There is one folder, and everything is in it."""
+    results = []
+    for folder in fields.dirs:
+        for topic in folder.topics:
+            parts = []
+            for number in topic.partitions:
+                code = Code.NONE if folder.path == door.broker.config.data_dir else Code.LOG_DIR_NOT_FOUND
+                try:
+                    door.topics.partition(topic.name, number)
+                except HeadraceError as error:
+                    code = code_of(error)
+                parts.append({"partition_index": number, "error_code": code})
+            results.append({"topic_name": topic.name, "partitions": parts})
+    return {"results": results}
+
+
+async def describe_quorum(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    """Kafka's controllers vote in a topic of their own; one node is of one mind."""
+    host, port = door.address_for(request.connection)
+    state = {"replica_id": door.node_id, "log_end_offset": 0}
+    return {
+        "topics": [
+            {
+                "topic_name": topic.topic_name,
+                "partitions": [
+                    {
+                        "partition_index": one.partition_index,
+                        "leader_id": door.node_id,
+                        "current_voters": [state],
+                    }
+                    for one in topic.partitions
+                ],
+            }
+            for topic in fields.topics
+        ],
+        "nodes": [{"node_id": door.node_id, "listeners": [{"name": "KAFKA", "host": host, "port": port}]}],
+    }
+
+
 async def elect_leaders(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     """The leader is who it was."""
     if fields.topic_partitions is None:

@@ -124,13 +124,16 @@ def topic_configs(door: "KafkaDoor", stream: Stream) -> list[Config]:
     return sorted(found + fixed)
 
 
-def broker_configs(door: "KafkaDoor") -> list[Config]:
+def broker_configs(door: "KafkaDoor", listener: tuple[str, int]) -> list[Config]:
     config = door.config
+    address = f"PLAINTEXT://{listener[0]}:{listener[1]}"
     values: list[tuple[str, object, int]] = [
+        ("advertised.listeners", address, LIST),
         ("auto.create.topics.enable", str(config.auto_create_topics).lower(), BOOLEAN),
         ("broker.id", door.node_id, INT),
         ("compression.type", PRODUCER, STRING),
         ("default.replication.factor", 1, INT),
+        ("listeners", address, LIST),
         ("log.cleanup.policy", config.stream.cleanup_policy, LIST),
         ("log.dirs", config.data_dir, STRING),
         ("log.retention.bytes", config.stream.retention_bytes, LONG),
@@ -153,7 +156,7 @@ async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> 
             "resource_name": resource.resource_name,
         }
         try:
-            found = resource_configs(door, resource)
+            found = resource_configs(door, request, resource)
             keys = resource.configuration_keys
             answer["configs"] = [
                 describe(one, resource.resource_type, fields.include_synonyms)
@@ -166,13 +169,13 @@ async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> 
     return {"results": results}
 
 
-def resource_configs(door: "KafkaDoor", resource: Any) -> list[Config]:
+def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list[Config]:
     if resource.resource_type == TOPIC:
         return topic_configs(door, door.topics.find(resource.resource_name))
     if resource.resource_type == BROKER:
         if resource.resource_name not in ("", str(door.node_id)):
             raise InvalidInput(f"there is one broker, {door.node_id}, not {resource.resource_name}")
-        return broker_configs(door)
+        return broker_configs(door, door.address_for(request.connection))
     return []
 
 

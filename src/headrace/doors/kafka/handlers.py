@@ -56,6 +56,8 @@ ASYNC_HANDLERS: dict[Api, AsyncHandler] = {
     Api.ALTER_CONFIGS: configs.alter_configs,
     Api.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
     Api.DESCRIBE_CLUSTER: cluster.describe_cluster,
+    Api.DESCRIBE_QUORUM: cluster.describe_quorum,
+    Api.ALTER_REPLICA_LOG_DIRS: cluster.alter_replica_log_dirs,
     Api.DESCRIBE_LOG_DIRS: cluster.describe_log_dirs,
     Api.ELECT_LEADERS: cluster.elect_leaders,
     Api.ALTER_PARTITION_REASSIGNMENTS: cluster.alter_partition_reassignments,
