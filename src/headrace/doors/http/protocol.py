@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import httptools
 import msgspec
 from uvicorn.config import Config as UvicornConfig
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from headrace.wire.http.bodies import PROBLEM
@@ -83,6 +83,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._write_since: float | None = None
         self._linger_until: float | None = None
         self._keep_alive = True
+        self._task: asyncio.Task[None] | None = None
 
     # The life of a connection.
 
@@ -113,10 +114,17 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(self._refusal or Refused(400, "malformed_request", "this is not a well-formed HTTP request"))
 
     def _refuse(self, refusal: Refused) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._answer(refusal.status, refusal.code, refusal.detail)
+            return
+        # The application is at work on a request whose rest is no good: what it would answer is void.
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if self._task is not None:
+            self._task.cancel()
+        if self.pipeline or cycle.response_started:
             # An answer may be half written: a second one in the middle of it would be taken for its body.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
             self.transport.close()
         else:
             self._answer(refusal.status, refusal.code, refusal.detail)
@@ -172,14 +180,7 @@ class BoundedHttp(HttpToolsProtocol):
             if self._body_bytes - bytes_then >= BODY_BYTES_MIN:
                 self._body_mark = (now, self._body_bytes)
                 return
-            cycle = self.cycle
-            started = cycle.response_started
-            cycle.disconnected = True
-            cycle.message_event.set()
-            if started:
-                self.transport.close()
-            else:
-                self._answer(408, "slow_request", "the body of the request came too slowly")
+            self._refuse(Refused(408, "slow_request", "the body of the request came too slowly"))
 
     def pause_writing(self) -> None:
         self._write_since = self.loop.time()
@@ -195,6 +196,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
         self._head_bytes = self._headers_bytes = 0
+        if self._head_since is None:  # in the same breath as the request before
+            self._head_since = self.loop.time()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -217,6 +220,8 @@ class BoundedHttp(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             self._stop(Refused(400, "malformed_request", "a request has one Host header"))
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+            self._stop(Refused(400, "malformed_request", "the only transfer encoding is chunked"))
         self._in_head = False
         self._head_since = None
         self._body_bytes = 0
@@ -229,6 +234,11 @@ class BoundedHttp(HttpToolsProtocol):
             # Whoever answers before such a body is here does not read the rest of it: the connection ends
             # with the answer, and says so.
             cycle.keep_alive = False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._task = self.loop.create_task(cycle.run_asgi(app))
+        self._task.add_done_callback(self.tasks.discard)
+        self.tasks.add(self._task)
 
     def _expects_much(self) -> bool:
         for name, value in self.headers:

@@ -1,0 +1,255 @@
+"""Bad HTTP: what is malformed, endless or slow is refused by the connection, and only that connection ends."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from headrace.doors.http import door as http_door
+from tests.doors.http.live import Live, patient, read_all
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\n"
+
+
+def status_of(answer: bytes) -> int:
+    assert answer.startswith(b"HTTP/1.1 "), answer[:200]
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if b"problem+json" in head:
+        assert json.loads(body)["status"] == int(head[9:12])
+    return int(answer[9:12])
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+        POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        POST + b"Content-Length: -1\r\n\r\n",
+        POST + b"Content-Length: 18446744073709551616\r\n\r\n",
+        POST + b"Content-Length: 1_0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked, identity\r\n\r\n",
+        POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nFolded: a\r\n b\r\n\r\n",
+        b"GET /health HTTP/1.1\nHost: x\n\n",
+        b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nNo colon\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nA\0B: c\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nA: b\0c\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+        b"GET /health HTTP/9.9\r\nHost: x\r\n\r\n",
+        b"GET /hea lth HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"CONNECT evil.example:443 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"AMQP\x00\x00\x09\x01",
+    ],
+)
+def test_malformed_requests_are_refused_and_the_connection_ends(live: Live, request_bytes: bytes) -> None:
+    assert status_of(live.raw(request_bytes)) == 400
+    assert live.get("/health").status_code == 200
+
+
+def test_a_chunk_larger_than_can_be_is_refused(live: Live) -> None:
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    answer = live.raw(head + b"fffffffffffffffff\r\n")
+    assert answer == b"" or status_of(answer) == 400  # the application was already at work: then just closed
+
+
+def test_what_is_smuggled_behind_a_refused_request_is_not_served(live: Live) -> None:
+    smuggled = b"POST /topics/smuggled/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"
+    bad = b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n"
+    live.raw(bad + smuggled)
+    assert live.get("/topics/smuggled").status_code == 404
+
+
+def test_endless_heads_are_refused(live: Live) -> None:
+    assert status_of(live.raw(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")) == 414
+    assert status_of(live.raw(GET + b"A: " + b"b" * 33_000 + b"\r\n\r\n")) == 431
+    assert status_of(live.raw(GET + b"".join(b"A%d: b\r\n" % i for i in range(101)) + b"\r\n")) == 431
+    assert status_of(live.raw(GET + b"A: " + b"b" * 500_000)) == 431  # and no end of it
+    assert status_of(live.raw(b"GET /" + b"a" * 500_000)) == 414
+
+
+def test_what_is_within_the_limits_is_served(live: Live) -> None:
+    close = b"Connection: close\r\n"
+    headers = b"".join(b"A%d: %b\r\n" % (i, b"b" * 300) for i in range(95))
+    assert status_of(live.raw(GET + close + headers + b"\r\n")) == 200
+    long = b"GET /topics/" + b"a" * 8000 + b" HTTP/1.1\r\nHost: x\r\n" + close + b"\r\n"
+    assert status_of(live.raw(long)) == 404
+
+
+def test_requests_in_a_row_are_answered_in_order(live: Live, topic: str) -> None:
+    live.publish(topic, {"value": "a"}, {"value": "b"})
+    path = f"GET /topics/{topic}/messages?offset=%d&limit=1&format=raw HTTP/1.1\r\nHost: x\r\n".encode()
+    answer = live.raw(path % 1 + b"\r\n" + path % 0 + b"Connection: close\r\n\r\n")
+    assert [part[-1:] for part in answer.split(b"HTTP/1.1 200 OK")[1:]] == [b"b", b"a"]
+
+
+def test_http_1_0_is_served(live: Live) -> None:
+    assert status_of(live.raw(b"GET /health HTTP/1.0\r\n\r\n")) == 200
+
+
+def test_an_upgrade_is_ignored(live: Live) -> None:
+    upgrade = b"Upgrade: websocket\r\nConnection: upgrade, close\r\nSec-WebSocket-Key: x\r\n\r\n"
+    assert status_of(live.raw(GET + upgrade)) == 200
+
+
+def test_a_refused_body_does_not_hide_the_refusal(own: type[Live]) -> None:
+    """The client goes on sending; it must still be able to read why that was in vain."""
+    server = own(request_bytes_max=1000)
+    with server.connect() as sock:
+        sock.sendall(POST + b"Content-Length: 50000000\r\n\r\n")
+        for _ in range(100):
+            try:
+                sock.sendall(b"x" * 10_000)
+            except OSError:
+                break
+        assert status_of(read_all(sock)) == 413
+
+
+class Patient:
+    """A second door of the same broker, with little patience."""
+
+    def __init__(self, live: Live, seconds: float) -> None:
+        async def start() -> http_door.HttpDoor:
+            return await http_door.start(
+                live.broker,
+                live.config.http,
+                live.config,
+                patience=patient(seconds),  # type: ignore[arg-type]
+            )
+
+        self._live = live
+        self._door = live.call(start())
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._door.port), timeout=60)
+
+    def close(self) -> None:
+        self._live.call(self._door.close())
+
+
+@pytest.fixture(scope="module")
+def hasty(live: Live):  # type: ignore[no-untyped-def]
+    door = Patient(live, 0.2)
+    yield door
+    door.close()
+
+
+def test_a_connection_that_says_nothing_is_closed(hasty: Patient) -> None:
+    with hasty.connect() as sock:
+        assert read_all(sock) == b""
+
+
+def test_a_head_that_does_not_end_in_time_is_refused(hasty: Patient) -> None:
+    with hasty.connect() as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: ")
+        answer = read_all(sock)
+    assert status_of(answer) == 408 and b"slow_request" in answer
+
+
+def test_a_second_head_that_does_not_end_in_time_is_refused(hasty: Patient) -> None:
+    with hasty.connect() as sock:
+        sock.sendall(GET + b"\r\nGET /health HTTP/1.1\r\nHost")
+        answers = read_all(sock).split(b"HTTP/1.1 ")
+    assert [answer[:3] for answer in answers[1:]] == [b"200", b"408"]
+
+
+def test_a_body_that_comes_too_slowly_is_refused(hasty: Patient, live: Live) -> None:
+    with hasty.connect() as sock:
+        sock.sendall(b"POST /topics/slow/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
+        assert status_of(read_all(sock)) == 408
+    assert live.get("/topics/slow").status_code == 404
+
+
+def test_a_client_that_does_not_take_its_answer_is_cut_off(hasty: Patient, live: Live) -> None:
+    live.publish("large", *({"value": "x" * 100_000} for _ in range(150)))
+    with hasty.connect() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.sendall(b"GET /topics/large/messages?max_bytes=16000000 HTTP/1.1\r\nHost: x\r\n\r\n")
+        while live.call(connections(hasty)) != 0:
+            pass
+
+
+async def connections(door: Patient) -> int:
+    return len(door._door._state.connections)
+
+
+def test_a_waiting_client_is_not_a_slow_one(hasty: Patient, live: Live) -> None:
+    """Long polls and streams are silent for long, and that is what they are for."""
+    live.publish("quiet", {"value": "a"})
+    with hasty.connect() as sock:
+        sock.sendall(
+            b"GET /topics/quiet/messages?offset=1&wait=1500ms HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        assert status_of(read_all(sock)) == 200
+
+
+def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
+    server = own(connections_max=3)
+    waiting = [server.connect() for _ in range(3)]
+
+    async def count() -> int:
+        return len(server.door._state.connections)
+
+    while server.call(count()) < 3:
+        pass
+    with server.connect() as sock:
+        sock.sendall(GET + b"\r\n")
+        answer = read_all(sock)
+    assert status_of(answer) == 503 and b"too_many_connections" in answer
+    for sock in waiting:
+        sock.close()
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://[", "https://127.0.0.1:1"])
+def test_pages_of_other_sites_may_not_act(live: Live, topic: str, origin: str) -> None:
+    live.publish(topic, {"value": "mine"})
+    headers = {"origin": origin}
+    for method, path in (("POST", "messages"), ("GET", "stream")):
+        answer = live.request(method, f"/topics/{topic}/{path}", headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (403, "cross_origin")
+    assert live.request("DELETE", f"/topics/{topic}", headers=headers).status_code == 403
+    assert "access-control-allow-origin" not in live.get("/topics", headers=headers).headers
+
+
+def test_pages_of_our_own_may(live: Live, topic: str) -> None:
+    headers = {"origin": live.base}
+    answer = live.client.post(f"/topics/{topic}/messages", content=b"x", headers=headers)
+    assert answer.status_code == 200
+
+
+def test_a_forged_host_changes_nothing(live: Live, topic: str) -> None:
+    answer = live.client.post("/topics", json={"name": topic}, headers={"host": "evil.example"})
+    assert answer.status_code == 201
+    assert "evil" not in str(answer.headers) + answer.text
+
+
+def test_answers_cannot_be_taken_for_something_else(live: Live) -> None:
+    for path in ("/health", "/topics/<script>", "/metrics"):
+        assert live.get(path).headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_thousand_rude_connections_leave_nothing_behind(live: Live) -> None:
+    async def state() -> tuple[int, int, int]:
+        return len(live.door._state.connections), len(live.door._state.tasks), live.door.site.budget.used
+
+    rude = [
+        b"", b"G", b"\x00" * 100, GET, GET + b"\r\n", POST + b"",
+        POST + b"Content-Length: 1000\r\n\r\nabc",
+        b"GET /topics/rude/stream HTTP/1.1\r\nHost: x\r\n\r\n",
+    ]  # fmt: skip
+    live.publish("rude", {"value": 1})
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(1000):
+        with live.connect() as sock:
+            sock.sendall(rude[number % len(rude)])
+    live.client.get("/health")
+    while live.call(state()) > (1, 0, 0):  # httpx keeps one connection
+        pass
+    assert abs(len(list(Path("/proc/self/fd").iterdir())) - open_files) < 5
