@@ -1,5 +1,6 @@
 """Settings: one declaration each, four places to set them, one sentence when they are wrong."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace import config
 from headrace.config import (
     DURABILITIES,
     PROFILES,
@@ -35,6 +37,16 @@ def test_every_field_has_exactly_one_setting_and_the_other_way_round() -> None:
     fields += [f"log.{f}" for f in LogSettings.__struct_fields__]
     fields += [f"stream.{f}" for f in StreamSettings.__struct_fields__]
     assert sorted(setting.path or setting.name for setting in SETTINGS) == sorted(fields)
+
+
+def test_every_setting_is_read_by_somebody_or_says_that_it_is_not() -> None:
+    source = Path(config.__file__).parent.parent
+    readers = [p for p in source.rglob("*.py") if p.parent.name != "config" and p.name != "settings.py"]
+    text = "\n".join(path.read_text() for path in readers)
+    fields = {setting.name: (setting.path or setting.name).rpartition(".")[2] for setting in SETTINGS}
+    unread = {name for name, attribute in fields.items() if not re.search(rf"\.{attribute}\b", text)}
+    said = {setting.name for setting in SETTINGS if "Not in force yet" in setting.help}
+    assert unread == said | {"profile"}  # which is nothing but what it sets
 
 
 def test_no_two_settings_share_a_spelling() -> None:
@@ -113,9 +125,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path: Path) -> None:
     file = tmp_path / "headrace.toml"
-    file.write_text(
-        'segment_size = "1MB"\nindex-interval = 8192\nhttp = "localhost:1"\nretention_ms = "1d"\n'
-    )
+    file.write_text('segment_size = "1MB"\nindex-interval = 8192\nhttp = "localhost:1"\nretention_ms = "1d"\n')
     env = {
         "HEADRACE_SEGMENT_SIZE": "2MB",
         "HEADRACE_HTTP": "localhost:2",
@@ -175,8 +185,7 @@ def test_a_door_can_be_closed() -> None:
     [
         (
             {"segment_size": "12XB"},
-            "segment_size (from the flag --segment-size): '12XB' is not a size; "
-            "write 256MB, 4 KB or a number of bytes",
+            "segment_size (from the flag --segment-size): '12XB' is not a size; write 256MB, 4 KB or a number of bytes",
         ),
         (
             {"segment_size": "9TB"},
@@ -198,9 +207,7 @@ def test_a_door_can_be_closed() -> None:
         ({"segment_sice": "1"}, "no such setting; did you mean segment_size?"),
     ],
 )
-def test_a_wrong_value_is_one_sentence_with_its_name_and_origin(
-    flags: dict[str, object], sentence: str
-) -> None:
+def test_a_wrong_value_is_one_sentence_with_its_name_and_origin(flags: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         load(flags)
     assert sentence in str(caught.value)
@@ -222,9 +229,7 @@ def test_a_missing_file_that_was_asked_for_is_said_so(tmp_path: Path) -> None:
 
 def test_a_stream_overrides_the_broker_in_any_spelling() -> None:
     base = StreamSettings(segment_size=MB)
-    got = stream_settings(
-        {"retention.ms": 1000, "cleanup-policy": "delete,compact", "max.message.bytes": "2MB"}, base
-    )
+    got = stream_settings({"retention.ms": 1000, "cleanup-policy": "delete,compact", "max.message.bytes": "2MB"}, base)
     assert got == msgspec.structs.replace(
         base, retention_ms=1000, cleanup_policy="compact,delete", batch_bytes_max=2 * MB
     )
@@ -233,19 +238,13 @@ def test_a_stream_overrides_the_broker_in_any_spelling() -> None:
     assert stream_settings_text(got)["retention_ms"] == "1s"
 
 
-@pytest.mark.parametrize(
-    "given_", [{"data_dir": "/"}, {"nonsense": 1}, {"segment_size": "x"}, {"segment_size": True}]
-)
+@pytest.mark.parametrize("given_", [{"data_dir": "/"}, {"nonsense": 1}, {"segment_size": "x"}, {"segment_size": True}])
 def test_a_stream_cannot_set_what_is_not_its_own(given_: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
         stream_settings(given_, StreamSettings())
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from([s.name for s in SETTINGS]), st.one_of(st.text(), st.integers(), st.none())
-    )
-)
+@given(st.dictionaries(st.sampled_from([s.name for s in SETTINGS]), st.one_of(st.text(), st.integers(), st.none())))
 def test_no_value_gets_past_as_another_kind_of_error(flags: dict[str, object]) -> None:
     try:
         config = load(flags)

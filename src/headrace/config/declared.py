@@ -78,19 +78,21 @@ SETTINGS: tuple[Setting, ...] = (
         "stop_timeout",
         "duration",
         "How long a stopping broker lets work in flight end before it closes connections. Nothing "
-        "confirmed is "
-        "lost either way.",
+        "confirmed is lost either way.",
         path="stop_timeout_ms",
     ),
     Setting(
         "memory_limit",
         "size",
         "Memory of the process at which publishers are paused; `auto` is 2 GB or 40 % of the machine, "
-        "whichever "
-        "is less.",
+        "whichever is less. Not in force yet.",
         words={"auto": 0},
     ),
-    Setting("disk_free_limit", "size", "Free space on the data folder's disk below which publishers are paused."),
+    Setting(
+        "disk_free_limit",
+        "size",
+        "Free space on the data folder's disk below which publishers are paused. Not in force yet.",
+    ),
     Setting(
         "disk_reserve",
         "size",
@@ -181,8 +183,7 @@ SETTINGS: tuple[Setting, ...] = (
         "kafka_advertised",
         "address",
         "Address told to Kafka clients, when it differs from where the door listens (containers, NAT); "
-        "`auto` "
-        "is the address they connected to.",
+        "`auto` is the address they connected to.",
     ),
     Setting(
         "kafka_session_timeout_max",
@@ -235,8 +236,7 @@ SETTINGS: tuple[Setting, ...] = (
         "write_mode",
         "choice",
         "`sync`: confirmed after a sync shared with everything else that arrived. `sync-immediate`: a "
-        "sync of its "
-        "own. `async`: confirmed and visible at once, synced later.",
+        "sync of its own. `async`: confirmed and visible at once, synced later.",
         path="stream.write_mode",
         choices=("sync", "sync-immediate", "async"),
     ),
