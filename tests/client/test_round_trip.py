@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -165,6 +167,13 @@ def test_a_message_too_large_fails_alone(broker: Broker) -> None:
     assert [futures[0].result().offset, futures[2].result().offset] == [0, 1]
     with pytest.raises(LogClosed):
         producer.send("late")
+
+
+def test_a_program_that_just_ends_has_sent_what_it_sent(broker: Broker) -> None:
+    program = f"import headrace; p = headrace.Producer('ending', {broker.url!r}); [p.send(str(n)) for n in range(500)]"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    with Consumer("ending", broker.url) as consumer:
+        assert len(list(consumer.until_end())) == 500
 
 
 def test_topics_are_managed(broker: Broker) -> None:

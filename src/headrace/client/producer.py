@@ -1,5 +1,6 @@
 """Publishing, blocking or with futures, over one connection and one thread of its own."""
 
+import atexit
 import threading
 from concurrent.futures import Future
 from types import TracebackType
@@ -64,6 +65,7 @@ class Producer:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"producer {self.topic}", daemon=True)
                 self._thread.start()
+                atexit.register(self.close)  # a program that just ends has still said send()
             self._outbox.put(line, future)
             self._changed.notify_all()
         return future
@@ -97,6 +99,7 @@ class Producer:
 
     def close(self) -> None:
         """Sends what is waiting, then closes; raises as flush does."""
+        atexit.unregister(self.close)
         try:
             self.flush()
         finally:
