@@ -10,10 +10,12 @@ import msgspec
 
 from headrace.broker import publishing
 from headrace.broker.catalog import Catalog
+from headrace.broker.clients import Clients
 from headrace.broker.coordination import Coordination
 from headrace.broker.cursors import Cursors
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.housekeeping import Housekeeping
+from headrace.broker.policies import Policies
 from headrace.broker.rounds import SETTLE_TABLE
 from headrace.broker.stats import Stats
 from headrace.broker.streams import Stream, Streams
@@ -46,6 +48,8 @@ class Broker:
         self.report: RecoveryReport
         self.shard: Shard
         self.cursors: Cursors
+        self.clients = Clients()
+        self.policies: Policies
         self.vhosts: VirtualHosts
         self.coordination: Coordination
         self.housekeeping: Housekeeping
@@ -78,7 +82,9 @@ class Broker:
         broker.cursors = Cursors(broker.streams, broker.shard, broker.clock)
         groups = GroupSettings(session_timeout_ms_max=config.kafka_session_timeout_ms_max)
         broker.coordination = Coordination(broker.shard, broker.streams, broker.clock, groups)
+        broker.policies = Policies(broker.catalog)
         broker.vhosts = VirtualHosts(broker)
+        broker.policies.attach(lambda: broker.vhosts)
         broker._tick_at = loop.time()
         broker._tick()
         broker.housekeeping = Housekeeping(broker.shard, broker.streams, broker.cursors, broker.stats, broker.clock)
@@ -99,6 +105,7 @@ class Broker:
                 await self._maintenance
         self.coordination.close()
         await self.vhosts.close()
+        self.policies.close()
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[BaseException | None] = loop.create_future()
         self.shard.close(lambda error: None if closed.done() else closed.set_result(error))

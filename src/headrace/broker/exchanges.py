@@ -65,6 +65,8 @@ class Exchange:
         self.arguments: dict[str, Any] = dict(arguments or {})
         self.bindings: dict[tuple[int, str, str], Binding] = {}
         self.published = 0
+        self.policy_name: str | None = None
+        self.policy_alternate: str | None = None
 
     @property
     def declared_kind(self) -> str:
@@ -73,7 +75,7 @@ class Exchange:
     @property
     def alternate(self) -> str | None:
         value = self.arguments.get("alternate-exchange")
-        return value if isinstance(value, str) else None
+        return value if isinstance(value, str) else self.policy_alternate
 
     def bind(self, binding: Binding) -> bool:
         """False when it is there already."""

@@ -40,7 +40,10 @@ class Queue:
     ) -> None:
         self.vhost = vhost
         self.name = name
-        self.policy = policy
+        self.policy = policy  # in force: what was declared, bounded by the policies that fit
+        self.declared_policy = policy
+        self.policy_name: str | None = None
+        self.operator_policy_name: str | None = None
         self.views = views  # the highest priority first
         self.durable, self.auto_delete = durable, auto_delete
         self.owner = owner  # the connection of an exclusive queue
@@ -149,6 +152,15 @@ class Queue:
         self.drop_expired()
 
     # Bounds: length and age.
+
+    def apply_policy(self, policy: QueuePolicy) -> None:
+        """From now on this holds; what is over the new bounds goes now."""
+        before, self.policy = self.policy, policy
+        if policy.bytes_max is not None and before.bytes_max is None:
+            self.ready_bytes = sum(view.ready_bytes() for view in self.views)
+        if policy.expires_ms is not None and policy.expires_ms != before.expires_ms:
+            self._arm_expires()
+        self._check_after_flush()
 
     def drop_overflow(self) -> None:
         policy = self.policy

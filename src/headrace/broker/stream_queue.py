@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import msgspec
+
 from headrace.broker.consumers import Consumer
 from headrace.broker.message import Message, from_record
+from headrace.broker.policy import QueuePolicy
 from headrace.broker.queue import Queue
 from headrace.broker.view import View
 from headrace.errors import ArgumentMismatch, NotSupported
@@ -37,6 +40,20 @@ class StreamQueue(Queue):
     @property
     def unacked(self) -> int:
         return 0
+
+    def apply_policy(self, policy: QueuePolicy) -> None:
+        """A stream's bounds are its retention: the tighter of its own settings and the policy's."""
+        self.policy = policy
+        stream = self.vhost.store.streams.find(self.name, self.vhost.name)
+        if stream is None:
+            return
+        settings = stream.settings
+        for field, bound in (("retention_ms", policy.max_age_ms), ("retention_bytes", policy.bytes_max)):
+            own = getattr(settings, field)
+            if bound is not None and (own < 0 or bound < own):
+                settings = msgspec.structs.replace(settings, **{field: bound})
+        for partition in stream.partitions:
+            partition.configure(settings)
 
     def start_offset(self, wanted: Any) -> int:
         """What x-stream-offset asks for: first, last, next, a number, or a time."""

@@ -49,6 +49,7 @@ class VirtualHost:
     def __init__(self, broker: "Broker", name: str, store: QueueStore) -> None:
         self.name = name
         self.clock = broker.clock
+        self.policies = broker.policies
         self.loop = asyncio.get_running_loop()
         self.rounds = store.rounds
         self.store = store
@@ -102,6 +103,7 @@ class VirtualHost:
 
     def _add_exchange(self, exchange: Exchange) -> None:
         self.routing.exchanges[exchange.name] = exchange
+        self.policies.apply_to_exchange(self.name, exchange)
         self.routing.changed()
 
     def _check_same_exchange(
@@ -252,6 +254,7 @@ class VirtualHost:
 
     def _add_queue(self, queue: Queue) -> None:
         self.queues[queue.name] = queue
+        self.policies.apply_to_queue(queue)
         self.routing.changed()
 
     def _check_same_queue(

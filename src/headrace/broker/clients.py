@@ -1,0 +1,37 @@
+"""Who is connected, whatever the door: doors bring a list, and whoever looks asks them all."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from headrace.errors import NotFound
+
+
+class Client(Protocol):
+    """One connection, as operators see it. Asked when somebody looks, so it costs nothing otherwise."""
+
+    def describe(self) -> dict[str, Any]:
+        """At least name, protocol, user, vhost, peer_host, peer_port, connected_at, state, channels."""
+
+    def describe_channels(self) -> list[dict[str, Any]]: ...
+
+    def describe_consumers(self) -> list[dict[str, Any]]: ...
+
+    def close_for(self, reason: str) -> None:
+        """An operator wants it gone."""
+
+
+class Clients:
+    def __init__(self) -> None:
+        self._doors: dict[str, Callable[[], Iterable[Client]]] = {}
+
+    def add_door(self, name: str, clients: Callable[[], Iterable[Client]]) -> None:
+        self._doors[name] = clients
+
+    def all(self) -> list[Client]:
+        return [client for clients in list(self._doors.values()) for client in list(clients())]
+
+    def get(self, name: str) -> Client:
+        for client in self.all():
+            if client.describe()["name"] == name:
+                return client
+        raise NotFound(f"no connection {name!r}")

@@ -1,0 +1,260 @@
+"""Policies: what operators ask of many queues and exchanges at once, by a pattern of their names.
+
+A policy never changes what was declared: a queue keeps its arguments and has an effective policy beside
+them, made anew whenever a policy comes, changes or goes. Where both bound the same thing the tighter bound
+holds, as in RabbitMQ; for everything else the argument wins, since whoever declared the queue asked for it.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headrace.broker.catalog import Catalog
+from headrace.broker.exchanges import Exchange
+from headrace.broker.groups.patterns import compile_pattern
+from headrace.broker.policy import CLASSIC, QUORUM, STREAM, QueuePolicy, parse_arguments
+from headrace.broker.queue import Queue
+from headrace.errors import ArgumentMismatch, InvalidInput, InvalidPattern, NotFound, StorageError
+
+if TYPE_CHECKING:
+    from headrace.broker.vhost import VirtualHost
+
+CATALOG_KIND = "policies"
+OPERATOR_KIND = "operator-policies"
+APPLY_TO = ("queues", "classic_queues", "quorum_queues", "streams", "exchanges", "all")
+KINDS = {"classic_queues": CLASSIC, "quorum_queues": QUORUM, "streams": STREAM}
+PATTERN_CHARACTERS_MAX = 1024
+# Key of a policy: the queue argument it stands for. None: known to RabbitMQ and without a meaning here.
+QUEUE_KEYS: dict[str, str | None] = {
+    "message-ttl": "x-message-ttl",
+    "expires": "x-expires",
+    "max-length": "x-max-length",
+    "max-length-bytes": "x-max-length-bytes",
+    "overflow": "x-overflow",
+    "dead-letter-exchange": "x-dead-letter-exchange",
+    "dead-letter-routing-key": "x-dead-letter-routing-key",
+    "dead-letter-strategy": "x-dead-letter-strategy",
+    "delivery-limit": "x-delivery-limit",
+    "consumer-timeout": "x-consumer-timeout",
+    "max-age": "x-max-age",
+    "retain-ms": "x-retain-ms",
+    "retain-bytes": "x-retain-bytes",
+    "queue-mode": None,
+    "queue-version": None,
+    "queue-leader-locator": None,
+    "queue-master-locator": None,
+    "ha-mode": None,
+    "ha-params": None,
+    "ha-sync-mode": None,
+    "stream-max-segment-size-bytes": None,
+    "max-in-memory-length": None,
+    "max-in-memory-bytes": None,
+    "federation-upstream": None,
+    "federation-upstream-set": None,
+}
+EXCHANGE_KEYS = ("alternate-exchange",)
+TIGHTEST = ("ttl_ms", "expires_ms", "length_max", "bytes_max", "delivery_limit", "max_age_ms", "consumer_timeout_ms")
+LOOSE = ("overflow", "dead_letter_exchange", "dead_letter_key", "retain_ms", "retain_bytes")
+OPERATOR_KEYS = ("message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit", "overflow")
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    vhost: str
+    name: str
+    pattern: str
+    definition: dict[str, Any]
+    priority: int = 0
+    apply_to: str = "all"
+
+    def fits_queue(self, queue: Queue) -> bool:
+        if self.apply_to == "exchanges":
+            return False
+        wanted = KINDS.get(self.apply_to)
+        return (wanted is None or queue.policy.kind == wanted) and self.fits_name(queue.name)
+
+    def fits_exchange(self, exchange: Exchange) -> bool:
+        return self.apply_to in ("exchanges", "all") and self.fits_name(exchange.name)
+
+    def fits_name(self, name: str) -> bool:
+        return _compiled(self.pattern).search(name) is not None
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> "re.Pattern[str]":
+    r"""Only patterns whose matching time is bounded by their shape; ^(?!amq\.).* is in too many guides to refuse."""
+    compile_pattern(pattern.replace("(?!", "(?:").replace("(?=", "(?:"))
+    return re.compile(pattern)
+
+
+def check(policy: Policy, *, operator: bool = False) -> None:
+    """InvalidInput, in RabbitMQ's words where it has some, when the policy cannot be."""
+    if not policy.name:
+        raise InvalidInput("a policy has a name")
+    if len(policy.pattern) > PATTERN_CHARACTERS_MAX:
+        raise InvalidInput(f"a pattern has at most {PATTERN_CHARACTERS_MAX} characters")
+    try:
+        _compiled(policy.pattern)
+    except InvalidPattern as error:
+        raise InvalidInput(f"Validation failed: {policy.pattern!r} is not a pattern: {error}") from None
+    if policy.apply_to not in APPLY_TO:
+        raise InvalidInput(f"Validation failed: apply-to is one of {', '.join(APPLY_TO)}")
+    if not policy.definition:
+        raise InvalidInput("Validation failed: no policy provided")
+    for key in policy.definition:
+        if key not in QUEUE_KEYS and key not in EXCHANGE_KEYS:
+            raise InvalidInput(f"Validation failed: {key!r} is not a recognised policy setting")
+        if operator and key not in OPERATOR_KEYS:
+            raise InvalidInput(f"Validation failed: {key!r} is not for operator policies")
+    alternate = policy.definition.get("alternate-exchange", "")
+    if not isinstance(alternate, str):
+        raise InvalidInput("Validation failed: alternate-exchange is the name of an exchange")
+    try:
+        limits(policy.definition)
+    except ArgumentMismatch as error:
+        raise InvalidInput(f"Validation failed: {error}") from None
+
+
+def limits(definition: Mapping[str, Any]) -> QueuePolicy:
+    """What a policy says about queues, typed like the arguments it stands for."""
+    arguments: dict[str, Any] = {}
+    for key, value in definition.items():
+        argument = QUEUE_KEYS.get(key)
+        if argument is not None:
+            arguments[argument] = value
+    if "x-dead-letter-routing-key" in arguments:
+        # The exchange may come from the queue's own arguments; here only the shape is checked.
+        arguments.setdefault("x-dead-letter-exchange", "")
+    found = parse_arguments("policy", arguments)
+    if "dead-letter-exchange" not in definition and found.dead_letter_exchange == "":
+        found = msgspec.structs.replace(found, dead_letter_exchange=None)
+    return found
+
+
+def merge(declared: QueuePolicy, policy: QueuePolicy | None, named: Iterable[str] = ()) -> QueuePolicy:
+    """The effective policy of a queue. `named` are the keys that the policy really has."""
+    if policy is None:
+        return declared
+    changes: dict[str, Any] = {}
+    for field in TIGHTEST:
+        bounds = [bound for bound in (getattr(declared, field), getattr(policy, field)) if bound is not None]
+        changes[field] = min(bounds, default=None)
+    for field in LOOSE:
+        default = QueuePolicy.__struct_defaults__[QueuePolicy.__struct_fields__.index(field)]
+        own = getattr(declared, field)
+        if own == default:
+            changes[field] = getattr(policy, field)
+    if declared.dead_letter_exchange is None and policy.dead_letter_exchange is None:
+        changes["dead_letter_key"] = declared.dead_letter_key
+    return msgspec.structs.replace(declared, **changes)
+
+
+class Policies:
+    """All policies of the broker, kept in the catalog. Changes are durable when they return."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._policies: dict[tuple[str, str], Policy] = {}
+        self._operator: dict[tuple[str, str], Policy] = {}
+        self._thread = ThreadPoolExecutor(1, "policies")
+        self._changing = asyncio.Lock()
+        self._hosts: Callable[[], Iterable[VirtualHost]] = tuple
+        for kind, known in ((CATALOG_KIND, self._policies), (OPERATOR_KIND, self._operator)):
+            for document in catalog.load(kind):
+                vhost, name = document.pop("identity")
+                known[vhost, name] = Policy(vhost=vhost, name=name, **document)
+
+    def attach(self, hosts: Callable[[], Iterable["VirtualHost"]]) -> None:
+        """Once everything declared has been loaded."""
+        self._hosts = hosts
+        for host in hosts():
+            self._apply_all(host)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    # Looking.
+
+    def list(self, vhost: str | None = None, *, operator: bool = False) -> "list[Policy]":
+        known = self._operator if operator else self._policies
+        return [policy for key, policy in sorted(known.items()) if vhost is None or policy.vhost == vhost]
+
+    def get(self, vhost: str, name: str, *, operator: bool = False) -> Policy:
+        found = (self._operator if operator else self._policies).get((vhost, name))
+        if found is None:
+            raise NotFound(f"no policy {name!r} in vhost {vhost!r}")
+        return found
+
+    def _best(self, vhost: str, fits: Callable[[Policy], bool], *, operator: bool = False) -> Policy | None:
+        known = self._operator if operator else self._policies
+        fitting = (p for p in known.values() if p.vhost == vhost and fits(p))
+        # Of equals the first by name: RabbitMQ leaves it open, people like an answer that stays.
+        return min(fitting, key=lambda p: (-p.priority, p.name), default=None)
+
+    # Changing.
+
+    async def put(self, policy: Policy, *, operator: bool = False) -> None:
+        check(policy, operator=operator)
+        kind, known = (OPERATOR_KIND, self._operator) if operator else (CATALOG_KIND, self._policies)
+        document = msgspec.to_builtins(policy)
+        del document["vhost"], document["name"]
+        async with self._changing:
+            identity = (policy.vhost, policy.name)
+            await self._in_thread(lambda: self._catalog.put(kind, identity, document))
+            known[identity] = policy
+            self._changed(policy.vhost)
+
+    async def delete(self, vhost: str, name: str, *, operator: bool = False) -> None:
+        kind, known = (OPERATOR_KIND, self._operator) if operator else (CATALOG_KIND, self._policies)
+        async with self._changing:
+            self.get(vhost, name, operator=operator)
+            await self._in_thread(lambda: self._catalog.remove(kind, (vhost, name)))
+            del known[vhost, name]
+            self._changed(vhost)
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except OSError as error:
+            raise StorageError(f"the catalog cannot be written: {error.strerror}") from error
+
+    # Applying.
+
+    def _changed(self, vhost: str) -> None:
+        for host in self._hosts():
+            if host.name == vhost:
+                self._apply_all(host)
+
+    def _apply_all(self, host: "VirtualHost") -> None:
+        for queue in list(host.queues.values()):
+            self.apply_to_queue(queue)
+        for exchange in list(host.routing.exchanges.values()):
+            self.apply_to_exchange(host.name, exchange)
+        host.routing.changed()
+
+    def apply_to_queue(self, queue: Queue) -> None:
+        """Gives a queue the policy that fits it best, or takes away the one it had."""
+        vhost = queue.vhost.name
+        policy = self._best(vhost, lambda p: p.fits_queue(queue)) if self._policies else None
+        operator = self._best(vhost, lambda p: p.fits_queue(queue), operator=True) if self._operator else None
+        effective = queue.declared_policy
+        for found in (policy, operator):
+            if found is not None:
+                effective = merge(effective, limits(found.definition))
+        queue.policy_name = policy.name if policy is not None else None
+        queue.operator_policy_name = operator.name if operator is not None else None
+        if effective != queue.policy:
+            queue.apply_policy(effective)
+
+    def apply_to_exchange(self, vhost: str, exchange: Exchange) -> None:
+        policy = self._best(vhost, lambda p: p.fits_exchange(exchange)) if self._policies else None
+        exchange.policy_name = policy.name if policy is not None else None
+        alternate = policy.definition.get("alternate-exchange") if policy is not None else None
+        exchange.policy_alternate = alternate
+
+    def __iter__(self) -> Iterator[Policy]:
+        return iter(self.list())
