@@ -54,7 +54,7 @@ def show_facts(facts: Mapping[str, Cell]) -> None:
         return
     width = max((len(name) for name in facts), default=0)
     for name, value in facts.items():
-        click.echo(f"{click.style(name.replace('_', ' ').ljust(width), bold=True)}  {_friendly(value)}")
+        click.echo(f"{click.style(name.ljust(width), bold=True)}  {_friendly(value)}")
 
 
 def say(sentence: str) -> None:
@@ -68,6 +68,8 @@ def _plain(cell: Cell) -> str:
         return ""
     if isinstance(cell, bool):
         return "true" if cell else "false"
+    if isinstance(cell, float):
+        return f"{cell:.3f}"
     return str(cell).replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
