@@ -131,6 +131,24 @@ def test_trim_checks_what_it_returns_and_only_that() -> None:
     assert refusal.value.position == 0
 
 
+def test_trim_ends_before_a_batch_that_is_bad() -> None:
+    data, p = log([3, 4, 5], start=10)
+    damaged = bytearray(data)
+    damaged[p[2] + HEADER_BYTES + 3] ^= 1
+    assert trim(damaged, 0, None, 10, MAX_OFFSET) == (0, p[2], 17)
+    assert trim(damaged, 0, None, 13, MAX_OFFSET) == (p[1], p[2], 17)
+    with pytest.raises(CorruptBatch):
+        trim(damaged, 0, None, 17, MAX_OFFSET)
+
+
+def test_trim_takes_no_further_batch_after_so_many_bytes() -> None:
+    data, p = log([3, 4, 5], start=10)
+    assert trim(data, 0, None, 10, MAX_OFFSET, 1) == (0, p[1], 13)
+    assert trim(data, 0, None, 10, MAX_OFFSET, p[1]) == (0, p[1], 13)
+    assert trim(data, 0, None, 10, MAX_OFFSET, p[1] + 1) == (0, p[2], 17)
+    assert trim(data, 0, None, 14, MAX_OFFSET, 1) == (p[1], p[2], 17)
+
+
 def test_a_batch_without_its_first_records_is_still_found_by_any_of_its_offsets() -> None:
     """Compaction leaves gaps inside a batch; it still stands for all of its offsets."""
     gap = oracle.batch([Message(b"k", b"v", [], 1)], Fields(base_offset=10, deltas=[4]), last_offset_delta=9)

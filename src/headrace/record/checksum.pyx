@@ -4,6 +4,8 @@ With SSE4.2 three runs of the crc32 instruction are kept in flight (its latency 
 with shift tables; elsewhere eight tables take eight bytes a step. The choice is made once, at import.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+
 cdef extern from *:
     r"""
     #include <stddef.h>
@@ -125,15 +127,20 @@ cdef uint32_t crc32c_of(const uint8_t* data, size_t length, uint32_t crc) noexce
     return _crc32c(crc, data, length, _hardware)
 
 
-def crc32c(const uint8_t[::1] data not None, uint32_t crc=0):
+cdef uint32_t _of_buffer(data, uint32_t crc, int hardware) except? 0:
+    # Not a typed memoryview: to open one costs more than the checksum of a small batch.
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    crc = _crc32c(crc, <const uint8_t*>view.buf, view.len, hardware)
+    PyBuffer_Release(&view)
+    return crc
+
+
+def crc32c(data, uint32_t crc=0):
     """The CRC32C of data, or of what came before (crc) and data."""
-    if data.shape[0] == 0:
-        return crc
-    return _crc32c(crc, &data[0], data.shape[0], _hardware)
+    return _of_buffer(data, crc, _hardware)
 
 
-def crc32c_software(const uint8_t[::1] data not None, uint32_t crc=0):
+def crc32c_software(data, uint32_t crc=0):
     """The same by tables: what runs on machines without SSE4.2. Here so that tests reach it on any machine."""
-    if data.shape[0] == 0:
-        return crc
-    return _crc32c(crc, &data[0], data.shape[0], 0)
+    return _of_buffer(data, crc, 0)

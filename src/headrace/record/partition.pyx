@@ -1,6 +1,7 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """Which partition a key belongs to: murmur2, as every Kafka client computes it."""
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 
 from headrace.errors import InvalidInput
@@ -32,15 +33,22 @@ cdef int32_t murmur2_of(const uint8_t* data, Py_ssize_t length) noexcept nogil:
     return <int32_t>h
 
 
-def murmur2(const uint8_t[::1] key not None):
+cdef int32_t _of_buffer(key) except? 0:
+    cdef Py_buffer view
+    cdef int32_t found
+    PyObject_GetBuffer(key, &view, PyBUF_SIMPLE)
+    found = murmur2_of(<const uint8_t*>view.buf, view.len)
+    PyBuffer_Release(&view)
+    return found
+
+
+def murmur2(key):
     """The hash as Java sees it: a signed 32-bit number."""
-    if key.shape[0] == 0:
-        return murmur2_of(NULL, 0)
-    return murmur2_of(&key[0], key.shape[0])
+    return _of_buffer(key)
 
 
 def partition_for(key, int32_t partitions):
     """The partition of a key among so many: where every Kafka client would put it."""
     if partitions < 1:
         raise InvalidInput("a stream has at least one partition")
-    return (<uint32_t>(<int32_t>murmur2(key)) & 0x7FFFFFFF) % <uint32_t>partitions
+    return (<uint32_t>_of_buffer(key) & 0x7FFFFFFF) % <uint32_t>partitions

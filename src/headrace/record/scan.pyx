@@ -224,7 +224,8 @@ def trim(buf, Py_ssize_t start, end, int64_t from_offset, int64_t to_offset, Py_
     """(first position, end position, next offset) of the run of whole batches that hold [from_offset, to_offset).
 
     start is a batch boundary. The first batch may begin before from_offset and the last may end after to_offset;
-    each one returned has its checksum verified; after bytes_max no further one is taken. Without any, first and end position are equal and the third
+    each one returned has its checksum verified; after bytes_max no further one is taken. A bad batch ends the run,
+    and raises CorruptBatch when it would be the first. Without any, first and end position are equal and the third
     number is from_offset, except when the first wanted batch is longer than the buffer: then it is minus the
     bytes needed, counted from first position (at least a header, when not even that is there).
     """
