@@ -15,6 +15,7 @@ from headrace.broker.broker import Broker
 from headrace.config import Address, Config
 from headrace.doors.http import door as http_door
 from headrace.doors.http.protocol import Patience
+from headrace.errors import HeadraceError
 from headrace.server import Server, _loop_factory
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ class Live:
         self.config = Config(data_dir=str(folder), http=Address("localhost", 0), amqp=None, kafka=None, **settings)
         self._ready = threading.Event()
         self._failure: BaseException | None = None
+        self.stop_error: HeadraceError | None = None  # why the server did not stop cleanly
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._ready.wait(SECONDS_MAX)
@@ -55,7 +57,10 @@ class Live:
             return
         self._ready.set()
         await self._stop.wait()
-        await self.server.close()
+        try:
+            await self.server.close()
+        except HeadraceError as error:
+            self.stop_error = error
 
     @property
     def broker(self) -> Broker:
