@@ -205,7 +205,11 @@ def test_offsets_are_found_by_time(broker: KafkaBroker, name: Name, admin: Admin
     assert late.offset == -1
     assert reader.get_watermark_offsets(TopicPartition(topic, 0), SECONDS) == (0, 10)
     which = TopicPartition(topic, 0)
-    for spec, offset in ((OffsetSpec.max_timestamp(), 9), (OffsetSpec.earliest(), 0), (OffsetSpec.latest(), 10)):
+    for spec, offset in (
+        (OffsetSpec.max_timestamp(), 9),
+        (OffsetSpec.earliest(), 0),
+        (OffsetSpec.latest(), 10),
+    ):
         assert admin.list_offsets({which: spec})[which].result(SECONDS).offset == offset
     reader.close()
 
@@ -316,7 +320,9 @@ def test_a_batch_over_the_limit_is_refused_and_the_connection_lives(broker: Kafk
     assert errors[1] is None
 
 
-def test_topics_are_made_grown_configured_and_deleted(broker: KafkaBroker, name: Name, admin: AdminClient) -> None:
+def test_topics_are_made_grown_configured_and_deleted(
+    broker: KafkaBroker, name: Name, admin: AdminClient
+) -> None:
     topic = make_topic(broker, name("t"), 2, retention_ms="3600000", cleanup_policy="compact,delete")
     with pytest.raises(KafkaException) as caught:
         make_topic(broker, topic)
@@ -339,7 +345,10 @@ def test_topics_are_made_grown_configured_and_deleted(broker: KafkaBroker, name:
     for future in admin.incremental_alter_configs([change]).values():
         future.result(SECONDS)
     config = admin.describe_configs([resource])[resource].result(SECONDS)
-    assert (config["segment.bytes"].value, config["retention.ms"].value) == ("1048576", str(7 * 24 * 3600 * 1000))
+    assert (config["segment.bytes"].value, config["retention.ms"].value) == (
+        "1048576",
+        str(7 * 24 * 3600 * 1000),
+    )
     admin.delete_topics([topic])[topic].result(SECONDS)
     assert topic not in admin.list_topics(timeout=SECONDS).topics
 
@@ -353,7 +362,9 @@ def test_topics_are_made_grown_configured_and_deleted(broker: KafkaBroker, name:
         ({"message_timestamp_type": "Yesterday"}, KafkaError.INVALID_CONFIG),
     ],
 )
-def test_configs_nobody_knows_are_refused(broker: KafkaBroker, name: Name, config: dict[str, str], code: int) -> None:
+def test_configs_nobody_knows_are_refused(
+    broker: KafkaBroker, name: Name, config: dict[str, str], code: int
+) -> None:
     with pytest.raises(KafkaException) as caught:
         make_topic(broker, name("t"), **config)
     assert caught.value.args[0].code() == code
@@ -409,7 +420,9 @@ def test_records_are_deleted_up_to_an_offset(broker: KafkaBroker, name: Name, ad
     reader.close()
 
 
-def test_a_waiting_consumer_is_woken_by_the_message_not_by_its_timeout(broker: KafkaBroker, name: Name) -> None:
+def test_a_waiting_consumer_is_woken_by_the_message_not_by_its_timeout(
+    broker: KafkaBroker, name: Name
+) -> None:
     topic = make_topic(broker, name("t"))
     reader = consumer(broker, name("g"), **{"fetch.wait.max.ms": 20_000})
     reader.assign([TopicPartition(topic, 0, 0)])

@@ -180,6 +180,8 @@ async def describe_topic_partitions(door: "KafkaDoor", request: Request, fields:
                         "leader_epoch": partition.log.epoch,
                         "replica_nodes": [door.node_id],
                         "isr_nodes": [door.node_id],
+                        "eligible_leader_replicas": [],  # the Java client does not expect its null
+                        "last_known_elr": [],
                     }
                     for partition in shown
                 ],

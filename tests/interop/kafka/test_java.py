@@ -1,0 +1,108 @@
+"""Apache Kafka's own Java client and command-line tools, from Maven Central."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.interop.kafka.broker import KafkaBroker
+from tests.interop.kafka.jars import kafka_tools
+
+pytestmark = [pytest.mark.peer, pytest.mark.slow]
+Name = Callable[[str], str]
+Tool = Callable[..., str]
+TOOLS = "org.apache.kafka.tools"
+TOPICS = f"{TOOLS}.TopicCommand"
+PRODUCE = f"{TOOLS}.ConsoleProducer"
+CONSUME = f"{TOOLS}.consumer.ConsoleConsumer"
+GROUPS = f"{TOOLS}.consumer.group.ConsumerGroupCommand"
+CONFIGS = "kafka.admin.ConfigCommand"
+
+
+@pytest.fixture(scope="module")
+def tool(broker: KafkaBroker) -> Tool:
+    """Runs one of the tools against the broker; what it printed."""
+    jars = kafka_tools()
+
+    def run(name: str, *arguments: str, stdin: str = "") -> str:
+        command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", jars, name]
+        command += ["--bootstrap-server", broker.address, *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Exception" not in done.stdout, done.stdout
+        return done.stdout
+
+    return run
+
+
+def test_the_topic_tool_makes_describes_alters_and_deletes(tool: Tool, name: Name) -> None:
+    topic = name("t")
+    assert f"Created topic {topic}" in tool(
+        TOPICS, "--create", "--topic", topic, "--partitions", "3", "--config", "retention.ms=100000"
+    )
+    tool(TOPICS, "--alter", "--topic", topic, "--partitions", "5")
+    described = tool(TOPICS, "--describe", "--topic", topic)
+    assert "PartitionCount: 5" in described
+    assert "retention.ms=100000" in described
+    assert topic in tool(TOPICS, "--list").splitlines()
+    tool(TOPICS, "--delete", "--topic", topic)
+    assert topic not in tool(TOPICS, "--list").splitlines()
+
+
+def test_console_producer_and_consumer_and_the_group_tool(tool: Tool, name: Name) -> None:
+    topic, group = name("t"), name("g")
+    tool(PRODUCE, "--topic", topic, stdin="".join(f"line {number}\n" for number in range(100)))
+    arguments = ("--topic", topic, "--group", group, "--max-messages", "100", "--timeout-ms", "30000")
+    read = tool(CONSUME, *arguments, "--from-beginning")
+    assert read.splitlines()[:100] == [f"line {number}" for number in range(100)]
+    [line] = [
+        one for one in tool(GROUPS, "--describe", "--group", group).splitlines() if one.startswith(group)
+    ]
+    assert line.split()[1:6] == [topic, "0", "100", "100", "0"], "offset, end and lag"
+    tool(GROUPS, "--group", group, "--reset-offsets", "--to-offset", "40", "--topic", topic, "--execute")
+    [line] = [
+        one for one in tool(GROUPS, "--describe", "--group", group).splitlines() if one.startswith(group)
+    ]
+    assert line.split()[3:6] == ["40", "100", "60"]
+
+
+def test_the_new_group_protocol_of_the_java_client(tool: Tool, name: Name) -> None:
+    topic = name("t")
+    tool(PRODUCE, "--topic", topic, stdin="a\nb\nc\n")
+    arguments = ("--topic", topic, "--group", name("g"), "--max-messages", "3", "--timeout-ms", "30000")
+    read = tool(CONSUME, *arguments, "--from-beginning", "--command-property", "group.protocol=consumer")
+    assert read.splitlines()[:3] == ["a", "b", "c"]
+
+
+def test_the_config_tool_sets_and_shows(tool: Tool, name: Name) -> None:
+    topic = name("t")
+    tool(TOPICS, "--create", "--topic", topic)
+    which = ("--entity-type", "topics", "--entity-name", topic)
+    tool(CONFIGS, "--alter", *which, "--add-config", "max.message.bytes=200000,cleanup.policy=compact")
+    shown = tool(CONFIGS, "--describe", *which)
+    assert "max.message.bytes=200000" in shown
+    assert "cleanup.policy=compact" in shown
+
+
+def test_the_performance_tools_run(tool: Tool, name: Name) -> None:
+    topic = name("t")
+    sent = tool(
+        f"{TOOLS}.ProducerPerformance",
+        *("--topic", topic, "--num-records", "50000", "--record-size", "100", "--throughput", "-1"),
+    )
+    assert "50000 records sent" in sent
+    read = tool(
+        f"{TOOLS}.ConsumerPerformance", "--topic", topic, "--num-records", "50000", "--timeout", "30000"
+    )
+    assert float(read.splitlines()[-1].split(",")[4]) >= 50_000
+
+
+def test_the_small_tools_run(tool: Tool, name: Name, tmp_path: Path) -> None:
+    topic = name("t")
+    tool(PRODUCE, "--topic", topic, stdin="a\nb\nc\n")
+    assert f"{topic}:0:3" in tool(f"{TOOLS}.GetOffsetShell", "--topic", topic)
+    assert topic in tool(f"{TOOLS}.LogDirsCommand", "--describe", "--topic-list", topic)
+    offsets = tmp_path / "offsets.json"
+    offsets.write_text(f'{{"version":1,"partitions":[{{"topic":"{topic}","partition":0,"offset":2}}]}}')
+    assert "low_watermark: 2" in tool(f"{TOOLS}.DeleteRecordsCommand", "--offset-json-file", str(offsets))
