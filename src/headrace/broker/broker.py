@@ -15,8 +15,11 @@ from headrace.broker.coordination import Coordination
 from headrace.broker.cursors import Cursors
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.housekeeping import Housekeeping
+from headrace.broker.ledger import Ledger
+from headrace.broker.pipelines import Pipelines
 from headrace.broker.policies import Policies
 from headrace.broker.rounds import SETTLE_TABLE
+from headrace.broker.staging import Staging
 from headrace.broker.stats import Stats
 from headrace.broker.streams import Stream, Streams
 from headrace.broker.vhosts import VirtualHosts
@@ -52,6 +55,9 @@ class Broker:
         self.policies: Policies
         self.vhosts: VirtualHosts
         self.coordination: Coordination
+        self.staging: Staging
+        self.ledger: Ledger
+        self.pipelines: Pipelines
         self.housekeeping: Housekeeping
         self.is_stopping = False
         self._ticker: asyncio.TimerHandle | None = None
@@ -83,11 +89,17 @@ class Broker:
         groups = GroupSettings(session_timeout_ms_max=config.kafka_session_timeout_ms_max)
         broker.coordination = Coordination(broker.shard, broker.streams, broker.clock, groups)
         broker.policies = Policies(broker.catalog)
+        broker.staging = Staging(broker.disk, data_dir, broker.clock)
+        broker.ledger = Ledger(broker.shard, broker.streams, broker.staging, broker.clock)
+        broker.pipelines = Pipelines(broker.shard, broker.clock)
         broker.vhosts = VirtualHosts(broker)
         broker.policies.attach(lambda: broker.vhosts)
         broker._tick_at = loop.time()
         broker._tick()
+        await broker.ledger.finish_open()
         broker.housekeeping = Housekeeping(broker.shard, broker.streams, broker.cursors, broker.stats, broker.clock)
+        broker.housekeeping.also(broker.staging.sweep)
+        broker.housekeeping.also(broker.ledger.expire)
         broker._maintenance = loop.create_task(
             broker.housekeeping.run(config.retention_interval_ms / 1000), name="housekeeping"
         )
@@ -105,6 +117,7 @@ class Broker:
                 await self._maintenance
         self.coordination.close()
         await self.vhosts.close()
+        await self.ledger.close()
         self.policies.close()
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[BaseException | None] = loop.create_future()
@@ -114,6 +127,7 @@ class Broker:
             self._ticker.cancel()
         await loop.run_in_executor(None, self.shard.join)
         self.streams.close()
+        self.staging.close()
         if error is not None:
             raise error
 

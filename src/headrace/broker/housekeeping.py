@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from headrace.broker.cursors import Cursors
 from headrace.broker.stats import Stats
@@ -23,7 +24,12 @@ class Housekeeping:
         self._cursors = cursors
         self._stats = stats
         self._clock = clock
+        self._chores: list[Callable[[], Awaitable[object]]] = []
         self._compacted: dict[int, int] = {}  # log id -> the offset up to which it was compacted
+
+    def also(self, chore: Callable[[], Awaitable[object]]) -> None:
+        """Something else that wants doing now and then."""
+        self._chores.append(chore)
 
     async def run(self, interval_s: float) -> None:
         while True:
@@ -44,6 +50,8 @@ class Housekeeping:
                     await self._look_after(partition.log)
             await asyncio.sleep(0)  # thousands of logs must not keep the loop to themselves
         self._shard.maintenance.sweep()
+        for chore in self._chores:
+            await chore()
 
     async def _look_after(self, log: Log) -> None:
         ticket = self._shard.maintenance.apply_retention(log, self._clock.now_ms())

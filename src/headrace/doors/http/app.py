@@ -11,7 +11,19 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from headrace.doors.http import cursors, metrics, openapi, publish, read, status, stream, topics
+from headrace.doors.http import (
+    cursors,
+    feeds,
+    metrics,
+    openapi,
+    pipelines,
+    publish,
+    read,
+    sinks,
+    status,
+    stream,
+    topics,
+)
 from headrace.doors.http.problems import answer_for, problem
 from headrace.doors.http.requests import Gone
 from headrace.doors.http.site import Site
@@ -41,6 +53,18 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/cursors/{cursor}", cursors.get_cursor),
     ("PUT", "/cursors/{cursor}", cursors.put_cursor),
     ("DELETE", "/cursors/{cursor}", cursors.delete_cursor),
+    ("GET", "/topics/{topic}/log", feeds.logs),
+    ("POST", "/leases", feeds.lease),
+    ("PUT", "/staging/{staged}", sinks.stage),
+    ("DELETE", "/staging/{staged}", sinks.discard),
+    ("GET", "/sinks", sinks.list_writers),
+    ("GET", "/sinks/{writer}", sinks.get_writer),
+    ("PUT", "/sinks/{writer}/batches/{batch}", sinks.commit),
+    ("GET", "/pipelines", pipelines.list_pipelines),
+    ("GET", "/pipelines/{pipeline}", pipelines.get_pipeline),
+    ("PUT", "/pipelines/{pipeline}", pipelines.put_pipeline),
+    ("DELETE", "/pipelines/{pipeline}", pipelines.delete_pipeline),
+    ("POST", "/pipelines/{pipeline}/stop", pipelines.stop_pipeline),
 )
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 

@@ -38,6 +38,12 @@ LOG_HELP = {
     "sync_s": "Seconds that the syncs of one round took",
     "round_records": "Records per round",
 }
+PIPELINE_HELP = {
+    "lag": "Records its sources have and it has not read",
+    "rows_per_second": "Records it processes a second",
+    "rows_total": "Records since it was started",
+    "batch_ms": "Milliseconds its last batch took",
+}
 DOOR_HELP = {
     "connections_total": "Connections accepted",
     "messages_in": "Messages published",
@@ -88,6 +94,8 @@ def aggregate(broker: Broker) -> "Iterator[Metric]":
         ("headrace_topics", "Streams, topics and queues", len(broker.streams)),
         ("headrace_partitions", "Partitions of all streams", len(partitions)),
         ("headrace_cursors", "Named cursors", len(broker.cursors)),
+        ("headrace_pipelines", "Pipelines that ever reported", len(broker.pipelines)),
+        ("headrace_sink_writers", "Writers in the ledger of exactly-once sinks", len(broker.ledger.lines())),
         ("headrace_log_size_bytes", "Bytes of all segments", sum(p.log.size_bytes for p in partitions)),
         ("headrace_log_segments", "Segments of all logs", sum(len(p.log.segments) for p in partitions)),
         ("headrace_log_pending_bytes", "Bytes that wait for the disk", shard.pending_bytes),
@@ -186,5 +194,26 @@ def per_object(broker: Broker) -> "Iterator[Metric]":
         for topic, value in lags.items():
             lag.add_metric([name, topic], value)
     yield lag
+    yield from _pipelines(broker)
     left_out += max(0, len(cursors) - SERIES_MAX)
     yield Gauge("headrace_metrics_left_out", "Partitions and cursors over the cap", value=left_out)
+
+
+def _pipelines(broker: Broker) -> "Iterator[Metric]":
+    """What each pipeline last said of itself, as far as it said it in numbers."""
+    from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
+
+    up = Gauge("headrace_pipeline_up", "1 while a pipeline runs and reports", labels=["pipeline"])
+    numbers = {
+        name: Gauge(f"headrace_pipeline_{name}", text, labels=["pipeline"]) for name, text in PIPELINE_HELP.items()
+    }
+    now_ms = broker.clock.now_ms()
+    for name in broker.pipelines.names()[:SERIES_MAX]:
+        report = broker.pipelines.get(name)
+        up.add_metric([name], float(report.as_seen(now_ms) == "running"))
+        for field, family in numbers.items():
+            value = report.details.get(field)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                family.add_metric([name], value)
+    yield up
+    yield from numbers.values()

@@ -1,11 +1,13 @@
 """GET /openapi.json: the interface, described for programs. Tests hold it against routes and answers."""
 
+import sys
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.config import Config
+from headrace.doors.http import openapi_pipelines
 from headrace.doors.http.openapi_schemas import (
     ENCODING_NAME,
     INT32,
@@ -57,7 +59,7 @@ def document(config: Config) -> dict[str, Any]:
             "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths(config),
-        "components": {"schemas": schemas()},
+        "components": {"schemas": {**schemas(), **openapi_pipelines.schemas()}},
     }
 
 
@@ -167,6 +169,7 @@ def paths(config: Config) -> dict[str, Any]:
             }
         },
         "/cursors/{cursor}": _cursor(),
+        **openapi_pipelines.paths(sys.modules[__name__]),
     }
 
 

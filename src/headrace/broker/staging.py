@@ -1,0 +1,157 @@
+"""Staged files: batches that somebody has uploaded and not yet committed. Valid, on stable storage, seen by no reader.
+
+A file is one upload, whole batches one after another, under a name that its writer chose at random. It goes
+when it is committed, aborted, or nobody has asked for it for a day.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from headrace.clock import Clock
+from headrace.errors import CorruptBatch, InvalidInput, NotFound, StorageError
+from headrace.log.disk import Disk, write_atomically
+from headrace.log.paths import STAGING, UNFINISHED
+from headrace.record import codec
+from headrace.record.types import BatchInfo
+
+SUFFIX = ".staged"
+NAME = re.compile(r"[0-9a-f]{32}")
+MAX_AGE_MS = 24 * 3600 * 1000
+
+T = TypeVar("T")
+
+
+class Section(NamedTuple):
+    """Part of a staged file."""
+
+    name: str
+    position: int
+    length: int
+
+
+class Staged(NamedTuple):
+    bytes: int
+    records: int
+
+
+class Staging:
+    """Made on the loop; files are touched in a thread of their own."""
+
+    def __init__(self, disk: Disk, data_dir: str, clock: Clock) -> None:
+        self._disk = disk
+        self._folder = f"{data_dir}/{STAGING}"
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, "staging")
+        self._seen_ms: dict[str, int] = {}
+        self._busy: set[str] = set()
+        self._is_ready = False
+
+    async def store(
+        self, name: str, data: bytes | bytearray, *, batch_bytes_max: int, decompressed_bytes_max: int
+    ) -> Staged:
+        """Durable on return. The same name again replaces what was there: an upload may be repeated."""
+        _check_name(name)
+
+        def work() -> Staged:
+            infos = codec.validate(
+                data, batch_bytes_max=batch_bytes_max, decompressed_bytes_max=decompressed_bytes_max
+            )
+            for info in infos:
+                if info.is_control or info.is_transactional or info.producer_id >= 0:
+                    raise CorruptBatch("staged batches belong to no producer or transaction", info.position)
+            self._make_folder()
+            write_atomically(self._disk, self._path(name), bytes(data))
+            return Staged(len(data), sum(info.count for info in infos))
+
+        self._seen_ms[name] = self._clock.now_ms()
+        return await self._in_thread(work)
+
+    async def read(self, section: Section) -> tuple[bytearray, list[BatchInfo]]:
+        """The batches of a section, checked once more. CorruptBatch if it is not cut between batches."""
+        _check_name(section.name)
+        if section.position < 0 or section.length <= 0:
+            raise InvalidInput("a section of a staged file has a position and a length")
+        return await self._in_thread(lambda: self._read(section))
+
+    def _read(self, section: Section) -> tuple[bytearray, list[BatchInfo]]:
+        path = self._path(section.name)
+        if not self._disk.exists(path):
+            raise NotFound(f"nothing is staged under {section.name}: it was committed, aborted or swept")
+        file = self._disk.open(path, readonly=True)
+        try:
+            data = bytearray(self._disk.pread(file, section.length, section.position))
+        finally:
+            self._disk.close(file)
+        infos = codec.scan(data)
+        if len(data) < section.length or not infos or infos[-1].end != len(data):
+            raise CorruptBatch(f"bytes {section.position} to {section.position + section.length} are not whole batches")
+        return data, infos
+
+    async def remove(self, names: Iterable[str]) -> None:
+        """What is gone already is fine. Files of a commit under way stay."""
+        chosen = [name for name in names if name not in self._busy]
+        for name in chosen:
+            _check_name(name)
+            self._seen_ms.pop(name, None)
+        await self._in_thread(lambda: self._unlink(chosen))
+
+    def hold(self, names: Iterable[str]) -> None:
+        """A commit has begun with these: nobody takes them away."""
+        self._busy.update(names)
+
+    def let_go(self, names: Iterable[str]) -> None:
+        self._busy.difference_update(names)
+
+    async def sweep(self, max_age_ms: int = MAX_AGE_MS) -> list[str]:
+        """Remove what nobody committed. Age counts from when this broker first saw a file."""
+        now_ms = self._clock.now_ms()
+        names = await self._in_thread(self._list)
+        for name in names:
+            self._seen_ms.setdefault(name, now_ms)
+        orphans = [n for n in names if n not in self._busy and now_ms - self._seen_ms[n] >= max_age_ms]
+        if orphans:
+            await self.remove(orphans)
+        return orphans
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    # In the thread.
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}{SUFFIX}"
+
+    def _make_folder(self) -> None:
+        if not self._is_ready:
+            self._disk.mkdir(self._folder)
+            self._disk.sync_dir(self._folder.rpartition("/")[0])
+            self._is_ready = True
+
+    def _list(self) -> list[str]:
+        if not self._disk.exists(self._folder):
+            return []
+        names = self._disk.listdir(self._folder)
+        for name in names:
+            # Uploads come through this thread, so one that is unfinished now was cut off by a crash.
+            if name.endswith(UNFINISHED):
+                self._disk.unlink(f"{self._folder}/{name}")
+        return [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
+
+    def _unlink(self, names: list[str]) -> None:
+        for name in names:
+            if self._disk.exists(self._path(name)):
+                self._disk.unlink(self._path(name))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except OSError as error:
+            raise StorageError(f"the staged file cannot be used: {error.strerror}") from error
+
+
+def _check_name(name: str) -> None:
+    if NAME.fullmatch(name) is None:
+        raise InvalidInput("a staged file is named by 32 hexadecimal digits, at random")
