@@ -98,6 +98,7 @@ def append(door: "KafkaDoor", partition: Partition, topic: str | bytes, data: me
         data,
         batch_bytes_max=log.settings.batch_bytes_max,
         decompressed_bytes_max=door.config.decompressed_bytes_max,
+        repair=True,  # sarama leaves the max timestamp empty; Kafka puts it right, too
     )
     if not infos:
         raise CorruptBatch("no whole batch")
