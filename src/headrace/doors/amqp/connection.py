@@ -40,6 +40,7 @@ UNREAD_BYTES_MAX = 1 << 20
 WRITE_HIGH = 1 << 20
 STAGED_BYTES_MAX = 64 << 20  # waiting for the disk, of all publishers: past it sockets are not read
 CLASS_CONNECTION, CLASS_CHANNEL = 10, 20
+QUICK_ACK_BYTES_MAX = 4096  # more than this fills a segment, and Nagle lets full ones go
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 
@@ -63,6 +64,7 @@ class Connection(asyncio.Protocol):
         self.connected_ms = door.broker.clock.now_ms()
         self.secret_updates = 0
         self._transport: asyncio.Transport
+        self._socket: Any = None
         self._scanner = Scanner(self, protocol.FRAME_MAX_BEFORE_TUNE)
         self._unread = b""
         self._steps: Steps | None = None
@@ -82,6 +84,7 @@ class Connection(asyncio.Protocol):
         self.peer = transport.get_extra_info("peername")
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            self._socket = sock
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         transport.set_write_buffer_limits(high=WRITE_HIGH)
@@ -160,6 +163,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
+        if self.stage is Stage.CLOSED:
+            return
         if self._unread:
             data = self._unread + data
             self._unread = b""
@@ -220,14 +225,14 @@ class Connection(asyncio.Protocol):
         scanner, stats = self._scanner, self.door.stats
         stats.messages_in += scanner.messages - self._messages_seen
         stats.bytes_in += scanner.bytes - self._bytes_seen
-        self._messages_seen, self._bytes_seen = scanner.messages, scanner.bytes
         waiting: list[tuple[Channel, int]] = []
-        touched = False
+        touched = answered = False
         for state in published:
             channel = self.channels.get(state.number)
             if channel is None:
                 continue
             touched = touched or state.touched_disk
+            answered = answered or channel.confirms
             if state.touched_disk or channel.waiting:
                 if channel.confirms:
                     channel.waiting += 1
@@ -241,6 +246,9 @@ class Connection(asyncio.Protocol):
             if self.broker.shard.pending_bytes > STAGED_BYTES_MAX:
                 self.hold_reading("disk", True)
                 self.broker.shard.on_drain(partial(self.hold_reading, "disk", False))
+        if not answered and scanner.bytes - self._bytes_seen < QUICK_ACK_BYTES_MAX:
+            self._acknowledge_now()
+        self._messages_seen, self._bytes_seen = scanner.messages, scanner.bytes
         self.door.pressure.published(self)
 
     def _flushed(self, waiting: list[tuple[Channel, int]], error: HeadraceError | None) -> None:
@@ -359,7 +367,7 @@ class Connection(asyncio.Protocol):
             return True
         if isinstance(method, commands.Connection.Close):
             self.write(frame(0, commands.Connection.CloseOk))
-            self._drop()
+            self._linger()
             return True
         if self.stage is Stage.CLOSING:
             return False
@@ -411,11 +419,10 @@ class Connection(asyncio.Protocol):
         return False
 
     def _acknowledge_now(self) -> None:
-        """tune-ok has no answer. Clients with Nagle's algorithm hold connection.open back until TCP has
-        acknowledged it, and TCP waits 40 ms for an answer to ride on."""
-        sock = self._transport.get_extra_info("socket")
-        if sock is not None and QUICK_ACK is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
+        """tune-ok and publishes without confirms have no answer. Clients with Nagle's algorithm hold back what
+        follows until TCP has acknowledged them, and TCP waits 40 ms for an answer to ride on."""
+        if self._socket is not None and QUICK_ACK is not None:
+            self._socket.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
 
     def _on_open(self, method: commands.Connection.Open) -> bool:
         try:
@@ -489,6 +496,18 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._drop)
+
+    def _linger(self) -> None:
+        """Some clients still write what they had buffered after connection.close: hanging up on them would be a
+        reset, and they would never read close-ok. They hang up when they have read it."""
+        self.after_feed()
+        self.stage = Stage.CLOSED
+        for channel in self.channels.values():
+            channel.release()
+        self._holds.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def _drop(self) -> None:
         self.stage = Stage.CLOSED
