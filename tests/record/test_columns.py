@@ -129,6 +129,11 @@ def test_limits_stop_after_a_batch_and_the_next_call_goes_on() -> None:
         assert calls == 7
 
 
+def test_headers_count_as_bytes_even_when_they_are_empty() -> None:
+    data, _ = log([[Message(None, None, [("", None)] * 1000, 5)]] * 5, [0])
+    assert columns(data, bytes_max=10_000).count == 2
+
+
 def test_timestamps_come_in_microseconds_when_asked_and_stay_inside_64_bits() -> None:
     times = [5, 2**62, -(2**62), 0]
     batch = build([(None, None, (), t) for t in times])
@@ -169,6 +174,8 @@ def test_control_batches_and_aborted_transactions_are_left_out() -> None:
     everything = [row[3] for row in rows_of(columns(data))]
     assert everything == [b"aborted", b"other producer", b"not in a transaction", b"next transaction"]
     committed = columns(data, aborted=[(7, 0, 3)])
+    assert committed.transactional
+    assert not columns(build([(None, b"plain", (), 1)])).transactional
     assert [row[3] for row in rows_of(committed)] == everything[1:]
     assert committed.next_offset == 5
 

@@ -15,7 +15,8 @@ from headrace.record.codec import (
     valid_until,
     validate,
 )
-from headrace.record.layout import HEADER_BYTES, INCOMPLETE, MAX_OFFSET
+from headrace.record.compression import compress
+from headrace.record.layout import HEADER_BYTES, HEADERS_MAX, INCOMPLETE, MAX_OFFSET
 from tests.record import oracle
 from tests.record.oracle import Fields, Message
 
@@ -195,6 +196,22 @@ def test_a_wrong_max_timestamp_is_refused_or_put_right() -> None:
 def test_repair_needs_bytes_that_can_be_written() -> None:
     with pytest.raises(BufferError):
         validate(bytes(build([(None, b"v", (), 5)])), repair=True)
+
+
+def test_more_records_or_headers_than_a_batch_may_hold_are_refused() -> None:
+    """Two bytes of zeros a header, next to nothing when compressed, and each would become an object somewhere."""
+    for codec in (0, 4):
+        batch = build([(None, None, [("", None)] * 5, 1)] * 3, codec=codec)
+        assert validate(batch, records_max=3, headers_max=15)
+        for limits in ({"records_max": 2}, {"headers_max": 14}):
+            with pytest.raises(CorruptBatch, match="more records or headers"):
+                validate(batch, **limits)
+    many = oracle.varint(HEADERS_MAX + 1) + b"\x00\x01" * (HEADERS_MAX + 1)
+    body = b"\x00\x00\x00\x01\x01" + many
+    packed = compress(4, oracle.varint(len(body)) + body)
+    assert len(packed) < 1000
+    with pytest.raises(CorruptBatch, match="more records or headers"):
+        validate(oracle.batch([Message(None, None, [], 1)], Fields(attributes=4), packed=packed))
 
 
 def test_with_log_append_time_every_record_has_the_time_of_the_batch() -> None:

@@ -23,6 +23,7 @@ cdef enum Fault:
     FAULT_DELTA
     FAULT_TIMESTAMP
     FAULT_CODEC
+    FAULT_TOO_MANY
 
 cdef enum:                  # layout.py's chain, as C constants
     BASE_OFFSET_AT = 0
@@ -208,4 +209,6 @@ cdef inline str fault_reason(Fault fault):
         return "the timestamps do not agree"
     if fault == FAULT_CODEC:
         return "the codec is unknown"
+    if fault == FAULT_TOO_MANY:
+        return "it holds more records or headers than a batch may"
     return "nothing is wrong"

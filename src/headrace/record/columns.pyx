@@ -156,8 +156,10 @@ cdef class _Decoder:
                 or self.header_values.data.size > INT32_MAX - more)
 
     cdef Py_ssize_t byte_count(self) noexcept nogil:
+        """What has been collected, with what headers cost that are empty: there may be millions in one record."""
         return (self.keys.data.size + self.values.data.size
-                + self.header_names.data.size + self.header_values.data.size)
+                + self.header_names.data.size + self.header_values.data.size
+                + 2 * <Py_ssize_t>sizeof(int32_t) * self.header_names.rows)
 
     cdef Fault add_headers(self, const RecordView* record) noexcept nogil:
         cdef const uint8_t* p = record.headers

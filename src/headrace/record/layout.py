@@ -70,6 +70,11 @@ WANT_ALL: Final = 63
 # How far a batch may unfold when nobody says otherwise.
 DECOMPRESSED_BYTES_MAX: Final = 128 * 1024 * 1024
 
+# How many records, and how many headers of all records, one batch of a client may hold. A record takes seven
+# bytes and a header two, or next to nothing when compressed, and some readers make a Python object of each.
+RECORDS_MAX: Final = 1 << 20
+HEADERS_MAX: Final = 1 << 20
+
 # The reason that valid_until gives when the buffer ends inside a batch, as opposed to a batch that is wrong.
 INCOMPLETE: Final = "the buffer ends inside this batch"
 

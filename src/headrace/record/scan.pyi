@@ -11,6 +11,8 @@ def validate(
     *,
     batch_bytes_max: int = ...,
     decompressed_bytes_max: int = ...,
+    records_max: int = ...,
+    headers_max: int = ...,
     deep: bool = True,
     repair: bool = False,
 ) -> list[BatchInfo]: ...

@@ -9,7 +9,7 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32
 
 from headrace.record.batch cimport (
     ATTRIBUTES_AT, BASE_OFFSET_AT, CODEC_MASK, CRC_AT, FAULT_COUNT, FAULT_DELTA, FAULT_INCOMPLETE, FAULT_NONE,
-    FAULT_ORDER, FAULT_RECORD, FAULT_TIMESTAMP, FAULT_TRAILING, HEADER_SIZE, LEADER_EPOCH_AT, LENGTH_AT,
+    FAULT_ORDER, FAULT_RECORD, FAULT_TIMESTAMP, FAULT_TOO_MANY, FAULT_TRAILING, HEADER_SIZE, LEADER_EPOCH_AT, LENGTH_AT,
     LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, Batch, Fault, RecordView, check_headers,
     fault_reason, read_batch, read_record,
 )
@@ -18,7 +18,7 @@ from headrace.record.raw cimport add_overflows, get32, put32, put64
 from headrace.record.unfold cimport Payload
 
 from headrace.errors import BatchTooLarge, CorruptBatch, InvalidInput
-from headrace.record.layout import DECOMPRESSED_BYTES_MAX
+from headrace.record.layout import DECOMPRESSED_BYTES_MAX, HEADERS_MAX, RECORDS_MAX
 from headrace.record.types import BatchInfo
 
 
@@ -99,18 +99,24 @@ def valid_until(buf, Py_ssize_t start=0, end=None, int64_t expected_offset=-1, *
     return at, expected, count, max_timestamp, None if fault == FAULT_NONE else fault_reason(fault)
 
 
-cdef Fault _walk(const uint8_t* p, const uint8_t* end, const Batch* batch, int64_t* max_timestamp) noexcept nogil:
+cdef Fault _walk(
+    const uint8_t* p, const uint8_t* end, const Batch* batch, int64_t headers_max, int64_t* max_timestamp
+) noexcept nogil:
     """Check every record between p and end: as many as the batch says, deltas 0 to n-1, nothing left over."""
     cdef RecordView record
-    cdef int64_t timestamp = 0
+    cdef int64_t timestamp = 0, headers = 0
     cdef int32_t i
     max_timestamp[0] = INT64_MIN
     for i in range(batch.count):
         p = read_record(p, end, &record)
         if p == NULL:
             return FAULT_RECORD
-        if record.header_count and not check_headers(&record):
-            return FAULT_RECORD
+        if record.header_count:
+            headers += record.header_count
+            if headers > headers_max:
+                return FAULT_TOO_MANY
+            if not check_headers(&record):
+                return FAULT_RECORD
         if record.offset_delta != i:
             return FAULT_DELTA
         if add_overflows(batch.base_timestamp, record.timestamp_delta, &timestamp):
@@ -122,13 +128,13 @@ cdef Fault _walk(const uint8_t* p, const uint8_t* end, const Batch* batch, int64
 
 def validate(
     buf, *, Py_ssize_t batch_bytes_max=0x7FFFFFFF, Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
-    bint deep=True, bint repair=False,
+    int64_t records_max=RECORDS_MAX, int64_t headers_max=HEADERS_MAX, bint deep=True, bint repair=False,
 ):
     """The batches of what a client sent, all of it checked: nothing may be left over, cut short or empty.
 
     deep=False does not unfold compressed batches. With repair, a max timestamp that is not the largest of the
-    records is put right in buf, checksum included, as Kafka does; without, it is a CorruptBatch. The limit on
-    decompressed bytes holds for each batch. Raises CorruptBatch, BatchTooLarge, DecompressedTooLarge.
+    records is put right in buf, checksum included, as Kafka does; without, it is a CorruptBatch. The limits on
+    decompressed bytes, records and headers hold for each batch. Raises CorruptBatch, BatchTooLarge, DecompressedTooLarge.
     """
     cdef Py_buffer view
     cdef Payload payload = Payload()
@@ -152,13 +158,15 @@ def validate(
                 batch.count == 0 or batch.last_offset - batch.base_offset != <int64_t>batch.count - 1
             ):
                 fault = FAULT_COUNT
+            if fault == FAULT_NONE and batch.count > records_max:
+                fault = FAULT_TOO_MANY
             if fault != FAULT_NONE:
                 raise CorruptBatch(fault_reason(fault), at)
             if not batch.attributes & CODEC_MASK:
-                fault = _walk(p + HEADER_SIZE, p + batch.size, &batch, &max_timestamp)
+                fault = _walk(p + HEADER_SIZE, p + batch.size, &batch, headers_max, &max_timestamp)
             elif deep:
                 payload.open(buf, base, at, &batch, decompressed_bytes_max)
-                fault = _walk(payload.start, payload.end, &batch, &max_timestamp)
+                fault = _walk(payload.start, payload.end, &batch, headers_max, &max_timestamp)
                 payload.close()
             else:
                 max_timestamp = batch.max_timestamp
