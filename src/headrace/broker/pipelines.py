@@ -93,7 +93,10 @@ class Pipelines:
         del self._reports[name]
 
     def _store(self, name: str, report: Report) -> None:
-        value = msgspec.msgpack.encode(report)
+        try:
+            value = msgspec.msgpack.encode(report)
+        except OverflowError:
+            raise InvalidInput("details hold a number of more than 64 bits") from None
         if len(value) > REPORT_BYTES_MAX:
             raise InvalidInput(f"a report has at most {REPORT_BYTES_MAX:,} bytes, not {len(value):,}")
         group = self._shard.group()

@@ -43,6 +43,12 @@ def test_no_content_type_means_raw(live: Live, topic: str) -> None:
     assert live.values(topic) == ['{"value": 1}']
 
 
+def test_an_empty_message_is_one_only_if_it_says_what_it_is(live: Live, topic: str) -> None:
+    assert code_of(live.client.post(f"/topics/{topic}/messages")) == "invalid_input"
+    live.client.post(f"/topics/{topic}/messages", headers={"content-type": "text/plain"})
+    assert live.values(topic) == [""]
+
+
 def test_ndjson_is_one_message_a_line(live: Live, topic: str) -> None:
     body = b'{"value": "a"}\n\n{"value": {"b": 1}}\r\n{"value": null, "key": "k"}'
     answer = live.client.post(

@@ -28,6 +28,8 @@ async def publish(site: Site, request: Request) -> Response:
     body = await read_body(
         request, request.state.share, site.config.request_bytes_max, site.config.decompressed_bytes_max
     )
+    if not body and "content-type" not in request.headers:
+        raise InvalidInput("there is no message in the request; an empty one needs a content type")
     if media == bodies.RAW:
         drafts = [_raw(request, query, body)]
     elif any(name in query for name in ("key", "partition", "timestamp")):
