@@ -14,6 +14,7 @@ from headrace.broker.clients import Clients
 from headrace.broker.coordination import Coordination
 from headrace.broker.cursors import Cursors
 from headrace.broker.groups.settings import GroupSettings
+from headrace.broker.history import History
 from headrace.broker.housekeeping import Housekeeping
 from headrace.broker.ledger import Ledger
 from headrace.broker.pipelines import Pipelines
@@ -59,10 +60,12 @@ class Broker:
         self.ledger: Ledger
         self.pipelines: Pipelines
         self.housekeeping: Housekeeping
+        self.history = History(self)
         self.is_stopping = False
         self._ticker: asyncio.TimerHandle | None = None
         self._tick_at = 0.0
         self._maintenance: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, config: Config, *, clock: Clock | None = None, disk: Disk | None = None) -> "Broker":
@@ -103,6 +106,7 @@ class Broker:
         broker._maintenance = loop.create_task(
             broker.housekeeping.run(config.retention_interval_ms / 1000), name="housekeeping"
         )
+        broker._watch = loop.create_task(broker.history.run(), name="history")
         return broker
 
     def _specs(self) -> Iterator[LogSpec]:
@@ -111,10 +115,11 @@ class Broker:
     async def close(self) -> None:
         """Everything in flight is finished and synced; the next start finds a clean stop."""
         self.is_stopping = True
-        if self._maintenance is not None:
-            self._maintenance.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._maintenance
+        for task in (self._maintenance, self._watch):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         self.coordination.close()
         await self.vhosts.close()
         await self.ledger.close()

@@ -61,6 +61,7 @@ class Connection(asyncio.Protocol):
         self.has_published = False
         self.vhost: VirtualHost
         self.peer: Any = None
+        self.own_address: Any = None
         self.connected_ms = door.broker.clock.now_ms()
         self.secret_updates = 0
         self._transport: asyncio.Transport
@@ -82,6 +83,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self.peer = transport.get_extra_info("peername")
+        self.own_address = transport.get_extra_info("sockname")
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             self._socket = sock
@@ -539,6 +541,19 @@ class Connection(asyncio.Protocol):
         if now - self._spoke >= self.heartbeat_s / 2 - 0.01:
             self.write(protocol.HEARTBEAT)
         self._timer = self._loop.call_later(self.heartbeat_s / 2, self._beat)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its socket is not read because of memory or disk."""
+        return bool(self._holds & {"pressure", "disk"})
+
+    @property
+    def messages_in(self) -> int:
+        return self._messages_seen
+
+    @property
+    def bytes_in(self) -> int:
+        return self._bytes_seen
 
     def wants(self, capability: str) -> bool:
         return self.capabilities.get(capability) is True

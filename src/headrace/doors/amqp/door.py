@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
+from headrace.doors.amqp.clients import clients
 from headrace.doors.amqp.connection import Connection
 from headrace.doors.amqp.replies import Replies
 from headrace.doors.flow import Pressure
@@ -27,6 +28,7 @@ class AmqpDoor:
         self.replies = Replies()
         self.connections: set[Connection] = set()
         self.pressure = Pressure(broker)
+        broker.clients.add_door("amqp", lambda: clients(self.connections))
         self._listener: Listener
         self._closing = False
 

@@ -24,6 +24,7 @@ from headrace.doors.http import (
     stream,
     topics,
 )
+from headrace.doors.http.api.routes import Api
 from headrace.doors.http.problems import answer_for, problem
 from headrace.doors.http.requests import Gone
 from headrace.doors.http.site import Site
@@ -82,6 +83,7 @@ class App:
             for path, handlers in by_path.items()
         ]
         self._router = Router(routes, redirect_slashes=False)
+        self._api = Api(site)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Routes are matched before %2F and the like are decoded: they are part of a name, not borders.
@@ -100,7 +102,10 @@ class App:
             scope.setdefault("state", {})["share"] = share
             try:
                 _refuse_other_origins(scope)
-                await self._router(scope, receive, counted)
+                if scope["path"].startswith("/api/") or scope["path"] == "/api":
+                    await self._api(scope, receive, counted)
+                else:
+                    await self._router(scope, receive, counted)
             except Gone:
                 return
             except Exception as error:  # noqa: BLE001 - the outermost loop of the door

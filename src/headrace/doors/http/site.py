@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.broker.broker import Broker
 from headrace.broker.stats import DoorStats
 from headrace.config import Config
+from headrace.doors.http.api.rates import Rates
 from headrace.doors.http.requests import Budget
 from headrace.wire.http.bodies import JSON
 
@@ -24,6 +25,7 @@ class Site:
         self.broker = broker
         self.config: Config = broker.config
         self.stats: DoorStats = broker.stats.door("http")
+        self.rates = Rates()
         self.budget = Budget(max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.addresses: dict[str, list[str]] = {}  # of every door, for people who ask for the status

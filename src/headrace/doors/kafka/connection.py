@@ -97,6 +97,10 @@ class Connection(asyncio.BufferedProtocol):
         self._throttled: asyncio.TimerHandle | None = None
         self.is_closed = False
         self.client_host = ""
+        self.peer: tuple[str, int] = ("", 0)
+        self.client_id = ""
+        self.requests = 0
+        self.connected_ms = door.broker.clock.now_ms()
         self.local_address: tuple[str, int] = ("", 0)
         self.watches: dict[int, Any] = {}  # by log id, kept from one fetch to the next
         self.fetch_waiters: list[Callable[[], None]] = []
@@ -108,6 +112,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
         peer = transport.get_extra_info("peername")
         self.client_host = f"/{peer[0]}" if peer else ""
+        if peer:
+            self.peer = (peer[0], peer[1])
         own = transport.get_extra_info("sockname")
         if own:
             self.local_address = (own[0], own[1])
@@ -154,6 +160,8 @@ class Connection(asyncio.BufferedProtocol):
     def _start(self, request: Request) -> None:
         if self.is_closed:
             return
+        self.requests += 1
+        self.client_id = request.client_id
         self._waiting.append(request)
         self._waiting_bytes += request.size
         self._door.handle(request)

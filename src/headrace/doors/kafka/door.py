@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
+from headrace.doors.kafka.clients import clients
 from headrace.doors.kafka.connection import Connection, Request
 from headrace.doors.kafka.handlers import ASYNC_HANDLERS, HANDLERS
 from headrace.doors.kafka.metadata import MetadataCache
@@ -47,6 +48,8 @@ class KafkaDoor:
         self.topics = TopicIndex(broker.streams, cluster)
         self.metadata = MetadataCache()
         self.connections: set[Connection] = set()
+        self.stats = broker.stats.door("kafka")
+        broker.clients.add_door("kafka", lambda: clients(self.connections))
         self.requests = 0
         self.sessions: dict[int, Any] = {}  # fetch sessions, see sessions.py
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,13 +86,17 @@ class KafkaDoor:
                 await task
 
     def admit(self, connection: Connection) -> bool:
+        self.stats.connections_total += 1
         if len(self.connections) >= self.config.connections_max:
+            self.stats.count("connections_refused")
             return False
         self.connections.add(connection)
+        self.stats.connections = len(self.connections)
         return True
 
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self.stats.connections = len(self.connections)
 
     def throttle_ms(self) -> int:
         return throttle_ms(self.broker.shard.pending_bytes)

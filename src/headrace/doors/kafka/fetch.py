@@ -111,6 +111,8 @@ class Fetch:
             if (room > 0 or first) and wanted.offset != end:
                 chunk = partition.read(wanted.offset, max(1, min(wanted.max_bytes, room)), end=end)
                 records, next_offset = chunk.data, chunk.next_offset
+                self.door.stats.messages_out += max(0, next_offset - wanted.offset)
+                self.door.stats.bytes_out += len(records)
             aborted = self._aborted(log, wanted.offset, next_offset) if committed else None
             return number, Code.NONE, log.visible_end, stable, log.start_offset, aborted, records
         except HeadraceError as error:

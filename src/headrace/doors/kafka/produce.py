@@ -102,6 +102,8 @@ def append(door: "KafkaDoor", partition: Partition, topic: str | bytes, data: me
     )
     if not infos:
         raise CorruptBatch("no whole batch")
+    door.stats.messages_in += sum([info.count for info in infos])
+    door.stats.bytes_in += len(data)
     first = infos[0]
     if first.producer_id < 0:
         if first.is_control or first.is_transactional:

@@ -1,0 +1,220 @@
+"""Definitions: everything declared, as the one JSON document that RabbitMQ exports and imports.
+
+An import adds and changes, it never removes. It is checked as a whole before anything is done, and done in
+the order that lets bindings find their ends. Repeating one that was interrupted finishes it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.exchanges import is_kind
+from headrace.broker.policies import Policy, check
+from headrace.broker.policy import parse_arguments
+from headrace.broker.vhost import PREDECLARED, VirtualHost
+from headrace.errors import ArgumentMismatch, InvalidInput
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+Document = dict[str, Any]
+LISTS = (
+    "vhosts",
+    "users",
+    "permissions",
+    "topic_permissions",
+    "parameters",
+    "global_parameters",
+    "policies",
+    "queues",
+    "exchanges",
+    "bindings",
+)
+STREAM_ARGUMENT = "x-queue-type"
+
+
+def export(broker: "Broker", vhost: str | None = None) -> Document:
+    """What was declared to last; what goes with its connection is not part of it."""
+    hosts = [host for host in broker.vhosts if vhost in (None, host.name)]
+    named = vhost is None
+    document: Document = {name: [] for name in LISTS if named or name in ("parameters", "policies", "queues")}
+    for host in hosts:
+        if named:
+            document["vhosts"].append({"name": host.name})
+        for key, items in (("exchanges", _exchanges(host)), ("queues", _queues(host)), ("bindings", _bindings(host))):
+            document.setdefault(key, []).extend(item if named else _without_vhost(item) for item in items)
+        for policy in broker.policies.list(host.name):
+            shape = {
+                "vhost": policy.vhost,
+                "name": policy.name,
+                "pattern": policy.pattern,
+                "apply-to": policy.apply_to,
+                "definition": policy.definition,
+                "priority": policy.priority,
+            }
+            document["policies"].append(shape if named else _without_vhost(shape))
+    if named:
+        document["topics"] = [
+            {"name": s.name, "partitions": len(s.partitions), "config": dict(s.document.config)}
+            for s in broker.streams.list()
+            if s.kind == "topic"
+        ]
+    return document
+
+
+def _without_vhost(item: Document) -> Document:
+    return {name: value for name, value in item.items() if name != "vhost"}
+
+
+def _exchanges(host: VirtualHost) -> Iterable[Document]:
+    for name, exchange in sorted(host.routing.exchanges.items()):
+        if name not in PREDECLARED and exchange.durable:
+            yield {
+                "name": name,
+                "vhost": host.name,
+                "type": exchange.declared_kind,
+                "durable": True,
+                "auto_delete": exchange.auto_delete,
+                "internal": exchange.internal,
+                "arguments": exchange.arguments,
+            }
+
+
+def _queues(host: VirtualHost) -> Iterable[Document]:
+    for name, queue in sorted(host.queues.items()):
+        stream = host.store.streams.find(name, host.name)
+        is_topic = stream is not None and stream.kind == "topic"
+        if queue.durable and not queue.exclusive and not is_topic:
+            yield {
+                "name": name,
+                "vhost": host.name,
+                "durable": True,
+                "auto_delete": queue.auto_delete,
+                "arguments": queue.arguments,
+            }
+
+
+def _bindings(host: VirtualHost) -> Iterable[Document]:
+    for exchange in host.routing.exchanges.values():
+        for binding in exchange.bindings.values():
+            lasts = binding.destination.durable and not getattr(binding.destination, "exclusive", False)
+            if exchange.durable and lasts:
+                yield {
+                    "source": binding.source,
+                    "vhost": host.name,
+                    "destination": binding.destination.name,
+                    "destination_type": "queue" if binding.to_queue else "exchange",
+                    "routing_key": binding.key,
+                    "arguments": binding.arguments,
+                }
+
+
+class Report(dict[str, int]):
+    """How many of each kind the document had. Users, permissions and parameters mean nothing here yet."""
+
+
+async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | None = None) -> Report:
+    """Everything in the document; InvalidInput, with nothing done, when a part of it makes no sense."""
+    items = {name: _list(document, name) for name in (*LISTS, "topics")}
+    policies = [_policy(item, vhost) for item in items["policies"]]
+    _check(items, vhost)
+    for item in items["vhosts"]:
+        await broker.vhosts.create(item["name"])
+    hosts: dict[str, VirtualHost] = {}
+
+    async def host_of(item: Mapping[str, Any]) -> VirtualHost:
+        name = vhost if vhost is not None else item.get("vhost", "/")
+        if name not in hosts:
+            hosts[name] = await broker.vhosts.create(name)
+        return hosts[name]
+
+    for policy in policies:
+        await host_of({"vhost": policy.vhost})
+        await broker.policies.put(policy)
+    for item in items["topics"]:
+        if broker.streams.find(item["name"]) is None:
+            await broker.streams.create(item["name"], item.get("partitions", 1), item.get("config", {}))
+    for item in items["exchanges"]:
+        if item["name"] not in PREDECLARED:
+            await _import_exchange(await host_of(item), item)
+    for item in items["queues"]:
+        await _import_queue(await host_of(item), item)
+    for item in items["bindings"]:
+        if item["source"]:  # the default exchange binds by itself
+            await _import_binding(await host_of(item), item)
+    return Report({name: len(items[name]) for name in (*LISTS, "topics")})
+
+
+async def _import_exchange(host: VirtualHost, item: Document) -> None:
+    await host.declare_exchange(
+        item["name"],
+        item["type"],
+        durable=item.get("durable", True),
+        auto_delete=item.get("auto_delete", False),
+        internal=item.get("internal", False),
+        arguments=item.get("arguments") or {},
+    )
+
+
+async def _import_queue(host: VirtualHost, item: Document) -> None:
+    await host.declare_queue(
+        item["name"],
+        durable=item.get("durable", True),
+        exclusive=False,
+        auto_delete=item.get("auto_delete", False),
+        arguments=item.get("arguments") or {},
+        owner=None,
+    )
+
+
+async def _import_binding(host: VirtualHost, item: Document) -> None:
+    name = item["destination"]
+    to_queue = item.get("destination_type", "queue") == "queue"
+    destination = host.queue(name) if to_queue else host.routing.exchange(name)
+    await host.bind(item["source"], destination, item.get("routing_key", ""), item.get("arguments") or {})
+
+
+def _list(document: Mapping[str, Any], name: str) -> list[Document]:
+    found = document.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise InvalidInput(f"{name} is a list of objects")
+    return found
+
+
+def _policy(item: Document, vhost: str | None) -> Policy:
+    try:
+        policy = Policy(
+            vhost=vhost if vhost is not None else item.get("vhost", "/"),
+            name=item["name"],
+            pattern=item["pattern"],
+            definition=item["definition"],
+            priority=int(item.get("priority", 0)),
+            apply_to=item.get("apply-to") or "all",
+        )
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInput(f"a policy has name, pattern and definition: {str(item)[:200]}") from None
+    check(policy)
+    return policy
+
+
+def _check(items: Mapping[str, list[Document]], vhost: str | None) -> None:
+    for kind, names in (
+        ("vhosts", ("name",)),
+        ("exchanges", ("name", "type")),
+        ("queues", ("name",)),
+        ("bindings", ("source", "destination")),
+        ("topics", ("name",)),
+    ):
+        for item in items[kind]:
+            for name in names:
+                if not isinstance(item.get(name), str):
+                    raise InvalidInput(f"one of the {kind} has no {name}: {str(item)[:200]}")
+            if not isinstance(item.get("arguments") or {}, dict):
+                raise InvalidInput(f"arguments is an object: {str(item)[:200]}")
+    for item in items["exchanges"]:
+        if not is_kind(item["type"]):
+            raise InvalidInput(f"unknown exchange type {item['type'][:80]!r} of {item['name'][:80]!r}")
+    for item in items["queues"]:
+        try:
+            parse_arguments(f"queue '{item['name'][:80]}'", item.get("arguments") or {})
+        except ArgumentMismatch as error:
+            raise InvalidInput(str(error)) from None

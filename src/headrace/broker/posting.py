@@ -1,0 +1,35 @@
+"""Publishing one message into an exchange from inside the broker: for operators, tests of life and replays."""
+
+from typing import TYPE_CHECKING
+
+from headrace.broker.message import Message
+from headrace.broker.queue import Queue
+from headrace.errors import AccessRefused
+
+if TYPE_CHECKING:
+    from headrace.broker.vhost import VirtualHost
+
+
+def route(host: "VirtualHost", message: Message) -> list[Queue]:
+    """The queues a message would reach now."""
+    exchange = host.routing.exchange(message.exchange)
+    if exchange.internal:
+        raise AccessRefused(f"cannot publish to internal exchange '{exchange.name}' in vhost '{host.name}'")
+    if not exchange.name:
+        host.find_topic(message.routing_key)  # a topic becomes a stream queue when it is first published to
+    return host.routing.route_message(exchange, [message.routing_key], message.headers(), host.queues)
+
+
+async def post(host: "VirtualHost", message: Message) -> int:
+    """How many queues took it; returns when it is as durable as they are."""
+    now_ms = host.clock.now_ms()
+    exchange = host.routing.exchange(message.exchange)
+    if exchange.delayed and host.delays.delay(exchange, message, now_ms):
+        await host.rounds.settle_down()
+        return 1
+    queues = route(host, message)
+    taken = sum(queue.publish(message, now_ms) for queue in queues)
+    host.rounds.flush_memory()
+    if any(queue.durable and not queue.exclusive for queue in queues):
+        await host.rounds.settle_down()
+    return taken

@@ -1,0 +1,73 @@
+"""Connections, channels and consumers, of every door."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.doors.http.api import values
+from headrace.doors.http.api.values import Shape, listing, name_of, one
+from headrace.doors.http.site import Site
+from headrace.errors import NotFound
+
+
+def _connection(client: Any) -> Shape:
+    shape: Shape = client.describe()
+    return shape
+
+
+async def list_all(site: Site, request: Request) -> Response:
+    return await listing(site, request, site.broker.clients.all(), _connection)
+
+
+async def list_in_vhost(site: Site, request: Request) -> Response:
+    vhost = site.broker.vhosts.get(name_of(request, "vhost")).name
+    found = [shape for client in site.broker.clients.all() if (shape := _connection(client))["vhost"] == vhost]
+    return await listing(site, request, found, lambda shape: shape)
+
+
+async def get(site: Site, request: Request) -> Response:
+    return one(request, _connection(site.broker.clients.get(name_of(request, "name"))))
+
+
+async def channels_of(site: Site, request: Request) -> Response:
+    client = site.broker.clients.get(name_of(request, "name"))
+    return await listing(site, request, client.describe_channels(), lambda shape: shape)
+
+
+async def close(site: Site, request: Request) -> Response:
+    reason = request.headers.get("x-reason") or "Closed via management plugin"
+    site.broker.clients.get(name_of(request, "name")).close_for(reason[:200])
+    return values.no_content()
+
+
+async def channels(site: Site, request: Request) -> Response:
+    found = [channel for client in site.broker.clients.all() for channel in client.describe_channels()]
+    vhost = _vhost(site, request)
+    return await listing(site, request, [c for c in found if vhost in (None, c["vhost"])], lambda shape: shape)
+
+
+async def channel(site: Site, request: Request) -> Response:
+    name = name_of(request, "name")
+    for client in site.broker.clients.all():
+        for found in client.describe_channels():
+            if found["name"] == name:
+                return one(request, found)
+    raise NotFound(f"no channel {name!r}")
+
+
+async def consumers(site: Site, request: Request) -> Response:
+    vhost = _vhost(site, request)
+    found = [
+        consumer
+        for client in site.broker.clients.all()
+        for consumer in client.describe_consumers()
+        if vhost in (None, consumer["queue"]["vhost"])
+    ]
+    return await listing(site, request, found, lambda shape: shape)
+
+
+def _vhost(site: Site, request: Request) -> str | None:
+    if "vhost" not in request.path_params:
+        return None
+    return site.broker.vhosts.get(name_of(request, "vhost")).name

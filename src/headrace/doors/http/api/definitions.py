@@ -1,0 +1,82 @@
+"""Definitions, exported and imported."""
+
+import re
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker import definitions
+from headrace.doors.http.api import shapes
+from headrace.doors.http.api.queues import host_of
+from headrace.doors.http.api.values import answer, body_of, query_of
+from headrace.doors.http.requests import read_body
+from headrace.doors.http.site import Site
+from headrace.errors import InvalidInput
+from headrace.version import __version__
+
+RABBITMQ_VERSION = "3.13.7"  # whose format this is
+BYTES_MAX = 64 << 20
+
+
+async def export(site: Site, request: Request) -> Response:
+    document: dict[str, Any] = {
+        "rabbit_version": RABBITMQ_VERSION,
+        "rabbitmq_version": RABBITMQ_VERSION,
+        "product_name": "Headrace",
+        "product_version": __version__,
+        "rabbitmq_definition_format": "cluster",
+        "original_cluster_name": shapes.NODE,
+        "explanation": "Definitions of Headrace",
+    }
+    document |= definitions.export(site.broker)
+    document["users"] = [
+        {"name": "guest", "password_hash": "", "hashing_algorithm": "", "tags": ["administrator"], "limits": {}}
+    ]
+    document["permissions"] = [
+        {"user": "guest", "vhost": host.name, "configure": ".*", "write": ".*", "read": ".*"}
+        for host in site.broker.vhosts
+    ]
+    response = answer(document)
+    if "download" in query_of(request):
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", query_of(request)["download"]) or "definitions.json"
+        response.headers["content-disposition"] = f"attachment; filename={name}"
+    return response
+
+
+async def export_vhost(site: Site, request: Request) -> Response:
+    return answer({"rabbit_version": RABBITMQ_VERSION, **definitions.export(site.broker, host_of(site, request).name)})
+
+
+async def import_(site: Site, request: Request) -> Response:
+    return await _import(site, request, None)
+
+
+async def import_vhost(site: Site, request: Request) -> Response:
+    return await _import(site, request, host_of(site, request).name)
+
+
+async def _import(site: Site, request: Request, vhost: str | None) -> Response:
+    if request.headers.get("content-type", "").startswith("multipart/form-data"):
+        document = await _from_form(request)
+    else:
+        document = await body_of(request)
+    await definitions.import_(site.broker, document, vhost)
+    return Response(status_code=204)
+
+
+async def _from_form(request: Request) -> dict[str, Any]:
+    """An upload of RabbitMQ's own page: the first part that is JSON."""
+    data = bytes(await read_body(request, request.state.share, BYTES_MAX, BYTES_MAX))
+    match = re.search(rb"boundary=\"?([^\";]+)", request.headers["content-type"].encode("latin-1"))
+    for part in data.split(b"--" + match[1]) if match else []:
+        content = part.partition(b"\r\n\r\n")[2].strip()
+        if content.startswith(b"{"):
+            try:
+                found = msgspec.json.decode(content)
+            except msgspec.DecodeError:
+                continue
+            if isinstance(found, dict):
+                return found
+    raise InvalidInput("no definitions in the upload")

@@ -1,0 +1,165 @@
+"""Exchanges and bindings: list, declare, look at, delete, publish."""
+
+from collections.abc import Iterable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.exchanges import Binding, Exchange, is_kind
+from headrace.broker.posting import post
+from headrace.broker.queue import Queue
+from headrace.broker.vhost import VirtualHost
+from headrace.doors.http.api import shapes, values
+from headrace.doors.http.api.messages import parse_message
+from headrace.doors.http.api.queues import host_of, queue_bindings
+from headrace.doors.http.api.values import Shape, answer, body_of, flag, listing, name_of, one, table, text
+from headrace.doors.http.site import Site
+from headrace.errors import InvalidInput, NotFound
+
+
+def exchange_of(site: Site, request: Request, parameter: str = "name") -> tuple[VirtualHost, Exchange]:
+    host, name = host_of(site, request), name_of(request, parameter)
+    return host, host.routing.exchange("" if name == shapes.DEFAULT_EXCHANGE else name)
+
+
+async def list_all(site: Site, request: Request) -> Response:
+    return await _list(site, request, site.broker.vhosts)
+
+
+async def list_in_vhost(site: Site, request: Request) -> Response:
+    return await _list(site, request, [host_of(site, request)])
+
+
+async def _list(site: Site, request: Request, hosts: Iterable[VirtualHost]) -> Response:
+    found = [(host.name, exchange) for host in hosts for _, exchange in sorted(host.routing.exchanges.items())]
+    return await listing(
+        site,
+        request,
+        found,
+        lambda item: shapes.exchange_shape(site, *item),
+        name=lambda item: item[1].name,
+        quick={"name": lambda item: item[1].name, "type": lambda item: item[1].declared_kind},
+    )
+
+
+async def get(site: Site, request: Request) -> Response:
+    host, exchange = exchange_of(site, request)
+    return one(request, {**shapes.exchange_shape(site, host.name, exchange), "incoming": [], "outgoing": []})
+
+
+async def put(site: Site, request: Request) -> Response:
+    host, name = host_of(site, request), name_of(request, "name")
+    fields = await body_of(request)
+    kind = text(fields.get("type"), "type")
+    if not is_kind(kind):
+        raise InvalidInput(f"unknown exchange type {kind[:80]!r}")
+    known = name in host.routing.exchanges
+    await host.declare_exchange(
+        name,
+        kind,
+        durable=flag(fields.get("durable"), True),
+        auto_delete=flag(fields.get("auto_delete")),
+        internal=flag(fields.get("internal")),
+        arguments=table(fields.get("arguments"), "arguments"),
+    )
+    return values.created(new=not known)
+
+
+async def delete(site: Site, request: Request) -> Response:
+    host, exchange = exchange_of(site, request)
+    await host.delete_exchange(exchange.name, if_unused=flag(values.query_of(request).get("if-unused")))
+    return values.no_content()
+
+
+async def publish(site: Site, request: Request) -> Response:
+    host, exchange = exchange_of(site, request)
+    message = parse_message(exchange.name, await body_of(request))
+    taken = await post(host, message)
+    site.stats.messages_in += 1
+    return answer({"routed": taken > 0})
+
+
+# Bindings.
+
+
+async def bindings_from(site: Site, request: Request) -> Response:
+    host, exchange = exchange_of(site, request)
+    if not exchange.name:
+        return answer([shapes.default_binding_shape(host.name, name) for name in sorted(host.queues)])
+    return answer([shapes.binding_shape(host.name, binding) for binding in exchange.bindings.values()])
+
+
+async def bindings_to(site: Site, request: Request) -> Response:
+    host, exchange = exchange_of(site, request)
+    return answer([shapes.binding_shape(host.name, binding) for binding in host.routing.bindings_to(exchange)])
+
+
+async def list_bindings(site: Site, request: Request) -> Response:
+    return await listing(site, request, _bindings(site.broker.vhosts), lambda shape: shape)
+
+
+async def list_bindings_in_vhost(site: Site, request: Request) -> Response:
+    return await listing(site, request, _bindings([host_of(site, request)]), lambda shape: shape)
+
+
+def _bindings(hosts: Iterable[VirtualHost]) -> Iterable[Shape]:
+    for host in hosts:
+        for name in sorted(host.queues):
+            yield from queue_bindings(host.queues[name])
+        for exchange in host.routing.exchanges.values():
+            for binding in exchange.bindings.values():
+                if not binding.to_queue:
+                    yield shapes.binding_shape(host.name, binding)
+
+
+def _ends(site: Site, request: Request) -> tuple[VirtualHost, str, Queue | Exchange]:
+    host = host_of(site, request)
+    source = name_of(request, "source")
+    destination = name_of(request, "destination")
+    if request.path_params["kind"] == "q":
+        known = host.queues.get(destination)
+        return host, source, host.queue(destination, known.owner if known is not None else None)
+    return host, source, host.routing.exchange(destination)
+
+
+def _between(host: VirtualHost, source: str, destination: Queue | Exchange) -> list[Binding]:
+    name = "" if source == shapes.DEFAULT_EXCHANGE else source
+    return [binding for binding in host.routing.bindings_to(destination) if binding.source == name]
+
+
+async def list_between(site: Site, request: Request) -> Response:
+    host, source, destination = _ends(site, request)
+    if source in ("", shapes.DEFAULT_EXCHANGE) and isinstance(destination, Queue):
+        return answer([shapes.default_binding_shape(host.name, destination.name)])
+    return answer([shapes.binding_shape(host.name, binding) for binding in _between(host, source, destination)])
+
+
+async def bind(site: Site, request: Request) -> Response:
+    host, source, destination = _ends(site, request)
+    fields = await body_of(request)
+    key = text(fields.get("routing_key", ""), "routing_key")
+    arguments = table(fields.get("arguments"), "arguments")
+    await host.bind(source, destination, key, arguments)
+    properties_key = Binding(source, destination, key, arguments).properties_key
+    location = f"/api{request.scope['path'].removeprefix('/api').rstrip('/')}/{properties_key}"
+    return Response(status_code=201, headers={"location": location.encode("ascii", "replace").decode()})
+
+
+def _one_binding(host: VirtualHost, source: str, destination: Queue | Exchange, properties_key: str) -> Binding:
+    for binding in _between(host, source, destination):
+        if binding.properties_key == properties_key or (properties_key == "~" and not binding.key):
+            return binding
+    raise NotFound("no such binding")
+
+
+async def get_binding(site: Site, request: Request) -> Response:
+    host, source, destination = _ends(site, request)
+    found = _one_binding(host, source, destination, name_of(request, "properties_key"))
+    return one(request, shapes.binding_shape(host.name, found))
+
+
+async def unbind(site: Site, request: Request) -> Response:
+    host, source, destination = _ends(site, request)
+    found = _one_binding(host, source, destination, name_of(request, "properties_key"))
+    await host.unbind(found.source, destination, found.key, found.arguments)
+    return values.no_content()

@@ -1,0 +1,109 @@
+"""A message in the words of the API: payload as text where it is text, properties by name."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from headrace.broker.message import NO_PROPERTIES, Message
+from headrace.doors.http.api.values import Shape
+from headrace.errors import CorruptProperties, InvalidInput
+from headrace.record.properties import PROPERTIES, Timestamp, decode_properties, encode_properties
+
+
+def payload_shape(body: bytes, *, base64_always: bool = False) -> tuple[str, str]:
+    if not base64_always:
+        try:
+            return body.decode(), "string"
+        except UnicodeDecodeError:
+            pass
+    return base64.b64encode(body).decode("ascii"), "base64"
+
+
+def message_shape(message: Message, *, redelivered: bool, left: int, base64_always: bool, cut: int) -> Shape:
+    payload, encoding = payload_shape(message.body[:cut], base64_always=base64_always)
+    return {
+        "payload_bytes": len(message.body),
+        "redelivered": redelivered,
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "message_count": left,
+        "properties": properties_shape(message.properties),
+        "payload": payload,
+        "payload_encoding": encoding,
+    }
+
+
+def properties_shape(properties: bytes) -> Shape:
+    if properties == NO_PROPERTIES:
+        return {}
+    try:
+        return {name: plain(value) for name, value in decode_properties(properties).items() if value is not None}
+    except CorruptProperties:
+        return {}
+
+
+def plain(value: Any) -> Any:
+    """A field table's value as JSON has it; bytes that are no text become their base64."""
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return payload_shape(bytes(value))[0]
+    if isinstance(value, Timestamp):
+        return int(value)
+    if isinstance(value, Decimal):
+        return float(value)
+    return value
+
+
+def parse_message(exchange: str, fields: Mapping[str, Any]) -> Message:
+    """What `publish` sends: routing_key, payload, payload_encoding, properties."""
+    key = fields.get("routing_key", "")
+    payload = fields.get("payload", "")
+    if not isinstance(key, str) or not isinstance(payload, str):
+        raise InvalidInput("routing_key and payload are strings")
+    if len(key.encode()) > 255:
+        raise InvalidInput("a routing key has at most 255 bytes")
+    encoding = fields.get("payload_encoding") or "string"
+    if encoding == "base64":
+        try:
+            body = base64.b64decode(payload, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidInput("payload is not base64") from None
+    elif encoding == "string":
+        body = payload.encode()
+    else:
+        raise InvalidInput("payload_encoding is string or base64")
+    properties = fields.get("properties") or {}
+    if not isinstance(properties, Mapping):
+        raise InvalidInput("properties is a JSON object")
+    return Message(exchange, key, parse_properties(properties), body)
+
+
+def parse_properties(given: Mapping[str, Any]) -> bytes:
+    known: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in PROPERTIES or value is None:
+            continue
+        if name == "timestamp":
+            value = Timestamp(_number(name, value))
+        elif name in ("delivery_mode", "priority"):
+            value = _number(name, value)
+        elif name == "headers":
+            if not isinstance(value, Mapping):
+                raise InvalidInput("headers is a JSON object")
+        else:
+            value = str(value)
+        known[name] = value
+    return encode_properties(known) if known else NO_PROPERTIES
+
+
+def _number(name: str, value: Any) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidInput(f"{name} is a whole number")
+    return value

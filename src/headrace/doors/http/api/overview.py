@@ -1,0 +1,392 @@
+"""The broker as a whole: overview, node, virtual hosts, users, health."""
+
+import os
+import platform
+import resource
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.history import Sample
+from headrace.broker.message import NO_PROPERTIES, Message
+from headrace.broker.posting import post
+from headrace.broker.vhost import VirtualHost
+from headrace.doors.http.api import shapes, values
+from headrace.doors.http.api.definitions import RABBITMQ_VERSION
+from headrace.doors.http.api.queues import host_of
+from headrace.doors.http.api.values import Shape, answer, listing, name_of, one
+from headrace.doors.http.site import Site
+from headrace.errors import Conflict, NotFound
+from headrace.version import __version__
+
+KINDS = ("direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message")
+ALIVENESS_QUEUE = "aliveness-test"
+LOOK_BACK_S = 5.0
+TAGS = ["administrator"]
+GUEST = {
+    "name": "guest",
+    "password_hash": "",
+    "hashing_algorithm": "rabbit_password_hashing_sha256",
+    "tags": TAGS,
+    "limits": {},
+}
+
+
+def rates_between(new: Sample, old: Sample) -> dict[str, float]:
+    seconds = max(0.001, (new.at_ms - old.at_ms) / 1000)
+    rate = {
+        name: max(0.0, (getattr(new, name) - getattr(old, name)) / seconds)
+        for name in ("records_written", "bytes_written", "bytes_read", "delivered", "acked")
+    }
+    rate["published"] = max(0.0, sum(new.messages_in.values()) - sum(old.messages_in.values())) / seconds
+    rate["sent"] = max(0.0, sum(new.messages_out.values()) - sum(old.messages_out.values())) / seconds
+    return rate
+
+
+def recent_rates(site: Site) -> tuple[Sample, dict[str, float]]:
+    samples = site.broker.history.samples
+    new = site.broker.history.latest()
+    old = samples[max(0, len(samples) - 1 - round(LOOK_BACK_S))]
+    return new, rates_between(new, old)
+
+
+def totals(site: Site) -> tuple[Shape, Shape]:
+    """Queue totals and message stats of the whole broker."""
+    sample, rate = recent_rates(site)
+    counters = {
+        "publish": float(sum(sample.messages_in.values())),
+        "deliver_get": float(sample.delivered),
+        "ack": float(sample.acked),
+        "disk_writes": float(sample.records_written),
+    }
+    rates = {
+        "publish": rate["published"],
+        "deliver_get": rate["delivered"],
+        "ack": rate["acked"],
+        "disk_writes": rate["records_written"],
+    }
+    queue_totals = {
+        "messages": sample.ready + sample.unacked,
+        "messages_details": {"rate": 0.0},
+        "messages_ready": sample.ready,
+        "messages_ready_details": {"rate": 0.0},
+        "messages_unacknowledged": sample.unacked,
+        "messages_unacknowledged_details": {"rate": 0.0},
+    }
+    return queue_totals, shapes.with_rates(counters, rates)
+
+
+async def overview(site: Site, request: Request) -> Response:
+    queue_totals, message_stats = totals(site)
+    hosts = list(site.broker.vhosts)
+    clients = site.broker.clients.all()
+    doors = site.addresses
+    return one(
+        request,
+        {
+            "management_version": RABBITMQ_VERSION,
+            "rabbitmq_version": RABBITMQ_VERSION,
+            "product_name": "Headrace",
+            "product_version": __version__,
+            "rates_mode": "basic",
+            "sample_retention_policies": {"global": [600], "basic": [600], "detailed": [600]},
+            "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KINDS],
+            "cluster_name": shapes.NODE,
+            "cluster_tags": {},
+            "node_tags": {},
+            "default_queue_type": "classic",
+            "release_series_support_status": "supported",
+            "erlang_version": platform.python_version(),
+            "erlang_full_version": f"Python {platform.python_version()}",
+            "disable_stats": False,
+            "is_op_policy_updating_enabled": True,
+            "enable_queue_totals": True,
+            "message_stats": message_stats,
+            "churn_rates": churn(site),
+            "queue_totals": queue_totals,
+            "object_totals": {
+                "channels": sum(len(client.describe_channels()) for client in clients),
+                "connections": len(clients),
+                "consumers": sum(len(queue.consumers) for host in hosts for queue in host.queues.values()),
+                "exchanges": sum(len(host.routing.exchanges) for host in hosts),
+                "queues": sum(len(host.queues) for host in hosts),
+            },
+            "statistics_db_event_queue": 0,
+            "node": shapes.NODE,
+            "listeners": listeners(doors),
+            "contexts": [],
+        },
+    )
+
+
+def churn(site: Site) -> Shape:
+    opened = sum(door.connections_total for door in site.broker.stats.doors.values())
+    names = (
+        "connection_created",
+        "connection_closed",
+        "queue_declared",
+        "queue_created",
+        "queue_deleted",
+        "channel_created",
+        "channel_closed",
+    )
+    shape: Shape = {}
+    for name in names:
+        shape[name] = opened if name == "connection_created" else 0
+        shape[f"{name}_details"] = {"rate": 0.0}
+    return shape
+
+
+def listeners(doors: dict[str, list[str]]) -> list[Shape]:
+    found = []
+    for door, addresses in doors.items():
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            found.append(
+                {
+                    "node": shapes.NODE,
+                    "protocol": door,
+                    "ip_address": host.strip("[]"),
+                    "port": int(port),
+                    "socket_opts": {},
+                    "tls": False,
+                }
+            )
+    return found
+
+
+def node_shape(site: Site) -> Shape:
+    broker = site.broker
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        free = int(broker.disk.free_bytes(broker.config.data_dir))
+    except OSError:
+        free = 0
+    try:
+        open_files = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        open_files = 0
+    used = memory_bytes()
+    sockets = sum(door.connections for door in broker.stats.doors.values())
+    uptime = broker.clock.now_ms() - broker.stats.started_ms
+    limit = broker.config.memory_limit or 0
+    return {
+        "name": shapes.NODE,
+        "type": "disc",
+        "running": True,
+        "being_drained": False,
+        "os_pid": str(os.getpid()),
+        "uptime": uptime,
+        "mem_used": used,
+        "mem_used_details": {"rate": 0.0},
+        "mem_limit": limit,
+        "mem_alarm": bool(limit and used > limit),
+        "mem_calculation_strategy": "rss",
+        "disk_free": free,
+        "disk_free_details": {"rate": 0.0},
+        "disk_free_limit": broker.config.disk_free_limit,
+        "disk_free_alarm": broker.shard.is_full or free < broker.config.disk_free_limit,
+        "fd_used": open_files,
+        "fd_total": soft,
+        "sockets_used": sockets,
+        "sockets_total": broker.config.connections_max,
+        "proc_used": 1,
+        "proc_total": 1,
+        "processors": os.cpu_count() or 1,
+        "run_queue": 0,
+        "rates_mode": "basic",
+        "net_ticktime": 60,
+        "db_dir": broker.config.data_dir,
+        "config_files": [],
+        "log_files": [],
+        "enabled_plugins": ["rabbitmq_management", "rabbitmq_prometheus"],
+        "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KINDS],
+        "auth_mechanisms": [{"name": "PLAIN", "description": "", "enabled": True}],
+        "applications": [{"name": "rabbit", "description": "Headrace", "version": RABBITMQ_VERSION}],
+        "contexts": [],
+        "partitions": [],
+        "cluster_links": [],
+        "metrics_gc_queue_length": {},
+    }
+
+
+def memory_bytes() -> int:
+    try:
+        with_pages = os.sysconf("SC_PAGE_SIZE")
+        for line in _lines("/proc/self/statm"):
+            return int(line.split()[1]) * with_pages
+    except (OSError, ValueError, IndexError):
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _lines(path: str) -> list[str]:
+    from pathlib import Path
+
+    return Path(path).read_text().splitlines()
+
+
+async def nodes(site: Site, request: Request) -> Response:
+    return await listing(site, request, [node_shape(site)], lambda shape: shape)
+
+
+async def node(site: Site, request: Request) -> Response:
+    if name_of(request, "name") != shapes.NODE:
+        raise NotFound("no such node")
+    return one(request, node_shape(site))
+
+
+async def node_memory(site: Site, request: Request) -> Response:
+    used = memory_bytes()
+    total = {"erlang": used, "rss": used, "allocated": used}
+    return answer({"memory": {"total": total, "strategy": "rss", "other_proc": used}})
+
+
+async def cluster_name(site: Site, request: Request) -> Response:
+    return answer({"name": shapes.NODE})
+
+
+async def whoami(site: Site, request: Request) -> Response:
+    return answer({"name": request.state.user, "tags": TAGS, "is_internal_user": True})
+
+
+async def empty(site: Site, request: Request) -> Response:
+    return answer([])
+
+
+async def nothing(site: Site, request: Request) -> Response:
+    return answer({})
+
+
+async def extensions(site: Site, request: Request) -> Response:
+    return answer([{"javascript": "dispatcher.js"}])
+
+
+async def auth(site: Site, request: Request) -> Response:
+    return answer({"oauth_enabled": False})
+
+
+# Virtual hosts.
+
+
+def vhost_shape(site: Site, host: VirtualHost) -> Shape:
+    ready = sum(queue.ready for queue in host.queues.values() if not queue.is_stream)
+    unacked = sum(queue.unacked for queue in host.queues.values())
+    return {
+        "name": host.name,
+        "description": "Default virtual host" if host.name == "/" else "",
+        "tags": [],
+        "metadata": {"description": "", "tags": []},
+        "default_queue_type": "classic",
+        "tracing": False,
+        "cluster_state": {shapes.NODE: "running"},
+        "messages": ready + unacked,
+        "messages_ready": ready,
+        "messages_unacknowledged": unacked,
+        "protected_from_deletion": False,
+    }
+
+
+async def vhosts(site: Site, request: Request) -> Response:
+    hosts = sorted(site.broker.vhosts, key=lambda host: host.name)
+    return await listing(site, request, hosts, lambda h: vhost_shape(site, h), name=lambda host: host.name)
+
+
+async def vhost(site: Site, request: Request) -> Response:
+    return one(request, vhost_shape(site, host_of(site, request)))
+
+
+async def put_vhost(site: Site, request: Request) -> Response:
+    name = name_of(request, "vhost")
+    known = any(host.name == name for host in site.broker.vhosts)
+    await values.body_of(request)
+    await site.broker.vhosts.create(name)
+    return values.created(new=not known)
+
+
+async def delete_vhost(site: Site, request: Request) -> Response:
+    host = host_of(site, request)
+    if host.name == "/":
+        raise Conflict("the default virtual host is not deleted")
+    await site.broker.vhosts.delete(host.name)
+    return values.no_content()
+
+
+# Users: there is guest, who may do everything from this machine.
+
+
+def permission(vhost_name: str) -> Shape:
+    return {"user": "guest", "vhost": vhost_name, "configure": ".*", "write": ".*", "read": ".*"}
+
+
+async def users(site: Site, request: Request) -> Response:
+    return await listing(site, request, [GUEST], lambda user: dict(user))
+
+
+async def user(site: Site, request: Request) -> Response:
+    if name_of(request, "name") != "guest":
+        raise NotFound("no such user")
+    return one(request, dict(GUEST))
+
+
+async def permissions(site: Site, request: Request) -> Response:
+    return await listing(site, request, [permission(host.name) for host in site.broker.vhosts], lambda shape: shape)
+
+
+async def vhost_permissions(site: Site, request: Request) -> Response:
+    return answer([permission(host_of(site, request).name)])
+
+
+async def one_permission(site: Site, request: Request) -> Response:
+    host = host_of(site, request)
+    if name_of(request, "name") != "guest":
+        raise NotFound("no such user")
+    return one(request, permission(host.name))
+
+
+async def not_yet(site: Site, request: Request) -> Response:
+    return answer(
+        {"error": "not_implemented", "reason": "users are not part of this version: there is guest, locally"}, 501
+    )
+
+
+# Health.
+
+
+async def aliveness(site: Site, request: Request) -> Response:
+    """A message goes through a real queue, to the disk and back."""
+    host = host_of(site, request)
+    queue = await host.declare_queue(
+        ALIVENESS_QUEUE, durable=True, exclusive=False, auto_delete=False, arguments={}, owner=None
+    )
+    await post(host, Message("", ALIVENESS_QUEUE, NO_PROPERTIES, b"test_message"))
+    found = queue.get()
+    if found is None:
+        return answer({"status": "failed", "reason": "the message did not come back"}, 503)
+    queue.settle(found[0], found[1], found[1] + 1)
+    return answer({"status": "ok"})
+
+
+async def health(site: Site, request: Request) -> Response:
+    reason = site.broker.why_not_ready()
+    if reason is None:
+        return answer({"status": "ok"})
+    return answer({"status": "failed", "reason": reason}, 503)
+
+
+async def health_port(site: Site, request: Request) -> Response:
+    port = name_of(request, "port")
+    ports = [listener["port"] for listener in listeners(site.addresses)]
+    if port.isdecimal() and int(port) in ports:
+        return answer({"status": "ok", "port": int(port)})
+    return answer({"status": "failed", "reason": "No active listener", "missing": port, "ports": ports}, 503)
+
+
+async def health_protocol(site: Site, request: Request) -> Response:
+    wanted = {"amqp091": "amqp", "amqp": "amqp", "http": "http", "kafka": "kafka"}.get(name_of(request, "protocol"))
+    if wanted in site.addresses:
+        return answer({"status": "ok", "protocol": name_of(request, "protocol")})
+    reason: dict[str, Any] = {"status": "failed", "reason": "No active listener", "protocols": list(site.addresses)}
+    return answer(reason, 503)
+

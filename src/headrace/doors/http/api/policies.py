@@ -1,0 +1,57 @@
+"""Policies and operator policies."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.policies import Policy
+from headrace.doors.http.api import shapes, values
+from headrace.doors.http.api.queues import host_of
+from headrace.doors.http.api.values import body_of, listing, name_of, number, one, table, text
+from headrace.doors.http.site import Site
+
+
+def is_operator(request: Request) -> bool:
+    return str(request.scope["path"]).startswith("/api/operator-policies")
+
+
+async def list_all(site: Site, request: Request) -> Response:
+    return await listing(site, request, site.broker.policies.list(operator=is_operator(request)), shapes.policy_shape)
+
+
+async def list_in_vhost(site: Site, request: Request) -> Response:
+    found = site.broker.policies.list(host_of(site, request).name, operator=is_operator(request))
+    return await listing(site, request, found, shapes.policy_shape)
+
+
+async def get(site: Site, request: Request) -> Response:
+    host, name = host_of(site, request), name_of(request, "name")
+    found = site.broker.policies.get(host.name, name, operator=is_operator(request))
+    return one(request, shapes.policy_shape(found))
+
+
+async def put(site: Site, request: Request) -> Response:
+    host, name = host_of(site, request), name_of(request, "name")
+    operator = is_operator(request)
+    known = any(p.name == name for p in site.broker.policies.list(host.name, operator=operator))
+    await site.broker.policies.put(parse(host.name, name, await body_of(request)), operator=operator)
+    return values.created(new=not known)
+
+
+def parse(vhost: str, name: str, fields: Mapping[str, Any]) -> Policy:
+    return Policy(
+        vhost=vhost,
+        name=name,
+        pattern=text(fields.get("pattern"), "pattern"),
+        definition=table(fields.get("definition"), "definition"),
+        priority=number(fields.get("priority"), "priority", 0, least=-(2**31), most=2**31),
+        apply_to=text(fields.get("apply-to") or "all", "apply-to"),
+    )
+
+
+async def delete(site: Site, request: Request) -> Response:
+    host, name = host_of(site, request), name_of(request, "name")
+    await site.broker.policies.delete(host.name, name, operator=is_operator(request))
+    return values.no_content()

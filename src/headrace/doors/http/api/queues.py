@@ -1,0 +1,190 @@
+"""Queues: list, declare, look at, delete, purge, get."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.message import Message, from_record
+from headrace.broker.queue import Queue
+from headrace.broker.reading import read_page
+from headrace.broker.vhost import VirtualHost
+from headrace.doors.http.api import shapes, values
+from headrace.doors.http.api.messages import message_shape
+from headrace.doors.http.api.values import Shape, answer, body_of, flag, listing, name_of, number, one, table
+from headrace.doors.http.site import Site
+from headrace.errors import InvalidInput
+
+GET_COUNT_MAX = 1000
+GET_BYTES_MAX = 16 << 20
+ACK_MODES = ("ack_requeue_true", "reject_requeue_true", "ack_requeue_false", "reject_requeue_false")
+
+
+def host_of(site: Site, request: Request) -> VirtualHost:
+    return site.broker.vhosts.get(name_of(request, "vhost"))
+
+
+def queue_of(site: Site, request: Request) -> Queue:
+    host, name = host_of(site, request), name_of(request, "name")
+    found = host.queues.get(name)
+    return host.queue(name, found.owner if found is not None else None)
+
+
+def all_queues(site: Site, vhost: str | None = None) -> Iterable[Queue]:
+    """In the order of their names, topics of one partition among them: each is a queue to AMQP clients."""
+    hosts = site.broker.vhosts if vhost is None else [site.broker.vhosts.get(vhost)]
+    for host in hosts:
+        for stream in site.broker.streams.list(host.name):
+            if stream.kind == "topic":
+                host.find_topic(stream.name)
+        for name in sorted(host.queues):
+            yield host.queues[name]
+
+
+async def list_all(site: Site, request: Request) -> Response:
+    return await _list(site, request, all_queues(site))
+
+
+async def list_in_vhost(site: Site, request: Request) -> Response:
+    return await _list(site, request, all_queues(site, host_of(site, request).name))
+
+
+async def _list(site: Site, request: Request, queues: Iterable[Queue]) -> Response:
+    return await listing(
+        site,
+        request,
+        queues,
+        lambda queue: shapes.queue_shape(site, queue),
+        name=lambda queue: queue.name,
+        quick=shapes.QUEUE_COLUMNS,
+    )
+
+
+async def get(site: Site, request: Request) -> Response:
+    queue = queue_of(site, request)
+    shape = shapes.queue_shape(site, queue)
+    shape["consumer_details"] = [
+        consumer
+        for client in site.broker.clients.all()
+        for consumer in client.describe_consumers()
+        if consumer["queue"] == {"name": queue.name, "vhost": queue.vhost.name}
+    ]
+    shape["incoming"], shape["deliveries"] = [], []
+    shape["garbage_collection"] = {}
+    return one(request, shape)
+
+
+async def put(site: Site, request: Request) -> Response:
+    host, name = host_of(site, request), name_of(request, "name")
+    fields = await body_of(request)
+    known = name in host.queues
+    arguments = table(fields.get("arguments"), "arguments")
+    if fields.get("queue_type"):
+        arguments.setdefault("x-queue-type", fields["queue_type"])
+    await host.declare_queue(
+        name,
+        durable=flag(fields.get("durable"), True),
+        exclusive=False,
+        auto_delete=flag(fields.get("auto_delete")),
+        arguments=arguments,
+        owner=None,
+    )
+    return values.created(new=not known)
+
+
+async def delete(site: Site, request: Request) -> Response:
+    queue, query = queue_of(site, request), values.query_of(request)
+    await queue.vhost.delete_queue(
+        queue.name,
+        queue.owner,
+        if_unused=flag(query.get("if-unused")),
+        if_empty=flag(query.get("if-empty")),
+    )
+    return values.no_content()
+
+
+async def purge(site: Site, request: Request) -> Response:
+    queue = queue_of(site, request)
+    queue.purge()
+    await queue.vhost.rounds.settle_down()
+    return values.no_content()
+
+
+async def bindings(site: Site, request: Request) -> Response:
+    queue = queue_of(site, request)
+    return answer(queue_bindings(queue))
+
+
+def queue_bindings(queue: Queue) -> list[Shape]:
+    host = queue.vhost
+    return [
+        shapes.default_binding_shape(host.name, queue.name),
+        *(shapes.binding_shape(host.name, binding) for binding in host.routing.bindings_to(queue)),
+    ]
+
+
+async def actions(site: Site, request: Request) -> Response:
+    """sync and cancel_sync mean mirrors, which there are none of."""
+    queue_of(site, request)
+    return values.no_content()
+
+
+async def get_messages(site: Site, request: Request) -> Response:
+    queue = queue_of(site, request)
+    fields = await body_of(request)
+    count = number(fields.get("count"), "count", 1, least=1, most=GET_COUNT_MAX)
+    mode = fields.get("ackmode")
+    if mode is None:
+        mode = "ack_requeue_true" if flag(fields.get("requeue"), True) else "ack_requeue_false"
+    if mode not in ACK_MODES:
+        raise InvalidInput(f"ackmode is one of {', '.join(ACK_MODES)}")
+    encoding = fields.get("encoding") or "auto"
+    if encoding not in ("auto", "base64"):
+        raise InvalidInput("encoding is auto or base64")
+    truncate = number(fields.get("truncate"), "truncate", GET_BYTES_MAX)
+    taken = _peek_stream(site, queue, count) if queue.is_stream else await _take(queue, count, mode)
+    left = queue.ready
+    return answer(
+        [
+            message_shape(message, redelivered=redelivered, left=left, base64_always=encoding == "base64", cut=truncate)
+            for message, redelivered in taken
+        ]
+    )
+
+
+async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool]]:
+    taken: list[Any] = []
+    size = 0
+    queue.vhost.rounds.flush_memory()
+    while len(taken) < count and size < GET_BYTES_MAX:
+        found = queue.get()
+        if found is None:
+            break
+        taken.append(found)
+        size += len(found[2].body)
+    for view, offset, _, _ in taken:
+        if mode.endswith("requeue_true"):
+            # Looking at a message through this API is no delivery: it counts towards no limit.
+            queue.give_back(view, offset, counts=False)
+        elif mode == "ack_requeue_false":
+            queue.settle(view, offset, offset + 1)
+        else:
+            queue.reject(view, offset)
+    await queue.vhost.rounds.settle_down()
+    return [(message, redelivered) for _, _, message, redelivered in taken]
+
+
+def _peek_stream(site: Site, queue: Queue, count: int) -> list[tuple[Message, bool]]:
+    """A stream is not consumed: its first messages, and they stay."""
+    stream = site.broker.streams.get(queue.name, queue.vhost.name)
+    partition = stream.partitions[0]
+    page = read_page(
+        queue.name,
+        partition,
+        partition.start_offset,
+        limit=count,
+        bytes_max=GET_BYTES_MAX,
+        decompressed_bytes_max=site.config.decompressed_bytes_max,
+    )
+    return [(from_record(record), False) for record in page.records]

@@ -1,0 +1,249 @@
+"""What tools send and how they want lists: strings for booleans and numbers, columns, pages, sorting."""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.doors.http.requests import read_body
+from headrace.doors.http.site import Answer, Site
+from headrace.errors import InvalidInput, InvalidPattern
+from headrace.wire.http.bodies import JSON
+
+BODY_BYTES_MAX = 64 << 20
+PAGE_SIZE, PAGE_SIZE_MAX = 100, 500
+TURN_ITEMS = 500  # shaped before others get their turn of the loop
+T = TypeVar("T")
+Shape = dict[str, Any]
+
+
+def name_of(request: Request, parameter: str) -> str:
+    try:
+        return unquote_to_bytes(request.path_params[parameter]).decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"the {parameter} in the path is not UTF-8") from None
+
+
+def query_of(request: Request) -> dict[str, str]:
+    """The last value of each parameter; what nobody knows is ignored, as RabbitMQ does."""
+    text = request.scope["query_string"].decode("latin-1")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=64))
+    except ValueError:
+        raise InvalidInput("too many parameters in the query") from None
+
+
+async def body_of(request: Request) -> Shape:
+    """A JSON object; nothing at all is an empty one. The content type is not looked at: tools send any."""
+    data = await read_body(request, request.state.share, BODY_BYTES_MAX, BODY_BYTES_MAX)
+    if not bytes(data).strip():
+        return {}
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidInput("the body is not JSON") from None
+    if not isinstance(value, dict):
+        raise InvalidInput("the body is a JSON object")
+    return value
+
+
+def flag(value: Any, default: bool = False) -> bool:
+    """true, "true", 1: whatever a tool's language makes of it."""
+    if value is None:
+        return default
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false", "1", "0", "yes", "no", ""):
+        return value.lower() in ("true", "1", "yes")
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    raise InvalidInput(f"{str(value)[:80]!r} is neither true nor false")
+
+
+def number(value: Any, name: str, default: int | None = None, *, least: int = 0, most: int = 2**53) -> int:
+    if value is None and default is not None:
+        return default
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidInput(f"{name} is a whole number from {least} to {most}, not {str(value)[:80]!r}")
+    return value
+
+
+def table(value: Any, name: str) -> dict[str, Any]:
+    if value is None or value == "" or value == []:  # PHP's empty table
+        return {}
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            value = None
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{name} is a JSON object")
+    return value
+
+
+def text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(f"{name} is a string")
+    return value
+
+
+# Answers.
+
+
+def encode(content: Any) -> bytes:
+    try:
+        return msgspec.json.encode(content, enc_hook=str)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_speakable(content), enc_hook=str)
+
+
+def _speakable(value: Any) -> Any:
+    """Names that are not UTF-8 are no JSON: shown with the replacement character."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, Mapping):
+        return {_speakable(key): _speakable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_speakable(item) for item in value]
+    return value
+
+
+def answer(content: Any, status: int = 200) -> Response:
+    return Answer(encode(content), status, {"cache-control": "no-store"}, media_type=JSON)
+
+
+def no_content() -> Response:
+    return Response(status_code=204)
+
+
+def created(*, new: bool) -> Response:
+    return Response(status_code=201 if new else 204)
+
+
+def narrowed(shape: Shape, columns: Sequence[str]) -> Shape:
+    """Only the columns asked for; a.b goes into tables."""
+    kept: Shape = {}
+    for column in columns:
+        source: Any = shape
+        target = kept
+        parts = column.split(".")
+        for depth, part in enumerate(parts):
+            if not isinstance(source, Mapping) or part not in source:
+                break
+            source = source[part]
+            if depth == len(parts) - 1:
+                target[part] = source
+            else:
+                target = target.setdefault(part, {})
+                if not isinstance(target, dict):
+                    break
+    return kept
+
+
+def value_at(shape: Shape, path: str) -> Any:
+    found: Any = shape
+    for part in path.split("."):
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(part)
+    return found
+
+
+def sort_key(value: Any) -> tuple[int, Any]:
+    """Any two values compare: nothing, numbers, the rest as text."""
+    if value is None:
+        return (0, 0)
+    if isinstance(value, int | float):
+        return (1, value)
+    return (2, str(value))
+
+
+def matcher(query: Mapping[str, str]) -> Callable[[str], bool]:
+    wanted = query.get("name") or ""
+    if not wanted:
+        return lambda name: True
+    if flag(query.get("use_regex")):
+        from headrace.broker.groups.patterns import compile_pattern
+
+        try:
+            pattern = compile_pattern(wanted)
+        except InvalidPattern as error:
+            raise InvalidInput(str(error)) from None
+        return lambda name: pattern.search(name) is not None
+    folded = wanted.lower()
+    return lambda name: folded in name.lower()
+
+
+async def listing(
+    site: Site,
+    request: Request,
+    items: Iterable[T],
+    shape: Callable[[T], Shape],
+    *,
+    name: Callable[[T], str] | None = None,
+    quick: Mapping[str, Callable[[T], Any]] | None = None,
+) -> Response:
+    """A list as it was asked for: filtered, sorted, one page of it, only some columns.
+
+    `name` and `quick` read the name and common sort columns of an item without shaping it, so that a page
+    of ten thousand queues costs a hundred shapes.
+    """
+    query = query_of(request)
+    columns = [column for column in (query.get("columns") or "").split(",") if column]
+    paged = "page" in query or flag(query.get("pagination"))
+    everything = list(items)
+    total = len(everything)
+    chosen = everything
+    if query.get("name"):
+        fits = matcher(query)
+        named = name or (lambda item: str(shape(item).get("name", "")))
+        chosen = [item for item in everything if fits(named(item))]
+    sort = query.get("sort")
+    if sort:
+        getter = (quick or {}).get(sort)
+        if getter is not None:
+            chosen.sort(key=lambda item: sort_key(getter(item)))
+        else:
+            shaped = dict(zip(map(id, chosen), await _shape_all(chosen, shape), strict=True))
+            chosen.sort(key=lambda item: sort_key(value_at(shaped[id(item)], sort)))
+        if flag(query.get("sort_reverse")):
+            chosen.reverse()
+    if not paged:
+        return answer([narrowed(s, columns) if columns else s for s in await _shape_all(chosen, shape)])
+    page = number(query.get("page"), "page", 1, least=1)
+    size = number(query.get("page_size"), "page_size", PAGE_SIZE, least=1, most=PAGE_SIZE_MAX)
+    pages = max(1, -(-len(chosen) // size))
+    if page > pages and page > 1:
+        raise InvalidInput(f"page_out_of_range: page {page} of {pages}")
+    part = await _shape_all(chosen[(page - 1) * size : page * size], shape)
+    return answer(
+        {
+            "filtered_count": len(chosen),
+            "item_count": len(part),
+            "items": [narrowed(s, columns) if columns else s for s in part],
+            "page": page,
+            "page_count": pages,
+            "page_size": size,
+            "total_count": total,
+        }
+    )
+
+
+async def _shape_all(items: Sequence[T], shape: Callable[[T], Shape]) -> list[Shape]:
+    shaped: list[Shape] = []
+    for at in range(0, len(items), TURN_ITEMS):
+        shaped += map(shape, items[at : at + TURN_ITEMS])
+        await asyncio.sleep(0)
+    return shaped
+
+
+def one(request: Request, shape: Shape) -> Response:
+    columns = [column for column in (query_of(request).get("columns") or "").split(",") if column]
+    return answer(narrowed(shape, columns) if columns else shape)
