@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "src" / "headrace" / "record"
 COMPILER = "clang"
-SANITIZE = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-strict-aliasing", "-Wno-everything"]
+SANITIZE = ["-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-strict-aliasing", "-Wno-everything"]
 INPUT_BYTES_MAX = 4096
 TARGET = """
 from exercise import exercise
