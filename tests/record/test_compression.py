@@ -291,5 +291,5 @@ def test_a_count_larger_than_the_records_is_refused_before_room_is_made_for_it(c
     batch[57:61] = struct.pack(">i", 2**31 - 1)
     signed = oracle.sign(batch)
     for call in (validate, records, columns, keys):
-        with pytest.raises(CorruptBatch, match="count|more records"):
+        with pytest.raises(CorruptBatch, match=r"count|more records"):
             call(signed)  # type: ignore[operator]
