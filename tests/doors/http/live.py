@@ -16,6 +16,7 @@ from headrace.config import Address, Config
 from headrace.doors.http import door as http_door
 from headrace.doors.http.protocol import Patience
 from headrace.errors import HeadraceError
+from headrace.log.settings import LogSettings
 from headrace.server import Server, _loop_factory
 
 T = TypeVar("T")
@@ -26,7 +27,8 @@ class Live:
     """Server and client. `broker` may be looked at from the test only through `call`."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.config = Config(data_dir=str(folder), http=Address("localhost", 0), amqp=None, kafka=None, **settings)
+        closed = {"amqp": None, "kafka": None}
+        self.config = Config(data_dir=str(folder), http=Address("localhost", 0), **{**closed, **settings})
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self.stop_error: HeadraceError | None = None  # why the server did not stop cleanly

@@ -1,0 +1,245 @@
+"""RabbitMQ's management API as scripts use it."""
+
+import base64
+import json
+import time
+
+import pika
+import pytest
+
+from tests.doors.api.conftest import Served
+
+GUEST = ("guest", "guest")
+MODES = ("ack_requeue_true", "reject_requeue_true", "ack_requeue_false", "reject_requeue_false")
+
+
+def put_queue(live: Served, name: str, **arguments: object) -> None:
+    answer = live.request("PUT", f"/api/queues/%2F/{name}", json={"durable": True, "arguments": arguments})
+    assert answer.status_code in (201, 204), answer.text
+
+
+def post(live: Served, key: str, payload: str, exchange: str = "amq.default", **properties: object) -> bool:
+    body = {"routing_key": key, "payload": payload, "payload_encoding": "string", "properties": properties}
+    answer = live.request("POST", f"/api/exchanges/%2F/{exchange}/publish", json=body)
+    assert answer.status_code == 200, answer.text
+    return bool(answer.json()["routed"])
+
+
+def take(live: Served, name: str, mode: str = "ack_requeue_false", count: int = 100) -> list[dict[str, object]]:
+    body = {"count": count, "ackmode": mode, "encoding": "auto"}
+    answer = live.request("POST", f"/api/queues/%2F/{name}/get", json=body)
+    assert answer.status_code == 200, answer.text
+    return list(answer.json())
+
+
+def depth(live: Served, name: str) -> int:
+    return int(live.get(f"/api/queues/%2F/{name}").json()["messages"])
+
+
+def test_the_password_is_checked_and_nobody_local_needs_one(live: Served) -> None:
+    assert live.get("/api/whoami", auth=GUEST).json()["name"] == "guest"
+    assert live.get("/api/whoami").json()["name"] == "guest"
+    for wrong in (("guest", "no"), ("nobody", "guest")):
+        refused = live.get("/api/whoami", auth=wrong)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Basic")
+        assert refused.json()["error"] == "not_authorised"
+    assert live.get("/api/whoami", headers={"authorization": "Basic ???"}).status_code == 401
+
+
+def test_strings_pass_for_booleans_and_numbers(live: Served) -> None:
+    body = {"durable": "true", "auto_delete": "false", "arguments": {"x-max-length": 3}, "node": None}
+    assert live.request("PUT", "/api/queues/%2F/strings", json=body).status_code == 201
+    assert live.request("PUT", "/api/queues/%2F/strings", json=body).status_code == 204
+    found = live.get("/api/queues/%2F/strings/").json()
+    assert (found["durable"], found["auto_delete"]) == (True, False)
+    assert live.request("POST", "/api/queues/%2F/strings/get", json={"count": "5", "requeue": "true"}).json() == []
+    wrong = live.request("PUT", "/api/queues/%2F/strings2", json={"durable": "perhaps"})
+    assert wrong.status_code == 400 and wrong.json()["error"] == "bad_request"
+
+
+def test_a_queue_declared_otherwise_is_refused_in_rabbitmqs_words(live: Served) -> None:
+    put_queue(live, "fixed")
+    answer = live.request("PUT", "/api/queues/%2F/fixed", json={"durable": False})
+    assert answer.status_code == 400
+    assert "inequivalent arg 'durable'" in answer.json()["reason"]
+
+
+def test_names_with_slashes_and_any_script_survive_the_path(live: Served) -> None:
+    assert live.request("PUT", "/api/queues/%2F/a%2Fb%20%C3%A9%3Cb%3E", json={}).status_code == 201
+    assert live.get("/api/queues/%2F/a%2Fb%20%C3%A9%3Cb%3E").json()["name"] == "a/b é<b>"
+    assert live.request("DELETE", "/api/queues/%2F/a%2Fb%20%C3%A9%3Cb%3E").status_code == 204
+    assert live.get("/api/queues/%2F/a%2Fb%20%C3%A9%3Cb%3E").status_code == 404
+
+
+def test_columns_reach_into_tables(live: Served) -> None:
+    put_queue(live, "columns")
+    found = live.get("/api/queues/%2F/columns?columns=name,messages_details.rate,nothing").json()
+    assert found == {"name": "columns", "messages_details": {"rate": 0.0}}
+
+
+def test_lists_are_paged_filtered_and_sorted_by_the_broker(live: Served) -> None:
+    for number in range(25):
+        put_queue(live, f"paged-{number:02d}")
+    post(live, "paged-07", "x")
+    page = live.get("/api/queues?page=2&page_size=10&name=PAGED&sort=name&sort_reverse=true").json()
+    assert (page["filtered_count"], page["page_count"], page["item_count"]) == (25, 3, 10)
+    assert page["items"][0]["name"] == "paged-14"
+    deepest = live.get("/api/queues?page=1&page_size=1&name=paged&sort=messages&sort_reverse=true").json()
+    assert deepest["items"][0]["name"] == "paged-07"
+    odd = live.get("/api/queues?page=1&name=%5Epaged-.%5B13%5D%24&use_regex=true&columns=name").json()
+    assert odd["items"] == [{"name": f"paged-{n}"} for n in ("01", "03", "11", "13", "21", "23")]
+    assert live.get("/api/queues?page=99&name=paged").status_code == 400
+    assert live.get("/api/queues?page=1&name=(a%2B)%2B%24&use_regex=true").status_code == 400
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_getting_messages_leaves_or_takes_them_as_asked(live: Served, mode: str) -> None:
+    name = f"get-{mode}"
+    put_queue(live, name)
+    for text in ("one", "two"):
+        assert post(live, name, text, delivery_mode=2, headers={"h": 1})
+    first = take(live, name, mode)
+    assert [m["payload"] for m in first] == ["one", "two"]
+    assert first[0]["properties"] == {"delivery_mode": 2, "headers": {"h": 1}}
+    assert depth(live, name) == (2 if "requeue_true" in mode else 0)
+
+
+def test_bytes_that_are_no_text_come_as_base64(live: Served) -> None:
+    put_queue(live, "binary")
+    data = bytes(range(256))
+    body = {"routing_key": "binary", "payload": base64.b64encode(data).decode(), "payload_encoding": "base64"}
+    live.request("POST", "/api/exchanges/%2F/amq.default/publish", json={**body, "properties": {}})
+    (message,) = take(live, "binary")
+    assert message["payload_encoding"] == "base64" and base64.b64decode(str(message["payload"])) == data
+
+
+def test_bindings_are_made_listed_and_removed(live: Served) -> None:
+    put_queue(live, "bound")
+    assert live.request("PUT", "/api/exchanges/%2F/binds", json={"type": "topic"}).status_code == 201
+    made = live.request("POST", "/api/bindings/%2F/e/binds/q/bound", json={"routing_key": "a.#", "arguments": {}})
+    assert made.status_code == 201 and made.headers["location"].endswith("a.#")
+    assert post(live, "a.b", "x", exchange="binds") and not post(live, "b", "x", exchange="binds")
+    assert len(live.get("/api/queues/%2F/bound/bindings").json()) == 2
+    (found,) = live.get("/api/bindings/%2F/e/binds/q/bound").json()
+    assert found["properties_key"] == "a.#"
+    assert live.request("DELETE", "/api/bindings/%2F/e/binds/q/bound/a.%23").status_code == 204
+    assert live.get("/api/bindings/%2F/e/binds/q/bound").json() == []
+    assert live.request("DELETE", "/api/exchanges/%2F/binds").status_code == 204
+
+
+def test_policies_really_bound_queues_and_let_go_again(live: Served) -> None:
+    put_queue(live, "policed")
+    for number in range(5):
+        post(live, "policed", str(number))
+    body = {"pattern": "^policed$", "definition": {"max-length": 2}, "priority": "1", "apply-to": "queues"}
+    assert live.request("PUT", "/api/policies/%2F/short", json=body).status_code == 201
+    assert [m["payload"] for m in take(live, "policed", "ack_requeue_true")] == ["3", "4"]
+    found = live.get("/api/queues/%2F/policed").json()
+    assert found["policy"] == "short" and found["effective_policy_definition"] == {"max-length": 2}
+    post(live, "policed", "5")
+    assert [m["payload"] for m in take(live, "policed", "ack_requeue_true")] == ["4", "5"]
+    assert live.request("DELETE", "/api/policies/%2F/short").status_code == 204
+    post(live, "policed", "6")
+    assert depth(live, "policed") == 3
+
+
+def test_a_policy_with_dead_letters_and_a_lifetime_moves_what_is_too_old(live: Served) -> None:
+    put_queue(live, "old")
+    put_queue(live, "grave")
+    post(live, "old", "bones")
+    definition = {"message-ttl": 1, "dead-letter-exchange": "", "dead-letter-routing-key": "grave"}
+    body = {"pattern": "^old$", "definition": definition, "apply-to": "classic_queues"}
+    assert live.request("PUT", "/api/policies/%2F/mortal", json=body).status_code == 201
+    deadline = time.monotonic() + 20
+    while depth(live, "grave") == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (dead,) = take(live, "grave")
+    assert dead["payload"] == "bones"
+    assert dead["properties"]["headers"]["x-death"][0]["reason"] == "expired"  # type: ignore[index]
+    live.request("DELETE", "/api/policies/%2F/mortal")
+
+
+def test_policies_that_make_no_sense_are_refused(live: Served) -> None:
+    for body in (
+        {"pattern": "(", "definition": {"max-length": 1}},
+        {"pattern": "(a+)+$", "definition": {"max-length": 1}},
+        {"pattern": ".*", "definition": {"max-lenght": 1}},
+        {"pattern": ".*", "definition": {"max-length": "many"}},
+        {"pattern": ".*", "definition": {}},
+        {"pattern": ".*", "definition": {"max-length": 1}, "apply-to": "people"},
+        {"definition": {"max-length": 1}},
+    ):
+        answer = live.request("PUT", "/api/policies/%2F/nonsense", json=body)
+        assert answer.status_code == 400, (body, answer.text)
+    assert live.get("/api/policies/%2F/nonsense").status_code == 404
+
+
+def test_definitions_come_back_from_their_export(live: Served) -> None:
+    put_queue(live, "defined", **{"x-max-length": 7})
+    live.request("PUT", "/api/exchanges/%2F/defined-ex", json={"type": "fanout"})
+    live.request("POST", "/api/bindings/%2F/e/defined-ex/q/defined", json={"routing_key": ""})
+    live.request("PUT", "/api/policies/%2F/defined", json={"pattern": "^none", "definition": {"expires": 1000}})
+    exported = live.get("/api/definitions").json()
+    for path in ("queues/%2F/defined", "exchanges/%2F/defined-ex", "policies/%2F/defined"):
+        assert live.request("DELETE", f"/api/{path}").status_code == 204
+    assert live.request("POST", "/api/definitions", json=exported).status_code == 204
+    assert live.get("/api/queues/%2F/defined").json()["arguments"] == {"x-max-length": 7}
+    assert len(live.get("/api/exchanges/%2F/defined-ex/bindings/source").json()) == 1
+    assert live.get("/api/definitions").json() == exported
+    broken = {**exported, "exchanges": [{"name": "new-one", "type": "direct"}, {"name": "odd", "type": "x-unknown"}]}
+    assert live.request("POST", "/api/definitions", json=broken).status_code == 400
+    assert live.get("/api/exchanges/%2F/new-one").status_code == 404, "nothing is done of a bad document"
+
+
+def test_vhosts_come_and_go_with_what_is_in_them(live: Served) -> None:
+    assert live.request("PUT", "/api/vhosts/team%2Fa").status_code == 201
+    assert live.request("PUT", "/api/queues/team%2Fa/q", json={}).status_code == 201
+    assert live.get("/api/queues/team%2Fa").json()[0]["vhost"] == "team/a"
+    assert live.request("DELETE", "/api/vhosts/team%2Fa").status_code == 204
+    assert live.get("/api/queues/team%2Fa").status_code == 404
+
+
+def test_connections_channels_and_consumers_are_seen_and_can_be_closed(live: Served) -> None:
+    put_queue(live, "watched")
+    connection = pika.BlockingConnection(pika.URLParameters(live.amqp_url + "?heartbeat=30"))
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=7)
+    channel.basic_consume("watched", lambda *_: None)
+    (seen,) = live.get("/api/connections").json()
+    assert (seen["user"], seen["channels"], seen["protocol"]) == ("guest", 1, "AMQP 0-9-1")
+    (open_channel,) = live.get("/api/channels").json()
+    assert (open_channel["consumer_count"], open_channel["prefetch_count"]) == (1, 7)
+    (consumer,) = live.get("/api/consumers/%2F").json()
+    assert consumer["queue"]["name"] == "watched"
+    assert live.get("/api/queues/%2F/watched").json()["consumer_details"][0]["prefetch_count"] == 7
+    name = seen["name"].replace(" ", "%20").replace(">", "%3E").replace("[", "%5B").replace("]", "%5D")
+    assert live.request("DELETE", f"/api/connections/{name}").status_code == 204
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
+        connection.process_data_events(time_limit=10)
+    assert live.get("/api/connections").json() == []
+
+
+def test_health_checks_tell_the_truth(live: Served) -> None:
+    assert live.get("/api/aliveness-test/%2F").json() == {"status": "ok"}
+    assert live.get("/api/health/checks/alarms").json() == {"status": "ok"}
+    assert live.get(f"/api/health/checks/port-listener/{live.amqp_port}").status_code == 200
+    assert live.get("/api/health/checks/port-listener/1").status_code == 503
+    assert live.get("/api/health/checks/protocol-listener/amqp091").status_code == 200
+    overview = live.get("/api/overview").json()
+    assert overview["object_totals"]["queues"] > 0 and overview["node"] == live.get("/api/nodes").json()[0]["name"]
+
+
+def test_what_is_not_there_is_a_404_and_what_is_no_json_a_400(live: Served) -> None:
+    for path in ("/api/nothing", "/api/queues/nowhere", "/api/queues/%2F/none", "/api/exchanges/%2F/none", "/api"):
+        answer = live.get(path)
+        assert answer.status_code == 404 and answer.json()["error"] == "Object Not Found"
+    assert live.request("PATCH", "/api/queues/%2F/x").status_code == 405
+    bad = live.request("PUT", "/api/queues/%2F/x", content=b"{", headers={"content-type": "application/json"})
+    assert bad.status_code == 400
+    assert json.loads(bad.text)["error"] == "bad_request"
+
+
+def test_a_page_of_another_site_cannot_act(live: Served) -> None:
+    answer = live.request("DELETE", "/api/queues/%2F/defined", headers={"origin": "http://evil.example"})
+    assert answer.status_code == 403
