@@ -66,6 +66,7 @@ class Catalog:
     def _folder(self, kind: str) -> str:
         folder = os.path.join(self._root, kind)
         if folder not in self._durable_folders:
+            self._disk.mkdir(self._root)  # one by one: only the last of a path gets the private mode
             self._disk.mkdir(folder)
             # The name of a new folder must outlive a crash as well as what is put inside.
             self._disk.sync_dir(self._root)

@@ -27,8 +27,8 @@ class Live:
     """Server and client. `broker` may be looked at from the test only through `call`."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        closed = {"amqp": None, "kafka": None}
-        self.config = Config(data_dir=str(folder), http=Address("localhost", 0), **{**closed, **settings})
+        usual = {"amqp": None, "kafka": None, "log": LogSettings(journal_file_bytes=8 << 20)}  # quick to make
+        self.config = Config(data_dir=str(folder), http=Address("localhost", 0), **{**usual, **settings})
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self.stop_error: HeadraceError | None = None  # why the server did not stop cleanly
