@@ -17,14 +17,17 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headrace.spark.access import Access, Piece, State
+from headrace.spark.broker import BrokerLink
 from headrace.spark.offsets import Partition, Position, Positions, from_json, to_json
 from headrace.spark.options import BadOption, ReadOptions
-from headrace.spark.plan import Planner
+from headrace.spark.plan import Planner, by_topic
 from headrace.spark.rows import Rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+LEASE_MS = 3600 * 1000  # far longer than a batch takes; retention waits no longer for one that died
 
 
 class SlicePartition(InputPartition):
@@ -42,9 +45,29 @@ class _Reading:
         self._options = options
         self._planner = Planner(options, access)
         self._schema = schema
+        self._broker: BrokerLink | None = None
         self._rows = Rows(
             access, columns, verify_crc=options.verify_crc, committed=options.isolation == "read_committed"
         )
+
+    def _link(self) -> BrokerLink | None:
+        """To the broker, if it was said where it is: cursors and leases are with it."""
+        if self._options.bootstrap is not None and self._broker is None:
+            self._broker = BrokerLink(self._options.bootstrap)
+        return self._broker
+
+    def _close_link(self) -> None:
+        if self._broker is not None:
+            self._broker.close()
+
+    def _planned(self, pieces: Sequence[Piece]) -> list[InputPartition]:
+        """Have the broker keep the files that were planned until the batch is done, or its time is over."""
+        slices = [piece.slice for piece in pieces if piece.slice is not None]
+        link = self._link() if slices else None
+        if link is not None:
+            wanted = ((s.log_id, s.segment, s.generation) for s in slices)
+            link.lease(wanted, min(LEASE_MS, self._options.pin_max_age_ms))
+        return [SlicePartition(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         if not isinstance(partition, SlicePartition):
@@ -62,7 +85,9 @@ class BatchReader(_Reading, DataSourceReader):
         states = self._planner.states()
         start = self._planner.first(states, "earliest")
         pieces = self._planner.pieces(start, self._planner.last(states), states)
-        return [SlicePartition(piece) for piece in pieces]
+        planned = self._planned(pieces)
+        self._close_link()
+        return planned
 
 
 class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -76,7 +101,9 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Called once in the life of a checkpoint."""
         states = self._planner.states()
-        return to_json(self._planner.first(states, "latest"))
+        first = self._planner.first(states, "latest")
+        self._move_cursor(first)  # a pin holds from before the first batch on
+        return to_json(first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.offsets_per_trigger is not None:
@@ -110,14 +137,23 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         states = self._planner.states()
-        pieces = self._planner.pieces(from_json(start), from_json(end), states)
-        return [SlicePartition(piece) for piece in pieces]
+        return self._planned(self._planner.pieces(from_json(start), from_json(end), states))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Batches up to here are done for good; Spark says so when it plans the next one."""
+        self._move_cursor(from_json(end))
+
+    def _move_cursor(self, positions: Positions) -> None:
+        options = self._options
+        if options.cursor is None:
+            return
+        link = self._link()
+        assert link is not None
+        for topic, offsets in by_topic(positions):
+            link.put_cursor(options.cursor, topic, offsets, pin=options.pin, max_age_ms=options.pin_max_age_ms)
 
     def stop(self) -> None:
-        pass
+        self._close_link()
 
 
 def _further(began: Position | None, position: Position) -> Position:

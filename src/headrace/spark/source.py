@@ -9,7 +9,12 @@ from headrace.spark import options as parsing
 from headrace.spark.schema import check_schema, columns_of, ddl
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
     from headrace.spark.access import Access
@@ -45,6 +50,22 @@ class HeadraceSource(DataSource):
         chosen = parsing.read_options(self.options)
         return StreamReader(chosen, open_access(chosen), check_schema(schema), schema)
 
+    def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
+        from headrace.spark.writer import BatchWriter, check_columns
+
+        chosen = parsing.write_options(self.options)
+        if overwrite:
+            raise parsing.BadOption("mode", "is append: a log is only written at its end")
+        check_columns(schema, chosen.topic)
+        return BatchWriter(chosen, schema.fieldNames())
+
+    def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamWriter":  # noqa: N802
+        from headrace.spark.writer import StreamWriter, check_columns
+
+        chosen = parsing.write_options(self.options)
+        check_columns(schema, chosen.topic)
+        return StreamWriter(chosen, schema.fieldNames())
+
 
 def open_access(chosen: parsing.ReadOptions) -> "Access":
     """The files where there is a path, the broker otherwise."""
@@ -53,4 +74,7 @@ def open_access(chosen: parsing.ReadOptions) -> "Access":
         from headrace.spark.folder_access import FolderAccess
 
         return FolderAccess(chosen.path, committed=committed, fail_on_data_loss=chosen.fail_on_data_loss)
-    raise parsing.BadOption("path", "is needed")
+    from headrace.spark.broker_access import BrokerAccess
+
+    assert chosen.bootstrap is not None
+    return BrokerAccess(chosen.bootstrap, committed=committed, fail_on_data_loss=chosen.fail_on_data_loss)

@@ -1,0 +1,215 @@
+"""Batches: what is in the log is what Spark sees, by the files and through the broker."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.world import RunningBroker, numbered
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WAYS = ["path", "bootstrap"]
+
+
+def options(broker: RunningBroker, way: str, **more: Any) -> dict[str, str]:
+    where = {"path": broker.path} if way == "path" else {"bootstrap": broker.url}
+    return where | {name: str(value) for name, value in more.items()}
+
+
+def load(spark: "SparkSession", chosen: dict[str, str], schema: str | None = None) -> "DataFrame":
+    reader = spark.read.format("headrace").options(**chosen)
+    return (reader.schema(schema) if schema else reader).load()
+
+
+@pytest.fixture(scope="module")
+def orders(shared_broker: RunningBroker) -> RunningBroker:
+    """3,000 messages in two partitions, in segments of 64 KB, so that slices have something to cut."""
+    shared_broker.create("orders", 2, segment_size="64KB")
+    for part in range(6):
+        shared_broker.publish("orders", numbered(500, first=500 * part, size=100))
+    return shared_broker
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_record_is_read_once_with_the_columns_of_the_kafka_source(
+    spark: "SparkSession", orders: RunningBroker, way: str
+) -> None:
+    frame = load(spark, options(orders, way, topic="orders", splitBytes="64KB"))
+    assert frame.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    rows = frame.collect()
+    assert len(rows) == 3000
+    for partition in (0, 1):
+        expected = orders.messages("orders", partition)
+        found = sorted((r for r in rows if r.partition == partition), key=lambda r: r.offset)
+        assert [(r.offset, bytes(r.key).decode(), bytes(r.value).decode()) for r in found] == [
+            (m["offset"], m["key"], m["value"]) for m in expected
+        ]
+        assert [round(r.timestamp.timestamp() * 1000) for r in found] == [m["timestamp"] for m in expected]
+    assert {(r.topic, r.timestampType) for r in rows} == {("orders", 0)}
+
+
+def test_one_big_topic_is_cut_into_many_slices(spark: "SparkSession", orders: RunningBroker) -> None:
+    frame = load(spark, options(orders, "path", topic="orders", splitBytes="64KB"))
+    assert frame.rdd.getNumPartitions() >= 4
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_offsets_choose_what_is_read(spark: "SparkSession", orders: RunningBroker, way: str) -> None:
+    start = json.dumps({"orders": {"0": 100, "1": -1}})
+    end = json.dumps({"orders": {"0": 137, "1": -1}})
+    chosen = options(orders, way, topic="orders", startingOffsets=start, endingOffsets=end)
+    found = load(spark, chosen).select("partition", "offset").orderBy("offset").collect()
+    assert [(r.partition, r.offset) for r in found] == [(0, offset) for offset in range(100, 137)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_timestamps_choose_what_is_read(spark: "SparkSession", broker: RunningBroker, way: str) -> None:
+    broker.create("times")
+    broker.publish("times", ({"value": str(n), "timestamp": 1_700_000_000_000 + n * 1000} for n in range(50)))
+    chosen = options(
+        broker, way, topic="times", startingTimestamp="1700000010000", endingTimestamp="2023-11-14T22:13:40Z"
+    )
+    found = load(spark, chosen).select("offset").orderBy("offset").collect()
+    assert [r.offset for r in found] == list(range(10, 20))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_headers_and_nulls_come_as_they_are(spark: "SparkSession", broker: RunningBroker, way: str) -> None:
+    broker.create("shapes")
+    broker.publish(
+        "shapes",
+        [
+            {"key": "a", "value": "x", "headers": {"trace": "1", "kind": "new"}},
+            {"value": "no key"},
+            {"key": "gone", "value": None},
+        ],
+    )
+    rows = load(spark, options(broker, way, topic="shapes", columns="offset,key,value,headers")).collect()
+    rows.sort(key=lambda r: r.offset)
+    assert [(h.key, bytes(h.value)) for h in rows[0].headers] == [("trace", b"1"), ("kind", b"new")]
+    assert rows[1].key is None and rows[1].headers == []
+    assert bytes(rows[2].key) == b"gone" and rows[2].value is None
+
+
+def test_a_users_schema_is_pruned_in_the_decoder(spark: "SparkSession", orders: RunningBroker) -> None:
+    frame = load(spark, options(orders, "path", topic="orders"), "offset bigint, partition int")
+    assert frame.columns == ["offset", "partition"]
+    assert frame.distinct().count() == 3000
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_several_topics_are_read_at_once(spark: "SparkSession", broker: RunningBroker, way: str) -> None:
+    for number in range(10):
+        broker.create(f"many-{number}")
+        broker.publish(f"many-{number}", numbered(10 + number))
+    broker.create("other")
+    broker.publish("other", numbered(5))
+    counted = load(spark, options(broker, way, topicPattern="many-.*")).groupBy("topic").count().collect()
+    assert {r["topic"]: r["count"] for r in counted} == {f"many-{n}": 10 + n for n in range(10)}
+    both = load(spark, options(broker, way, topics="many-1, other"))
+    assert both.count() == 16
+
+
+def test_an_empty_topic_is_an_empty_table(spark: "SparkSession", broker: RunningBroker) -> None:
+    broker.create("empty", 3)
+    for way in WAYS:
+        assert load(spark, options(broker, way, topic="empty")).count() == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"startingOfsets": "earliest"}, "did you mean startingOffsets"),
+        ({"startingOffsets": "soon"}, "'startingOffsets': is earliest, latest or JSON"),
+        ({"startingOffsets": '{"orders": {"9": 1}}'}, ""),
+        ({"maxOffsetsPerTrigger": "many"}, "'maxOffsetsPerTrigger': is a whole number"),
+        ({"maxOffsetsPerTrigger": "5", "maxBytesPerTrigger": "1MB"}, "choose one"),
+        ({"splitBytes": "big"}, "'splitBytes': is a size"),
+        ({"columns": "offset,colour"}, "there is no column 'colour'"),
+        ({"verifyCrc": "maybe"}, "'verifyCrc': is true or false"),
+        ({"isolation": "dirty"}, "'isolation': is one of read_committed, read_uncommitted"),
+        ({"cursor": "job"}, "'cursor': is kept by the broker"),
+        ({"pin": "true"}, "'pin': needs a 'cursor'"),
+        ({"pinMaxAge": "long"}, "'pinMaxAge': is a time with its unit"),
+        ({"topics": "orders"}, "is given together with topics"),
+        ({"topic": "nowhere"}, "there is no topic 'nowhere'"),
+        ({"path": "/nowhere"}, "/nowhere is not a data folder"),
+        ({"compression": "zstd"}, "'compression': is for writing"),
+        ({"startingTimestamp": "yesterday"}, "'startingTimestamp': is milliseconds"),
+    ],
+)
+def test_a_wrong_option_is_named_at_load(
+    spark: "SparkSession", orders: RunningBroker, wrong: dict[str, str], said: str
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    if not said:
+        with pytest.raises(Exception, match="no partition 9 of topic 'orders'"):
+            load(spark, options(orders, "path", topic="orders") | wrong).count()
+        return
+    with pytest.raises(AnalysisException) as error:
+        load(spark, options(orders, "path", topic="orders") | wrong)
+    assert said in str(error.value)
+
+
+def test_a_torn_tail_is_not_looked_at(spark: "SparkSession", broker: RunningBroker) -> None:
+    """Half a batch behind the visible end, as a writer leaves it for a moment: readers stop before it."""
+    broker.create("torn")
+    broker.publish("torn", numbered(100))
+    [segment] = broker.data.glob("logs/*-torn/*.log")
+    whole = segment.read_bytes()
+    with segment.open("ab") as file:
+        file.write(whole[: len(whole) // 2])
+    assert load(spark, options(broker, "path", topic="torn")).count() == 100
+    with segment.open("ab") as file:
+        file.write(b"\xff" * 1000)
+    assert load(spark, options(broker, "path", topic="torn")).count() == 100
+
+
+def test_a_damaged_batch_is_reported_and_its_records_are_not_invented(
+    spark: "SparkSession", broker: RunningBroker
+) -> None:
+    broker.create("damaged")
+    broker.publish("damaged", numbered(100))
+    [segment] = broker.data.glob("logs/*-damaged/*.log")
+    raw = bytearray(segment.read_bytes())
+    raw[-20] ^= 0xFF
+    segment.write_bytes(raw)
+    frame = load(spark, options(broker, "path", topic="damaged"))
+    with pytest.raises(Exception, match="is damaged at byte"):
+        frame.count()
+
+
+def test_records_that_are_gone_are_reported_unless_told_otherwise(
+    spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    broker = RunningBroker(tmp_path_factory.mktemp("gone"), "--retention-interval", "100ms").start()
+    try:
+        broker.create("short", segment_size="64KB", retention_bytes="64KB")
+        for part in range(10):
+            broker.publish("short", numbered(200, first=part * 200, size=100))
+        from tests.spark.world import wait_until
+
+        wait_until(lambda: broker.ends("short")[0][0] > 0, "retention removed nothing")
+        start, end = broker.ends("short")[0]
+        for way in WAYS:
+            chosen = options(broker, way, topic="short", startingOffsets='{"short": {"0": 0}}')
+            with pytest.raises(Exception, match="failOnDataLoss"):
+                load(spark, chosen).count()
+            found = load(spark, chosen | {"failOnDataLoss": "false"}).selectExpr("min(offset)", "count(*)").first()
+            assert found is not None and found[0] >= start and found[0] + found[1] == end
+    finally:
+        broker.close()
+
+
+def test_pandas_is_not_needed(spark: "SparkSession", orders: RunningBroker) -> None:
+    """The connector itself imports neither pandas nor numpy."""
+    import subprocess
+    import sys
+
+    script = "import sys, pyspark_headrace, headrace.spark.rows, headrace.spark.folder_access\n"
+    script += "print([m for m in ('pandas', 'numpy', 'pyarrow') if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() in ("[]", "['numpy']"), answer.stdout
