@@ -40,7 +40,7 @@ class Effort:
     """How hard to look. The shares are of the disks that are opened."""
 
     variants: int = 6  # power cuts per operation, at most
-    nested_share: float = 0.1
+    nested_share: float = 0.01
     nested_variants: int = 2
     again_share: float = 0.15
     derived_share: float = 0.03

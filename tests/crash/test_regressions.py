@@ -115,3 +115,17 @@ def test_a_log_whose_first_segment_lost_its_name_is_filled_up_from_the_journal()
         for at in missing:
             image.remove(names[at])
         assert values(reopen(image, spec())) == ["a", "b", "c"]
+
+
+def test_a_direct_append_does_not_take_a_folder_for_synced_that_a_checkpoint_is_about_to_sync() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    shard.checkpoint(lambda error: None)
+    assert shard.worker.pump(), "the checkpoint has taken the list of what to sync, and synced nothing yet"
+    ticket = shard.logs[1].append(batch("b", 1000))
+    while not ticket.done:
+        assert shard._deferred or shard.worker.pump()
+        while shard._deferred:
+            shard._deferred.popleft()()
+    assert values(reopen(lost(disk), spec())) == ["a", "b"]

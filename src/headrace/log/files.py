@@ -9,6 +9,7 @@ import errno
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from headrace.log.disk import Disk, FileId
 
@@ -31,7 +32,10 @@ class Files:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._dirty: set[str] = set()
-        self._dirty_folders: set[str] = set()
+        # Folder -> number of its last change. It stays until a sync that began after that change has ended:
+        # a round must not take a folder for synced while a checkpoint is only about to sync it.
+        self._dirty_folders: dict[str, int] = {}
+        self._folder_changes = 0
 
     def _acquire(self, path: str, create: bool = False) -> _Open:
         with self._lock:
@@ -134,11 +138,17 @@ class Files:
             self._release(entry)
 
     def folder_changed(self, folder: str) -> None:
-        self._dirty_folders.add(folder)
+        with self._lock:
+            self._folder_changes += 1
+            self._dirty_folders[folder] = self._folder_changes
 
     def sync_folder(self, folder: str) -> None:
-        self._dirty_folders.discard(folder)
-        self.disk.sync_dir(folder)
+        change = self._dirty_folders.get(folder)
+        with suppress(FileNotFoundError):  # its log was deleted meanwhile
+            self.disk.sync_dir(folder)
+        with self._lock:
+            if self._dirty_folders.get(folder) == change:
+                self._dirty_folders.pop(folder, None)
 
     def is_folder_dirty(self, folder: str) -> bool:
         return folder in self._dirty_folders
@@ -147,8 +157,7 @@ class Files:
         """Files and folders changed since the last call; the caller syncs them."""
         with self._lock:
             files, self._dirty = sorted(self._dirty), set()
-            folders, self._dirty_folders = sorted(self._dirty_folders), set()
-        return files, folders
+            return files, sorted(self._dirty_folders)
 
     def forget(self, paths: Iterable[str]) -> None:
         """Close files that are about to be removed or replaced; users of the moment keep theirs."""
