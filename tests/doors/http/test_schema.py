@@ -12,7 +12,7 @@ import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
-from schemathesis import Case, GenerationMode
+from schemathesis import Case, GenerationMode, SerializationContext
 from schemathesis.checks import CHECKS, load_all_checks
 
 from headrace.config import Config
@@ -20,6 +20,12 @@ from headrace.doors.http.openapi import document
 from tests.doors.http.live import Live
 
 load_all_checks()
+
+
+@schemathesis.serializer("application/x-ndjson")
+def ndjson(ctx: SerializationContext, value: Any) -> Any:
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else str(value).encode()
+
 
 EXAMPLES = 20
 TOPIC = "known"
