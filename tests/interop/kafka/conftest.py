@@ -1,11 +1,17 @@
 """One broker for the tests of a module: topics and groups have names of their own."""
 
+import importlib
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.interop.kafka.broker import KafkaBroker
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # kafka-python reads its schemas in a way that Python 3.11 deprecates
+    importlib.import_module("kafka")
 
 
 @pytest.fixture(scope="module")

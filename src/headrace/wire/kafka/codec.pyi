@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +30,6 @@ class Field:
 class Struct:
     name: str
     flexible: bool
-    known: frozenset[str]
     def __init__(
         self,
         name: str,
@@ -38,7 +37,7 @@ class Struct:
         *,
         flexible: bool,
         absent: dict[str, object],
-        known: frozenset[str],
+        known: Callable[[], frozenset[str]],
     ) -> None: ...
 
 def decode(

@@ -148,18 +148,21 @@ cdef class Field:
 
 
 cdef class Struct:
-    """A struct of one version. Fields that this version lacks read as their later default."""
+    """A struct of one version. Fields that this version lacks read as their later default.
+
+    known() names the fields of all versions: an answer may name them all, and only they.
+    """
 
     cdef readonly str name
     cdef readonly bint flexible
-    cdef readonly frozenset known
+    cdef object known
     cdef list fields
     cdef list tagged
     cdef dict absent
     cdef dict defaults
     cdef Py_ssize_t bytes_min
 
-    def __init__(self, str name, fields, *, bint flexible, dict absent, frozenset known):
+    def __init__(self, str name, fields, *, bint flexible, dict absent, known):
         self.name, self.flexible, self.absent, self.known = name, flexible, absent, known
         self.fields = [field for field in fields if field.tag < 0]
         self.tagged = sorted((field for field in fields if field.tag >= 0), key=lambda field: field.tag)
@@ -225,7 +228,7 @@ cdef class Struct:
                         writer.unsigned_varint(inner.size)
                         writer.raw(inner.data, inner.size)
         if used != PyDict_Size(values):  # a misspelt field would be written as its default
-            unknown = set(values) - self.known
+            unknown = set(values) - self.known()
             assert not unknown, f"{self.name} has no fields {sorted(unknown)}"
         return 0
 

@@ -5,6 +5,7 @@ import dataclasses
 import types
 import typing
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from kio.index import load_request_schema, load_response_schema
@@ -84,8 +85,22 @@ def compile_struct(entity: type, latest: type | None) -> Struct:
             if field.name not in mine
         }
     return Struct(
-        entity.__name__, fields, flexible=flexible, absent=absent, known=frozenset(mine) | frozenset(later)
+        entity.__name__, fields, flexible=flexible, absent=absent, known=lambda: names_in_all_versions(entity)
     )
+
+
+@cache
+def names_in_all_versions(entity: type) -> frozenset[str]:
+    """Every field that a struct of this name has in any version of its API."""
+    api_key: int = entity.__api_key__  # type: ignore[attr-defined]
+    path = entity.__module__.split(".")  # kio.schema.<name>.v<version>.<request or response>
+    load = load_request_schema if path[-1] == "request" else load_response_schema
+    names: set[str] = set()
+    for version in schema_name_map[api_key_map[api_key]]:
+        twin = getattr(import_module(load(api_key, version).__module__), entity.__name__, None)
+        if twin is not None:
+            names |= {field.name for field in dataclasses.fields(twin)}
+    return frozenset(names)
 
 
 def shapes(entity: type) -> dict[str, Shape]:
