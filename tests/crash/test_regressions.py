@@ -129,3 +129,32 @@ def test_a_direct_append_does_not_take_a_folder_for_synced_that_a_checkpoint_is_
         while shard._deferred:
             shard._deferred.popleft()()
     assert values(reopen(lost(disk), spec())) == ["a", "b"]
+
+
+def test_a_group_on_an_async_log_makes_what_lies_before_it_durable() -> None:
+    """The group's records were in the synced journal, those before them nowhere: the log was called damaged."""
+    disk = new_disk()
+    specs = spec(1, write_mode="async"), spec(2)
+    shard = reopen(disk, *specs)
+    write(shard, "a")
+    group = shard.group()
+    group.append(shard.logs[1], batch("b"))
+    group.append(shard.logs[2], batch("b"))
+    ticket = group.commit()
+    shard.pump()
+    assert ticket.done and ticket.error is None
+    again = reopen(lost(disk), *specs)
+    assert values(again, 1) == ["a", "b"] and values(again, 2) == ["b"]
+
+
+def test_a_round_never_outgrows_a_journal_file() -> None:
+    """Many small changes, or a journal smaller than a round, ran into an assertion: nothing was confirmed again."""
+    shard = reopen(new_disk(), spec())
+    tickets = []
+    for number in range(2000):
+        group = shard.group()
+        group.put("a-table", b"%d" % number, b"x")
+        tickets.append(group.commit())
+    tickets += [shard.logs[1].append(batch("a", 500)) for _ in range(40)]
+    shard.pump()
+    assert all(ticket.done and ticket.error is None for ticket in tickets)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from headrace.clock import ManualClock
-from headrace.errors import DiskFull, HeadraceError, StorageError
+from headrace.errors import BatchTooLarge, DiskFull, HeadraceError, StorageError
 from headrace.log.log import Log, LogSpec
 from headrace.log.rounds import Ticket
 from headrace.log.settings import LogSettings, StreamSettings
@@ -146,7 +146,7 @@ class World:
         try:
             getattr(self, kind)()
         except HeadraceError as error:
-            if not isinstance(error, DiskFull) and self.shard.failure is None:
+            if not isinstance(error, DiskFull | BatchTooLarge) and self.shard.failure is None:
                 raise
             self.refused += 1
         if self.alarm is not None:
@@ -186,7 +186,7 @@ class World:
         ticket = self.shard.logs[log.spec.id].append(bytearray(b"".join(raw for raw, _ in parts)))
         for raw, count in parts:  # a batch is whole or not there; several in one call need not be
             self.model.stage_append(log.spec.id, raw, count, unit, atomic=False)
-        self._follow(ticket, unit, lazy=False)
+        self._follow(ticket, unit, lazy=log.is_async)
 
     def batches(self, number: int, sizes: tuple[int, ...], rng: Random | None = None) -> tuple[bytes, int]:
         rng = rng or self.rng

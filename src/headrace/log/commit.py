@@ -73,7 +73,7 @@ class Committer:
         self._write_direct(runs, result)
         if body:
             self._journal.append(body)
-        self._sync(batch, runs, result)
+        self._sync(batch, runs, inline, result)
         result.sequence = self._journal.sequence
         self._unapplied.extend(by_log(inline))
         self.apply_rest(result)
@@ -130,8 +130,11 @@ class Committer:
             data, sum(map(len, data)), parts[0].base_offset, direct=direct
         )
 
-    def _sync(self, batch: Round, runs: list[Run], result: Committed) -> None:
+    def _sync(self, batch: Round, runs: list[Run], inline: list[Part], result: Committed) -> None:
         started = self._monotonic()
+        for log in {part.log.id: part.log for part in inline if part.log.is_async}.values():
+            # A group's part of an async log is durable with the group, so what lies before it has to be, too.
+            result.syncs += log.tail.sync()
         for log, _ in runs:
             if not log.is_async:
                 result.syncs += log.tail.sync()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import BatchTooLarge
-from headrace.log.rounds import DELETE, MERGE, PUT, Part, StateChange, Ticket, Unit
+from headrace.log.rounds import DELETE, MERGE, PART_BYTES, PUT, Part, StateChange, Ticket, Unit
 from headrace.record.types import BatchInfo
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Group:
         log.check_append(batch, infos)
         ticket = self._shard.new_ticket()
         self._unit.parts.append(Part(log, batch, ticket, atomic=True))
+        self._unit.size += PART_BYTES
         if id(batch) not in self._stored:
             self._stored.add(id(batch))
             self._unit.size += len(batch)
@@ -51,7 +52,7 @@ class Group:
             "a table's or key's length fits its field"
         )
         self._unit.changes.append(change)
-        self._unit.size += len(change.key) + len(change.value)
+        self._unit.size += change.size  # as the journal stores it: many small changes must not overflow an entry
 
     def commit(self, *, lazy: bool = False) -> Ticket:
         """Stage it all. `lazy`, without appends only: journaled at once, synced with the next round that is,

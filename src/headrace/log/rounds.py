@@ -27,12 +27,18 @@ _APPEND = struct.Struct("<BQQqqI")  # kind, log, epoch, base, next offset, bytes
 _SHARED = struct.Struct("<BQQqqI")  # ... number of the append in this entry whose bytes it shares
 _END = struct.Struct("<BQQq")  # kind, log, epoch, durable end
 
+PART_BYTES = 64  # about what an entry spends on a part besides its batches
+
 
 class StateChange(NamedTuple):
     kind: int
     table: str
     key: bytes
     value: bytes
+
+    @property
+    def size(self) -> int:
+        return _STATE.size + len(self.table) + len(self.key) + len(self.value)
 
 
 class Part:

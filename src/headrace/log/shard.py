@@ -277,7 +277,9 @@ class Shard:
         return False
 
     def _fits(self, batch: Round, unit: Unit) -> bool:
-        return not unit.immediate and batch.size + unit.size <= self.settings.round_bytes_max
+        # Half the journal's file: what the entry adds to the parts (headers, ends, epochs) has the other half.
+        limit = min(self.settings.round_bytes_max, self.journal.capacity // 2)
+        return not unit.immediate and batch.size + unit.size <= limit
 
     def _number(self, batch: Round) -> None:
         """Give out offsets: densely, in the order of arrival."""
