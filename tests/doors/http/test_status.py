@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -49,16 +50,22 @@ def test_a_full_disk_refuses_with_a_time_to_come_back_and_heals(own: type[Live])
     server = own()
     server.publish("t", {"value": 1})
 
-    async def full(state: bool) -> None:
-        server.broker.shard.is_full = state
+    def wait_for_health(status: int) -> dict[str, Any]:
+        while (answer := server.get("/health")).status_code != status:
+            pass
+        return dict(answer.json())
 
-    server.call(full(True))
+    async def free(size: int) -> None:
+        server.broker.disk.free_bytes = lambda _path: size  # type: ignore[method-assign]
+
+    server.call(free(0))
+    assert "full" in wait_for_health(503)["reason"]
     refused = server.client.post("/topics/t/messages", json={"value": 2})
     assert (refused.status_code, code_of(refused)) == (503, "disk_full")
     assert int(refused.headers["retry-after"]) >= 1
-    assert "full" in server.get("/health").json()["reason"]
     assert server.values("t") == ["1"]
-    server.call(full(False))
+    server.call(free(1 << 40))
+    wait_for_health(200)
     assert server.publish("t", {"value": 2}) == [(0, 1)]
 
 
