@@ -1,0 +1,334 @@
+"""What the checklist of bad input asks of the Kafka door, item by item: only the sender is hurt."""
+
+import asyncio
+import struct
+import tracemalloc
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from headrace.doors.kafka.errors import Code
+from headrace.record.checksum import crc32c
+from headrace.record.layout import COUNT_AT, CRC_AT, LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT
+from headrace.wire.kafka.apis import Api
+from tests.doors.kafka.world import Client, World, batch, world_at
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    async with world_at(tmp_path_factory.mktemp("broker"), decompressed_bytes_max=1 << 20) as opened:
+        await opened.topic("t")
+        await opened.topic("small", batch_bytes_max=2000)
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(world: World) -> Client:
+    return await world.client()
+
+
+async def alive(world: World) -> None:
+    """Somebody else is served as if nothing had happened."""
+    other = await world.client()
+    assert (await other.call(Api.API_VERSIONS, 3)).error_code == 0
+    other.close()
+
+
+# 15. The size of a request.
+
+
+@pytest.mark.parametrize("size", [-1, 0, -(2**31), 100 * 1024 * 1024 + 1, 2**31 - 1])
+async def test_a_size_that_can_not_be_closes_the_connection(world: World, client: Client, size: int) -> None:
+    client.send_bytes(struct.pack(">i", size) + b"x" * 10)
+    assert await client.is_closed()
+    await alive(world)
+
+
+async def test_a_large_size_claims_no_memory(world: World) -> None:
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            slow = await world.client()
+            slow.send_bytes(struct.pack(">i", 99 * 1024 * 1024) + b"x")
+        await alive(world)
+        assert tracemalloc.get_traced_memory()[1] < 10 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"AMQP\0\0\x09\x01", b"\x16\x03\x01\x02\0"]
+)
+async def test_other_protocols_are_shown_the_door(world: World, client: Client, data: bytes) -> None:
+    client.send_bytes(data + bytes(100))
+    assert await client.is_closed()
+    await alive(world)
+
+
+# 16. APIs and versions nobody knows.
+
+
+async def test_an_unknown_version_of_api_versions_is_answered_in_the_oldest(client: Client) -> None:
+    client.send(Api.API_VERSIONS, 99, b"\x01\x01\0", flexible=True)
+    data = await client.receive()
+    [code] = struct.unpack_from(">h", data, 4)
+    assert code == Code.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize(("api", "version"), [(999, 0), (-1, 0), (3, 99), (3, -1), (4, 0), (17, 0)])
+async def test_unknown_apis_and_versions_close_the_connection(
+    world: World, client: Client, api: int, version: int
+) -> None:
+    client.send(api, version, b"", flexible=False)
+    assert await client.is_closed()
+    await alive(world)
+
+
+# 17. Counts, tags and lengths that lie.
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "body"),
+    [
+        (Api.METADATA, 0, struct.pack(">i", 2**31 - 1)),
+        (Api.METADATA, 12, b"\xff\xff\xff\xff\x0f"),
+        (Api.METADATA, 12, b"\x80" * 11),
+        (Api.JOIN_GROUP, 9, b"\2g" + bytes(8) + b"\1\0\2c" + b"\xff\xff\xff\xff\x0f"),
+        (Api.JOIN_GROUP, 9, b"\0"),
+        (Api.FETCH, 12, bytes(25) + b"\xff\xff\xff\xff\x0f"),
+        (Api.PRODUCE, 9, b"\0\xff\xff" + bytes(4) + b"\xff\xff\xff\xff\x0f"),
+        (Api.HEARTBEAT, 0, b"\0\4\xff\xff\xff\xff" + bytes(8)),
+    ],
+)
+async def test_counts_and_lengths_that_lie_close_the_connection(
+    world: World, client: Client, api: Api, version: int, body: bytes
+) -> None:
+    client.send(api, version, body)
+    assert await client.is_closed()
+    await alive(world)
+
+
+async def test_millions_of_tags_are_passed_over_in_no_time(world: World, client: Client) -> None:
+    tags = 3_000_000
+    body = b"\1" + b"\0\0" + b"\xc0\x8d\xb7\x01" + b"\x32\0" * tags
+    client.send(Api.METADATA, 12, body)
+    assert await client.receive()
+    await alive(world)
+
+
+async def test_half_a_request_and_then_nothing_hurts_nobody(world: World, client: Client) -> None:
+    client.send_bytes(struct.pack(">i", 1000) + b"x" * 500)
+    await alive(world)
+    client.close()
+    await alive(world)
+
+
+# 19. Batches.
+
+
+def broken(change: dict[int, bytes], *, fix_crc: bool = True) -> bytearray:
+    data = batch(b"one", b"two")
+    for at, value in change.items():
+        data[at : at + len(value)] = value
+    if fix_crc:
+        data[CRC_AT : CRC_AT + 4] = crc32c(data[CRC_AT + 4 :]).to_bytes(4, "big")
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (broken({80: b"\xff"}, fix_crc=False), Code.CORRUPT_MESSAGE),
+        (broken({MAGIC_AT: b"\1"}), Code.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        (broken({MAGIC_AT: b"\0"}), Code.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        (broken({COUNT_AT: struct.pack(">i", 3)}), Code.INVALID_RECORD),
+        (broken({COUNT_AT: struct.pack(">i", -1)}), Code.INVALID_RECORD),
+        (broken({LAST_OFFSET_DELTA_AT: struct.pack(">i", 7)}), Code.INVALID_RECORD),
+        (broken({LENGTH_AT: struct.pack(">i", 10)}), Code.INVALID_RECORD),
+        (broken({LENGTH_AT: struct.pack(">i", 2**31 - 1)}), Code.MESSAGE_TOO_LARGE),
+        (bytearray(b""), Code.INVALID_RECORD),
+        (bytearray(b"short"), Code.INVALID_RECORD),
+    ],
+)
+async def test_a_broken_batch_is_refused_with_kafkas_code_and_the_connection_lives(
+    world: World, client: Client, data: bytearray, code: Code
+) -> None:
+    end = world.broker.streams.get("t").partitions[0].end_offset
+    assert (await client.produce("t", data)).error_code == code
+    assert world.broker.streams.get("t").partitions[0].end_offset == end, "nothing of it was kept"
+    assert (await client.produce("t", batch(b"fine"))).error_code == 0
+
+
+async def test_a_batch_over_the_topics_limit_is_too_large(client: Client) -> None:
+    assert (await client.produce("small", batch(b"x" * 3000))).error_code == Code.MESSAGE_TOO_LARGE
+    assert (await client.produce("small", batch(b"x" * 100))).error_code == 0
+
+
+async def test_a_batch_that_would_unfold_past_the_limit_is_refused(client: Client) -> None:
+    bomb = batch(bytes(8 << 20), codec=4)
+    assert len(bomb) < 10_000
+    assert (await client.produce("t", bomb)).error_code in (Code.MESSAGE_TOO_LARGE, Code.INVALID_RECORD)
+
+
+async def test_acks_that_do_not_exist_are_refused(client: Client) -> None:
+    assert (await client.produce("t", batch(b"x"), acks=2)).error_code == Code.INVALID_REQUIRED_ACKS
+
+
+async def test_a_control_batch_from_a_client_is_refused(client: Client) -> None:
+    forged = batch(b"x", control=True, transactional=True, producer_id=1, producer_epoch=0)
+    assert (await client.produce("t", forged)).error_code != 0
+
+
+# 20. Names.
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../../etc/passwd", "x" * 250, "ä", "a\0b", "a b"])
+async def test_names_that_are_no_topics_are_refused(client: Client, topic: str) -> None:
+    answer = await client.call(Api.METADATA, 12, topics=[{"name": topic}])
+    assert answer.topics[0].error_code == Code.INVALID_TOPIC
+    made = await client.call(Api.CREATE_TOPICS, 7, topics=[{"name": topic, "num_partitions": 1}])
+    assert made.topics[0].error_code == Code.INVALID_TOPIC
+    assert (await client.produce(topic, batch(b"x"))).error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+# 21. Fetches that ask for too much.
+
+
+async def test_a_fetch_of_everything_is_bounded(world: World, client: Client) -> None:
+    await world.topic("large")
+    for _ in range(20):
+        await client.produce("large", batch(b"x" * (1 << 20)))
+    result = await client.fetch("large", max_bytes=2**31 - 1)
+    assert len(result.records) <= (1 << 20) + 1000, "the partition's own limit"
+
+
+async def test_a_fetch_of_many_partitions_is_answered(client: Client) -> None:
+    wanted = [{"partition": number, "fetch_offset": 0, "partition_max_bytes": 1} for number in range(10_000)]
+    answer = await client.call(
+        Api.FETCH,
+        12,
+        max_wait=0,
+        max_bytes=2**31 - 1,
+        session_epoch=-1,
+        topics=[{"topic": "t", "partitions": wanted}],
+    )
+    codes = {part.error_code for part in answer.responses[0].partitions}
+    assert codes <= {0, Code.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+async def test_a_client_that_says_it_is_a_broker_gets_nothing(client: Client) -> None:
+    answer = await client.call(
+        Api.FETCH,
+        12,
+        replica_id=5,
+        max_wait=0,
+        topics=[{"topic": "t", "partitions": [{"partition_max_bytes": 9}]}],
+    )
+    assert answer.error_code == Code.CLUSTER_AUTHORIZATION_FAILED
+
+
+@pytest.mark.parametrize(("offset", "code"), [(-1, 1), (10**12, 1)])
+async def test_offsets_outside_the_log_are_out_of_range(client: Client, offset: int, code: int) -> None:
+    assert (await client.fetch("t", offset)).error_code == code
+
+
+async def test_sessions_that_never_were_are_not_found(client: Client) -> None:
+    answer = await client.call(Api.FETCH, 12, max_wait=0, session_id=12345, session_epoch=3)
+    assert answer.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
+
+
+# 22. Groups.
+
+
+async def join(client: Client, group: str, **fields: Any) -> Any:
+    asked = {
+        "session_timeout": 10_000,
+        "rebalance_timeout": 10_000,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b""}],
+        **fields,
+    }
+    return await client.call(Api.JOIN_GROUP, 5, group_id=group, **asked)
+
+
+async def test_metadata_of_ten_megabytes_closes_the_connection(world: World, client: Client) -> None:
+    body = struct.pack(">h", 1) + b"g" + struct.pack(">ii", 9000, 9000) + b"\0\0\xff\xff\0\1c"
+    body += struct.pack(">ih", 1, 1) + b"r" + struct.pack(">i", 10 << 20) + bytes(10 << 20)
+    client.send(Api.JOIN_GROUP, 5, body)
+    assert await client.is_closed()
+    await alive(world)
+
+
+async def test_a_forged_member_id_is_unknown(client: Client) -> None:
+    assert (await join(client, "g", member_id="forged")).error_code == Code.UNKNOWN_MEMBER_ID
+    beat = await client.call(Api.HEARTBEAT, 4, group_id="g", member_id="forged", generation_id=1)
+    assert beat.error_code == Code.UNKNOWN_MEMBER_ID
+
+
+async def test_a_group_without_a_name_is_refused(client: Client) -> None:
+    assert (await join(client, "")).error_code == Code.INVALID_GROUP_ID
+
+
+# 23. Sequences, epochs, other people's transactions.
+
+
+async def test_gaps_stale_epochs_and_strangers_are_told_apart(world: World, client: Client) -> None:
+    await world.topic("numbered")
+    producer = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=1000)
+    pid = producer.producer_id
+
+    def numbered(sequence: int, epoch: int = 1) -> bytearray:
+        return batch(b"x", producer_id=pid, producer_epoch=epoch, base_sequence=sequence)
+
+    assert (await client.produce("numbered", numbered(0))).base_offset == 0
+    assert (await client.produce("numbered", numbered(1))).base_offset == 1
+    assert (await client.produce("numbered", numbered(1))).base_offset == 1, (
+        "a repeated batch is where it was"
+    )
+    assert (await client.produce("numbered", numbered(5))).error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert (await client.produce("numbered", numbered(2, 0))).error_code == Code.INVALID_PRODUCER_EPOCH
+    stranger = await client.call(
+        Api.END_TXN, 3, transactional_id="nobody's", producer_id=pid, producer_epoch=0, committed=True
+    )
+    assert stranger.error_code == Code.INVALID_PRODUCER_ID_MAPPING
+
+
+async def test_a_transactional_batch_outside_of_a_transaction_is_refused(
+    world: World, client: Client
+) -> None:
+    await world.topic("outside")
+    producer = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id="mine", transaction_timeout=1000)
+    data = batch(
+        b"x", producer_id=producer.producer_id, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    assert (await client.produce("outside", data)).error_code == Code.INVALID_TXN_STATE
+
+
+# Slow readers and many requests at once.
+
+
+async def test_pipelined_requests_are_answered_in_order(client: Client) -> None:
+    ids = [client.send(Api.API_VERSIONS, 0, b"") for _ in range(300)]
+    assert [struct.unpack_from(">i", await client.receive())[0] for _ in ids] == ids
+
+
+async def test_a_client_that_does_not_read_is_not_read_from(world: World) -> None:
+    await world.topic("unread")
+    writer = await world.client()
+    await writer.produce("unread", batch(b"x" * 1_000_000))
+    lazy = await world.client()
+    request = struct.pack(">iiiibii", -1, 0, 1, 1 << 24, 0, 0, -1)
+    request += struct.pack(">ih", 1, 6) + b"unread" + struct.pack(">iiiqqi", 1, 0, -1, 0, -1, 1 << 24)
+    request += struct.pack(">ih", 0, 0)
+    for _ in range(200):  # 200 MB of answers, if they were all written
+        lazy.send(Api.FETCH, 11, request)
+    await asyncio.sleep(0)
+    await alive(world)
+    [connection] = [one for one in world.door.connections if one._reading_paused]
+    assert len(connection._waiting) <= 200
+    assert connection._transport.get_write_buffer_size() < 64 << 20
+    lazy.close()
