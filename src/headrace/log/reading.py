@@ -180,6 +180,21 @@ class LogFiles:
             return info.leader_epoch
         return None
 
+    def reach(self, log_id: int, start: int, end: int, size: int) -> int:
+        """The offset behind the batch with which about so many bytes from `start` on are full."""
+        for piece in self.slices(log_id, start, end, size):
+            if piece.next_offset <= start:
+                continue
+            if piece.length < 2 * size:
+                return piece.next_offset
+            break  # the index of what was just written is still in the broker's memory: walk
+        used = 0
+        for _, info in self.headers(log_id, start, end):
+            used += info.size
+            if used >= size:
+                return min(info.next_offset, end)
+        return end
+
     def size_between(self, log_id: int, start: int, end: int) -> int:
         """About how many bytes lie between two offsets, as far as the indexes tell."""
         return sum(piece.length for piece in self.slices(log_id, start, end, 1 << 62))

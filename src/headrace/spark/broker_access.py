@@ -52,6 +52,10 @@ class BrokerAccess:
         held = max(1, state.end - state.start)
         return self._sizes.get(place, 0) * (end - start) // held
 
+    def reach(self, place: Partition, state: State, start: int, end: int, size: int) -> int:
+        total = max(1, self.size_between(place, state, start, end))
+        return start + (end - start) * min(size, total) // total
+
     def pieces(self, place: Partition, state: State, start: int, end: int, split_bytes: int) -> list[Piece]:
         """Even runs of offsets, as many as the partition's size suggests: the broker's index stays with it."""
         size = self.size_between(place, state, start, end)

@@ -100,6 +100,9 @@ class FolderAccess:
     def size_between(self, place: Partition, state: State, start: int, end: int) -> int:
         return self._files.size_between(state.log_id, start, end)
 
+    def reach(self, place: Partition, state: State, start: int, end: int, size: int) -> int:
+        return self._files.reach(state.log_id, start, end, size)
+
     def pieces(self, place: Partition, state: State, start: int, end: int, split_bytes: int) -> list[Piece]:
         cut = self._files.slices(state.log_id, start, end, split_bytes)
         return [

@@ -90,9 +90,10 @@ class _Reader:
     def __init__(self, options: Mapping[str, str], allowed: tuple[str, ...], other: str) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
         names = {name.lower() for name in allowed}
-        for name in options:
-            if name.lower() not in names and name.lower() not in SPARKS_OWN:
-                raise BadOption(name, f"is for {other}")
+        written = {name.lower(): name for name in (*READING, *WRITING)}
+        for name in self._values:
+            if name not in names and name not in SPARKS_OWN:
+                raise BadOption(written.get(name, name), f"is for {other}")
 
     def text(self, name: str) -> str | None:
         value = self._values.get(name.lower())

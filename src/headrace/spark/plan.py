@@ -144,11 +144,14 @@ class Planner:
             for place, count in behind.items()
             if count
         }
-        allowed = spread(sizes, limit)
-        # Bytes become offsets by the average size of what waits; at least one record, however large.
-        return {
-            place: min(behind[place], max(1, behind[place] * share // sizes[place])) for place, share in allowed.items()
-        }
+        found = {}
+        for place, share in spread(sizes, limit).items():
+            end = latest[place].offset
+            if share < sizes[place]:
+                reached = self.access.reach(place, states[place], begins[place], end, share)
+                end = min(max(reached, begins[place] + 1), end)
+            found[place] = end - begins[place]
+        return found
 
     def pieces(
         self,
