@@ -17,8 +17,10 @@ from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.history import History
 from headrace.broker.housekeeping import Housekeeping
 from headrace.broker.ledger import Ledger
+from headrace.broker.partition import Partition
 from headrace.broker.pipelines import Pipelines
 from headrace.broker.policies import Policies
+from headrace.broker.reading import Page, read_page
 from headrace.broker.rounds import SETTLE_TABLE
 from headrace.broker.staging import Staging
 from headrace.broker.stats import Stats
@@ -145,6 +147,19 @@ class Broker:
         if self.shard.pending_bytes > PENDING_BYTES_MAX:
             raise Overloaded(f"{self.shard.pending_bytes:,} bytes are waiting for the disk")
         return await publishing.publish(self.shard, stream, prepared)
+
+    def read(self, stream: Stream, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
+        """A page of committed messages."""
+        producers = self.coordination.producers.of(partition.log)
+        return read_page(
+            stream.name,
+            partition,
+            offset,
+            limit=limit,
+            bytes_max=bytes_max,
+            decompressed_bytes_max=self.config.decompressed_bytes_max,
+            aborted=() if producers is None else producers.aborted,
+        )
 
     def why_not_ready(self) -> str | None:
         """The reason why messages are not taken right now; None when they are."""

@@ -1,11 +1,13 @@
 """Reading messages one by one, for those who do not want whole batches."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.broker.partition import Partition
+from headrace.broker.producers import Aborted
 from headrace.errors import CorruptBatch, DecompressedTooLarge, UnreadableBatch
 from headrace.record import codec
-from headrace.record.types import Record
+from headrace.record.types import BatchInfo, Record
 
 STEP_BYTES = 64 * 1024  # of the first read: most pages are small
 MESSAGE_OVERHEAD = 64
@@ -24,6 +26,7 @@ def read_page(
     limit: int,
     bytes_max: int,
     decompressed_bytes_max: int,
+    aborted: Sequence[Aborted] = (),
 ) -> Page:
     """Committed messages from an offset on: at most `limit`, about `bytes_max`, at least one if any is there."""
     records: list[Record] = []
@@ -35,8 +38,9 @@ def read_page(
         if chunk.next_offset <= offset:
             break
         try:
+            data = _without(chunk.data, aborted)
             found = codec.records(
-                chunk.data,
+                data,
                 from_offset=offset,
                 to_offset=end,
                 limit=limit - len(records),
@@ -45,7 +49,7 @@ def read_page(
         except (CorruptBatch, DecompressedTooLarge) as error:
             if records:
                 break  # these first; the reader learns of the rest when it comes to it
-            found = _before_the_bad(stream, partition, chunk.data, offset, decompressed_bytes_max, error)
+            found = _before_the_bad(stream, partition, data, offset, decompressed_bytes_max, error)
         for record in found:
             size += MESSAGE_OVERHEAD + len(record.key or b"") + len(record.value or b"")
             if size > bytes_max and records:
@@ -56,6 +60,24 @@ def read_page(
     return Page(records, offset)
 
 
+def _without(data: bytes | memoryview, aborted: Sequence[Aborted]) -> bytes | memoryview:
+    """The batches without those of aborted transactions."""
+    if not aborted:
+        return data
+    infos = codec.scan(data, verify_crc=False)
+    kept = [info for info in infos if not _is_aborted(info, aborted)]
+    if len(kept) == len(infos):
+        return data
+    return b"".join(bytes(data[info.position : info.end]) for info in kept)
+
+
+def _is_aborted(info: BatchInfo, aborted: Sequence[Aborted]) -> bool:
+    return info.is_transactional and any(
+        one.producer_id == info.producer_id and one.first_offset <= info.base_offset < one.last_offset
+        for one in aborted
+    )
+
+
 def _before_the_bad(
     stream: str, partition: Partition, data: bytes | memoryview, offset: int, bytes_max: int, error: Exception
 ) -> list[Record]:
@@ -63,9 +85,7 @@ def _before_the_bad(
     found: list[Record] = []
     for info in codec.scan(data, verify_crc=False):
         try:
-            found += codec.records(
-                data, info.position, info.end, from_offset=offset, decompressed_bytes_max=bytes_max
-            )
+            found += codec.records(data, info.position, info.end, from_offset=offset, decompressed_bytes_max=bytes_max)
         except (CorruptBatch, DecompressedTooLarge):
             if found:
                 return found

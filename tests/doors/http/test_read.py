@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from headrace.config import Address
 from headrace.record import codec
 from tests.doors.http.live import Live, code_of
 
@@ -251,3 +252,45 @@ def test_a_batch_that_cannot_be_decoded_is_named_and_can_be_stepped_over(live: L
     answer = live.get(f"/topics/{topic}/messages?offset=1")
     assert (answer.status_code, code_of(answer)) == (503, "batch_unreadable")
     assert live.values(topic, offset=answer.json()["next_offset"]) == ["after"]
+
+
+def test_messages_of_aborted_transactions_are_not_read(own: type[Live]) -> None:
+    from confluent_kafka import Producer
+
+    server = own(kafka=Address("localhost", 0))
+    server.create("t")
+    address = server.server.doors["kafka"].addresses[0]
+    producer = Producer({"bootstrap.servers": address, "transactional.id": "x", "linger.ms": 0})
+    producer.init_transactions(60)
+    for name, end in (("a", "abort"), ("b", "commit"), ("c", "abort"), ("d", "commit")):
+        producer.begin_transaction()
+        for i in range(3):
+            producer.produce("t", f"{name}{i}")
+        producer.flush(60)
+        server.publish("t", {"value": f"between {name}"})
+        getattr(producer, f"{end}_transaction")(60)
+    committed = ["between a", "b0", "b1", "b2", "between b", "between c", "d0", "d1", "d2", "between d"]
+    assert server.values("t") == committed
+    seen, offset = [], 0
+    while (page := server.get(f"/topics/t/messages?limit=1&offset={offset}").json())["messages"]:
+        seen += [m["value"] for m in page["messages"]]
+        offset = page["next_offset"]
+    assert seen == committed
+    with server.events("/topics/t/stream") as events:
+        assert [next(events)[2]["value"] for _ in committed] == committed
+
+
+def test_an_open_transaction_holds_back_what_is_behind_it(own: type[Live]) -> None:
+    from confluent_kafka import Producer
+
+    server = own(kafka=Address("localhost", 0))
+    server.create("t")
+    producer = Producer({"bootstrap.servers": server.server.doors["kafka"].addresses[0], "transactional.id": "x"})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce("t", "open")
+    producer.flush(60)
+    server.publish("t", {"value": "behind"})
+    assert server.values("t") == []
+    producer.commit_transaction(60)
+    assert server.values("t") == ["open", "behind"]

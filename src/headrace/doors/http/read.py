@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.partition import Partition, Readable
-from headrace.broker.reading import Page, read_page
+from headrace.broker.reading import Page
 from headrace.broker.streams import Stream
 from headrace.doors.http.requests import Gone, Query, hung_up
 from headrace.doors.http.site import Answer, Site, json_answer
@@ -38,11 +38,11 @@ async def read(site: Site, request: Request) -> Response:
     wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
     offset = start_of(partition, query)
     request.state.share.take(bytes_max)
-    page = _page(site, stream, partition, offset, limit, bytes_max)
+    page = site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
     if not page.records and wait_s > 0:
         offset = page.next_offset
         if await wait_for(site, request, stream, [(partition, offset)], wait_s):
-            page = _page(site, stream, partition, offset, limit, bytes_max)
+            page = site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
     site.stats.messages_out += len(page.records)
     answer = _render(partition.number, page, media, binary)
     site.stats.bytes_out += len(answer.body)
@@ -103,17 +103,6 @@ async def wait_for(
     finally:
         readable.cancel()
         gone.cancel()
-
-
-def _page(site: Site, stream: Stream, partition: Partition, offset: int, limit: int, bytes_max: int) -> Page:
-    return read_page(
-        stream.name,
-        partition,
-        offset,
-        limit=limit,
-        bytes_max=bytes_max,
-        decompressed_bytes_max=site.config.decompressed_bytes_max,
-    )
 
 
 def _media(request: Request, query: Query) -> str:

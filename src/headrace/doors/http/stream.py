@@ -8,7 +8,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.partition import Partition, Readable
-from headrace.broker.reading import read_page
 from headrace.broker.streams import Stream
 from headrace.doors.http.read import start_of
 from headrace.doors.http.requests import Query, hung_up
@@ -102,13 +101,8 @@ class EventStream(Response):
     def _page(self, partition: Partition) -> bytes:
         number = partition.number
         try:
-            page = read_page(
-                self._topic.name,
-                partition,
-                self._positions[number],
-                limit=PAGE_MESSAGES,
-                bytes_max=PAGE_BYTES,
-                decompressed_bytes_max=self._site.config.decompressed_bytes_max,
+            page = self._site.broker.read(
+                self._topic, partition, self._positions[number], limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES
             )
         except OffsetOutOfRange as error:
             if error.offset >= error.start:
