@@ -39,7 +39,7 @@ class DelayLog:
         self._indexed = view.low
         self._timer: Any = None
         self._timer_at = 0.0
-        self._asked = False
+        self._asked_at = -1
         self.is_closed = False
         self.index_new()
 
@@ -50,12 +50,11 @@ class DelayLog:
         writer = self.view.open_writer()
         headers = (*message.record_headers(), (DUE_HEADER, due_ms.to_bytes(8, "big")))
         writer.append(message.key, message.body, headers, now_ms)
-        if not self._asked:
-            self._asked = True
+        if self._asked_at != self._vhost.rounds.flushes:  # once for each flush
+            self._asked_at = self._vhost.rounds.flushes
             self._vhost.rounds.after(self._flushed)
 
     def _flushed(self, error: object) -> None:
-        self._asked = False
         if not self.is_closed:
             self.index_new()
 

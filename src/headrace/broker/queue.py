@@ -59,7 +59,7 @@ class Queue:
         self._waits: dict[View, Any] = {}
         self._timer: Any = None
         self._timer_at = 0.0
-        self._length_check = False
+        self._checked_at = -1
         for view in views:
             view.on_reserved = self.wake
         if policy.expires_ms is not None:
@@ -140,12 +140,12 @@ class Queue:
         return policy.bytes_max is not None and self.ready_bytes + more_bytes > policy.bytes_max
 
     def _check_after_flush(self) -> None:
-        if not self._length_check:
-            self._length_check = True
-            self.vhost.rounds.after(self._after_flush)
+        rounds = self.vhost.rounds
+        if self._checked_at != rounds.flushes:  # once for each flush, and for none too few
+            self._checked_at = rounds.flushes
+            rounds.after(self._after_flush)
 
     def _after_flush(self, error: object) -> None:
-        self._length_check = False
         if self.is_deleted:
             return
         self.drop_overflow()

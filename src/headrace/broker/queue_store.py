@@ -243,7 +243,7 @@ def _settings(policy: QueuePolicy) -> dict[str, object]:
     if policy.kind == STREAM:
         age = policy.max_age_ms
         return {
-            "retention": f"{age}ms" if age is not None else "forever",
+            "retention_ms": f"{age}ms" if age is not None else "forever",
             "retention_bytes": policy.bytes_max if policy.bytes_max is not None else "unlimited",
         }
     return {}

@@ -105,7 +105,12 @@ class Channel:
         first = self.confirmed + 1
         self.confirmed = sequence
         if self.refused:
-            self.refused = {number for number in self.refused if number > sequence}
+            refused = self.refused
+            self.refused = {number for number in refused if number > sequence}
+            while sequence >= first and sequence in refused:  # told already, and told the opposite
+                sequence -= 1
+            if sequence < first:
+                return
         self.connection.write(confirm(self.number, sequence, multiple=sequence > first))
 
     def refuse(self, sequence: int) -> None:

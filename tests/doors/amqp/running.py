@@ -1,0 +1,130 @@
+"""A broker with its AMQP door in a thread of this process, for clients that block."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pika
+import uvloop
+from pika.adapters.blocking_connection import BlockingChannel
+
+from headrace.broker.queue import Queue
+from headrace.config import Address, Config
+from headrace.server import Server
+
+T = TypeVar("T")
+PATIENCE_S = 20.0
+
+
+class Running:
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self._settings = settings
+        self._connections: list[pika.BlockingConnection] = []
+        self.start()
+
+    def start(self, port: int = 0) -> None:
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(port,), name="broker")
+        self._thread.start()
+        self._started.wait(PATIENCE_S)
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self, port: int) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            try:
+                runner.run(self._serve(port))
+            except BaseException as error:
+                self._failure = error
+                self._started.set()
+                raise
+
+    async def _serve(self, port: int) -> None:
+        options = {"http": None, "kafka": None, "amqp": Address("localhost", port), **self._settings}
+        config = Config(data_dir=str(self.folder), **options)
+        self.server = await Server.start(config)
+        self.loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self.port = int(self.server.doors["amqp"].addresses[0].rpartition(":")[2])
+        self._started.set()
+        await self._stop.wait()
+        await self.server.close()
+
+    @property
+    def door(self) -> Any:
+        return self.server.doors["amqp"]
+
+    def stop(self) -> None:
+        for connection in self._connections:
+            if connection.is_open:
+                connection.close()
+        self._connections.clear()
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(PATIENCE_S)
+            assert not self._thread.is_alive()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Runs on the broker's loop."""
+
+        async def wrapped() -> T:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(wrapped(), self.loop).result(PATIENCE_S)
+
+    def queue(self, name: str) -> Queue:
+        return self.server.broker.vhosts.get("/").queues[name]
+
+    def connect(self, **options: Any) -> pika.BlockingConnection:
+        parameters = pika.ConnectionParameters("127.0.0.1", self.port, **options)
+        connection = pika.BlockingConnection(parameters)
+        self._connections.append(connection)
+        return connection
+
+    def channel(self, **options: Any) -> BlockingChannel:
+        return self.connect(**options).channel()
+
+
+def eventually(true: Callable[[], Any], what: str = "") -> Any:
+    """Waits for something that happens by itself, never longer than a test may take."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"did not happen: {what}"
+        time.sleep(0.01)
+    return found
+
+
+def take(channel: BlockingChannel, queue: str, **options: Any) -> tuple[Any, Any, bytes]:
+    """One message by basic.get, waited for: dead letters and timers take their moment."""
+    found: list[Any] = []
+
+    def look() -> bool:
+        method, properties, body = channel.basic_get(queue, **options)
+        found[:] = [method, properties, body]
+        return method is not None
+
+    eventually(look, f"a message in {queue}")
+    return found[0], found[1], found[2]
+
+
+def bodies(channel: BlockingChannel, queue: str) -> list[bytes]:
+    """Everything that is ready, taken for good."""
+    out = []
+    while True:
+        method, _, body = channel.basic_get(queue, auto_ack=True)
+        if method is None:
+            return out
+        out.append(body or b"")
+
+
+def depth(channel: BlockingChannel, queue: str) -> int:
+    return int(channel.queue_declare(queue, passive=True).method.message_count)

@@ -1,0 +1,184 @@
+"""Publishing: confirms, returns, refusals, and what a message must look like."""
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError
+
+from tests.doors.amqp.running import Running, bodies, depth, take
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 131_064, 131_065, 300_000, 3_000_000])
+def test_a_body_of_any_size_comes_back_as_it_was(
+    channel: BlockingChannel, name: str, size: int, durable: bool
+) -> None:
+    channel.queue_declare(name, durable=durable)
+    channel.confirm_delivery()
+    body = bytes(n % 251 for n in range(1000)) * (size // 1000 + 1)
+    properties = pika.BasicProperties(
+        content_type="a/b", headers={"n": None, "t": {"x": [1, "two", None]}, "b": True, "big": 2**40},
+        delivery_mode=2, priority=3, correlation_id="c", reply_to="r", message_id="m", timestamp=17, type="t",
+        app_id="a",
+    )  # fmt: skip
+    channel.basic_publish("", name, body[:size], properties)
+    method, found, got = channel.basic_get(name, auto_ack=True)
+    assert got == body[:size]
+    assert found == properties
+    assert (method.exchange, method.routing_key, method.redelivered) == ("", name, False)
+
+
+def test_a_message_that_nobody_takes_comes_back_if_it_is_mandatory(channel: BlockingChannel, name: str) -> None:
+    channel.confirm_delivery()
+    with pytest.raises(UnroutableError) as caught:
+        channel.basic_publish("", name, b"x", mandatory=True)
+    assert caught.value.messages[0].method.reply_code == 312
+    channel.basic_publish("", name, b"x")  # and is confirmed and gone if it is not
+
+
+def test_confirms_come_for_every_message_also_when_many_are_on_their_way(running: Running, name: str) -> None:
+    channel = running.channel()
+    channel.queue_declare(name, durable=True)
+    confirmed: list[int] = []
+
+    class Counter:
+        def __call__(self, frame: object) -> None:
+            method = frame.method  # type: ignore[attr-defined]
+            first = (confirmed[-1] if confirmed else 0) + 1 if method.multiple else method.delivery_tag
+            confirmed.extend(range(first, method.delivery_tag + 1))
+
+    channel._impl.confirm_delivery(Counter(), lambda _: None)
+    channel.connection.process_data_events(0.2)
+    for n in range(500):
+        channel._impl.basic_publish("", name, b"%d" % n)
+    while len(confirmed) < 500:
+        channel.connection.process_data_events(0.1)
+    assert sorted(confirmed) == list(range(1, 501))
+    assert bodies(channel, name) == [b"%d" % n for n in range(500)]
+
+
+def test_a_message_to_many_queues_is_in_all_of_them_once_it_is_confirmed(
+    channel: BlockingChannel, name: str
+) -> None:
+    channel.exchange_declare(name, "fanout", durable=True)
+    for n in range(10):
+        channel.queue_declare(f"{name}{n}", durable=n % 2 == 0)
+        channel.queue_bind(f"{name}{n}", name)
+    channel.confirm_delivery()
+    channel.basic_publish(name, "", b"everywhere")
+    assert [depth(channel, f"{name}{n}") for n in range(10)] == [1] * 10
+
+
+def test_cc_and_bcc_reach_their_queues_and_bcc_is_not_told(channel: BlockingChannel, name: str) -> None:
+    for queue in "abc":
+        channel.queue_declare(name + queue)
+    headers = {"CC": [name + "b"], "BCC": [name + "c"], "x": 1}
+    channel.basic_publish("", name + "a", b"x", pika.BasicProperties(headers=headers))
+    for queue in "abc":
+        _, properties, _ = take(channel, name + queue)
+        assert properties.headers == {"CC": [name + "b"], "x": 1}
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        (pika.BasicProperties(expiration="soon"), 406),
+        (pika.BasicProperties(expiration="-1"), 406),
+        (pika.BasicProperties(user_id="somebody"), 406),
+        (pika.BasicProperties(headers={"CC": "not a list"}), 406),
+        (pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"), 406),
+    ],
+)
+def test_properties_that_cannot_be_end_the_channel(
+    channel: BlockingChannel, name: str, properties: pika.BasicProperties, expected: int
+) -> None:
+    channel.queue_declare(name)
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.basic_publish("", name, b"x", properties)
+        channel.queue_declare(name, passive=True)
+    assert caught.value.reply_code == expected
+
+
+def test_the_right_user_id_is_taken(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name)
+    channel.basic_publish("", name, b"x", pika.BasicProperties(user_id="guest"))
+    assert depth(channel, name) == 1
+
+
+def test_immediate_is_540_and_ends_the_connection(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name)
+    publish = pika.spec.Basic.Publish(exchange="", routing_key=name, immediate=True)
+    with pytest.raises(ConnectionClosedByBroker) as caught:
+        channel._impl._send_method(publish, (pika.BasicProperties(), b"x"))
+        channel.queue_declare(name, passive=True)
+    assert caught.value.reply_code == 540
+
+
+def test_a_message_over_the_limit_is_311_and_the_connection_lives(running: Running, name: str) -> None:
+    connection = running.connect()
+    channel = connection.channel()
+    channel.queue_declare(name)
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.basic_publish("", name, b"x" * (16 * 1024 * 1024))
+        channel.queue_declare(name, passive=True)
+    assert caught.value.reply_code == 311
+    connection.channel().queue_declare(name, passive=True)
+
+
+def test_a_full_queue_that_rejects_says_nack_and_keeps_what_it_has(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name, durable=True, arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
+    channel.confirm_delivery()
+    channel.basic_publish("", name, b"1")
+    channel.basic_publish("", name, b"2")
+    with pytest.raises(NackError):
+        channel.basic_publish("", name, b"3")
+    assert bodies(channel, name) == [b"1", b"2"]
+    channel.basic_publish("", name, b"4")
+    assert bodies(channel, name) == [b"4"]
+
+
+def test_a_transaction_publishes_and_acks_together_or_not_at_all(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name, durable=True)
+    channel.basic_publish("", name, b"before")
+    channel.tx_select()
+    channel.basic_publish("", name, b"rolled back")
+    method, _, _ = channel.basic_get(name)
+    channel.basic_ack(method.delivery_tag)
+    channel.tx_rollback()
+    channel.basic_nack(method.delivery_tag, requeue=True)  # still out: the ack never happened
+    channel.tx_commit()
+    assert depth(channel, name) == 1
+    method, _, _ = channel.basic_get(name)
+    channel.basic_ack(method.delivery_tag)
+    channel.basic_publish("", name, b"after")
+    assert depth(channel, name) == 0
+    channel.tx_commit()
+    method, _, body = channel.basic_get(name)
+    assert body == b"after"
+
+
+def test_confirms_and_transactions_exclude_each_other(running: Running) -> None:
+    channel = running.channel()
+    channel.tx_select()
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.confirm_delivery()
+    assert caught.value.reply_code == 406
+
+
+def test_an_answer_goes_straight_to_the_channel_that_asked(running: Running, name: str) -> None:
+    client, server = running.channel(), running.channel()
+    server.queue_declare(name)
+    answers: list[bytes] = []
+    client.basic_consume("amq.rabbitmq.reply-to", lambda _c, _m, _p, body: answers.append(body), auto_ack=True)
+    client.basic_publish("", name, b"question", pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"))
+    _, properties, _ = take(server, name)
+    assert properties.reply_to.startswith("amq.rabbitmq.reply-to.")
+    server.queue_declare(properties.reply_to, passive=True)
+    server.basic_publish("", properties.reply_to, b"answer")
+    while not answers:
+        client.connection.process_data_events(0.1)
+    assert answers == [b"answer"]
+    client.close()
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        server.queue_declare(properties.reply_to, passive=True)
+    assert caught.value.reply_code == 404

@@ -1,0 +1,160 @@
+"""Declaring, finding and deleting queues: RabbitMQ's rules and reply codes."""
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
+
+from tests.doors.amqp.running import Running, depth, eventually
+
+
+def code(caught: pytest.ExceptionInfo[ChannelClosedByBroker]) -> int:
+    return int(caught.value.reply_code)
+
+
+def test_a_queue_without_a_name_gets_one(channel: BlockingChannel) -> None:
+    first = channel.queue_declare("", exclusive=True).method.queue
+    second = channel.queue_declare("", exclusive=True).method.queue
+    assert first.startswith("amq.gen-")
+    assert first != second
+
+
+def test_the_empty_name_means_the_queue_declared_last(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name)
+    channel.basic_publish("", name, b"x")
+    method, _, body = channel.basic_get("")
+    assert method is not None and body == b"x"
+
+
+def test_declaring_the_same_again_is_fine_and_counts(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name, durable=True, arguments={"x-message-ttl": 60_000})
+    channel.basic_publish("", name, b"x")
+    again = channel.queue_declare(name, durable=True, arguments={"x-message-ttl": 60_000})
+    assert again.method.message_count == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"durable": False}, {"auto_delete": True}, {"arguments": {"x-message-ttl": 5}}, {"arguments": {"x-expires": 99}}],
+)
+def test_declaring_otherwise_is_406(channel: BlockingChannel, name: str, change: dict[str, object]) -> None:
+    channel.queue_declare(name, durable=True)
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.queue_declare(name, **{"durable": True, **change})  # type: ignore[arg-type]
+    assert code(caught) == 406
+    assert "inequivalent arg" in caught.value.reply_text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"x-message-ttl": -1},
+        {"x-message-ttl": "soon"},
+        {"x-expires": 0},
+        {"x-max-length": -5},
+        {"x-max-priority": 256},
+        {"x-overflow": "explode"},
+        {"x-queue-type": "fancy"},
+        {"x-dead-letter-routing-key": "k"},
+        {"x-single-active-consumer": "yes"},
+    ],
+)
+def test_arguments_that_cannot_be_are_406(channel: BlockingChannel, name: str, arguments: dict[str, object]) -> None:
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.queue_declare(name, arguments=arguments)
+    assert code(caught) == 406
+
+
+def test_unknown_arguments_are_kept_and_ignored(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name, arguments={"x-somebody-elses": 1})
+    channel.queue_declare(name, arguments={"x-somebody-elses": 2})
+
+
+def test_names_that_begin_with_amq_are_403(channel: BlockingChannel) -> None:
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.queue_declare("amq.mine")
+    assert code(caught) == 403
+
+
+def test_what_is_not_there_is_404(channel: BlockingChannel, name: str) -> None:
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.queue_declare(name, passive=True)
+    assert code(caught) == 404
+    assert caught.value.reply_text == f"NOT_FOUND - no queue '{name}' in vhost '/'"
+
+
+def test_an_exclusive_queue_is_405_for_others_and_goes_with_its_connection(running: Running, name: str) -> None:
+    owner = running.connect()
+    owner.channel().queue_declare(name, exclusive=True)
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        running.channel().queue_declare(name, passive=True)
+    assert code(caught) == 405
+    owner.close()
+    running.channel().queue_declare(name, exclusive=True)
+
+
+def test_deleting_answers_with_the_messages_that_went_and_is_no_error_twice(
+    channel: BlockingChannel, name: str
+) -> None:
+    channel.queue_declare(name, durable=True)
+    for _ in range(3):
+        channel.basic_publish("", name, b"x")
+    assert channel.queue_delete(name).method.message_count == 3
+    assert channel.queue_delete(name).method.message_count == 0
+
+
+def test_deleting_if_empty_and_if_unused_refuse_with_406(running: Running, name: str) -> None:
+    channel = running.channel()
+    channel.queue_declare(name)
+    channel.basic_publish("", name, b"x")
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.queue_delete(name, if_empty=True)
+    assert code(caught) == 406
+    channel = running.channel()
+    channel.basic_consume(name, lambda *_: None)
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.queue_delete(name, if_unused=True)
+    assert code(caught) == 406
+
+
+def test_an_auto_delete_queue_goes_with_its_last_consumer(running: Running, name: str) -> None:
+    channel = running.channel()
+    channel.queue_declare(name, auto_delete=True, durable=True)
+    tag = channel.basic_consume(name, lambda *_: None)
+    channel.basic_cancel(tag)
+    eventually(lambda: running.call(lambda: name not in running.server.broker.vhosts.get("/").queues))
+
+
+def test_a_queue_expires_when_nobody_uses_it(running: Running, name: str) -> None:
+    running.channel().queue_declare(name, arguments={"x-expires": 50})
+    eventually(lambda: running.call(lambda: name not in running.server.broker.vhosts.get("/").queues))
+
+
+def test_purging_takes_what_is_ready_and_leaves_what_is_out(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name, durable=True)
+    for n in range(5):
+        channel.basic_publish("", name, b"%d" % n)
+    method, _, _ = channel.basic_get(name)
+    assert channel.queue_purge(name).method.message_count == 4
+    channel.basic_nack(method.delivery_tag, requeue=True)
+    assert depth(channel, name) == 1
+
+
+def test_thousands_of_transient_queues_come_and_go_without_a_file(running: Running, name: str) -> None:
+    channel = running.channel()
+    before = {path.name for path in running.folder.rglob("*") if path.is_dir()}
+    for _ in range(1000):
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        channel.queue_delete(queue)
+    assert {path.name for path in running.folder.rglob("*") if path.is_dir()} == before
+
+
+def test_names_may_hold_anything_but_nul(channel: BlockingChannel) -> None:
+    for name in ["with space", "ünï.cödé", "a/../../b", "x" * 255, "%00", "名前"]:
+        channel.queue_declare(name, durable=True)
+        channel.basic_publish("", name, b"x", pika.BasicProperties(delivery_mode=2))
+        assert depth(channel, name) == 1
+        channel.queue_delete(name)
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.queue_declare("nul\0")
+    assert code(caught) == 406
