@@ -13,6 +13,7 @@ from headrace.broker.catalog import Catalog
 from headrace.broker.clients import Clients
 from headrace.broker.coordination import Coordination
 from headrace.broker.cursors import Cursors
+from headrace.broker.dead_letters import DeadLetterOffice
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.history import History
 from headrace.broker.housekeeping import Housekeeping
@@ -56,6 +57,7 @@ class Broker:
         self.cursors: Cursors
         self.clients = Clients()
         self.policies: Policies
+        self.dead_letters: DeadLetterOffice
         self.vhosts: VirtualHosts
         self.coordination: Coordination
         self.staging: Staging
@@ -99,6 +101,7 @@ class Broker:
         broker.pipelines = Pipelines(broker.shard, broker.clock)
         broker.vhosts = VirtualHosts(broker)
         broker.policies.attach(lambda: broker.vhosts)
+        broker.dead_letters = DeadLetterOffice(broker)
         broker._tick_at = loop.time()
         broker._tick()
         await broker.ledger.finish_open()
@@ -123,6 +126,7 @@ class Broker:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         self.coordination.close()
+        await self.dead_letters.close()
         await self.vhosts.close()
         await self.ledger.close()
         self.policies.close()

@@ -13,10 +13,14 @@ from starlette.types import Receive, Scope, Send
 from headrace import errors
 from headrace.doors.http.api import (
     access,
+    browse,
     connections,
+    dead_letters,
     definitions,
     exchanges,
+    groups,
     overview,
+    own,
     policies,
     queues,
 )
@@ -138,6 +142,25 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/rebalance/queues", overview.nothing),
     ("DELETE", "/reset", overview.nothing),
     ("DELETE", "/reset/{name}", overview.nothing),
+    # Ours.
+    ("GET", "/headrace/overview", own.overview),
+    ("GET", "/headrace/overview/stream", own.live),
+    ("GET", "/headrace/settings", own.settings),
+    ("GET", "/headrace/streams", own.list_streams),
+    ("GET", "/headrace/streams/{vhost}/{name}", own.get_stream),
+    ("GET", "/headrace/streams/{vhost}/{name}/messages", browse.messages),
+    ("GET", "/headrace/streams/{vhost}/{name}/stream", browse.tail),
+    ("GET", "/headrace/readers", groups.list_all),
+    ("GET", "/headrace/readers/{kind}/{group}", groups.get),
+    ("DELETE", "/headrace/readers/{kind}/{group}", groups.delete),
+    ("POST", "/headrace/readers/{kind}/{group}/reset", groups.reset),
+    ("GET", "/headrace/dead-letters", dead_letters.list_queues),
+    ("GET", "/headrace/dead-letters/{vhost}/{name}", dead_letters.get),
+    ("GET", "/headrace/dead-letters/{vhost}/{name}/messages", dead_letters.messages),
+    ("POST", "/headrace/dead-letters/{vhost}/{name}/replay", dead_letters.replay),
+    ("GET", "/headrace/replays", dead_letters.list_replays),
+    ("GET", "/headrace/replays/{replay}", dead_letters.get_replay),
+    ("DELETE", "/headrace/replays/{replay}", dead_letters.stop_replay),
 )
 PREFIX = "/api"
 

@@ -1,0 +1,93 @@
+"""Looking at messages without touching them: by offset, by time, by what is in them. Nobody's view moves."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from headrace.broker.view import View
+from headrace.errors import CorruptBatch, DecompressedTooLarge, OffsetOutOfRange
+from headrace.record import codec
+from headrace.record.types import Record
+
+READ_BYTES = 256 * 1024
+SCAN_RECORDS_MAX = 20_000  # one look goes through so many at most; the answer says where to go on
+
+READY, OUT, DONE = "ready", "unacked", "settled"
+
+
+class Found(NamedTuple):
+    records: list[Record]
+    next_offset: int
+    scanned: int
+
+
+def browse(
+    log: Any,
+    offset: int,
+    *,
+    limit: int,
+    bytes_max: int,
+    decompressed_bytes_max: int,
+    wanted: Callable[[Record], bool] | None = None,
+    scan_max: int = SCAN_RECORDS_MAX,
+) -> Found:
+    """Records from an offset on that are wanted; stops at the limit, the end, or after scanning enough."""
+    found: list[Record] = []
+    size = scanned = 0
+    offset = max(offset, log.start_offset)
+    end = log.stable_end
+    while offset < end and len(found) < limit and size < bytes_max and scanned < scan_max:
+        try:
+            chunk = log.read(offset, READ_BYTES)
+        except OffsetOutOfRange as error:  # retention was faster
+            if error.start <= offset:
+                raise
+            offset = error.start
+            continue
+        if chunk.next_offset <= offset:
+            break
+        upto = min(end, chunk.next_offset)
+        try:
+            records = codec.records(
+                chunk.data, from_offset=offset, to_offset=upto, decompressed_bytes_max=decompressed_bytes_max
+            )
+        except (CorruptBatch, DecompressedTooLarge):
+            offset = upto  # what cannot be decoded is not shown; reading the topic says why
+            continue
+        offset = upto
+        for record in records:
+            scanned += 1
+            if wanted is None or wanted(record):
+                found.append(record)
+                size += len(record.value or b"") + len(record.key or b"")
+                if len(found) >= limit or size >= bytes_max:
+                    offset = record.offset + 1
+                    break
+    return Found(found, offset, scanned)
+
+
+def state_of(view: View, offset: int) -> str:
+    """Where a message of a queue is: waiting, with a consumer, or done."""
+    if offset in view.settled:
+        return DONE
+    if offset >= view.next or offset in view.returned:
+        return READY
+    return OUT
+
+
+def contains(text: str) -> Callable[[Record], bool]:
+    """Anywhere in key, value or the values of headers."""
+    needle = text.encode()
+
+    def fits(record: Record) -> bool:
+        return (
+            needle in (record.value or b"")
+            or needle in (record.key or b"")
+            or any(needle in (value or b"") for _, value in record.headers)
+        )
+
+    return fits
+
+
+def has_key(key: str) -> Callable[[Record], bool]:
+    wanted = key.encode()
+    return lambda record: record.key == wanted

@@ -1,0 +1,188 @@
+"""Messages looked at without being touched, and followed as they come."""
+
+import asyncio
+import base64
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.broker.browsing import browse, contains, has_key, state_of
+from headrace.broker.message import from_record
+from headrace.doors.http.api.messages import properties_shape
+from headrace.doors.http.api.own import Row, partition_log, row_of
+from headrace.doors.http.api.values import Shape, answer, encode, number, query_of
+from headrace.doors.http.requests import hung_up
+from headrace.doors.http.site import Site
+from headrace.errors import HeadraceError
+from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
+from headrace.record.types import Record
+from headrace.wire.http import bodies, events
+
+LIMIT, LIMIT_MAX = 50, 500
+BYTES_MAX = 4 << 20
+VALUE_BYTES_MAX = 64 * 1024  # of one message; the whole one is at /topics
+TAIL_INTERVAL_S = 0.25
+TAIL_MESSAGES = 100  # of one interval: more cannot be read by anybody, the rest is counted
+HEARTBEAT_S = 15.0
+OURS = (AMQP_PROPERTIES_HEADER, AMQP_EXCHANGE_HEADER)
+
+
+def text_or_base64(data: bytes | None) -> Shape | None:
+    if data is None:
+        return None
+    try:
+        return {"text": data.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode("ascii")}
+
+
+def record_shape(row: Row, partition: int, record: Record, *, value_bytes_max: int = VALUE_BYTES_MAX) -> Shape:
+    value = record.value
+    shape: Shape = {
+        "partition": partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "key": text_or_base64(record.key),
+        "value": text_or_base64(value if value is None else value[:value_bytes_max]),
+        "value_bytes": None if value is None else len(value),
+        "truncated": value is not None and len(value) > value_bytes_max,
+        "headers": [[name, text_or_base64(held)] for name, held in record.headers if name not in OURS],
+    }
+    if any(name in OURS for name, _ in record.headers):
+        message = from_record(record)
+        shape["amqp"] = {
+            "exchange": message.exchange,
+            "routing_key": message.routing_key,
+            "properties": properties_shape(message.properties),
+        }
+    queue = row.queue
+    if queue is not None and not queue.is_stream and partition < len(queue.views):
+        shape["state"] = state_of(queue.views[len(queue.views) - 1 - partition], record.offset)
+    return shape
+
+
+async def messages(site: Site, request: Request) -> Response:
+    row, query = row_of(site, request), query_of(request)
+    partition = number(query.get("partition"), "partition", 0)
+    log = partition_log(row, partition)
+    limit = number(query.get("limit"), "limit", LIMIT, least=1, most=LIMIT_MAX)
+    wanted = _wanted(query)
+    offset = _start(log, query, limit, newest=wanted is None)
+    found = browse(
+        log,
+        offset,
+        limit=limit,
+        bytes_max=BYTES_MAX,
+        decompressed_bytes_max=site.config.decompressed_bytes_max,
+        wanted=wanted,
+    )
+    return answer(
+        {
+            "messages": [record_shape(row, partition, record) for record in found.records],
+            "partition": partition,
+            "start": log.start_offset,
+            "end": log.stable_end,
+            "from": offset,
+            "next": found.next_offset,
+            "scanned": found.scanned,
+        }
+    )
+
+
+def _wanted(query: dict[str, str]) -> Callable[[Record], bool] | None:
+    tests = []
+    if query.get("key"):
+        tests.append(has_key(query["key"]))
+    if query.get("contains"):
+        tests.append(contains(query["contains"]))
+    if not tests:
+        return None
+    return lambda record: all(test(record) for test in tests)
+
+
+def _start(log: Any, query: dict[str, str], limit: int, *, newest: bool) -> int:
+    if query.get("offset"):
+        return number(query["offset"], "offset")
+    if query.get("timestamp") and hasattr(log, "offset_for_timestamp"):
+        found = log.offset_for_timestamp(number(query["timestamp"], "timestamp"))
+        return int(log.stable_end if found is None else found[0])
+    start = int(log.start_offset)
+    return max(start, int(log.stable_end) - limit) if newest else start
+
+
+class Tail(Response):
+    """What comes from now on, of all partitions. Whoever cannot keep up is told how much was left out."""
+
+    def __init__(self, site: Site, row: Row) -> None:
+        super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
+        del self.headers["content-length"]
+        self._site, self._row = site, row
+        self._at = [log.stable_end for log in row.logs]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body"})
+            return
+        gone = asyncio.ensure_future(hung_up(receive))
+        stopping = self._site.stopping
+        try:
+            await send({"type": "http.response.body", "body": events.HEARTBEAT, "more_body": True})
+            while not (gone.done() or stopping.done()):
+                for data in self._news():
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                await asyncio.wait({gone, stopping}, timeout=TAIL_INTERVAL_S)
+                if not gone.done() and not await self._wait(gone):
+                    await send({"type": "http.response.body", "body": events.HEARTBEAT, "more_body": True})
+        except HeadraceError as error:
+            data = events.event(encode({"detail": str(error)}), "", "error")
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            gone.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _wait(self, gone: "asyncio.Future[None]") -> bool:
+        """True when there is something new or an end to it, False after a while without."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        waiters = [
+            log.wait(at, lambda: None if ready.done() else ready.set_result(None))
+            for log, at in zip(self._row.logs, self._at, strict=True)
+        ]
+        try:
+            done, _ = await asyncio.wait(
+                {ready, gone, self._site.stopping}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            return bool(done)
+        finally:
+            for waiter in waiters:
+                waiter.cancel()
+
+    def _news(self) -> list[bytes]:
+        data = []
+        for partition, log in enumerate(self._row.logs):
+            start, end = self._at[partition], log.stable_end
+            if start >= end:
+                continue
+            first = max(start, end - TAIL_MESSAGES)
+            found = browse(
+                log,
+                first,
+                limit=TAIL_MESSAGES,
+                bytes_max=BYTES_MAX,
+                decompressed_bytes_max=self._site.config.decompressed_bytes_max,
+            )
+            self._at[partition] = end
+            content = {
+                "messages": [record_shape(self._row, partition, record) for record in found.records],
+                "skipped": first - start,
+            }
+            data.append(events.event(encode(content), f"{partition}:{end}"))
+        return data
+
+
+async def tail(site: Site, request: Request) -> Response:
+    return Tail(site, row_of(site, request))

@@ -1,0 +1,151 @@
+"""Dead letters: what died, of what, where, and the way back."""
+
+import secrets
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.browsing import READY, browse, state_of
+from headrace.broker.dead_letters import Death, Replay, Wanted, death_of
+from headrace.broker.message import from_record
+from headrace.broker.queue import Queue
+from headrace.doors.http.api.browse import record_shape
+from headrace.doors.http.api.own import Row
+from headrace.doors.http.api.queues import queue_of
+from headrace.doors.http.api.values import Shape, answer, body_of, flag, listing, name_of, number, query_of
+from headrace.doors.http.site import Site
+from headrace.errors import InvalidInput
+from headrace.record.types import Record
+
+PEEK, PEEK_MAX = 20, 200
+BYTES_MAX = 2 << 20
+RATE_MAX = 1_000_000
+
+
+async def list_queues(site: Site, request: Request) -> Response:
+    """Queues that others send their dead letters to."""
+    running = [replay for replay in site.broker.dead_letters.replays() if replay.state == "running"]
+
+    def shape(item: tuple[Queue, list[str]]) -> Shape:
+        queue, sources = item
+        return {
+            "name": queue.name,
+            "vhost": queue.vhost.name,
+            "messages": queue.ready + queue.unacked,
+            "ready": queue.ready,
+            "sources": sorted(set(sources))[:100],
+            "consumers": len(queue.consumers),
+            "replaying": any(r.queue == queue.name and r.vhost == queue.vhost.name for r in running),
+        }
+
+    return await listing(
+        site, request, site.broker.dead_letters.queues(), shape, name=lambda item: item[0].name
+    )
+
+
+async def get(site: Site, request: Request) -> Response:
+    queue = queue_of(site, request)
+    office = site.broker.dead_letters
+    groups, looked = office.summary(queue)
+    return answer(
+        {
+            "name": queue.name,
+            "vhost": queue.vhost.name,
+            "messages": queue.ready + queue.unacked,
+            "ready": queue.ready,
+            "looked_at": looked,
+            "groups": groups,
+            "replays": [
+                replay_shape(r) for r in office.replays() if (r.vhost, r.queue) == (queue.vhost.name, queue.name)
+            ],
+        }
+    )
+
+
+def death_shape(death: Death | None) -> Shape | None:
+    if death is None:
+        return None
+    shape = death._asdict()
+    shape["time"] = shape.pop("time_s") * 1000
+    return shape
+
+
+async def messages(site: Site, request: Request) -> Response:
+    """The dead letters that a filter finds, with how they died. They stay where they are."""
+    queue, query = queue_of(site, request), query_of(request)
+    limit = number(query.get("limit"), "limit", PEEK, least=1, most=PEEK_MAX)
+    wanted = _wanted(query)
+    row = Row(queue.vhost.name, queue.name, site.broker.streams.find(queue.name, queue.vhost.name), queue)
+    found: list[Shape] = []
+    for view in queue.views:
+        partition = view.level
+
+        def fits(record: Record, view: Any = view) -> bool:
+            message = from_record(record)
+            return state_of(view, record.offset) == READY and wanted.fits(message, death_of(message))
+
+        page = browse(
+            view.log,
+            max(view.low, number(query.get("offset"), "offset", 0)),
+            limit=limit - len(found),
+            bytes_max=BYTES_MAX,
+            decompressed_bytes_max=site.config.decompressed_bytes_max,
+            wanted=fits,
+        )
+        for record in page.records:
+            shape = record_shape(row, partition, record)
+            shape["death"] = death_shape(death_of(from_record(record)))
+            found.append(shape)
+        if len(found) >= limit:
+            break
+    return answer({"messages": found})
+
+
+def _wanted(fields: Any) -> Wanted:
+    values = {name: fields.get(name) or None for name in ("reason", "origin", "contains")}
+    for name, value in values.items():
+        if value is not None and not isinstance(value, str):
+            raise InvalidInput(f"{name} is a string")
+    return Wanted(**values)
+
+
+async def replay(site: Site, request: Request) -> Response:
+    """Says what would go where; with dry_run=false it goes."""
+    queue, fields = queue_of(site, request), await body_of(request)
+    wanted = _wanted(fields)
+    to = fields.get("to")
+    if to is not None and not isinstance(to, str):
+        raise InvalidInput("to is the name of a queue; without it messages go where they came from")
+    count = number(fields["count"], "count", least=1) if fields.get("count") is not None else None
+    rate = number(fields.get("rate"), "rate", 0, most=RATE_MAX)
+    office = site.broker.dead_letters
+    if flag(fields.get("dry_run"), True):
+        plan = await office.plan(queue, wanted, to=to, count=count)
+        return answer(
+            {"dry_run": True, "matched": plan.matched, "targets": plan.targets, "missing": plan.missing}
+        )
+    if to is not None:
+        queue.vhost.queue(to)
+    begun = await office.replay(queue, wanted, replay_id=secrets.token_hex(8), to=to, count=count, rate=float(rate))
+    return answer({"dry_run": False, **replay_shape(begun)}, 202)
+
+
+def replay_shape(replay_: Replay) -> Shape:
+    shape: Shape = msgspec.to_builtins(replay_)
+    del shape["until"]
+    shape["started"], shape["ended"] = shape.pop("started_ms"), shape.pop("ended_ms")
+    return shape
+
+
+async def list_replays(site: Site, request: Request) -> Response:
+    return await listing(site, request, site.broker.dead_letters.replays(), replay_shape)
+
+
+async def get_replay(site: Site, request: Request) -> Response:
+    return answer(replay_shape(site.broker.dead_letters.get(name_of(request, "replay"))))
+
+
+async def stop_replay(site: Site, request: Request) -> Response:
+    return answer(replay_shape(await site.broker.dead_letters.stop(name_of(request, "replay"))))

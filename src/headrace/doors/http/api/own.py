@@ -1,0 +1,358 @@
+"""What RabbitMQ's API has no word for, under /api/headrace: streams and their readers, browsing, live numbers."""
+
+import asyncio
+import os
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.broker.history import Sample
+from headrace.broker.queue import Queue
+from headrace.broker.streams import Stream
+from headrace.broker.vhosts import DEFAULT
+from headrace.config import stream_settings_text
+from headrace.doors.http.api import shapes
+from headrace.doors.http.api.overview import memory_bytes, rates_between, recent_rates
+from headrace.doors.http.api.queues import queue_bindings
+from headrace.doors.http.api.values import Shape, answer, encode, listing, name_of, number, one, query_of
+from headrace.doors.http.requests import hung_up
+from headrace.doors.http.site import Site
+from headrace.errors import NotFound, QueueNotFound
+from headrace.wire.http import bodies, events
+
+STEP_S_MAX = 60
+QUANTILES = (0.5, 0.99)
+COLUMNS = ("at", "published", "delivered", "acked", "sent", "ready", "unacked", "sync_ms", "bytes_written")
+
+
+# Live numbers.
+
+
+def quantile(histogram: Any, share: float) -> float | None:
+    """The bound below which that share of all observations lies; None without any."""
+    total = sum(histogram.counts)
+    if not total:
+        return None
+    running = 0
+    for bound, count in zip([*histogram.bounds, histogram.bounds[-1]], histogram.counts, strict=True):
+        running += count
+        if running >= share * total:
+            return float(bound)
+    return float(histogram.bounds[-1])
+
+
+def alarms(site: Site) -> list[Shape]:
+    broker = site.broker
+    found = []
+    reason = broker.why_not_ready()
+    if reason is not None:
+        found.append({"level": "error", "text": reason})
+    free = free_bytes(site)
+    limit = broker.config.disk_free_limit
+    if free is not None and free < 2 * limit:
+        text = f"{free >> 20:,} MB of disk are free; below {limit >> 20:,} MB publishers wait"
+        found.append({"level": "warning", "text": text})
+    damaged = sum(1 for log in broker.shard.logs.values() if getattr(log, "damage", None))
+    if damaged:
+        found.append({"level": "error", "text": f"{damaged} logs are damaged: headrace log verify says where"})
+    return found
+
+
+def free_bytes(site: Site) -> int | None:
+    try:
+        return int(site.broker.disk.free_bytes(site.broker.config.data_dir))
+    except OSError:
+        return None
+
+
+def live_shape(site: Site) -> Shape:
+    broker = site.broker
+    sample, rates = recent_rates(site)
+    sync = broker.shard.counters.sync_s
+    return {
+        "at": sample.at_ms,
+        "rates": {name: round(value, 2) for name, value in rates.items()},
+        "ready": sample.ready,
+        "unacked": sample.unacked,
+        "connections": sample.connections,
+        "doors": {
+            name: {"connections": door.connections, "in": door.messages_in, "out": door.messages_out}
+            for name, door in broker.stats.doors.items()
+        },
+        "memory_bytes": memory_bytes(),
+        "disk_free_bytes": free_bytes(site),
+        "pending_bytes": broker.shard.pending_bytes,
+        "sync_ms": {f"p{share * 100:g}": _ms(quantile(sync, share)) for share in QUANTILES},
+        "stalls": sum(broker.stats.loop_stall_s.counts),
+        "alarms": alarms(site),
+        "counts": {
+            "streams": len(broker.streams),
+            "queues": sum(len(host.queues) for host in broker.vhosts),
+            "groups": len(broker.coordination.groups.listing()),
+            "cursors": len(broker.cursors),
+            "pipelines": len(broker.pipelines),
+        },
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000
+
+
+async def overview(site: Site, request: Request) -> Response:
+    """The numbers of now and the last minutes, one row for each step."""
+    step = number(query_of(request).get("step"), "step", 1, least=1, most=STEP_S_MAX)
+    samples = list(site.broker.history.samples)[::-step][::-1]
+    broker = site.broker
+    size = sum(p.log.size_bytes for stream in broker.streams for p in stream.partitions)
+    return one(
+        request,
+        {
+            **live_shape(site),
+            "node": shapes.NODE,
+            "pid": os.getpid(),
+            "started": broker.stats.started_ms,
+            "data_dir": broker.config.data_dir,
+            "durability": broker.config.durability,
+            "addresses": site.addresses,
+            "log_size_bytes": size,
+            "recovery": broker.report.summary(),
+            "history": history(samples),
+        },
+    )
+
+
+def history(samples: list[Sample]) -> Shape:
+    """Columns, as plots want them."""
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for old, new in pairwise(samples):
+        rates = rates_between(new, old)
+        columns["at"].append(new.at_ms / 1000)
+        for name in ("published", "delivered", "acked", "sent", "bytes_written"):
+            columns[name].append(round(rates[name], 2))
+        columns["ready"].append(new.ready)
+        columns["unacked"].append(new.unacked)
+        syncs = new.sync_count - old.sync_count
+        columns["sync_ms"].append(round((new.sync_total_s - old.sync_total_s) / syncs * 1000, 3) if syncs else None)
+    return columns
+
+
+class Live(Response):
+    """The numbers of every second as server-sent events."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
+        del self.headers["content-length"]
+        self._site = site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body"})
+            return
+        gone = asyncio.ensure_future(hung_up(receive))
+        stopping = self._site.stopping
+        history_ = self._site.broker.history
+        try:
+            while not (gone.done() or stopping.done()):
+                samples = list(history_.samples)[-2:]
+                content = {**live_shape(self._site), "last": history(samples)}
+                data = events.event(encode(content), str(content["at"]))
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await asyncio.wait({history_.next(), gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def live(site: Site, request: Request) -> Response:
+    return Live(site)
+
+
+# Streams: topics and queues in one list.
+
+
+class Row:
+    """A stream, a queue, or both: what one line of the list is about."""
+
+    __slots__ = ("name", "queue", "stream", "vhost")
+
+    def __init__(self, vhost: str, name: str, stream: Stream | None, queue: Queue | None) -> None:
+        self.vhost, self.name, self.stream, self.queue = vhost, name, stream, queue
+
+    @property
+    def kind(self) -> str:
+        if self.stream is not None and self.stream.kind == "topic":
+            return "topic"
+        return "queue"
+
+    @property
+    def logs(self) -> list[Any]:
+        if self.stream is not None:
+            return [partition.log for partition in self.stream.partitions]
+        assert self.queue is not None
+        return [view.log for view in reversed(self.queue.views)]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(log.size_bytes for log in self.logs)
+
+    @property
+    def records(self) -> int:
+        return sum(log.visible_end - log.start_offset for log in self.logs)
+
+    @property
+    def ready(self) -> int:
+        return self.queue.ready if self.queue is not None and not self.queue.is_stream else 0
+
+    @property
+    def unacked(self) -> int:
+        return self.queue.unacked if self.queue is not None else 0
+
+    @property
+    def consumers(self) -> int:
+        return len(self.queue.consumers) if self.queue is not None else 0
+
+
+QUICK = {
+    "name": lambda row: row.name,
+    "kind": lambda row: row.kind,
+    "vhost": lambda row: row.vhost,
+    "size_bytes": lambda row: row.size_bytes,
+    "records": lambda row: row.records,
+    "ready": lambda row: row.ready,
+    "unacked": lambda row: row.unacked,
+    "consumers": lambda row: row.consumers,
+    "partitions": lambda row: len(row.logs),
+}
+
+
+def rows(site: Site) -> list[Row]:
+    found: dict[tuple[str, str], Row] = {}
+    for stream in site.broker.streams:
+        found[stream.vhost, stream.name] = Row(stream.vhost, stream.name, stream, None)
+    for host in site.broker.vhosts:
+        for name, queue in host.queues.items():
+            row = found.get((host.name, name))
+            if row is None:
+                found[host.name, name] = Row(host.name, name, None, queue)
+            else:
+                row.queue = queue
+    return [found[key] for key in sorted(found)]
+
+
+def row_shape(site: Site, row: Row) -> Shape:
+    queue, stream = row.queue, row.stream
+    end = sum(log.visible_end for log in row.logs)
+    counters = {"publish": float(end)}
+    if queue is not None:
+        counters |= {"deliver": float(queue.delivered), "ack": float(queue.acked)}
+    rates = site.rates.of(("row", row.vhost, row.name), site.broker.clock.monotonic(), counters)
+    settings = stream_settings_text(stream.settings) if stream is not None else {}
+    return {
+        "name": row.name,
+        "vhost": row.vhost,
+        "kind": row.kind,
+        "type": queue.policy.kind if queue is not None else "stream",
+        "durable": stream is not None,
+        "exclusive": queue.exclusive if queue is not None else False,
+        "partitions": len(row.logs),
+        "size_bytes": row.size_bytes,
+        "records": row.records,
+        "ready": row.ready,
+        "unacked": row.unacked,
+        "consumers": row.consumers,
+        "retention": settings.get("retention") or settings.get("retention_ms"),
+        "policy": queue.policy_name if queue is not None else None,
+        "rates": {name: round(value, 2) for name, value in rates.items()},
+    }
+
+
+async def list_streams(site: Site, request: Request) -> Response:
+    kind = query_of(request).get("kind")
+    found = [row for row in rows(site) if not kind or row.kind == kind]
+    return await listing(
+        site, request, found, lambda row: row_shape(site, row), name=lambda row: row.name, quick=QUICK
+    )
+
+
+def row_of(site: Site, request: Request) -> Row:
+    vhost, name = name_of(request, "vhost"), name_of(request, "name")
+    host = site.broker.vhosts.get(vhost)
+    stream, queue = site.broker.streams.find(name, vhost), host.queues.get(name)
+    if queue is None and host.find_topic(name):
+        queue = host.queues.get(name)
+    if stream is None and queue is None:
+        raise QueueNotFound(vhost, name)
+    return Row(vhost, name, stream, queue)
+
+
+async def get_stream(site: Site, request: Request) -> Response:
+    row = row_of(site, request)
+    stream, queue = row.stream, row.queue
+    shape = row_shape(site, row)
+    shape["settings"] = stream_settings_text(stream.settings) if stream is not None else {}
+    shape["overrides"] = dict(stream.document.config) if stream is not None else {}
+    shape["created"] = stream.document.created_ms if stream is not None else None
+    shape["logs"] = [
+        {
+            "partition": number_,
+            "start": log.start_offset,
+            "end": log.visible_end,
+            "size_bytes": log.size_bytes,
+            "segments": len(getattr(log, "segments", ())),
+        }
+        for number_, log in enumerate(row.logs)
+    ]
+    shape["views"] = views_of(site, row)
+    shape["queue"] = shapes.queue_shape(site, queue) if queue is not None else None
+    shape["bindings"] = queue_bindings(queue) if queue is not None else []
+    shape["consumer_details"] = []
+    if queue is not None:
+        shape["consumer_details"] = [
+            consumer
+            for client in site.broker.clients.all()
+            for consumer in client.describe_consumers()
+            if consumer["queue"] == {"name": row.name, "vhost": row.vhost}
+        ]
+    return one(request, shape)
+
+
+def views_of(site: Site, row: Row) -> list[Shape]:
+    """Everybody who reads the stream at their own pace, and how far behind they are."""
+    found: list[Shape] = []
+    queue = row.queue
+    if queue is not None and not queue.is_stream:
+        found.append({"kind": "queue", "name": queue.name, "lag": queue.ready + queue.unacked, "pin": True})
+    if row.vhost == DEFAULT and row.stream is not None:
+        groups = site.broker.coordination.groups
+        for listed in groups.listing():
+            lags = [
+                max(0, row.stream.partitions[p].end_offset - one_.offset)
+                for (topic, p), one_ in groups.offsets.of(listed.group_id).items()
+                if topic == row.name and p < len(row.stream.partitions)
+            ]
+            if lags:
+                found.append({"kind": "group", "name": listed.group_id, "lag": sum(lags), "pin": False})
+    for name in site.broker.cursors.names():
+        positions = [p for p in site.broker.cursors.positions(name) if p.stream is row.stream]
+        if positions:
+            pin = site.broker.cursors.get(name).pin
+            found.append({"kind": "cursor", "name": name, "lag": sum(p.lag for p in positions), "pin": pin})
+    return found
+
+
+async def settings(site: Site, request: Request) -> Response:
+    from headrace.config import in_force
+
+    return answer([msgspec.to_builtins(setting) for setting in in_force(site.config)])
+
+
+def partition_log(row: Row, partition: int) -> Any:
+    if not 0 <= partition < len(row.logs):
+        raise NotFound(f"{row.name!r} has no partition {partition}: it has {len(row.logs)}")
+    return row.logs[partition]

@@ -1,0 +1,186 @@
+"""Dead letters: looked at, planned, replayed to where they died, stopped, killed and resumed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.running import Broker as Process
+from tests.doors.api.conftest import Served
+from tests.doors.api.test_api import depth, post, put_queue, take
+
+OFFICE = "/api/headrace/dead-letters/%2F"
+
+
+def make_mortal(live: Any, name: str) -> None:
+    """A queue whose rejected messages go to NAME.dead."""
+    put_queue(live, f"{name}.dead")
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}.dead"}
+    put_queue(live, name, **arguments)
+
+
+def kill_all(live: Any, name: str) -> None:
+    while take(live, name, "reject_requeue_false", 1000):
+        pass
+
+
+def replay(live: Any, name: str, **wish: Any) -> dict[str, Any]:
+    answer = live.request("POST", f"{OFFICE}/{name}/replay", json=wish)
+    assert answer.status_code in (200, 202), answer.text
+    return dict(answer.json())
+
+
+def ended(live: Any, begun: dict[str, Any]) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while True:
+        now = live.get(f"/api/headrace/replays/{begun['id']}").json()
+        if now["state"] != "running":
+            return dict(now)
+        assert time.monotonic() < deadline, now
+        time.sleep(0.02)
+
+
+def test_the_office_says_what_died_of_what_and_where(live: Served) -> None:
+    make_mortal(live, "told")
+    for number in range(3):
+        post(live, "told", f"order {number}")
+    kill_all(live, "told")
+    listed = live.get("/api/headrace/dead-letters?name=told.dead").json()
+    assert [(queue["name"], queue["sources"]) for queue in listed] == [("told.dead", ["told"])]
+    seen = live.get(f"{OFFICE}/told.dead").json()
+    (group,) = seen["groups"]
+    assert (group["origin"], group["reason"], group["messages"], group["deaths_max"]) == ("told", "rejected", 3, 1)
+    (first, *_) = live.get(f"{OFFICE}/told.dead/messages").json()["messages"]
+    assert first["value"] == {"text": "order 0"} and first["death"]["queue"] == "told"
+    assert depth(live, "told.dead") == 3, "looking changes nothing"
+
+
+def test_a_replay_is_a_dry_run_unless_told_otherwise(live: Served) -> None:
+    make_mortal(live, "dry")
+    post(live, "dry", "a")
+    kill_all(live, "dry")
+    assert replay(live, "dry.dead") == {"dry_run": True, "matched": 1, "targets": {"dry": 1}, "missing": {}}
+    assert (depth(live, "dry"), depth(live, "dry.dead")) == (0, 1)
+
+
+def test_messages_go_back_to_where_they_died_in_order_and_once(live: Served) -> None:
+    make_mortal(live, "back")
+    for number in range(20):
+        post(live, "back", f"{number}", headers={"kept": True})
+    kill_all(live, "back")
+    done = ended(live, replay(live, "back.dead", dry_run=False))
+    assert (done["state"], done["moved"], done["skipped"]) == ("done", 20, 0)
+    assert depth(live, "back.dead") == 0
+    messages = take(live, "back")
+    assert [m["payload"] for m in messages] == [str(n) for n in range(20)]
+    headers: Any = messages[0]["properties"]["headers"]  # type: ignore[index]
+    assert headers["kept"] is True and headers["x-replays"] == 1 and headers["x-death"][0]["count"] == 1
+
+
+def test_count_filter_and_target_choose(live: Served) -> None:
+    make_mortal(live, "some")
+    put_queue(live, "elsewhere")
+    for number in range(10):
+        post(live, "some", f"{'odd' if number % 2 else 'even'} {number}")
+    kill_all(live, "some")
+    wish = {"contains": "odd", "count": 2, "to": "elsewhere"}
+    assert replay(live, "some.dead", **wish)["targets"] == {"elsewhere": 2}
+    done = ended(live, replay(live, "some.dead", dry_run=False, **wish))
+    assert done["moved"] == 2
+    assert [m["payload"] for m in take(live, "elsewhere")] == ["odd 1", "odd 3"]
+    assert replay(live, "some.dead", reason="expired")["matched"] == 0
+    assert replay(live, "some.dead", origin="some")["matched"] == 8
+
+
+def test_letters_whose_origin_is_gone_stay(live: Served) -> None:
+    make_mortal(live, "gone")
+    post(live, "gone", "x")
+    kill_all(live, "gone")
+    live.request("DELETE", "/api/queues/%2F/gone")
+    assert replay(live, "gone.dead")["missing"] == {"gone": 1}
+    done = ended(live, replay(live, "gone.dead", dry_run=False))
+    assert (done["moved"], done["skipped"], depth(live, "gone.dead")) == (0, 1, 1)
+
+
+def test_what_dies_again_is_not_replayed_in_circles(live: Served) -> None:
+    make_mortal(live, "circle")
+    post(live, "circle", "x")
+    kill_all(live, "circle")
+    ended(live, replay(live, "circle.dead", dry_run=False))
+    kill_all(live, "circle")
+    (group,) = live.get(f"{OFFICE}/circle.dead").json()["groups"]
+    assert (group["messages"], group["deaths_max"]) == (1, 2)
+
+
+def test_a_slow_replay_can_be_stopped(live: Served) -> None:
+    make_mortal(live, "slow")
+    for number in range(50):
+        post(live, "slow", str(number))
+    kill_all(live, "slow")
+    begun = replay(live, "slow.dead", dry_run=False, rate=10)
+    stopped = live.request("DELETE", f"/api/headrace/replays/{begun['id']}").json()
+    assert stopped["state"] == "stopped" and stopped["moved"] < 50
+    assert depth(live, "slow") + depth(live, "slow.dead") == 50
+
+
+def test_nonsense_is_refused(live: Served) -> None:
+    make_mortal(live, "nonsense")
+    for wish in ({"count": 0}, {"rate": -1}, {"to": 5}, {"contains": 1}, {"dry_run": "maybe"}):
+        assert live.request("POST", f"{OFFICE}/nonsense.dead/replay", json=wish).status_code == 400
+    assert live.request("POST", f"{OFFICE}/nonsense.dead/replay", json={"to": "no", "dry_run": False}).status_code == 404
+    assert live.request("POST", f"{OFFICE}/none/replay", json={}).status_code == 404
+
+
+class Remote:
+    """A broker in a process of its own, which can be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = Process(folder)
+        self.client = httpx.Client(base_url=self.process.url, timeout=60)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return self.client.request(method, path, **options)
+
+    def get(self, path: str) -> httpx.Response:
+        return self.client.get(path)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.client.close()
+        return self.process.stop(number)
+
+
+def test_a_replay_killed_on_its_way_goes_on_and_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    count = int(os.environ.get("HEADRACE_REPLAY_MESSAGES", "3000"))
+    folder = tmp_path / "data"
+    first = Remote(folder)
+    try:
+        make_mortal(first, "many")
+        for at in range(0, count, 1000):
+            body = [{"value": str(number)} for number in range(at, min(at + 1000, count))]
+            assert first.request("POST", "/topics/many/messages", json=body).status_code == 200
+        kill_all(first, "many")
+        begun = replay(first, "many.dead", dry_run=False, rate=max(1000, count // 2))
+        while first.get(f"/api/headrace/replays/{begun['id']}").json()["moved"] < count // 4:
+            time.sleep(0.005)
+    finally:
+        first.stop(signal.SIGKILL)
+    second = Remote(folder)
+    try:
+        done = ended(second, begun)
+        assert done["state"] == "done", done
+        assert depth(second, "many.dead") == 0
+        found = []
+        while messages := take(second, "many", count=1000):
+            found += [int(str(message["payload"])) for message in messages]
+        assert found == sorted(found) and found == list(range(count))
+    finally:
+        assert second.stop() == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_leftovers(live: Served) -> None:
+    assert live.get("/api/headrace/replays").json() == []
