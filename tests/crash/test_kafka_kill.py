@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,10 @@ class Worker:
             for _ in range(rng.choice((1, 5, 50))):
                 value = f"{self.name}:{self.sent}".encode()
                 partition = self.sent % PARTITIONS
-                self._producer.produce("t", value, partition=partition, on_delivery=self._delivered)
+                try:
+                    self._producer.produce("t", value, partition=partition, on_delivery=self._delivered)
+                except BufferError:  # the broker is away for longer than the queue holds out
+                    break
                 self.sent += 1
             self._producer.poll(0.005)
         assert self._producer.flush(SECONDS) == 0, "records that nobody answered"
@@ -120,11 +123,19 @@ class Worker:
         assert not self._thread.is_alive(), "a producer hangs"
 
 
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.timeout(900)
 def test_d6_idempotent_producers_store_every_record_once_through_kills(broker: KafkaBroker) -> None:
     make_topic(broker, "t", PARTITIONS)
     rng = random.Random(7)
     workers = [Worker(broker, f"p{number}") for number in range(PRODUCERS)]
+    wait_for(lambda: all(worker.confirmed for worker in workers))  # librdkafka takes a second to get its id
     for _ in range(ROUNDS):
         time.sleep(rng.uniform(0.2, 0.8))
         broker.kill()

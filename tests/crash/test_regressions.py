@@ -158,3 +158,48 @@ def test_a_round_never_outgrows_a_journal_file() -> None:
     tickets += [shard.logs[1].append(batch("a", 500)) for _ in range(40)]
     shard.pump()
     assert all(ticket.done and ticket.error is None for ticket in tickets)
+
+
+def test_l2_a_group_read_from_the_page_cache_is_whole_after_a_cut_inside_recovery() -> None:
+    """A kill leaves an entry unsynced; recovery put the group into one log, and the cut took the entry."""
+    disk = new_disk()
+    specs = spec(1), spec(2)
+    shard = reopen(disk, *specs)
+    for log_id in (1, 2):
+        write(shard, "x", log_id)
+    checkpoint(shard)
+    group = shard.group()
+    for log in shard.logs.values():
+        group.append(log, batch("a"))
+    group.commit()
+    killed: list[SimulatedDisk] = []
+    disk.before = lambda kind, path: killed.append(disk.kill()) if kind == "sync" else None
+    shard.pump()
+    first = killed[0]
+    cuts: list[SimulatedDisk] = []
+    first.before = lambda kind, path: cuts.append(lost(first))
+    reopen(first, *specs)
+    for cut in cuts:
+        again = reopen(cut, *specs)
+        assert values(again, 1) == values(again, 2)
+
+
+def test_a_torn_journal_header_does_not_bring_entries_of_a_former_life_back() -> None:
+    """The number of the file was taken from the headers that could be read, so it was used twice."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    for number in range(3):  # never synced, so the header is not, either
+        group = shard.group()
+        group.put("t", b"k%d" % number, b"former")
+        group.commit(lazy=True)
+        shard.pump()
+    path = next(path for path in disk.files() if path.endswith(".wal"))
+    image = disk.power_cut(Random(0), "kept")
+    image.flip(path, 9)
+    shard = reopen(image, spec())
+    assert dict(shard.state.items("t")) == {}
+    group = shard.group()
+    group.put("t", b"k0", b"later.")  # just as long as what it overwrites
+    group.commit()
+    shard.pump()
+    assert dict(reopen(lost(image), spec()).state.items("t")) == {b"k0": b"later."}

@@ -72,8 +72,9 @@ class Committer:
         runs = by_log(direct)
         self._write_direct(runs, result)
         if body:
+            self._secure_async(inline, result)
             self._journal.append(body)
-        self._sync(batch, runs, inline, result)
+        self._sync(batch, runs, result)
         result.sequence = self._journal.sequence
         self._unapplied.extend(by_log(inline))
         self.apply_rest(result)
@@ -130,11 +131,14 @@ class Committer:
             data, sum(map(len, data)), parts[0].base_offset, direct=direct
         )
 
-    def _sync(self, batch: Round, runs: list[Run], inline: list[Part], result: Committed) -> None:
-        started = self._monotonic()
+    @staticmethod
+    def _secure_async(inline: list[Part], result: Committed) -> None:
+        """A group's part of an async log is durable with its entry: what lies before it has to be, earlier."""
         for log in {part.log.id: part.log for part in inline if part.log.is_async}.values():
-            # A group's part of an async log is durable with the group, so what lies before it has to be, too.
             result.syncs += log.tail.sync()
+
+    def _sync(self, batch: Round, runs: list[Run], result: Committed) -> None:
+        started = self._monotonic()
         for log, _ in runs:
             if not log.is_async:
                 result.syncs += log.tail.sync()

@@ -40,6 +40,7 @@ def padded(size: int) -> int:
 class Entry:
     sequence: int
     body: memoryview
+    synced: int = 0  # the last entry that was on stable storage when this one was written
 
 
 class JournalFull(Exception):
@@ -64,8 +65,12 @@ class Journal:
         self.sequence = 0  # of the last entry written
         self.bytes_written = 0
 
-    def start(self, sequence: int) -> None:
-        """Begin after recovery: everything in the folder has been taken over and may be overwritten."""
+    def start(self, sequence: int, epoch: int = 0) -> None:
+        """Begin after recovery: everything in the folder has been taken over and may be overwritten.
+
+        Numbers grow with the epoch, too: a header that was torn does not tell its number, and entries behind
+        it must not be taken for those of a later life.
+        """
         self._disk.mkdir(self._folder)
         self.sequence = self._synced = sequence
         numbers = [n for n in map(paths.parse_journal, self._disk.listdir(self._folder)) if n is not None]
@@ -76,6 +81,7 @@ class Journal:
             else:
                 self._disk.unlink(path)
         self._number = max((self._header_number(path) for path in self._free), default=0)
+        self._number = max(self._number, epoch << 32)
         self._next_name = max(numbers, default=-1) + 1
         if not self._free:
             self._make()
@@ -128,16 +134,8 @@ class Journal:
         size = sum(map(len, buffers))
         needed = padded(ENTRY_HEADER.size + size)
         assert self._file is not None and self._position + needed <= self._file_bytes
-        rest = ENTRY_HEADER.pack(0, ENTRY_MAGIC, self._number, self.sequence + 1, self._synced, size)[
-            _CRC_BYTES:
-        ]
-        crc = crc32c(rest)
-        for buffer in buffers:
-            crc = crc32c(buffer, crc)
-        tail = _ZEROS[: needed - ENTRY_HEADER.size - size]
-        self._disk.pwrite(
-            self._file, [crc.to_bytes(_CRC_BYTES, "little"), rest, *buffers, tail], self._position
-        )
+        entry = _encoded(self._number, self.sequence + 1, self._synced, buffers)
+        self._disk.pwrite(self._file, entry, self._position)
         self.sequence += 1
         self._position += needed
         self.bytes_written += needed
@@ -156,8 +154,7 @@ class Journal:
         self._path = self._free.pop(0)
         self._file = self._disk.open(self._path)
         self._number += 1
-        rest = FILE_HEADER.pack(FILE_MAGIC, self._number, self.sequence + 1, 0)[:-_CRC_BYTES]
-        self._disk.pwrite(self._file, [rest + crc32c(rest).to_bytes(_CRC_BYTES, "little")], 0)
+        self._disk.pwrite(self._file, [_header(self._number, self.sequence + 1)], 0)
         self._position = SECTOR
 
     @property
@@ -178,6 +175,44 @@ class Journal:
         if self._file is not None:
             self._disk.close(self._file)
             self._file = None
+
+
+def _header(number: int, first: int) -> bytes:
+    rest = FILE_HEADER.pack(FILE_MAGIC, number, first, 0)[:-_CRC_BYTES]
+    return rest + crc32c(rest).to_bytes(_CRC_BYTES, "little")
+
+
+def _encoded(number: int, sequence: int, synced: int, body: Sequence[Bytes]) -> list[Bytes]:
+    size = sum(map(len, body))
+    rest = ENTRY_HEADER.pack(0, ENTRY_MAGIC, number, sequence, synced, size)[_CRC_BYTES:]
+    crc = crc32c(rest)
+    for buffer in body:
+        crc = crc32c(buffer, crc)
+    tail = _ZEROS[: padded(ENTRY_HEADER.size + size) - ENTRY_HEADER.size - size]
+    return [crc.to_bytes(_CRC_BYTES, "little"), rest, *body, tail]
+
+
+def write_again(disk: Disk, folder: str, entries: Sequence[Entry]) -> None:
+    """Make entries durable that may have been read from the page cache only, in a file of their own.
+
+    Recovery acts on them log by log: a power cut in the middle must not find them gone, or a group would be
+    in some of its logs and not in the others. Syncing the file they were read from would not do: after a failed
+    sync the next one answers OK and writes nothing.
+    """
+    names = [number for number in map(paths.parse_journal, disk.listdir(folder)) if number is not None]
+    headers = [read_header(disk, f"{folder}/{paths.journal_name(name)}") for name in names]
+    number = max((header[0] for header in headers if header), default=0) + 1
+    path = f"{folder}/{paths.journal_name(max(names, default=-1) + 1)}"
+    blocks: list[Bytes] = [_header(number, entries[0].sequence).ljust(SECTOR, b"\0")]
+    for entry in entries:
+        blocks += _encoded(number, entry.sequence, entry.synced, [entry.body])
+    file = disk.open(path, create=True, exclusive=True)
+    try:
+        disk.pwrite(file, blocks, 0)
+        disk.sync(file)
+    finally:
+        disk.close(file)
+    disk.sync_dir(folder)
 
 
 def read_header(disk: Disk, path: str) -> tuple[int, int] | None:
@@ -223,7 +258,7 @@ def _entries(disk: Disk, path: str, number: int, sequence: int, after: int) -> I
     data = memoryview(raw)
     position = SECTOR
     while (entry := _entry_at(data, position, number)) is not None and entry[0] == sequence:
-        yield Entry(sequence, entry[2])
+        yield Entry(sequence, entry[2], entry[1])
         sequence += 1
         position += padded(ENTRY_HEADER.size + len(entry[2]))
     if sequence <= after:

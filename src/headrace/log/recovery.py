@@ -93,9 +93,12 @@ class _Replayed:
         self.sequence = marker.sequence
         self.parts: dict[int, dict[int, ReplayedPart]] = {}
         self.ends: dict[int, int] = {}
-        for entry in journals.replay(shard.disk, f"{shard.root}/{paths.JOURNAL}", marker.sequence):
+        unsure: list[journals.Entry] = []  # perhaps in the page cache only
+        folder = f"{shard.root}/{paths.JOURNAL}"
+        for entry in journals.replay(shard.disk, folder, marker.sequence):
             self.entries += 1
             self.sequence = entry.sequence
+            unsure = [*(one for one in unsure if one.sequence > entry.synced), entry]
             for item in decode(entry.body):
                 if isinstance(item, ReplayedPart):
                     self.parts.setdefault(item.log_id, {})[item.base_offset] = item
@@ -104,6 +107,8 @@ class _Replayed:
                     self._prove(item.log_id, item.end)
                 else:
                     shard.apply_changes([item])
+        if unsure:
+            journals.write_again(shard.disk, folder, unsure)
 
     def _prove(self, log_id: int, end: int) -> None:
         self.ends[log_id] = max(self.ends.get(log_id, 0), end)
@@ -160,7 +165,7 @@ def _begin(shard: "Shard", recoveries: list[LogRecovery], sequence: int) -> None
         shard.settings.journal_file_bytes,
         shard.settings.journal_files,
     )
-    journal.start(sequence)
+    journal.start(sequence, shard.epoch)
     shard.begin(journal, Slots(shard.disk, f"{shard.root}/{paths.SLOTS}"))
 
 
