@@ -1,6 +1,7 @@
 """The whole server as people run it: a process that starts, says so, and stops when told to."""
 
 import contextlib
+import gzip
 import http.client
 import json
 import os
@@ -220,3 +221,26 @@ def test_log_lines_cannot_be_forged_by_names(capsys: pytest.CaptureFixture[str])
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert json.loads(lines[1])["level"] == "warning"
+
+
+def test_hostile_bodies_are_refused_and_memory_stays_flat(start: Any) -> None:
+    process = start()
+    size = 20 << 20
+    hostile = [
+        b"[" * size,
+        b'{"value":[' + b"[]," * (size // 3) + b"[]]}",
+        b"[" + b'{"value":0},' * (size // 12) + b'{"value":0}]',
+        b"\n" * size,
+        b'{"value":"' + b"x" * size + b'"}',
+        gzip.compress(b"\0" * (10 * size), 1),
+    ]
+    for body in hostile * 2:
+        kind = "gzip" if body[:2] == b"\x1f\x8b" else "identity"
+        connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=SECONDS_MAX)
+        with contextlib.closing(connection):
+            headers = {"content-type": "application/json", "content-encoding": kind}
+            connection.request("POST", "/topics/t/messages", body, headers)
+            assert connection.getresponse().status in {400, 413}
+    peak_kb = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1])  # type: ignore[index]
+    assert peak_kb < 450 * 1024
+    assert process.request("GET", "/topics")["topics"] == []

@@ -264,3 +264,25 @@ def test_too_many_bytes_at_once_are_turned_away_with_a_time_to_come_back(own: ty
         first.sendall(b"x" * 899)
         assert b" 200 OK" in first.recv(65536)
     assert server.client.post("/topics/t/messages", content=b"y" * 200).status_code == 200
+
+
+def test_publishers_are_turned_away_while_the_disk_does_not_keep_up(own: type[Live]) -> None:
+    server = own()
+    server.publish("t", {"value": 1})
+
+    async def behind(size: int) -> None:
+        server.broker.shard.pending_bytes += size
+
+    server.call(behind(1 << 30))
+    answer = server.client.post("/topics/t/messages", json={"value": 2})
+    assert (answer.status_code, code_of(answer)) == (429, "overloaded")
+    server.call(behind(-(1 << 30)))
+    assert server.publish("t", {"value": 2}) == [(0, 1)]
+
+
+def test_a_body_of_nothing_but_newlines_holds_no_message(live: Live, topic: str) -> None:
+    body = b"\n \r\n" * 1_000_000
+    answer = live.client.post(
+        f"/topics/{topic}/messages", content=body, headers={"content-type": "application/x-ndjson"}
+    )
+    assert (answer.status_code, code_of(answer)) == (400, "invalid_input")

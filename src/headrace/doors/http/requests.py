@@ -1,8 +1,10 @@
 """What a request carries: names in its path, parameters in its query, its body. All bounded and checked."""
 
 import asyncio
+import functools
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -20,6 +22,8 @@ SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m)?")
 SCALES = {None: 1.0, "s": 1.0, "ms": 0.001, "m": 60.0}
 P = ParamSpec("P")
 T = TypeVar("T")
+# One thread: a body unfolds to several times its size while it is worked on, and the sum must stay bounded.
+WORKSHOP = ThreadPoolExecutor(1, "http-body")
 THREAD_BYTES_MIN = 256 * 1024  # below this a thread costs more than it frees the loop from
 
 
@@ -168,7 +172,8 @@ async def in_thread_if(size: int, work: Callable[P, T], *args: P.args, **named: 
     """Work on many bytes goes to a thread, so that other connections are served meanwhile."""
     if size < THREAD_BYTES_MIN:
         return work(*args, **named)
-    return await asyncio.to_thread(work, *args, **named)
+    call = functools.partial(work, *args, **named)
+    return await asyncio.get_running_loop().run_in_executor(WORKSHOP, call)
 
 
 async def hung_up(receive: Receive) -> None:
