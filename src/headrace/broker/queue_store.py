@@ -209,7 +209,8 @@ class QueueStore:
         for document in self._catalog.load(EXCHANGES):
             vhost, name = document["identity"]
             if is_kind(document["type"]):
-                vhost_of(vhost).routing.exchanges[name] = make_exchange(
+                host = vhost_of(vhost)
+                exchange = host.routing.exchanges[name] = make_exchange(
                     name,
                     document["type"],
                     durable=True,
@@ -217,6 +218,8 @@ class QueueStore:
                     internal=document["internal"],
                     arguments=document["arguments"],
                 )
+                if exchange.delayed:
+                    host.delays.load(exchange)
         for document in self._catalog.load(QUEUES):
             self._load_queue(document, vhost_of)
         for _, value in self._shard.state.items(BINDINGS_TABLE):

@@ -281,7 +281,8 @@ class Connection(asyncio.Protocol):
     def on_method(self, number: int, class_id: int, method_id: int, arguments: bytes) -> bool:
         if class_id == CLASS_CONNECTION:
             if number != 0:
-                raise ProtocolError(protocol.CHANNEL_ERROR, "connection methods belong to channel 0", class_id, method_id)
+                text = "connection methods belong to channel 0"
+                raise ProtocolError(protocol.CHANNEL_ERROR, text, class_id, method_id)
             return self._on_connection(decode(class_id, method_id, arguments), class_id, method_id)
         if self.stage is Stage.CLOSING:
             return False

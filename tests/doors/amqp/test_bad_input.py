@@ -1,0 +1,280 @@
+"""Bytes that no honest client sends. Each guard has a test that fails without it; nobody else is disturbed."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from headrace.doors.amqp import connection as door_connection
+from headrace.wire.amqp.methods import frame
+from headrace.wire.amqp.protocol import PROTOCOL_HEADER
+from tests.doors.amqp.raw import Raw, content_header, raw_frame
+from tests.doors.amqp.running import Running, eventually
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[Raw]:
+    raw = Raw(running.port)
+    yield raw
+    raw.close()
+
+
+@pytest.fixture(autouse=True)
+def nobody_else_is_disturbed(running: Running) -> Iterator[None]:
+    other = running.channel()
+    other.queue_declare("innocent")
+    yield
+    other.basic_publish("", "innocent", b"x")
+    method, _, _ = other.basic_get("innocent", auto_ack=True)
+    assert method is not None
+    other.connection.close()
+
+
+def publish(queue: str = "innocent") -> bytes:
+    return frame(1, commands.Basic.Publish, routing_key=queue)
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"AMQP\x00\x01\x00\x00", b"AMQP\x01\x01\x00\x0a",
+     b"\x00\x00\x00\x20\x00\x12\x00\x03", b"X"],
+)  # fmt: skip
+def test_01_whoever_speaks_something_else_is_told_what_is_spoken_here(client: Raw, hello: bytes) -> None:
+    client.send(hello)
+    assert client.bytes(8) == PROTOCOL_HEADER
+    assert client.is_closed()
+
+
+@pytest.mark.parametrize("said", [b"", b"AMQP", PROTOCOL_HEADER])
+def test_02_whoever_does_not_finish_the_handshake_is_hung_up_on(
+    running: Running, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(door_connection, "HANDSHAKE_TIMEOUT_S", 0.1)
+    with closing(Raw(running.port)) as client:
+        client.send(said)
+        assert client.is_closed()
+
+
+@pytest.mark.parametrize("size", [131_073, 2**31, 2**32 - 1])
+def test_03_a_frame_over_frame_max_is_501_and_nothing_is_allocated_for_it(client: Raw, size: int) -> None:
+    client.open().channel()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    client.send(b"\x01\x00\x01" + size.to_bytes(4, "big"))
+    assert client.expect(commands.Connection.Close).reply_code == 501
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_03_before_tune_a_frame_of_8_kb_is_the_limit(client: Raw) -> None:
+    client.start()
+    client.send(b"\x01\x00\x00" + (9000).to_bytes(4, "big"))
+    assert client.expect(commands.Connection.Close).reply_code == 501
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (raw_frame(1, 1, b"\x00\x3c\x00\x0a\0\0\0\0\0\0\0", end=b"\0"), 501),
+        (raw_frame(7, 1, b"x"), 501),
+        (raw_frame(8, 1, b""), 501),
+        (raw_frame(2, 0, content_header(1)), 504),
+        (raw_frame(3, 0, b"x"), 504),
+        (raw_frame(3, 77, b"x"), 504),
+        (frame(5000, commands.Channel.Open), 504),
+        (frame(2, commands.Basic.Qos), 504),
+        (frame(1, commands.Channel.Open), 504),
+        (raw_frame(1, 1, b"\0"), 502),
+        (raw_frame(1, 1, b"\x00\x3c\x03\xe7"), 503),
+        (frame(0, commands.Basic.Qos), 503),
+        (frame(1, commands.Queue.DeclareOk), 503),
+    ],
+)
+def test_04_frames_that_cannot_be_end_only_this_connection(client: Raw, data: bytes, code: int) -> None:
+    client.open().channel().send(data)
+    assert client.expect(commands.Connection.Close).reply_code == code
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64 - 1, 16 * 1024 * 1024])
+def test_05_a_body_that_is_announced_too_large_ends_the_channel_and_is_not_kept(client: Raw, size: int) -> None:
+    client.open().channel().send(publish()).send(raw_frame(2, 1, content_header(size)))
+    assert client.expect(commands.Channel.Close).reply_code == 311
+    for _ in range(20):
+        client.send(raw_frame(3, 1, b"x" * 100_000))
+    client.method(1, commands.Channel.CloseOk).channel(1)
+
+
+def test_05_a_large_announced_body_costs_nothing_until_it_comes(running: Running, client: Raw) -> None:
+    client.open()
+    for number in range(1, 1001):
+        client.method(number, commands.Channel.Open)
+    for number in range(1, 1001):
+        client.send(frame(number, commands.Basic.Publish, routing_key="innocent"))
+        client.send(raw_frame(2, number, content_header(15 * 1024 * 1024)))
+        client.send(raw_frame(3, number, b"x"))
+
+    def kept() -> int:
+        found: int = sum(
+            channel.state.pending_bytes for c in running.door.connections for channel in c.channels.values()
+        )
+        return found
+
+    eventually(lambda: running.call(lambda: max((len(c.channels) for c in running.door.connections), default=0)) == 1000)
+    assert running.call(kept) < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        raw_frame(2, 1, content_header(5)) + raw_frame(3, 1, b"123456"),
+        raw_frame(2, 1, content_header(5)) + raw_frame(3, 1, b"123") + frame(1, commands.Basic.Qos),
+        raw_frame(2, 1, content_header(5)) + raw_frame(2, 1, content_header(5)),
+        frame(1, commands.Basic.Qos),
+        raw_frame(3, 1, b"x"),
+    ],
+)
+def test_06_content_out_of_step_is_505(client: Raw, frames: bytes) -> None:
+    client.open().channel().send(publish() + frames)
+    assert client.expect(commands.Connection.Close).reply_code == 505
+
+
+def nested(depth: int) -> bytes:
+    table = b""
+    for _ in range(depth):
+        table = b"\x01aF" + len(table).to_bytes(4, "big") + table
+    return len(table).to_bytes(4, "big") + table
+
+
+TABLES = [
+    nested(17),
+    nested(10_000),
+    b"\xff\xff\xff\xff",
+    b"\0\0\0\x03\x01a?",
+    b"\0\0\0\x07\x01aS\xff\xff\xff\xff",
+    b"\0\0\0\x07\x01aA\x7f\xff\xff\xff",
+    b"\0\0\0\x02\x05a",
+]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=range(len(TABLES)))
+def test_07_tables_that_lie_about_themselves_are_502(running: Running, table: bytes) -> None:
+    in_method = raw_frame(1, 1, b"\x00\x32\x00\x0a\0\0\x01q\0" + table)
+    in_message = publish() + raw_frame(2, 1, content_header(0, b"\x20\x00" + table))
+    for data in (in_method, in_message):
+        with closing(Raw(running.port)) as client:
+            client.open().channel().send(data)
+            assert client.expect(commands.Connection.Close).reply_code == 502
+
+
+@pytest.mark.parametrize("properties", [b"\xff\xff", b"\x80\x00\x05abc", b"\x00\x00x", b"\x00", b"\x00\x40\x00"])
+def test_07_properties_that_do_not_add_up_are_502(client: Raw, properties: bytes) -> None:
+    client.open().channel().send(publish() + raw_frame(2, 1, content_header(0, properties)))
+    assert client.expect(commands.Connection.Close).reply_code == 502
+
+
+def test_08_names_that_are_not_utf8_are_502(client: Raw) -> None:
+    client.open().channel().send(raw_frame(1, 1, b"\x00\x32\x00\x0a\0\0\x02\xff\xfe\0\0\0\0\0"))
+    assert client.expect(commands.Connection.Close).reply_code == 502
+
+
+def test_12_one_channel_more_than_agreed_is_refused(client: Raw) -> None:
+    client.open(channel_max=10)
+    for number in range(1, 11):
+        client.channel(number)
+    client.method(11, commands.Channel.Open)
+    assert client.expect(commands.Connection.Close).reply_code == 504
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"channel_max": 3000}, {"channel_max": 0}, {"frame_max": 200_000}, {"frame_max": 0}, {"frame_max": 100}],
+)
+def test_13_asking_for_more_than_was_offered_is_530(client: Raw, asked: dict[str, int]) -> None:
+    client.start()
+    client.log_in().expect(commands.Connection.Tune)
+    client.method(
+        0, commands.Connection.TuneOk, **{"channel_max": 2047, "frame_max": 131_072, "heartbeat": 0, **asked}
+    )
+    assert client.expect(commands.Connection.Close).reply_code == 530
+
+
+def test_13_a_heartbeat_of_zero_means_none(running: Running, client: Raw) -> None:
+    client.open(heartbeat=0)
+    found = running.call(lambda: [c for c in running.door.connections if c.heartbeat_s == 0])
+    assert found and running.call(lambda: found[0]._timer is None)
+
+
+def test_14_a_silent_client_is_dropped_after_two_heartbeats_and_its_messages_come_back(
+    running: Running, client: Raw
+) -> None:
+    other = running.channel()
+    other.queue_declare("beaten", durable=True)
+    other.basic_publish("", "beaten", b"x")
+    client.open(heartbeat=1).channel()
+    client.method(1, commands.Basic.Consume, queue="beaten", consumer_tag="c")
+    client.expect(commands.Basic.ConsumeOk)
+    eventually(lambda: running.call(lambda: running.queue("beaten").unacked) == 1)
+    eventually(lambda: running.call(lambda: running.queue("beaten").ready) == 1)
+    method, _, _ = other.basic_get("beaten")
+    assert method.redelivered
+    other.connection.close()
+
+
+def test_heartbeats_are_sent_to_a_client_that_asked(client: Raw) -> None:
+    client.open(heartbeat=1)
+    kind, channel, payload = client.frame()
+    assert (kind, channel, payload) == (8, 0, b"")
+
+
+@pytest.mark.parametrize(("user", "password"), [("guest", "wrong"), ("nobody", "guest"), ("", "")])
+def test_a_wrong_login_is_403(client: Raw, user: str, password: str) -> None:
+    client.start()
+    client.log_in(user, password)
+    assert client.expect(commands.Connection.Close).reply_code == 403
+
+
+def test_guest_is_only_for_this_machine() -> None:
+    from headrace.doors.amqp.auth import accepts
+
+    assert accepts("guest", "guest", ("127.0.0.1", 1))
+    assert accepts("guest", "guest", ("::1", 1, 0, 0))
+    assert accepts("guest", "guest", ("::ffff:127.0.0.1", 1, 0, 0))
+    assert not accepts("guest", "guest", ("192.168.1.7", 1))
+
+
+def test_amqplain_is_understood(client: Raw) -> None:
+    from headrace.record.properties import encode_table
+
+    client.start()
+    response = encode_table({"LOGIN": "guest", "PASSWORD": "guest"})[4:]
+    client.method(0, commands.Connection.StartOk, mechanism="AMQPLAIN", response=response, locale="en_US")
+    client.expect(commands.Connection.Tune)
+
+
+def test_methods_before_the_connection_is_open_are_refused(client: Raw) -> None:
+    client.start()
+    client.method(1, commands.Channel.Open)
+    assert client.expect(commands.Connection.Close).reply_code == 503
+
+
+def test_abusive_connections_leave_nothing_behind(running: Running) -> None:
+    """R5: tables are back to where they were after many connections that end in every wrong way."""
+    before = running.call(lambda: len(running.door.connections))
+    endings: list[Any] = [
+        lambda c: c.send(b"garbage!"),
+        lambda c: c.open().channel().send(raw_frame(7, 1, b"x")),
+        lambda c: c.open().channel().send(publish()),
+        lambda c: c.open().channel().method(1, commands.Basic.Consume, queue="innocent"),
+        lambda c: c.send(PROTOCOL_HEADER[:3]),
+        lambda c: c.open().channel().method(1, commands.Queue.Declare, exclusive=True),
+    ]
+    for number in range(120):
+        client = Raw(running.port)
+        endings[number % len(endings)](client)
+        client.close()
+    eventually(lambda: running.call(lambda: len(running.door.connections)) == before)
+    assert running.call(lambda: len(running.queue("innocent").consumers)) == 0
+    assert running.call(
+        lambda: not [q for q in running.server.broker.vhosts.get("/").queues if q.startswith("amq.gen")]
+    )
