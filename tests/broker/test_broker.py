@@ -11,7 +11,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.cursors import CURSORS_MAX
-from headrace.broker.publishing import prepare
+from headrace.broker.publishing import Shape, prepare
 from headrace.broker.reading import read_page
 from headrace.clock import ManualClock
 from headrace.config import Config
@@ -177,7 +177,7 @@ async def test_keys_choose_partitions_as_kafka_clients_do(broker: Broker) -> Non
 
 async def test_one_request_is_one_batch_per_partition(broker: Broker) -> None:
     stream = await broker.streams.create("t", 2)
-    prepared = prepare(stream, [message(b"x", b"k%d" % i) for i in range(100)], 1, 0)
+    prepared = prepare(Shape.of(stream), [message(b"x", b"k%d" % i) for i in range(100)], 1, 0)
     assert sorted(part.partition for part in prepared) == [0, 1]
     assert all(len(part.infos) == 1 for part in prepared)
 

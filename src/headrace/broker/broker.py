@@ -144,7 +144,8 @@ class Broker:
 
     async def publish(self, stream: Stream, messages: Sequence[publishing.Outgoing]) -> list[publishing.Place]:
         """Where each message is, in the order given; returns once all are on stable storage."""
-        prepared = publishing.prepare(stream, messages, self.clock.now_ms(), stream.next_turn())
+        shape = publishing.Shape.of(stream)
+        prepared = publishing.prepare(shape, messages, self.clock.now_ms(), stream.next_turn())
         return await self.submit(stream, prepared)
 
     async def submit(self, stream: Stream, prepared: Sequence[publishing.Prepared]) -> list[publishing.Place]:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.broker.streams import Stream
-from headrace.errors import BatchTooLarge
+from headrace.errors import BatchTooLarge, PartitionNotFound
+from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec
 from headrace.record.layout import CODECS
@@ -20,6 +21,18 @@ Outgoing = tuple[bytes | None, bytes | None, Headers, int | None, int]
 Place = tuple[int, int]  # partition, offset
 
 BATCH_OVERHEAD = 1024
+
+
+class Shape(NamedTuple):
+    """What of a stream decides how messages become batches; one that is yet to be made has a shape, too."""
+
+    name: str
+    partitions: int
+    settings: StreamSettings
+
+    @classmethod
+    def of(cls, stream: Stream) -> "Shape":
+        return cls(stream.name, len(stream.partitions), stream.settings)
 
 
 class Prepared(NamedTuple):
@@ -58,22 +71,20 @@ class _Building:
         return Prepared(partition, batches, codec.scan(batches, verify_crc=False), self.indexes)
 
 
-def prepare(stream: Stream, messages: Sequence[Outgoing], now_ms: int, turn: int) -> list[Prepared]:
+def prepare(shape: Shape, messages: Sequence[Outgoing], now_ms: int, turn: int) -> list[Prepared]:
     """Pure work on memory, safe in any thread. `turn` is where messages without a key go."""
-    settings = stream.settings
-    count = len(stream.partitions)
+    settings = shape.settings
+    count = shape.partitions
     building: dict[int, _Building] = {}
     capacity = BATCH_OVERHEAD + (128 * len(messages) if len(messages) < 500 else 64 * 1024)
     for index, (key, value, headers, partition, stamp) in enumerate(messages):
         if partition is None:
             partition = turn if key is None else codec.partition_for(key, count)
-        else:
-            stream.partition(partition)  # refuses one that is not there
+        elif not 0 <= partition < count:
+            raise PartitionNotFound(shape.name, partition, count)
         target = building.get(partition)
         if target is None:
-            target = building[partition] = _Building(
-                now_ms, capacity, settings.batch_bytes_max, settings.compression
-            )
+            target = building[partition] = _Building(now_ms, capacity, settings.batch_bytes_max, settings.compression)
         target.add(index, key, value, headers, stamp)
     return [target.finish(partition) for partition, target in building.items()]
 
@@ -86,9 +97,7 @@ async def publish(shard: Shard, stream: Stream, prepared: Sequence[Prepared]) ->
         await tickets[0]
     else:
         group = shard.group()
-        tickets = [
-            group.append(stream.partitions[part.partition].log, part.batches, part.infos) for part in prepared
-        ]
+        tickets = [group.append(stream.partitions[part.partition].log, part.batches, part.infos) for part in prepared]
         await group.commit()
     places: list[Place] = [(0, 0)] * sum(len(part.indexes) for part in prepared)
     for part, ticket in zip(prepared, tickets, strict=True):

@@ -96,8 +96,17 @@ def test_an_unknown_topic_is_created_with_one_partition(live: Live, topic: str) 
     assert live.get(f"/topics/{topic}").json()["partitions"] == 1
 
 
-def test_a_bad_request_creates_no_topic(live: Live, topic: str) -> None:
-    assert live.client.post(f"/topics/{topic}/messages", json={"val": 1}).status_code == 400
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ({"val": 1}, 400),
+        ({"value": 1, "partition": 1}, 404),
+        pytest.param({"value": "x" * 17 * MB}, 413, id="too large"),
+    ],
+)
+def test_a_bad_request_creates_no_topic(live: Live, message: object, status: int) -> None:
+    topic = f"bad-{status}"
+    assert live.client.post(f"/topics/{topic}/messages", json=message).status_code == status
     assert live.get(f"/topics/{topic}").status_code == 404
 
 

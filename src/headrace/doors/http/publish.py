@@ -39,10 +39,14 @@ async def publish(site: Site, request: Request) -> Response:
         drafts = await in_thread_if(len(body), parse, body, MESSAGES_MAX)
     if not drafts:
         raise InvalidInput("there is no message in the request")
+    now_ms = broker.clock.now_ms()
+    if broker.streams.find(topic) is None:
+        # What a new topic could not take must not leave an empty topic behind.
+        shape = publishing.Shape(topic, site.config.auto_create_partitions, site.config.stream)
+        await in_thread_if(len(body), publishing.prepare, shape, drafts, now_ms, 0)
     stream = await broker.streams.get_or_create(topic)
-    prepared = await in_thread_if(
-        len(body), publishing.prepare, stream, drafts, broker.clock.now_ms(), stream.next_turn()
-    )
+    shape = publishing.Shape.of(stream)
+    prepared = await in_thread_if(len(body), publishing.prepare, shape, drafts, now_ms, stream.next_turn())
     places = await broker.submit(stream, prepared)
     site.stats.messages_in += len(drafts)
     site.stats.bytes_in += len(body)
