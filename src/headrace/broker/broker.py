@@ -16,13 +16,16 @@ from headrace.broker.cursors import Cursors
 from headrace.broker.dead_letters import DeadLetterOffice
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.history import History
+from headrace.broker.holders import Indexes, ReadAhead
 from headrace.broker.housekeeping import Housekeeping
 from headrace.broker.ledger import Ledger
 from headrace.broker.partition import Partition
 from headrace.broker.pipelines import Pipelines
 from headrace.broker.policies import Policies
+from headrace.broker.pressure import Pressure
 from headrace.broker.reading import Page, read_page
 from headrace.broker.rounds import SETTLE_TABLE
+from headrace.broker.spill import Spill
 from headrace.broker.staging import Staging
 from headrace.broker.stats import Stats
 from headrace.broker.streams import Stream, Streams
@@ -30,15 +33,13 @@ from headrace.broker.vhosts import VirtualHosts
 from headrace.broker.view import fold_settles
 from headrace.clock import Clock, SystemClock
 from headrace.config import Config
-from headrace.errors import Overloaded, StorageError
+from headrace.errors import StorageError
 from headrace.log.disk import Disk, RealDisk
 from headrace.log.log import LogSpec
 from headrace.log.recovery import RecoveryReport
 from headrace.log.shard import Shard
 
 TICK_S = 0.05
-# What may wait for the disk before publishers are turned away: with less, one slow sync would refuse them.
-PENDING_BYTES_MAX = 256 << 20
 FOLDS = {SETTLE_TABLE: fold_settles}
 
 
@@ -55,6 +56,8 @@ class Broker:
         self.report: RecoveryReport
         self.shard: Shard
         self.cursors: Cursors
+        self.pressure: Pressure
+        self.spill: Spill
         self.clients = Clients()
         self.policies: Policies
         self.dead_letters: DeadLetterOffice
@@ -99,7 +102,11 @@ class Broker:
         broker.staging = Staging(broker.disk, data_dir, broker.clock)
         broker.ledger = Ledger(broker.shard, broker.streams, broker.staging, broker.clock)
         broker.pipelines = Pipelines(broker.shard, broker.clock)
+        broker.pressure = Pressure(broker.shard, config, broker.clock, broker.disk)
+        broker.spill = Spill(broker.shard.files, broker.disk, data_dir)
         broker.vhosts = VirtualHosts(broker)
+        for holder in (broker.spill, Indexes(broker.shard.index_cache), ReadAhead(broker.vhosts)):
+            broker.pressure.add_holder(holder)
         broker.policies.attach(lambda: broker.vhosts)
         broker.dead_letters = DeadLetterOffice(broker)
         broker._tick_at = loop.time()
@@ -136,6 +143,7 @@ class Broker:
         error = await closed
         if self._ticker is not None:
             self._ticker.cancel()
+        await self.pressure.close()
         await loop.run_in_executor(None, self.shard.join)
         self.streams.close()
         self.staging.close()
@@ -149,8 +157,12 @@ class Broker:
         return await self.submit(stream, prepared)
 
     async def submit(self, stream: Stream, prepared: Sequence[publishing.Prepared]) -> list[publishing.Place]:
-        if self.shard.pending_bytes > PENDING_BYTES_MAX:
-            raise Overloaded(f"{self.shard.pending_bytes:,} bytes are waiting for the disk")
+        self.pressure.check()
+        size = sum(len(part.batches) for part in prepared)
+        self.pressure.took(size)
+        delay_s = self.pressure.delay_s(size)
+        if delay_s:
+            await asyncio.sleep(delay_s)
         return await publishing.publish(self.shard, stream, prepared)
 
     def read(self, stream: Stream, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
@@ -174,7 +186,7 @@ class Broker:
             return str(self.shard.failure)
         if self.shard.is_full:
             return "the disk is full: messages are read, but not taken"
-        return None
+        return self.pressure.paused_because
 
     # Time.
 
@@ -183,6 +195,7 @@ class Broker:
         now = loop.time()
         self.stats.loop_came_back(now - self._tick_at)
         self.shard.tick()
+        self.pressure.tick()
         self._tick_at = now + TICK_S
         self._ticker = loop.call_at(self._tick_at, self._tick)
 

@@ -127,7 +127,7 @@ class Delays:
         """Before the exchange is known to anybody: a place for what will wait."""
         if exchange.name not in self._logs:
             view = await self._vhost.store.delay_view(self._vhost.name, STREAM_PREFIX + exchange.name) \
-                if exchange.durable else View(MemoryLog(), self._vhost.rounds, durable=False)
+                if exchange.durable else View(MemoryLog(self._vhost.spill), self._vhost.rounds, durable=False)
             self._logs[exchange.name] = DelayLog(self._vhost, exchange, view)
 
     def load(self, exchange: Exchange) -> None:

@@ -514,3 +514,5 @@ class Queue:
         for view in self.views:
             view.discard_pending()
             self.vhost.rounds.forget(view)
+            if not view.durable:
+                view.log.close()

@@ -52,6 +52,7 @@ class VirtualHost:
         self.policies = broker.policies
         self.loop = asyncio.get_running_loop()
         self.rounds = store.rounds
+        self.spill = broker.spill
         self.store = store
         self.routing = Routing(name)
         self.queues: dict[str, Queue] = {}
@@ -239,7 +240,7 @@ class VirtualHost:
     ) -> Queue:
         levels = policy.priority_max + 1
         views = [
-            View(MemoryLog(), self.rounds, durable=False, level=level) for level in reversed(range(levels))
+            View(MemoryLog(self.spill), self.rounds, durable=False, level=level) for level in reversed(range(levels))
         ]
         return Queue(
             self,

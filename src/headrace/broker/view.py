@@ -258,6 +258,10 @@ class View:
         self._chunk = chunk
         return chunk
 
+    @property
+    def chunk_bytes(self) -> int:
+        return len(self._chunk.data) if self._chunk is not None else 0
+
     def release_chunk(self) -> None:
         self._chunk = None
 

@@ -13,6 +13,7 @@ JOURNAL = "journal"
 STATE = "state"
 CATALOG = "catalog"
 STAGING = "staging"
+SPILL = "spill"
 SLOTS = "slots"
 LOCK = "lock"
 
@@ -23,6 +24,7 @@ SEAL = ".seal"
 CUT = ".cut"
 UNFINISHED = ".tmp"
 DELETED = ".deleted"
+SPILLED = ".spill"
 
 _SEGMENT = re.compile(r"(\d{20})(?:-(\d{6}))?\.log")
 _JOURNAL = re.compile(r"(\d{20})\.wal")

@@ -58,6 +58,14 @@ class IndexCache:
         segment.index = None
         self._bytes -= self._segments.pop(segment, 0)
 
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def clear(self) -> None:
+        while self._segments:
+            self.drop(next(iter(self._segments)))
+
 
 class Reader:
     def __init__(self, files: Files, cache: IndexCache, tail: Tail, counters: Counters) -> None:

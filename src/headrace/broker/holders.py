@@ -1,0 +1,48 @@
+"""What inside the broker holds memory and can be asked to let go of it; see pressure.Holder."""
+
+from collections.abc import Iterable
+
+from headrace.broker.vhost import VirtualHost
+from headrace.broker.view import View
+from headrace.log.reader import IndexCache
+
+
+class Indexes:
+    """Index files in memory: read again when they are needed."""
+
+    name = "indexes"
+    patience_s = 0.0
+
+    def __init__(self, cache: IndexCache) -> None:
+        self._cache = cache
+
+    def held_bytes(self) -> int:
+        return self._cache.size_bytes
+
+    def shed(self, wanted_bytes: int) -> int:
+        freed = self._cache.size_bytes
+        self._cache.clear()
+        return freed
+
+
+class ReadAhead:
+    """What queues have read for consumers that have no credit at the moment: it is in the log."""
+
+    name = "read_ahead"
+    patience_s = 0.0
+
+    def __init__(self, hosts: Iterable[VirtualHost]) -> None:
+        self._hosts = hosts
+
+    def _views(self) -> Iterable[View]:
+        return (view for host in self._hosts for queue in host.queues.values() for view in queue.views)
+
+    def held_bytes(self) -> int:
+        return sum(view.chunk_bytes for view in self._views())
+
+    def shed(self, wanted_bytes: int) -> int:
+        freed = 0
+        for view in self._views():
+            freed += view.chunk_bytes
+            view.release_chunk()
+        return freed
