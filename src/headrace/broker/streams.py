@@ -258,11 +258,13 @@ class Streams:
             await self._in_thread(lambda: self._catalog.remove(CATALOG_KIND, stream.document.identity))
             del self._streams[vhost, name]
             stream.is_deleted = True
-            for callback in self._on_delete:
-                await callback(stream)
-            for log_id in stream.document.logs:
-                del self._by_log[log_id]
-                self._shard.delete_log(log_id)
+            try:
+                for callback in self._on_delete:
+                    await callback(stream)
+            finally:  # nobody names these logs any more, whatever else went wrong
+                for log_id in stream.document.logs:
+                    del self._by_log[log_id]
+                    self._shard.delete_log(log_id)
 
     def _add(self, document: StreamDocument) -> Stream:
         partitions = [

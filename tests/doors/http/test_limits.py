@@ -60,6 +60,21 @@ def test_a_chunk_larger_than_can_be_is_refused(live: Live) -> None:
     assert answer == b"" or status_of(answer) == 400  # the application was already at work: then just closed
 
 
+def test_rudeness_is_not_worth_a_line_in_the_log(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    for data in (
+        b"nonsense\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nnonsense\r\n",
+        POST + b"Content-Length: 10\r\n\r\nhel",
+        b"GET /topics/%ff HTTP/1.1\r\nHost: x\r\n\r\n",
+    ):
+        with live.connect() as sock:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            read_all(sock)
+    assert live.get("/health").status_code == 200
+    assert [record for record in caplog.records if not record.name.startswith("httpx")] == []
+
+
 def test_what_is_smuggled_behind_a_refused_request_is_not_served(live: Live) -> None:
     smuggled = b"POST /topics/smuggled/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"
     bad = b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n"

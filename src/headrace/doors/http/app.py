@@ -1,5 +1,6 @@
 """The HTTP door as an ASGI application: the routes, and what holds for all of them."""
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -106,7 +107,9 @@ class App:
                     await self._api(scope, receive, counted)
                 else:
                     await self._router(scope, receive, counted)
-            except Gone:
+            except (Gone, asyncio.CancelledError):
+                # Nobody is left to answer: the client hung up, or the connection gave up on it. Whoever
+                # cancels has said so to the connection, and the server would take it for a crash of ours.
                 return
             except Exception as error:  # noqa: BLE001 - the outermost loop of the door
                 answer = _answer_for(error, scope)

@@ -62,6 +62,9 @@ class HttpDoor:
             connection.shutdown()  # after the answer under way, or at once
         if self._state.tasks:
             await asyncio.wait(set(self._state.tasks), timeout=self._stop_timeout_s)
+        for connection in list(self._state.connections):
+            if isinstance(connection, BoundedHttp) and connection.cycle is not None:
+                connection.cycle.disconnected = True
         for task in list(self._state.tasks):
             task.cancel()
         await asyncio.sleep(0)  # what was written gets its chance to leave

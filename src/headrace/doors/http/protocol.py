@@ -274,6 +274,7 @@ def serve_config(app: Any) -> UvicornConfig:
         lifespan="off",
         interface="asgi3",
         loop="none",
+        workers=1,  # not from the environment: WEB_CONCURRENCY is meant for somebody else
         log_config=None,
         access_log=False,
         proxy_headers=False,
