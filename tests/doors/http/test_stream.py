@@ -47,6 +47,17 @@ def test_new_messages_come_as_they_are_published(live: Live, topic: str) -> None
             assert (data["value"], identity) == (str(i), f"0:{i + 1}")
 
 
+def test_partitions_that_are_added_are_followed(live: Live, topic: str) -> None:
+    live.publish(topic, {"value": "a"})
+    with live.events(f"/topics/{topic}/stream") as events:
+        assert next(events)[1] == "0:1"
+        live.client.patch(f"/topics/{topic}", json={"partitions": 2})
+        live.publish(topic, {"value": "b", "partition": 1}, {"value": "c", "partition": 0})
+        seen = [next(events) for _ in range(2)]
+    assert {data["value"] for _, _, data in seen} == {"b", "c"}
+    assert seen[-1][1] == "0:2,1:1"
+
+
 def test_a_stream_may_start_at_an_offset_or_a_time_or_be_one_partition(live: Live, topic: str) -> None:
     live.create(topic, partitions=2)
     live.publish(topic, *({"value": str(i), "timestamp": i, "partition": 1} for i in range(5)))

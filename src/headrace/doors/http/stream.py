@@ -40,7 +40,7 @@ async def stream(site: Site, request: Request) -> Response:
             if not p.start_offset <= positions[p.number] <= p.end_offset:
                 raise OffsetOutOfRange(positions[p.number], p.start_offset, p.end_offset)
     binary = query.choice("encoding", "text", "base64") == "base64"
-    return EventStream(site, topic, list(partitions), positions, binary)
+    return EventStream(site, topic, list(partitions), positions, binary, follow_all=number is None)
 
 
 def _resumed(topic: Stream, partitions: list[Partition], resume: str) -> dict[int, int]:
@@ -57,7 +57,14 @@ class EventStream(Response):
     """An answer that goes on until somebody hangs up. Holds one page of messages at a time."""
 
     def __init__(
-        self, site: Site, topic: Stream, partitions: list[Partition], positions: dict[int, int], binary: bool
+        self,
+        site: Site,
+        topic: Stream,
+        partitions: list[Partition],
+        positions: dict[int, int],
+        binary: bool,
+        *,
+        follow_all: bool,
     ) -> None:
         super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
         del self.headers["content-length"]
@@ -66,6 +73,7 @@ class EventStream(Response):
         self._partitions = partitions
         self._positions = positions
         self._binary = binary
+        self._follow_all = follow_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -88,6 +96,10 @@ class EventStream(Response):
     async def _send_page(self, send: Send) -> bool:
         """One page of every partition, so that a long backlog in one does not starve the others."""
         sent = False
+        if self._follow_all:  # partitions may have been added; a waiting reader sees them with the next event
+            for partition in self._topic.partitions[len(self._partitions) :]:
+                self._partitions.append(partition)
+                self._positions[partition.number] = partition.start_offset
         for partition in self._partitions:
             if self._positions[partition.number] >= partition.stable_end:
                 continue
