@@ -1,0 +1,172 @@
+"""The two brokers of bench/kafka.py: ours, and a real Apache Kafka from the jars of Maven Central."""
+
+import glob
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+KAFKA_VERSION = "4.3.1"
+HEAP = ("-Xmx1G", "-Xms1G")  # kafka-server-start.sh's
+JVM = (
+    "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent", "-Djava.awt.headless=true",
+)  # fmt: skip
+START_SECONDS_MAX = 60
+POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+<groupId>headrace</groupId><artifactId>bench</artifactId><version>1</version><dependencies>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{0}</version></dependency>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{0}</version></dependency>
+</dependencies></project>"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Broker:
+    """A broker in a process of its own."""
+
+    name = ""
+    durability = ""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="bench-kafka-"))
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        with open(self.folder / "output.txt", "ab") as output:
+            self._process = subprocess.Popen(
+                self.command(), stdout=output, stderr=output, start_new_session=True, cwd=self.folder
+            )
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    break
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"{self.name} did not start:\n{(self.folder / 'output.txt').read_text()[-2000:]}"
+                )
+            time.sleep(0.05)
+        time.sleep(1.0)  # what starts after the listener
+
+    def stop(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def cpu_s(self) -> float:
+        assert self._process is not None
+        total = 0
+        for path in glob.glob(f"/proc/{self._process.pid}/task/*/schedstat"):
+            try:
+                total += int(Path(path).read_text().split()[0])
+            except OSError:
+                continue  # a thread that ended meanwhile
+        return total / 1e9
+
+    def pss_mb(self) -> float:
+        assert self._process is not None
+        for line in Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+        return 0.0
+
+
+class Headrace(Broker):
+    name = "headrace"
+    durability = "fdatasync before every acknowledgement"
+
+    def command(self) -> list[str]:
+        serve = [sys.executable, "-c", "import headrace.cli; headrace.cli.main()", "serve"]
+        return [*serve, "--data-dir", "data", "--kafka", self.address, "--http", "off", "--amqp", "off"]
+
+
+class ApacheKafka(Broker):
+    """KRaft, one node, combined roles, default settings but for what one node needs."""
+
+    def __init__(self, classpath: str, *, flush: bool) -> None:
+        super().__init__()
+        self._classpath = classpath
+        self._flush = flush
+        self.name = "kafka, flush per batch" if flush else "kafka"
+        self.durability = "fsync before every acknowledgement" if flush else "page cache (Kafka's default)"
+
+    def command(self) -> list[str]:
+        controller = free_port()
+        properties = self.folder / "server.properties"
+        lines = [
+            "process.roles=broker,controller",
+            "node.id=1",
+            f"controller.quorum.voters=1@127.0.0.1:{controller}",
+            f"listeners=PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{controller}",
+            f"advertised.listeners=PLAINTEXT://{self.address}",
+            "controller.listener.names=CONTROLLER",
+            f"log.dirs={self.folder}/data",
+            "offsets.topic.replication.factor=1",
+            "transaction.state.log.replication.factor=1",
+            "transaction.state.log.min.isr=1",
+            "group.initial.rebalance.delay.ms=0",
+        ]
+        if self._flush:
+            lines.append("log.flush.interval.messages=1")
+        properties.write_text("\n".join(lines) + "\n")
+        format_ = ["kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qk", "-c", str(properties)]
+        subprocess.run([*self._java(), *format_], check=True, capture_output=True, cwd=self.folder)
+        return [*self._java(), *HEAP, *JVM, "kafka.Kafka", str(properties)]
+
+    def _java(self) -> list[str]:
+        return ["java", "-cp", self._classpath]
+
+    def start(self) -> None:
+        command = self.command()
+        self.command = lambda: command  # type: ignore[method-assign]
+        super().start()
+
+
+def kafka_classpath() -> str:
+    """Raises with the reason if Maven Central, mvn or java can not be had."""
+    for program in ("java", "mvn"):
+        if shutil.which(program) is None:
+            raise RuntimeError(f"no {program}")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headrace-tests"
+    kept = cache / f"kafka-{KAFKA_VERSION}.classpath"
+    if not kept.exists():
+        folder = cache / f"kafka-{KAFKA_VERSION}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "pom.xml").write_text(POM.format(KAFKA_VERSION))
+        command = ["mvn", "-q", "-B", "dependency:build-classpath", f"-Dmdep.outputFile={kept}"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"Maven Central did not give Kafka's jars: {done.stdout[-300:]}")
+    return kept.read_text()
+
+
+def build_load(folder: Path) -> Path:
+    """kafka_load, linked with the librdkafka that confluent-kafka's wheel brings."""
+    import confluent_kafka
+
+    libraries = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
+    [library] = libraries.glob("librdkafka-*.so*")
+    program = folder / "kafka_load"
+    source = Path(__file__).parent / "kafka_load.c"
+    command = ["cc", "-O2", "-o", str(program), str(source), str(library), "-lpthread"]
+    subprocess.run([*command, f"-Wl,-rpath,{libraries}", "-Wl,--allow-shlib-undefined"], check=True)
+    return program
