@@ -1,38 +1,121 @@
-"""Pausing publishers while memory or disk are short: their sockets are not read, and AMQP clients are told."""
+"""What connections do under pressure: publishers are slowed, told, and no longer read; the greedy are closed.
 
-from typing import Any, Protocol
+The broker's Pressure decides; each door has one Flow that carries it out for its connections. Consumers are
+never held. A client that only holds memory (it does not read what it asked for, or does not finish what it began
+to send) is closed when memory stays short: it can come back, and what it had not settled is delivered again.
+"""
+
+import asyncio
+from collections.abc import Collection
+from typing import Protocol
+
+from headrace.broker.pressure import Pressure, Verdict
+
+WRITE_HIGH_MAX = 1 << 20
+WRITE_HIGH_MIN = 64 << 10
+OUTPUT_SHARE = 8  # this part of the memory limit may be waiting for clients to read it
+GREEDY_BYTES = 64 << 10  # who holds less is left alone
+CLOSE_AFTER_S = 5.0  # of an alarm: caches and transient queues are asked first
+DELAY_S_MIN = 0.001
+ALARM, SLOW = "pressure", "slow"
 
 
-class Publisher(Protocol):
+class Client(Protocol):
+    """A connection as its door's Flow sees it."""
+
     def hold_reading(self, reason: str, held: bool) -> None: ...
     def tell_blocked(self, reason: str | None) -> None: ...
+    def abort_for(self, reason: str) -> None: ...
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether it has begun to send a message that is not whole yet."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is kept in memory for it, in both directions."""
 
 
-class Pressure:
-    """The publishers of a door, paused and let go together. Consumers are never paused."""
+class Flow:
+    """The connections of a door; also the holder of their buffers, see pressure.Holder."""
 
-    def __init__(self, broker: Any) -> None:
-        self._broker = broker
-        self._publishers: set[Publisher] = set()
-        self.reason: str | None = None
+    patience_s = CLOSE_AFTER_S
 
-    def published(self, publisher: Publisher) -> None:
-        if publisher not in self._publishers:
-            self._publishers.add(publisher)
-            if self.reason is not None:
-                publisher.tell_blocked(self.reason)
-                publisher.hold_reading("pressure", True)
+    def __init__(self, door: str, pressure: Pressure, connections: Collection[Client], *, slows: bool = True) -> None:
+        self.name = f"{door}_connections"
+        self.pressure = pressure
+        self._connections = connections
+        self._slows = slows  # by not reading; the Kafka door tells its clients how long to wait instead
+        self._publishers: set[Client] = set()
+        self._slowed: dict[Client, asyncio.TimerHandle] = {}
+        self._told: str | None = pressure.paused_because
+        self._loop = asyncio.get_running_loop()
+        pressure.on_change(self._changed)
+        pressure.add_holder(self)
 
-    def forget(self, publisher: Publisher) -> None:
-        self._publishers.discard(publisher)
+    def write_high(self) -> int:
+        """Bytes that may wait for one client to read them before it gets no more deliveries."""
+        fair = self.pressure.limits.memory_bytes // OUTPUT_SHARE // max(1, len(self._connections))
+        return max(WRITE_HIGH_MIN, min(WRITE_HIGH_MAX, fair))
 
-    def changed(self, reason: str | None) -> None:
-        if reason == self.reason:
-            return
-        self.reason = reason
-        for publisher in list(self._publishers):
-            publisher.tell_blocked(reason)
-            publisher.hold_reading("pressure", reason is not None)
+    # Publishers.
+
+    def published(self, client: Client) -> None:
+        if client not in self._publishers:
+            self._publishers.add(client)
+            if self._told is not None:
+                client.tell_blocked(self._told)
+                client.hold_reading(ALARM, True)
+
+    def received(self, client: Client, size: int) -> None:
+        """Bytes of a client came in, whatever they are."""
+        self.pressure.took(size)
+        if self._told is not None:
+            if client.is_sending:
+                self.published(client)
+        elif self._slows and self.pressure.verdict.level and client in self._publishers:
+            self._slow(client, self.pressure.delay_s(size))
+
+    def _slow(self, client: Client, delay_s: float) -> None:
+        if delay_s >= DELAY_S_MIN and client not in self._slowed:
+            client.hold_reading(SLOW, True)
+            self._slowed[client] = self._loop.call_later(delay_s, self._let_go, client)
+
+    def _let_go(self, client: Client) -> None:
+        if self._slowed.pop(client, None) is not None:
+            client.hold_reading(SLOW, False)
+
+    def _changed(self, verdict: Verdict) -> None:
+        if (verdict.paused_by is None) == (self._told is None):
+            return  # a client that was told about the memory need not hear that the disk is short, too
+        self._told = self.pressure.paused_because
+        for client in list(self._publishers):
+            client.tell_blocked(self._told)
+            client.hold_reading(ALARM, self._told is not None)
+
+    def forget(self, client: Client) -> None:
+        self._publishers.discard(client)
+        timer = self._slowed.pop(client, None)
+        if timer is not None:
+            timer.cancel()
 
     def close(self) -> None:
+        for timer in self._slowed.values():
+            timer.cancel()
+        self._slowed.clear()
         self._publishers.clear()
+
+    # As a holder.
+
+    def held_bytes(self) -> int:
+        return sum(client.buffered_bytes for client in self._connections)
+
+    def shed(self, wanted_bytes: int) -> int:
+        greedy = [(size, client) for client in self._connections if (size := client.buffered_bytes) >= GREEDY_BYTES]
+        freed = 0
+        for size, client in sorted(greedy, key=lambda pair: pair[0], reverse=True):
+            if freed >= wanted_bytes:
+                break
+            client.abort_for(f"memory is short, and {size:,} bytes wait in buffers of this connection")
+            freed += size
+        return freed

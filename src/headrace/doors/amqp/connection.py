@@ -37,8 +37,7 @@ logger = logging.getLogger("headrace.amqp")
 HANDSHAKE_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 UNREAD_BYTES_MAX = 1 << 20
-WRITE_HIGH = 1 << 20
-STAGED_BYTES_MAX = 64 << 20  # waiting for the disk, of all publishers: past it sockets are not read
+OUTPUT_BYTES_MAX = 8 << 20  # deliveries stop long before; past it a client that asks and does not read is not read
 CLASS_CONNECTION, CLASS_CHANNEL = 10, 20
 QUICK_ACK_BYTES_MAX = 4096  # more than this fills a segment, and Nagle lets full ones go
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
@@ -89,7 +88,7 @@ class Connection(asyncio.Protocol):
             self._socket = sock
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        transport.set_write_buffer_limits(high=WRITE_HIGH)
+        transport.set_write_buffer_limits(high=self.door.flow.write_high())
         if not self.door.admit(self):
             transport.close()
             return
@@ -114,6 +113,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_writable = True
+        self.hold_reading("output", False)
         for channel in self.channels.values():
             channel.wake()
 
@@ -167,6 +167,8 @@ class Connection(asyncio.Protocol):
         self._heard = self._loop.time()
         if self.stage is Stage.CLOSED:
             return
+        if not self.is_writable and self.is_flooded:
+            self.hold_reading("output", True)
         if self._unread:
             data = self._unread + data
             self._unread = b""
@@ -193,6 +195,7 @@ class Connection(asyncio.Protocol):
             return
         self._unread = data[used:] if used < len(data) else b""
         self.after_feed()
+        self.door.flow.received(self, len(data))
 
     def _take_header(self, data: bytes) -> bytes:
         if not PROTOCOL_HEADER.startswith(data[:8]):
@@ -245,13 +248,13 @@ class Connection(asyncio.Protocol):
         if touched or waiting:
             self._flushing += 1
             self.rounds.after(partial(self._flushed, waiting))
-            if self.broker.shard.pending_bytes > STAGED_BYTES_MAX:
+            if self.broker.shard.pending_bytes > self.broker.pressure.staged_bytes_max:
                 self.hold_reading("disk", True)
                 self.broker.shard.on_drain(partial(self.hold_reading, "disk", False))
         if not answered and scanner.bytes - self._bytes_seen < QUICK_ACK_BYTES_MAX:
             self._acknowledge_now()
         self._messages_seen, self._bytes_seen = scanner.messages, scanner.bytes
-        self.door.pressure.published(self)
+        self.door.flow.published(self)
 
     def _flushed(self, waiting: list[tuple[Channel, int]], error: HeadraceError | None) -> None:
         self._flushing -= 1
@@ -492,7 +495,8 @@ class Connection(asyncio.Protocol):
             )
         )
         self.stage = Stage.CLOSING
-        self._holds.clear()
+        for reason in list(self._holds):
+            self.hold_reading(reason, False)  # close-ok is to be read
         for channel in self.channels.values():
             channel.release()
             channel.state.closing = True
@@ -519,6 +523,11 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
+    def abort_for(self, reason: str) -> None:
+        logger.warning("closing AMQP connection from %s: %s", self.peer, reason)
+        self.door.stats.count("shed")
+        self._transport.abort()
+
     def tell_blocked(self, reason: str | None) -> None:
         if self.stage is Stage.RUNNING and self.wants("connection.blocked"):
             if reason is None:
@@ -534,6 +543,8 @@ class Connection(asyncio.Protocol):
     def _beat(self) -> None:
         """Twice per interval: speak if we were silent, hang up if the client was for two intervals."""
         now = self._loop.time()
+        if self._holds:
+            self._heard = now  # we do not read: its silence is ours
         if now - self._heard > 2 * self.heartbeat_s:
             logger.info("no heartbeat from %s for %d s", self.peer, 2 * self.heartbeat_s)
             self.door.stats.count("missed_heartbeats")
@@ -542,6 +553,19 @@ class Connection(asyncio.Protocol):
         if now - self._spoke >= self.heartbeat_s / 2 - 0.01:
             self.write(protocol.HEARTBEAT)
         self._timer = self._loop.call_later(self.heartbeat_s / 2, self._beat)
+
+    @property
+    def is_flooded(self) -> bool:
+        return self._transport.get_write_buffer_size() > OUTPUT_BYTES_MAX
+
+    @property
+    def is_sending(self) -> bool:
+        return any(channel.state.expects_content for channel in self.channels.values())
+
+    @property
+    def buffered_bytes(self) -> int:
+        incoming = sum(c.state.pending_bytes + (c.tx.size_bytes if c.tx else 0) for c in self.channels.values())
+        return self._transport.get_write_buffer_size() + len(self._unread) + incoming
 
     @property
     def is_held(self) -> bool:

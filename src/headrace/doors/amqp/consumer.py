@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headrace.doors.amqp.channel import Channel
 
 UNLIMITED = 1 << 30
+UNACKED_MAX = 1 << 20  # of a consumer without a prefetch: a tag takes 16 bytes, and a bound is a bound
 DELIVER_BYTES_MAX = 256 * 1024
 
 
@@ -58,9 +59,7 @@ class AmqpConsumer:
             return 0
         if self.no_ack:
             return UNLIMITED
-        credit = UNLIMITED
-        if self.prefetch:
-            credit = self.prefetch - self.in_flight
+        credit = (self.prefetch or UNACKED_MAX) - self.in_flight
         if channel.prefetch_global:
             credit = min(credit, channel.prefetch_global - channel.state.tags.unacked)
         return credit

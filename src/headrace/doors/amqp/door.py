@@ -10,7 +10,7 @@ from headrace.config import Address, Config
 from headrace.doors.amqp.clients import clients
 from headrace.doors.amqp.connection import Connection
 from headrace.doors.amqp.replies import Replies
-from headrace.doors.flow import Pressure
+from headrace.doors.flow import Flow
 from headrace.doors.listener import Listener, listen
 from headrace.wire.amqp.protocol import CONNECTION_FORCED
 
@@ -27,7 +27,7 @@ class AmqpDoor:
         self.stats = broker.stats.door("amqp")
         self.replies = Replies()
         self.connections: set[Connection] = set()
-        self.pressure = Pressure(broker)
+        self.flow = Flow("amqp", broker.pressure, self.connections)
         broker.clients.add_door("amqp", lambda: clients(self.connections))
         self._listener: Listener
         self._closing = False
@@ -54,7 +54,7 @@ class AmqpDoor:
 
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
-        self.pressure.forget(connection)
+        self.flow.forget(connection)
         self.stats.connections = len(self.connections)
 
     async def close(self) -> None:
@@ -68,7 +68,7 @@ class AmqpDoor:
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.abort()
-        self.pressure.close()
+        self.flow.close()
 
 
 async def start(broker: Broker, bind: Address, config: Config) -> Any:

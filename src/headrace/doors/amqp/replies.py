@@ -31,7 +31,7 @@ class Replies:
 
     def deliver(self, message: Message) -> bool:
         channel = self.find(message.routing_key)
-        if channel is None or not channel.is_open:
+        if channel is None or not channel.is_open or channel.connection.is_flooded:
             return False
         channel.connection.deliver_reply(channel, message)
         return True

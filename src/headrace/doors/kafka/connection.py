@@ -22,6 +22,7 @@ logger = logging.getLogger("headrace.kafka")
 
 REQUESTS_MAX = 128  # of one connection that are not answered; more are not read
 REQUEST_BYTES_WAITING_MAX = 64 << 20
+ANSWER_BYTES_MAX = 32 << 20  # of one connection that it has not read; more requests are not started
 COLD_REQUEST_BYTES_MAX = 8 << 20  # of every API but Produce
 Piece = bytes | bytearray | memoryview
 
@@ -74,7 +75,7 @@ class Request:
         assert not self.answered, "a request is answered once"
         self.pieces = pieces
         self.answered = True
-        self.connection.answer_ready()
+        self.connection.answer_ready(pieces)
 
     def fail(self, error: BaseException) -> None:
         """Nothing that Kafka has a code for in this answer: the client finds out by the connection's end."""
@@ -91,6 +92,9 @@ class Connection(asyncio.BufferedProtocol):
         self._frames = FrameReader(door.pool, door.scratch)
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
+        self._answer_bytes = 0
+        self._not_started: deque[Request] = deque()
+        self._holds: set[str] = set()
         self._flush_planned = False
         self._reading_paused = False
         self._writing_paused = False
@@ -126,7 +130,12 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         try:
             for buffer, size in self._frames.arrived(count):
-                self._start(Request(self, buffer, size))
+                request = Request(self, buffer, size)
+                if self._not_started or self._is_full:
+                    self._not_started.append(request)  # of one read: the next read waits
+                else:
+                    self._start(request)
+            self._door.flow.received(self, count)
         except MalformedRequest as error:
             self.abort(error)
 
@@ -144,6 +153,7 @@ class Connection(asyncio.BufferedProtocol):
             callback()
         self.on_close.clear()
         self._waiting.clear()
+        self._not_started.clear()
         self._door.forget(self)
 
     def pause_writing(self) -> None:
@@ -153,6 +163,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._writing_paused = False
+        self._start_more()
         self._pause_or_resume()
 
     # Requests.
@@ -167,7 +178,22 @@ class Connection(asyncio.BufferedProtocol):
         self._door.handle(request)
         self._pause_or_resume()
 
-    def answer_ready(self) -> None:
+    def _start_more(self) -> None:
+        while self._not_started and not self._is_full and not self.is_closed:
+            self._start(self._not_started.popleft())
+
+    @property
+    def _is_full(self) -> bool:
+        """What is asked already is enough: with answers that nobody reads, a few small requests would take it all."""
+        return (
+            self._writing_paused
+            or self._answer_bytes >= ANSWER_BYTES_MAX
+            or len(self._waiting) >= REQUESTS_MAX
+            or self._waiting_bytes >= REQUEST_BYTES_WAITING_MAX
+        )
+
+    def answer_ready(self, pieces: Sequence[Piece]) -> None:
+        self._answer_bytes += sum(map(len, pieces))
         if not self._flush_planned and not self.is_closed:
             self._flush_planned = True
             self._door.loop.call_soon(self._flush)
@@ -179,6 +205,7 @@ class Connection(asyncio.BufferedProtocol):
         while waiting and waiting[0].answered:
             request = waiting.popleft()
             self._waiting_bytes -= request.size
+            self._answer_bytes -= sum(map(len, request.pieces))
             pieces.extend(request.pieces)
         if self.is_closed:
             return
@@ -186,15 +213,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(pieces[0])
         elif pieces:
             self._transport.writelines(pieces)
+        self._start_more()
         self._pause_or_resume()
 
     def _pause_or_resume(self) -> None:
-        full = (
-            self._writing_paused
-            or self._throttled is not None
-            or len(self._waiting) >= REQUESTS_MAX
-            or self._waiting_bytes >= REQUEST_BYTES_WAITING_MAX
-        )
+        full = self._is_full or bool(self._not_started) or self._throttled is not None or bool(self._holds)
         if full == self._reading_paused or self.is_closed:
             return
         self._reading_paused = full
@@ -202,6 +225,28 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+    # Under pressure; see doors/flow.py.
+
+    def hold_reading(self, reason: str, held: bool) -> None:
+        (self._holds.add if held else self._holds.discard)(reason)
+        self._pause_or_resume()
+
+    def tell_blocked(self, reason: str | None) -> None:
+        """Kafka has no word for it: answers say how long to wait, and the socket is not read."""
+
+    def abort_for(self, reason: str) -> None:
+        logger.warning("%s: closed: %s", self.client_host, reason)
+        self._door.stats.count("shed")
+        self._transport.abort()
+
+    @property
+    def is_sending(self) -> bool:
+        return self._frames.held_bytes > 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() + self._answer_bytes + self._frames.held_bytes
 
     def throttle(self, wait_ms: int) -> None:
         """Do not read for a while: a client that was told to wait and does not, waits all the same."""

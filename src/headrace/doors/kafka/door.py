@@ -11,11 +11,11 @@ from typing import Any
 
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
+from headrace.doors.flow import Flow
 from headrace.doors.kafka.clients import clients
 from headrace.doors.kafka.connection import Connection, Request
 from headrace.doors.kafka.handlers import ASYNC_HANDLERS, HANDLERS
 from headrace.doors.kafka.metadata import MetadataCache
-from headrace.doors.kafka.pressure import throttle_ms
 from headrace.doors.kafka.topic_index import TopicIndex
 from headrace.doors.listener import Listener, listen
 from headrace.errors import HeadraceError, MalformedRequest
@@ -29,7 +29,7 @@ logger = logging.getLogger("headrace.kafka")
 NODE_ID = 1
 IDENTITY = "kafka"
 CLUSTER_ID = b"cluster"
-WRITE_HIGH_WATER = 4 << 20
+PAUSED_WAIT_MS = 1000  # told to producers while nothing of theirs is read
 
 
 class KafkaDoor:
@@ -49,6 +49,7 @@ class KafkaDoor:
         self.metadata = MetadataCache()
         self.connections: set[Connection] = set()
         self.stats = broker.stats.door("kafka")
+        self.flow = Flow("kafka", broker.pressure, self.connections, slows=False)
         broker.clients.add_door("kafka", lambda: clients(self.connections))
         self.requests = 0
         self.sessions: dict[int, Any] = {}  # fetch sessions, see sessions.py
@@ -96,10 +97,14 @@ class KafkaDoor:
 
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self.flow.forget(connection)
         self.stats.connections = len(self.connections)
 
-    def throttle_ms(self) -> int:
-        return throttle_ms(self.broker.shard.pending_bytes)
+    def throttle_ms(self, size: int) -> int:
+        """How long a producer that sent this much is asked to wait, and is not read."""
+        if self.broker.pressure.verdict.paused_by is not None:
+            return PAUSED_WAIT_MS
+        return int(self.broker.pressure.delay_s(size) * 1000)
 
     def address_for(self, connection: Connection) -> tuple[str, int]:
         """What clients are told to connect to: what was set, or what they did connect to."""

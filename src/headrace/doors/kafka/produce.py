@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.partition import Partition
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
-from headrace.doors.kafka.pressure import PAUSE_BYTES
 from headrace.errors import CorruptBatch, HeadraceError, InvalidInput
 from headrace.record import codec
 from headrace.record.layout import MAGIC, MAGIC_AT
@@ -45,8 +44,9 @@ class Pending:
         if self.acks == 0:
             if any(result[1] for _, results in self.topics for result in results):
                 request.fail(InvalidInput("a batch without acks was refused"))
+            request.connection.throttle(door.throttle_ms(request.size))
             return
-        wait_ms = door.throttle_ms()
+        wait_ms = door.throttle_ms(request.size)
         request.answer([hot.produce_response(request.version, request.correlation_id, self.topics, wait_ms)])
         request.connection.throttle(wait_ms)
 
@@ -54,7 +54,8 @@ class Pending:
 def produce(door: "KafkaDoor", request: Request) -> None:
     _, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
     pending = Pending(door, request, acks)
-    if door.broker.shard.pending_bytes > PAUSE_BYTES:
+    door.flow.published(request.connection)
+    if door.broker.shard.pending_bytes > door.broker.pressure.limits.pending_bytes:
         request.connection.throttle(1000)
     view = memoryview(request.buffer)
     for topic, parts in topics:

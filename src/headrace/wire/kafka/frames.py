@@ -56,6 +56,10 @@ class FrameReader:
         """Whether half a request has arrived."""
         return self._frame is not None or bool(self._head)
 
+    @property
+    def held_bytes(self) -> int:
+        return len(self._frame) if self._frame is not None else 0
+
     def target(self) -> memoryview:
         """Where the next bytes belong."""
         if self._frame is None:
