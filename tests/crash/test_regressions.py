@@ -203,3 +203,25 @@ def test_a_torn_journal_header_does_not_bring_entries_of_a_former_life_back() ->
     group.commit()
     shard.pump()
     assert dict(reopen(lost(image), spec()).state.items("t")) == {b"k0": b"later."}
+
+
+def test_state_read_from_the_page_cache_is_not_built_upon() -> None:
+    """A kill left a checkpoint unsynced; the next life appended to it, and a cut tore the first of the two."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    group = shard.group()
+    group.put("t", b"k", bytes(2000))
+    group.commit()
+    shard.pump()
+    killed: list[SimulatedDisk] = []
+    disk.before = lambda kind, path: killed.append(disk.kill()) if kind == "sync" and "state" in path else None
+    checkpoint(shard)
+    image = killed[0]
+    cuts: list[SimulatedDisk] = []
+    image.before = lambda kind, path: cuts.extend(image.power_cut(Random(n)) for n in range(20))
+    shard = reopen(image, spec())
+    write(shard, "b")
+    checkpoint(shard)
+    for cut in cuts:
+        assert values(reopen(cut, spec()))[:1] == ["a"]

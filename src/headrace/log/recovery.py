@@ -153,12 +153,8 @@ def _begin(shard: "Shard", recoveries: list[LogRecovery], sequence: int) -> None
     first = max(first, max(shard.logs, default=0) + 1)
     shard.ids = range(first, first + ID_BLOCK)
     state.apply_put(IDS, NEXT_LOG_ID, (first + ID_BLOCK).to_bytes(8, "big"))
-    rewrite = state.needs_rewrite
-    state.write(
-        state.take_all() if rewrite else state.take_dirty(),
-        Marker(sequence, shard.epoch, clean=False),
-        rewrite=rewrite,
-    )
+    # To a fresh file: what was read may be in the page cache only, and nothing may be built on that.
+    state.write(state.take_all(), Marker(sequence, shard.epoch, clean=False), rewrite=True)
     journal = Journal(
         shard.disk,
         f"{shard.root}/{paths.JOURNAL}",
