@@ -211,7 +211,7 @@ def test_state_read_from_the_page_cache_is_not_built_upon() -> None:
     shard = reopen(disk, spec())
     write(shard, "a")
     group = shard.group()
-    group.put("t", b"k", bytes(2000))
+    group.put("t", b"k", Random(0).randbytes(2000))
     group.commit()
     shard.pump()
     killed: list[SimulatedDisk] = []
