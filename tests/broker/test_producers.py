@@ -1,0 +1,302 @@
+"""Sequences, epochs and transactions of producers in one log: pure, and against a real shard that restarts."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.broker.broker import Broker
+from headrace.broker.producers import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers
+from headrace.broker.transactions import ABORTED, ONGOING
+from headrace.config import Config
+from headrace.errors import (
+    InvalidInput,
+    InvalidProducerEpoch,
+    InvalidTransactionState,
+    InvalidTransactionTimeout,
+    OutOfOrderSequence,
+    ProducerFenced,
+    UnknownProducer,
+)
+from headrace.log.rounds import Ticket
+from headrace.record import codec
+from headrace.record.types import BatchInfo
+
+LAST = 0x7FFFFFFF
+
+
+def info(
+    sequence: int, count: int = 1, *, producer: int = 1, epoch: int = 0, transactional: bool = False
+) -> BatchInfo:
+    return BatchInfo(
+        0, 100, 0, count - 1, count, 0, 0, 0x10 if transactional else 0, producer, epoch, sequence, 0
+    )
+
+
+class Log:
+    """Appends what is allowed, as the registry does."""
+
+    def __init__(self) -> None:
+        self.state = PartitionProducers()
+        self.end = 0
+
+    def append(self, batch: BatchInfo) -> int:
+        repeated = self.state.check(batch)
+        if repeated is not None:
+            return repeated.base_offset
+        staged = self.state.staged(batch, Ticket(), self.end, 0)
+        base, self.end = self.end, self.end + batch.count
+        self.state.stored(batch, staged, base)
+        return base
+
+
+def test_a_repeated_batch_is_found_among_the_last_five() -> None:
+    log = Log()
+    offsets = [log.append(info(number * 3, 3)) for number in range(8)]
+    assert [log.append(info(number * 3, 3)) for number in range(3, 8)] == offsets[3:]
+    with pytest.raises(OutOfOrderSequence):
+        log.append(info(0, 3))
+
+
+def test_a_gap_is_refused_and_what_is_missing_may_still_come() -> None:
+    log = Log()
+    log.append(info(0))
+    with pytest.raises(OutOfOrderSequence):
+        log.append(info(2))
+    log.append(info(1))
+    log.append(info(2))
+
+
+def test_sequences_wrap_around() -> None:
+    log = Log()
+    log.append(info(LAST - 1, 2))  # LAST - 1 and LAST
+    assert log.append(info(0, 2)) == 2
+    assert log.append(info(LAST - 1, 2)) == 0, "still known as a repetition"
+    log.append(info(2))
+
+
+def test_a_batch_may_wrap_in_its_middle() -> None:
+    log = Log()
+    log.append(info(LAST, 3))  # LAST, 0, 1
+    log.append(info(2))
+
+
+def test_an_old_epoch_is_fenced_and_a_new_one_starts_at_zero() -> None:
+    log = Log()
+    log.append(info(0, epoch=1))
+    with pytest.raises(InvalidProducerEpoch):
+        log.append(info(1, epoch=0))
+    with pytest.raises(OutOfOrderSequence):
+        log.append(info(1, epoch=2))
+    log.append(info(0, epoch=2))
+
+
+def test_a_batch_that_the_disk_refused_may_come_again() -> None:
+    state = PartitionProducers()
+    first = info(0)
+    batch = state.staged(first, Ticket(), 0, 0)
+    assert state.check(info(1)) is None, "what follows is judged as if it were there"
+    state.refused(first, batch)
+    assert state.check(info(0)) is None
+
+
+def test_an_open_transaction_holds_the_stable_end_until_its_marker() -> None:
+    log = Log()
+    log.append(info(0, producer=9))
+    log.append(info(0, 2, transactional=True))
+    log.append(info(0, 2, producer=2, transactional=True))
+    assert log.state.stable_hold == 1
+    log.state.ended(1, 0, 5, commit=True)
+    assert log.state.stable_hold == 3
+    log.state.ended(2, 0, 6, commit=False)
+    assert log.state.stable_hold is None
+    assert log.state.aborted_between(0, 3) == []
+    assert log.state.aborted_between(0, 4) == [(2, 3)]
+    assert log.state.aborted_between(7, 9) == [], "its marker has passed"
+
+
+def test_the_longest_idle_producers_are_forgotten_first() -> None:
+    state = PartitionProducers()
+    for number in range(PRODUCERS_MAX + 10):
+        state.staged(info(0, producer=number), Ticket(), 0, number)
+    state.snapshot(0, 0, PRODUCERS_MAX)
+    assert len(state.producers) == PRODUCERS_MAX
+    assert 0 not in state.producers
+    state.snapshot(0, 0, PRODUCERS_MAX + IDLE_MS_MAX + 100)
+    assert state.producers == {}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4), st.booleans()), max_size=30), st.integers(0, 30)
+)
+def test_a_snapshot_and_a_replay_are_the_same_as_having_been_there(
+    work: list[tuple[int, int, bool]], cut: int
+) -> None:
+    log = Log()
+    history: list[BatchInfo] = []
+    next_sequence: dict[int, int] = {}
+    for producer, count, transactional in work:
+        sequence = next_sequence.get(producer, 0)
+        batch = info(sequence, count, producer=producer, transactional=transactional)
+        base = log.append(batch)
+        next_sequence[producer] = sequence + count
+        history.append(
+            BatchInfo(0, 100, base, base + count - 1, count, 0, 0, batch.attributes, producer, 0, sequence, 0)
+        )
+    partial = Log()
+    for batch in history[:cut]:
+        partial.append(batch)
+    restored = PartitionProducers()
+    restored.restore(partial.state.snapshot(partial.end, 0, 0))
+    for batch in history[cut:]:
+        restored.replay(batch, 0)
+    assert restored.snapshot(log.end, 0, 0) == log.state.snapshot(log.end, 0, 0)
+
+
+# With a real shard.
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[Broker]:
+    broker = await Broker.open(Config(data_dir=str(folder), http=None, amqp=None, kafka=None))
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+def batch(value: bytes, **options: Any) -> bytearray:
+    return codec.build([(None, value, (), 1)], timestamp_ms=1, **options)
+
+
+async def append(broker: Broker, data: bytearray) -> int:
+    log = broker.streams.get("t").partitions[0].log
+    ticket = await broker.coordination.producers.append(log, data, codec.validate(data))
+    return int(ticket.base_offset)
+
+
+async def test_d6_a_repeated_batch_is_known_after_a_restart(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        pid = await broker.coordination.producers.new_id()
+        numbered: Callable[[int], bytearray] = lambda n: batch(  # noqa: E731
+            b"x", producer_id=pid, producer_epoch=0, base_sequence=n
+        )
+        for number in range(3):
+            assert await append(broker, numbered(number)) == number
+    async with opened(tmp_path) as broker:
+        assert await append(broker, numbered(2)) == 2
+        assert broker.streams.get("t").partitions[0].end_offset == 3
+        assert await append(broker, numbered(3)) == 3
+        with pytest.raises(OutOfOrderSequence):
+            await append(broker, numbered(9))
+
+
+async def test_producer_state_outlives_the_records(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        first = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=0)
+        await append(broker, first)
+        log = broker.streams.get("t").partitions[0].log
+        broker.coordination.producers.snapshot_all()
+        await broker.shard.maintenance.delete_before(log, 1)
+    async with opened(tmp_path) as broker:
+        again = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=0)
+        assert await append(broker, again) == 0
+        assert broker.streams.get("t").partitions[0].end_offset == 1
+
+
+async def test_producer_ids_are_never_given_twice(tmp_path: Path) -> None:
+    seen = []
+    for _ in range(3):
+        async with opened(tmp_path) as broker:
+            seen += [await broker.coordination.producers.new_id() for _ in range(1200)]
+    assert len(seen) == len(set(seen))
+
+
+async def test_two_batches_of_a_producer_in_one_append_are_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        one = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=0)
+        two = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=1)
+        with pytest.raises(InvalidInput):
+            await append(broker, one + two)
+
+
+async def begin(broker: Broker, timeout_ms: int = 60_000) -> tuple[int, int]:
+    """A transaction with one record in it."""
+    transactions = broker.coordination.transactions
+    pid, epoch = await transactions.begin_producer("x", timeout_ms)
+    log = broker.streams.get("t").partitions[0].log
+    await transactions.add_partitions("x", pid, epoch, {("t", 0): log.id})
+    await append(
+        broker, batch(b"x", producer_id=pid, producer_epoch=epoch, base_sequence=0, transactional=True)
+    )
+    return pid, epoch
+
+
+async def test_d9_a_transaction_that_a_restart_interrupts_can_be_ended(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        pid, epoch = await begin(broker)
+        assert broker.streams.get("t").partitions[0].log.stable_end == 0
+    async with opened(tmp_path) as broker:
+        log = broker.streams.get("t").partitions[0].log
+        assert (log.stable_end, log.visible_end) == (0, 1)
+        await broker.coordination.transactions.end("x", pid, epoch, commit=False)
+        assert log.stable_end == log.visible_end == 2
+    async with opened(tmp_path) as broker:
+        log = broker.streams.get("t").partitions[0].log
+        assert log.stable_end == 2
+        producers = broker.coordination.producers.of(log)
+        assert producers is not None
+        assert producers.aborted_between(0, 2) == [(pid, 0)]
+
+
+async def test_a_transaction_is_aborted_and_fenced_when_its_time_is_up(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        pid, epoch = await begin(broker, timeout_ms=50)
+        log = broker.streams.get("t").partitions[0].log
+        transactions = broker.coordination.transactions
+        while transactions.get("x").state == ONGOING or transactions.get("x").busy:
+            await broker.shard.group().commit()
+        assert transactions.get("x").state == ABORTED
+        assert log.stable_end == log.visible_end == 2
+        with pytest.raises(ProducerFenced):
+            await transactions.end("x", pid, epoch, commit=True)
+
+
+async def test_what_a_transaction_may_not_do(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        transactions = broker.coordination.transactions
+        with pytest.raises(InvalidTransactionTimeout):
+            await transactions.begin_producer("x", 10**9)
+        pid, epoch = await transactions.begin_producer("x", 1000)
+        with pytest.raises(InvalidTransactionState):
+            await transactions.end("x", pid, epoch, commit=True)
+        with pytest.raises(InvalidTransactionState):
+            transactions.check_append(pid, epoch, ("t", 0))
+        with pytest.raises(UnknownProducer):
+            await transactions.add_partitions("x", pid + 1, epoch, {})
+        again = await transactions.begin_producer("x", 1000)
+        assert again == (pid, epoch + 1)
+        with pytest.raises(ProducerFenced):
+            await transactions.add_partitions("x", pid, epoch, {("t", 0): 1})
+
+
+async def test_ending_twice_the_same_way_is_an_answer_that_was_lost(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        pid, epoch = await begin(broker)
+        transactions = broker.coordination.transactions
+        await transactions.end("x", pid, epoch, commit=True)
+        await transactions.end("x", pid, epoch, commit=True)
+        with pytest.raises(InvalidTransactionState):
+            await transactions.end("x", pid, epoch, commit=False)
+        assert broker.streams.get("t").partitions[0].end_offset == 2, "one marker"
