@@ -22,6 +22,7 @@ def route(host: "VirtualHost", message: Message) -> list[Queue]:
 
 async def post(host: "VirtualHost", message: Message) -> int:
     """How many queues took it; returns when it is as durable as they are."""
+    host.pressure.check()
     now_ms = host.clock.now_ms()
     exchange = host.routing.exchange(message.exchange)
     if exchange.delayed and host.delays.delay(exchange, message, now_ms):

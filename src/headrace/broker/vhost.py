@@ -53,6 +53,7 @@ class VirtualHost:
         self.loop = asyncio.get_running_loop()
         self.rounds = store.rounds
         self.spill = broker.spill
+        self.pressure = broker.pressure
         self.store = store
         self.routing = Routing(name)
         self.queues: dict[str, Queue] = {}

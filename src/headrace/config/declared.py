@@ -84,14 +84,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "memory_limit",
         "size",
-        "Memory of the process at which publishers are paused; `auto` is 2 GB or 40 % of the machine, "
-        "whichever is less. Not in force yet.",
+        "Memory of the process. Publishers are slowed from 60 % of it on, paused over 90 %, and go on below 80 %; "
+        "`auto` is 2 GB or 40 % of the machine or container, whichever is less.",
         words={"auto": 0},
     ),
     Setting(
         "disk_free_limit",
         "size",
-        "Free space on the data folder's disk below which publishers are paused. Not in force yet.",
+        "Free space on the data folder's disk below which publishers are paused; they go on with a quarter more.",
     ),
     Setting(
         "disk_reserve",

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from headrace.broker.broker import Broker
 from headrace.broker.stats import DoorStats
+from headrace.doors.http.metrics_pressure import pressure_metrics
 from headrace.doors.http.requests import Query
 from headrace.doors.http.site import Answer, Site
 from headrace.version import __version__
@@ -103,6 +104,7 @@ def aggregate(broker: Broker) -> "Iterator[Metric]":
         ("headrace_disk_free_bytes", "Free bytes on the data folder's disk", _free_bytes(broker)),
     ):
         yield Gauge(name, text, value=value)
+    yield from pressure_metrics(broker.pressure)
     yield from _process()
     yield from _of_struct(shard.counters, "headrace_log_", LOG_HELP)
     yield _histogram("headrace_loop_stall_seconds", "Times the event loop came back late", stats.loop_stall_s)

@@ -18,6 +18,7 @@ HEADER_PREFIX = b"headrace-header-"
 async def publish(site: Site, request: Request) -> Response:
     """Answers after the sync, with the partition and offset of each message in the order sent."""
     broker = site.broker
+    broker.pressure.check()  # before the body is read: it would only make it worse
     topic = path_name(request, "topic")
     if broker.streams.find(topic) is None:
         if not site.config.auto_create_topics:

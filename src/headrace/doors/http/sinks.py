@@ -20,6 +20,7 @@ async def stage(site: Site, request: Request) -> Response:
     """Whole batches, validated and on stable storage when answered; nobody sees them before the commit."""
     Query(request)
     config = site.config
+    site.broker.pressure.check()
     body = await read_body(request, request.state.share, config.request_bytes_max, config.decompressed_bytes_max)
     if not body:
         raise InvalidInput("there is no batch in the request")

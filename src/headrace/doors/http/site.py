@@ -18,6 +18,7 @@ from headrace.wire.http.bodies import JSON
 PIECE_BYTES = 256 * 1024
 # Bodies and answers in memory at once: two of the largest requests, or many of the usual ones.
 BUDGET_BYTES_MIN = 256 << 20
+BUDGET_SHARE = 4  # and never more than this part of the memory limit
 
 
 class Site:
@@ -26,7 +27,8 @@ class Site:
         self.config: Config = broker.config
         self.stats: DoorStats = broker.stats.door("http")
         self.rates = Rates()
-        self.budget = Budget(max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max))
+        wanted = max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max)
+        self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_SHARE))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.addresses: dict[str, list[str]] = {}  # of every door, for people who ask for the status
 

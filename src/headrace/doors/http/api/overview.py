@@ -170,7 +170,7 @@ def node_shape(site: Site) -> Shape:
     used = memory_bytes()
     sockets = sum(door.connections for door in broker.stats.doors.values())
     uptime = broker.clock.now_ms() - broker.stats.started_ms
-    limit = broker.config.memory_limit or 0
+    pressure = broker.pressure
     return {
         "name": shapes.NODE,
         "type": "disc",
@@ -180,13 +180,13 @@ def node_shape(site: Site) -> Shape:
         "uptime": uptime,
         "mem_used": used,
         "mem_used_details": {"rate": 0.0},
-        "mem_limit": limit,
-        "mem_alarm": bool(limit and used > limit),
+        "mem_limit": pressure.limits.memory_bytes,
+        "mem_alarm": pressure.verdict.memory_alarm,
         "mem_calculation_strategy": "rss",
         "disk_free": free,
         "disk_free_details": {"rate": 0.0},
         "disk_free_limit": broker.config.disk_free_limit,
-        "disk_free_alarm": broker.shard.is_full or free < broker.config.disk_free_limit,
+        "disk_free_alarm": broker.shard.is_full or pressure.verdict.disk_alarm,
         "fd_used": open_files,
         "fd_total": soft,
         "sockets_used": sockets,
