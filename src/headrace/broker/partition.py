@@ -54,8 +54,8 @@ class Partition:
         found = self.log.offset_for_timestamp(timestamp_ms)
         return self.end_offset if found is None else found[0]
 
-    def wait(self, offset: int, callback: Callable[[], object]) -> Cancellable:
-        return self.log.wait(offset, callback)
+    def wait(self, offset: int, callback: Callable[[], object], *, committed: bool = True) -> Cancellable:
+        return self.log.wait(offset, callback, committed=committed)
 
     def configure(self, settings: StreamSettings) -> None:
         self.log.settings = self.log.tail.settings = settings

@@ -32,11 +32,12 @@ class LogSpec(NamedTuple):
 
 
 class Waiter:
-    __slots__ = ("callback", "offset")
+    __slots__ = ("callback", "committed", "offset")
 
-    def __init__(self, offset: int, callback: Callable[[], object] | None) -> None:
+    def __init__(self, offset: int, callback: Callable[[], object] | None, committed: bool) -> None:
         self.offset = offset
         self.callback = callback
+        self.committed = committed
 
     def cancel(self) -> None:
         self.callback = None
@@ -63,6 +64,7 @@ class Log:
         self._stable_hold: int | None = None
         self._reader = Reader(shard.files, shard.index_cache, tail, shard.counters)
         self._waiters: list[Waiter] = []
+        self._waiters_max = 64
 
     # Facts.
 
@@ -164,12 +166,16 @@ class Log:
         end = self.epochs[at][1] if at < len(self.epochs) else self.visible_end
         return self.epochs[at - 1][0], end
 
-    def wait(self, offset: int, callback: Callable[[], object]) -> Waiter:
-        """Call back, once, on the owner thread, when offset can be read (or when waiting became pointless)."""
-        waiter = Waiter(offset, callback)
-        if self.stable_end > offset or self.is_closed:
+    def wait(self, offset: int, callback: Callable[[], object], *, committed: bool = True) -> Waiter:
+        """Call back, once, on the owner thread, when offset can be read (or when waiting became pointless).
+        Without `committed` what an open transaction wrote counts, too."""
+        waiter = Waiter(offset, callback, committed)
+        if (self.stable_end if committed else self.visible_end) > offset or self.is_closed:
             self._shard.defer(lambda: self._fire(waiter))
         else:
+            if len(self._waiters) >= self._waiters_max:  # a quiet log must not collect those who gave up
+                self._waiters = [one for one in self._waiters if one.callback is not None]
+                self._waiters_max = max(64, 2 * len(self._waiters))
             self._waiters.append(waiter)
         return waiter
 
@@ -182,12 +188,12 @@ class Log:
     def wake(self) -> None:
         if not self._waiters:
             return
-        end = self.stable_end
+        stable_end, visible_end = self.stable_end, self.visible_end
         waiting, self._waiters = self._waiters, []
         for waiter in waiting:
             if waiter.callback is None:
                 continue
-            if waiter.offset < end or self.is_closed:
+            if waiter.offset < (stable_end if waiter.committed else visible_end) or self.is_closed:
                 self._fire(waiter)
             else:
                 self._waiters.append(waiter)

@@ -26,13 +26,14 @@ Result = tuple[int, int, int, int, int, Sequence[tuple[int, int]] | None, Any]
 class Watch:
     """Tells the connection once that a log can be read at an offset."""
 
-    __slots__ = ("connection", "fired", "offset", "waiter")
+    __slots__ = ("committed", "connection", "fired", "offset", "waiter")
 
-    def __init__(self, connection: Connection, partition: Partition, offset: int) -> None:
+    def __init__(self, connection: Connection, partition: Partition, offset: int, committed: bool) -> None:
         self.connection = connection
         self.offset = offset
+        self.committed = committed
         self.fired = False
-        self.waiter = partition.wait(offset, self._fire)
+        self.waiter = partition.wait(offset, self._fire, committed=committed)
 
     def _fire(self) -> None:
         self.fired = True
@@ -160,18 +161,20 @@ class Fetch:
 
     def _wait(self) -> None:
         connection = self.request.connection
+        committed = self.isolation == READ_COMMITTED
         for (topic, number), wanted in self.opened.wanted.items():
             try:
                 partition = self.door.topics.partition(topic, number)
             except HeadraceError:
                 continue
-            offset = max(wanted.offset, partition.log.stable_end)
+            end = partition.log.stable_end if committed else partition.log.visible_end
+            offset = max(wanted.offset, end)
             watch: Watch | None = connection.watches.get(partition.log.id)
-            if watch is not None and not watch.fired and watch.offset == offset:
-                continue
             if watch is not None:
+                if not watch.fired and (watch.offset, watch.committed) == (offset, committed):
+                    continue
                 watch.cancel()
-            connection.watches[partition.log.id] = Watch(connection, partition, offset)
+            connection.watches[partition.log.id] = Watch(connection, partition, offset, committed)
         connection.fetch_waiters.append(self._woken)
         self._timer = self.door.loop.call_later(
             min(self.max_wait_ms, self.door.config.read_wait_ms_max) / 1000, self._time_is_up
