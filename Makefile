@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MODULES := src/headrace/doors/http/ui/static/vendor
 KERNELS := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run test install check bench build docs clean
+.PHONY: run test install ui check bench build docs clean
 
 run: install
 	$(BIN)/headrace serve
@@ -13,7 +14,7 @@ run: install
 test: install
 	$(BIN)/python -m pytest
 
-install: $(STAMP)
+install: $(STAMP) ui
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headrace: Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
@@ -21,6 +22,18 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(KERNELS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel Cython
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[keys,spark,dev]'
 	@touch $(STAMP)
+
+# The dashboard's two modules come from npm, by name and version, into a folder that git ignores. Without npm
+# everything else works, and the dashboard's page says what is missing.
+ui: $(MODULES)/preact.js
+
+$(MODULES)/preact.js: ui/package.json
+	@if command -v npm >/dev/null; then \
+	  (cd ui && npm install --silent --no-audit --no-fund --no-package-lock --ignore-scripts) && mkdir -p $(MODULES) && \
+	  cp ui/node_modules/uplot/dist/uPlot.esm.js $(MODULES)/uplot.js && \
+	  cp ui/node_modules/uplot/dist/uPlot.min.css $(MODULES)/uplot.css && \
+	  cp ui/node_modules/htm/preact/standalone.module.js $(MODULES)/preact.js; \
+	else echo "headrace: npm is not installed, so the dashboard will only say so; everything else works"; fi
 
 # Rebuilds the Cython kernels in place, for people who work on them.
 build:

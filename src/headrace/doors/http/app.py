@@ -29,6 +29,7 @@ from headrace.doors.http.api.routes import Api
 from headrace.doors.http.problems import answer_for, problem
 from headrace.doors.http.requests import Gone
 from headrace.doors.http.site import Site
+from headrace.doors.http.ui import files
 from headrace.errors import CrossOrigin, NotFound
 
 Handler = Callable[[Site, Request], Awaitable[Response]]
@@ -68,6 +69,11 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("DELETE", "/pipelines/{pipeline}", pipelines.delete_pipeline),
     ("POST", "/pipelines/{pipeline}/stop", pipelines.stop_pipeline),
 )
+PAGES: tuple[tuple[str, Handler], ...] = (
+    ("/", files.index),
+    ("/favicon.ico", files.icon),
+    ("/ui/{path:path}", files.file),
+)
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -85,6 +91,13 @@ class App:
         ]
         self._router = Router(routes, redirect_slashes=False)
         self._api = Api(site)
+        self._pages = Router(
+            [
+                Route(path, functools.partial(_dispatch, site, {"GET": handler}), methods=["GET"])
+                for path, handler in PAGES
+            ],
+            redirect_slashes=False,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Routes are matched before %2F and the like are decoded: they are part of a name, not borders.
@@ -103,7 +116,9 @@ class App:
             scope.setdefault("state", {})["share"] = share
             try:
                 _refuse_other_origins(scope)
-                if scope["path"].startswith("/api/") or scope["path"] == "/api":
+                if scope["path"] == "/" or scope["path"].startswith("/ui/") or scope["path"] == "/favicon.ico":
+                    await self._pages(scope, receive, counted)
+                elif scope["path"].startswith("/api/") or scope["path"] == "/api":
                     await self._api(scope, receive, counted)
                 else:
                     await self._router(scope, receive, counted)

@@ -1,0 +1,118 @@
+// The frame around every page: navigation, theme, the state of the connection, and keys.
+import { html, render, useState, useEffect, connect, pause, useLive, route, go, remarks, ago } from "/ui/lib.js";
+import { Overview } from "/ui/pages/overview.js";
+import { Streams } from "/ui/pages/streams.js";
+import { Stream } from "/ui/pages/stream.js";
+import { Readers, Reader } from "/ui/pages/readers.js";
+import { DeadLetters, DeadLetterQueue } from "/ui/pages/dead_letters.js";
+import { Pipelines } from "/ui/pages/pipelines.js";
+import { Connections } from "/ui/pages/connections.js";
+import { Policies } from "/ui/pages/policies.js";
+import { Settings } from "/ui/pages/settings.js";
+
+const PAGES = [
+  ["overview", "Overview", Overview, "o"],
+  ["streams", "Streams", Streams, "s"],
+  ["readers", "Readers", Readers, "r"],
+  ["dead-letters", "Dead letters", DeadLetters, "d"],
+  ["pipelines", "Pipelines", Pipelines, "p"],
+  ["connections", "Connections", Connections, "c"],
+  ["policies", "Policies", Policies, "y"],
+  ["settings", "Settings", Settings, "t"],
+];
+const INNER = { stream: [Stream, "streams"], reader: [Reader, "readers"], "dead-letter": [DeadLetterQueue, "dead-letters"] };
+
+function useRoute() {
+  const [at, setAt] = useState(route());
+  useEffect(() => {
+    const listener = () => setAt(route());
+    addEventListener("hashchange", listener);
+    return () => removeEventListener("hashchange", listener);
+  }, []);
+  return at;
+}
+
+function theme() {
+  try { return localStorage.getItem("headrace-theme"); } catch { return null; }
+}
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  try { localStorage.setItem("headrace-theme", name); } catch { /* a private window */ }
+}
+
+function keys(event) {
+  if (event.metaKey || event.ctrlKey || event.altKey) return;
+  if (event.target.closest("input,textarea,select,dialog")) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  if (event.key === "/") {
+    const filter = document.querySelector("[data-filter]");
+    if (filter) { event.preventDefault(); filter.focus(); filter.select(); }
+  } else if (keys.go) {
+    keys.go = false;
+    const found = PAGES.find(([, , , key]) => key === event.key);
+    if (found) go(found[0]);
+  } else if (event.key === "g") {
+    keys.go = true;
+    setTimeout(() => { keys.go = false; }, 1200);
+  }
+}
+
+function Stale() {
+  const state = useLive();
+  if (state.connected || !state.at) return null;
+  return html`<div class="banner bad" role="alert">The connection to the broker is lost. What you see is from ${ago(state.at)}; trying again.</div>`;
+}
+
+function Remarks() {
+  const [, redraw] = useState(0);
+  useEffect(() => { remarks.listeners.add(() => redraw((n) => n + 1)); }, []);
+  return html`<div class="remarks" role="status" aria-live="polite">${remarks.list.map((one) => html`<div key=${one.id} class=${"remark " + one.kind}>${one.text}</div>`)}</div>`;
+}
+
+function Status() {
+  const state = useLive();
+  const alarms = state.data ? state.data.alarms : [];
+  const [tone, text] = !state.connected ? ["bad", state.at ? "lost" : "connecting"] : state.paused ? ["warn", "paused"]
+    : alarms.some((alarm) => alarm.level === "error") ? ["bad", "in trouble"] : alarms.length ? ["warn", "warning"] : ["good", "live"];
+  return html`<button class=${"status " + tone} onClick=${() => pause(!state.paused)} title="Pause or resume live updates"
+    aria-pressed=${state.paused}><span class="dot"></span>${text}</button>`;
+}
+
+function App() {
+  const at = useRoute();
+  const inner = INNER[at.page];
+  const section = inner ? inner[1] : at.page;
+  const found = PAGES.find(([name]) => name === at.page);
+  const Page = inner ? inner[0] : found ? found[2] : Overview;
+  const title = PAGES.find(([name]) => name === section)?.[1] || "Overview";
+  useEffect(() => { document.title = `${at.parts[1] || title} · Headrace`; }, [title, at.parts[1]]);
+  useEffect(() => { document.querySelector("nav.side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); }, [section]);
+  const dark = (theme() || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const [, flip] = useState(dark);
+  return html`
+    <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>Skip to the content</a>
+    <header class="top">
+      <a class="brand" href="#/overview"><img src="/ui/icon.svg" alt="" width="26" height="26" />Headrace</a>
+      <span class="grow"></span>
+      <${Status} />
+      <button class="quiet" aria-label="Light or dark" title="Light or dark" onClick=${() => { setTheme(dark ? "light" : "dark"); flip(!dark); }}>${dark ? "☀" : "☾"}</button>
+    </header>
+    <nav class="side" aria-label="Pages">${PAGES.map(([name, label, , key]) => html`
+      <a key=${name} href=${"#/" + name} aria-current=${name === section ? "page" : undefined} title=${`g ${key}`}>${label}</a>`)}
+    </nav>
+    <main id="main" tabindex="-1">
+      <${Stale} />
+      <${Page} key=${at.page + "/" + at.parts.slice(0, 2).join("/")} parts=${at.parts} params=${at.params} />
+    </main>
+    <${Remarks} />`;
+}
+
+const chosen = theme();
+if (chosen) document.documentElement.dataset.theme = chosen;
+addEventListener("keydown", keys);
+connect();
+const root = document.getElementById("app");
+root.textContent = "";
+render(html`<${App} />`, root);

@@ -1,0 +1,165 @@
+// What every page uses: rendering, fetching, formatting. Values become text nodes, never markup.
+import { html, render, useState, useEffect, useRef, useMemo, useCallback } from "/ui/vendor/preact.js";
+export { html, render, useState, useEffect, useRef, useMemo, useCallback };
+
+export class Refused extends Error {
+  constructor(status, reason) { super(reason); this.status = status; }
+}
+
+export async function api(path, { method = "GET", body } = {}) {
+  const options = { method, headers: { accept: "application/json" } };
+  if (body !== undefined) {
+    options.body = JSON.stringify(body);
+    options.headers["content-type"] = "application/json";
+  }
+  const answer = await fetch(path, options);
+  const text = await answer.text();
+  let content = null;
+  try { content = text ? JSON.parse(text) : null; } catch { content = null; }
+  if (!answer.ok) {
+    const reason = content && (content.detail || content.reason || content.error);
+    throw new Refused(answer.status, String(reason || `${answer.status} ${answer.statusText}`));
+  }
+  return content;
+}
+
+export const q = encodeURIComponent;
+export const query = (values) => {
+  const pairs = Object.entries(values).filter(([, v]) => v !== undefined && v !== null && v !== "");
+  return pairs.length ? "?" + pairs.map(([k, v]) => `${q(k)}=${q(v)}`).join("&") : "";
+};
+
+// Live numbers: one event stream for the whole page; pages refresh on its ticks, so a lost connection stops all.
+export const live = { data: null, connected: false, at: 0, paused: false, tick: 0, listeners: new Set() };
+const tell = () => live.listeners.forEach((listener) => listener());
+let source = null;
+export function connect() {
+  source = new EventSource("/api/headrace/overview/stream");
+  source.onmessage = (event) => {
+    live.connected = true;
+    live.at = Date.now();
+    if (!live.paused) { live.data = JSON.parse(event.data); live.tick += 1; }
+    tell();
+  };
+  source.onerror = () => {
+    live.connected = false;
+    tell();
+    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+  };
+  setInterval(() => { if (live.at && Date.now() - live.at > 4000) { live.connected = false; tell(); } }, 1000);
+}
+export function pause(paused) { live.paused = paused; tell(); }
+export function useLive() {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    const listener = () => redraw((n) => n + 1);
+    live.listeners.add(listener);
+    return () => live.listeners.delete(listener);
+  }, []);
+  return live;
+}
+
+// Data of a page: fetched at once, and again every `every` ticks. A failure keeps the old data and says so.
+export function useData(path, every = 2) {
+  const [state, setState] = useState({ data: null, error: null, path: null });
+  const busy = useRef(false);
+  const wanted = useRef(path);
+  wanted.current = path;
+  const load = useCallback(async () => {
+    if (!wanted.current || busy.current) return;
+    busy.current = true;
+    const asked = wanted.current;
+    try {
+      const data = await api(asked);
+      if (asked === wanted.current) setState({ data, error: null, path: asked });
+    } catch (error) {
+      if (asked === wanted.current) setState((old) => ({ data: old.path === asked ? old.data : null, error, path: asked }));
+    } finally {
+      busy.current = false;
+      if (asked !== wanted.current) load();
+    }
+  }, []);
+  useEffect(() => { load(); }, [path]);
+  useEffect(() => {
+    let seen = live.tick;
+    const listener = () => {
+      if (every && live.tick - seen >= every && document.visibilityState === "visible") { seen = live.tick; load(); }
+    };
+    live.listeners.add(listener);
+    return () => live.listeners.delete(listener);
+  }, [every]);
+  return { ...state, reload: load };
+}
+
+// Numbers for people.
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+export const count = (n) => (n === null || n === undefined ? "–" : whole.format(n));
+export const short = (n) => {
+  if (n === null || n === undefined) return "–";
+  for (const [limit, unit] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
+    if (Math.abs(n) >= limit) return tenth.format(n / (limit === 1e4 ? 1e3 : limit)) + unit;
+  }
+  return Number.isInteger(n) ? whole.format(n) : tenth.format(n);
+};
+export const rate = (n) => (n === null || n === undefined ? "–" : n > 0 && n < 0.05 ? "<0.1" : short(Math.round(n * 10) / 10));
+export const bytes = (n) => {
+  if (n === null || n === undefined) return "–";
+  let unit = 0;
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  while (n >= 1024 && unit < units.length - 1) { n /= 1024; unit += 1; }
+  return `${unit && n < 100 ? tenth.format(n) : whole.format(n)} ${units[unit]}`;
+};
+export const ms = (n) => (n === null || n === undefined ? "–" : n < 10 ? `${tenth.format(n)} ms` : n < 10000 ? `${whole.format(n)} ms` : `${tenth.format(n / 1000)} s`);
+export const time = (at) => (at && at > 0 ? new Date(at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" }) : "–");
+export const clock = (at) => {
+  if (!(at > 0)) return "–";
+  const date = new Date(at);
+  const today = new Date().toDateString() === date.toDateString();
+  const text = date.toLocaleTimeString("en-GB") + "." + String(date.getMilliseconds()).padStart(3, "0");
+  return today ? text : `${date.toLocaleDateString("en-CA")} ${text}`;
+};
+export const ago = (at) => {
+  if (!(at > 0)) return "–";
+  const s = Math.max(0, (Date.now() - at) / 1000);
+  if (s < 90) return `${Math.round(s)} s ago`;
+  if (s < 5400) return `${Math.round(s / 60)} min ago`;
+  if (s < 129600) return `${Math.round(s / 3600)} h ago`;
+  return `${Math.round(s / 86400)} days ago`;
+};
+
+// Where we are: #/page/part/part?name=value. Every view can be linked to.
+export function route() {
+  const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
+  return { page: parts[0] || "overview", parts: parts.slice(1), params: Object.fromEntries(new URLSearchParams(search || "")) };
+}
+export function go(path, params) { location.hash = "#/" + path + query(params || {}); }
+export function setParams(changes) {
+  const { params } = route();
+  const path = location.hash.replace(/^#\/?/, "").split("?")[0];
+  history.replaceState(null, "", "#/" + path + query({ ...params, ...changes }));
+  dispatchEvent(new HashChangeEvent("hashchange"));
+}
+export const streamLink = (vhost, name, tab) => `#/stream/${q(vhost)}/${q(name)}${tab ? "/" + tab : ""}`;
+
+export async function copy(text) {
+  try { await navigator.clipboard.writeText(text); say("Copied."); } catch { say("The browser did not allow copying.", "bad"); }
+}
+export const shellQuote = (text) => "'" + String(text).replaceAll("'", "'\\''") + "'";
+
+// Short remarks at the bottom of the window.
+export const remarks = { list: [], listeners: new Set() };
+let remark = 0;
+export function say(text, kind = "good") {
+  const entry = { id: ++remark, text, kind };
+  remarks.list = [...remarks.list.slice(-2), entry];
+  remarks.listeners.forEach((listener) => listener());
+  setTimeout(() => {
+    remarks.list = remarks.list.filter((other) => other !== entry);
+    remarks.listeners.forEach((listener) => listener());
+  }, kind === "bad" ? 8000 : 3500);
+}
+export async function attempt(work, done) {
+  try { const result = await work(); if (done) say(done); return result ?? true; } catch (error) { say(error.message, "bad"); return null; }
+}

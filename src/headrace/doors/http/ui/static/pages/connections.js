@@ -1,0 +1,39 @@
+import { html, useState, useData, api, attempt, q, query, setParams, count, short, ago } from "/ui/lib.js";
+import { Table, Badge, Failure, Empty, Dialog, Pager } from "/ui/parts.js";
+
+export function Connections({ params }) {
+  const page = Number(params.page) || 1;
+  const tab = params.show || "connections";
+  const { data, error, reload } = useData(`/api/${tab}` + query({ page, page_size: 50, name: params.filter }));
+  const [closing, setClosing] = useState(null);
+  const connections = [
+    { key: "name", label: "Connection", wide: true, cell: (c) => html`<span class="name">${c.user_provided_name || c.name}</span>${c.user_provided_name && html`<br /><span class="muted name">${c.name}</span>`}` },
+    { key: "protocol", label: "Protocol", cell: (c) => html`<${Badge} tone="blue">${c.protocol}<//>` },
+    { key: "state", label: "State", cell: (c) => html`<${Badge} tone=${c.state === "running" ? "good" : "warn"}>${c.state}<//>` },
+    { key: "user", label: "User", cell: (c) => html`<span class="name">${c.user}</span>` },
+    { key: "client", label: "Client", wide: true, cell: (c) => html`<span class="name">${[c.client_properties.product, c.client_properties.version].filter((v) => typeof v === "string").join(" ")}</span>` },
+    { key: "channels", label: "Channels", right: true, cell: (c) => count(c.channels) },
+    { key: "in", label: "Messages in", right: true, cell: (c) => short(c.recv_cnt) },
+    { key: "since", label: "Since", cell: (c) => ago(c.connected_at) },
+    { key: "close", label: "", cell: (c) => html`<button class="quiet danger" onClick=${() => setClosing(c)}>Close</button>` },
+  ];
+  const channels = [
+    { key: "name", label: "Channel", wide: true, cell: (c) => html`<span class="name">${c.name}</span>` },
+    { key: "mode", label: "Mode", cell: (c) => html`${c.confirm && html`<${Badge} tone="good">confirms<//>`}${c.transactional && html`<${Badge}>transactions<//>`}` },
+    { key: "consumers", label: "Consumers", right: true, cell: (c) => count(c.consumer_count) },
+    { key: "prefetch", label: "Prefetch", right: true, cell: (c) => c.prefetch_count || c.global_prefetch_count || "∞" },
+    { key: "unacked", label: "Unacked", right: true, cell: (c) => count(c.messages_unacknowledged) },
+    { key: "unconfirmed", label: "Unconfirmed", right: true, cell: (c) => count(c.messages_unconfirmed) },
+  ];
+  return html`
+    <div class="head"><h1>Connections</h1></div>
+    <div class="bar"><input type="search" data-filter placeholder="Filter by name  ( / )" aria-label="Filter by name" value=${params.filter || ""} onInput=${(e) => setParams({ filter: e.target.value, page: "" })} />
+      <div class="choice" role="group" aria-label="Show">${[["connections", "Connections"], ["channels", "Channels"]].map(([key, label]) => html`<button aria-pressed=${tab === key} onClick=${() => setParams({ show: key, page: "" })}>${label}</button>`)}</div></div>
+    <${Failure} error=${error} stale=${!!data} />
+    ${data && data.items.length > 0 && html`<${Table} caption=${tab} rows=${data.items} keyOf=${(c) => c.name} columns=${tab === "channels" ? channels : connections} />
+      <${Pager} page=${data.page} pages=${data.page_count} total=${data.total_count} filtered=${data.filtered_count} onPage=${(n) => setParams({ page: n })} />`}
+    ${data && !data.items.length && html`<${Empty} title="Nobody is connected."><p>Publishers and consumers of AMQP and Kafka appear here while they are connected. HTTP clients come and go.</p><//>`}
+    ${closing && html`<${Dialog} title="Close this connection?" action="Close it" tone="danger" onClose=${() => setClosing(null)}
+      onDone=${async () => { const ok = await attempt(() => api(`/api/connections/${q(closing.name)}`, { method: "DELETE" }), "Closed."); reload(); return ok; }}>
+      <p><b class="name">${closing.name}</b> is told to go. What it has not acknowledged goes back to its queues. Most clients connect again.</p><//>`}`;
+}

@@ -1,0 +1,101 @@
+import { html, useState, useEffect, useRef, useData, query, q, setParams, copy, shellQuote, clock, time, bytes, count } from "/ui/lib.js";
+import { Badge, Failure, Empty } from "/ui/parts.js";
+
+const KEPT = 500;
+const toBytes = (part) => {
+  if (!part) return new Uint8Array();
+  if (part.text !== undefined) return new TextEncoder().encode(part.text);
+  return Uint8Array.from(atob(part.base64), (c) => c.charCodeAt(0));
+};
+export const asText = (part) => (!part ? "" : part.text !== undefined ? part.text : `(${toBytes(part).length} bytes)`);
+const asJson = (part) => { try { return JSON.stringify(JSON.parse(part.text), null, 2); } catch { return null; } };
+const asHex = (part) => {
+  const data = toBytes(part).slice(0, 4096);
+  const lines = [];
+  for (let at = 0; at < data.length; at += 16) {
+    const row = [...data.slice(at, at + 16)];
+    const hex = row.map((b) => b.toString(16).padStart(2, "0")).join(" ").padEnd(47);
+    lines.push(`${at.toString(16).padStart(6, "0")}  ${hex}  ${row.map((b) => (b > 31 && b < 127 ? String.fromCharCode(b) : "·")).join("")}`);
+  }
+  return lines.join("\n");
+};
+const TONES = { ready: "blue", unacked: "warn", settled: "" };
+
+export function Message({ message, vhost, name, extra }) {
+  const [open, setOpen] = useState(false);
+  const json = open && message.value && message.value.text !== undefined ? asJson(message.value) : null;
+  const [form, setForm] = useState(null);
+  const shown = form || (json ? "json" : message.value && message.value.text !== undefined ? "text" : "hex");
+  const curl = () => vhost === "/"
+    ? `curl ${shellQuote(`${location.origin}/topics/${q(name)}/messages?partition=${message.partition}&offset=${message.offset}&limit=1`)}`
+    : `curl -u guest:guest ${shellQuote(`${location.origin}/api/headrace/streams/${q(vhost)}/${q(name)}/messages?partition=${message.partition}&offset=${message.offset}&limit=1`)}`;
+  const properties = message.amqp ? Object.entries(message.amqp.properties).filter(([k]) => k !== "headers") : [];
+  const headers = [...message.headers.map(([k, v]) => [k, asText(v)]), ...(message.amqp ? Object.entries(message.amqp.properties.headers || {}).map(([k, v]) => [k, typeof v === "object" ? JSON.stringify(v) : String(v)]) : [])];
+  return html`<li class=${"message" + (open ? " open" : "")}>
+    <button class="message-line" aria-expanded=${open} onClick=${() => setOpen(!open)}>
+      <span class="offset">${message.partition}:${message.offset}</span>
+      <span class="when" title=${time(message.timestamp)}>${clock(message.timestamp)}</span>
+      ${message.state && html`<${Badge} tone=${TONES[message.state]}>${message.state}<//>`}
+      ${extra}
+      ${message.key && html`<span class="key name">${asText(message.key)}</span>`}
+      <span class="preview name">${message.value ? asText(message.value).slice(0, 300) : "(empty: a tombstone)"}</span>
+      <span class="muted">${bytes(message.value_bytes)}</span>
+    </button>
+    ${open && html`<div class="message-body">
+      <div class="bar"><div class="choice" role="group" aria-label="Show as">
+        ${["json", "text", "hex"].map((one) => html`<button aria-pressed=${shown === one} disabled=${one === "json" && !json} onClick=${() => setForm(one)}>${one}</button>`)}</div>
+        <span class="grow"></span><button class="quiet" onClick=${() => copy(curl())}>Copy as curl</button><button class="quiet" onClick=${() => copy(asText(message.value))}>Copy value</button></div>
+      <pre class="payload">${shown === "json" && json ? json : shown === "hex" ? asHex(message.value) : asText(message.value)}</pre>
+      ${message.truncated && html`<p class="muted">The first part of ${bytes(message.value_bytes)}.</p>`}
+      <dl class="facts">
+        <dt>time</dt><dd>${time(message.timestamp)}</dd>
+        ${message.amqp && html`<dt>exchange</dt><dd class="name">${message.amqp.exchange || "(default exchange)"}</dd><dt>routing key</dt><dd class="name">${message.amqp.routing_key}</dd>`}
+        ${properties.map(([k, v]) => html`<dt>${k}</dt><dd class="name">${String(v)}</dd>`)}
+        ${headers.map(([k, v]) => html`<dt class="name">${k}</dt><dd class="name">${v}</dd>`)}
+      </dl></div>`}
+  </li>`;
+}
+
+export function Messages({ vhost, name, partitions, params }) {
+  const base = `/api/headrace/streams/${q(vhost)}/${q(name)}`;
+  const partition = Number(params.partition) || 0;
+  const from = params.from || "newest";
+  const [at, setAt] = useState(params.at || "");
+  const [tail, setTail] = useState(false);
+  const [tailed, setTailed] = useState([]);
+  const [skipped, setSkipped] = useState(0);
+  const wanted = { partition, limit: 50, contains: params.contains, key: from === "key" ? params.at : "",
+    offset: from === "offset" ? params.at || 0 : from === "oldest" ? 0 : "", timestamp: from === "time" && params.at ? Date.parse(params.at) : "" };
+  const { data, error, reload } = useData(tail ? null : `${base}/messages${query(wanted)}`, from === "newest" && !params.contains ? 2 : 0);
+  useEffect(() => {
+    if (!tail) return undefined;
+    const source = new EventSource(`${base}/stream`);
+    source.onmessage = (event) => {
+      const news = JSON.parse(event.data);
+      setSkipped((n) => n + news.skipped);
+      setTailed((old) => [...news.messages.reverse(), ...old].slice(0, KEPT));
+    };
+    return () => source.close();
+  }, [tail, base]);
+  const list = tail ? tailed : data ? (from === "newest" && !params.contains ? [...data.messages].reverse() : data.messages) : [];
+  const apply = (event) => { event.preventDefault(); setParams({ at }); };
+  return html`
+    <form class="bar" onSubmit=${apply}>
+      ${partitions > 1 && html`<select aria-label="Partition" value=${partition} onChange=${(e) => setParams({ partition: e.target.value })} disabled=${tail}>
+        ${Array.from({ length: partitions }, (_, n) => html`<option value=${n}>partition ${n}</option>`)}</select>`}
+      <select aria-label="Start at" value=${from} onChange=${(e) => { setAt(""); setParams({ from: e.target.value, at: "" }); }} disabled=${tail}>
+        <option value="newest">newest first</option><option value="oldest">oldest first</option><option value="offset">from offset</option><option value="time">from time</option><option value="key">with key</option></select>
+      ${["offset", "time", "key"].includes(from) && html`<input aria-label="Where" type=${from === "time" ? "datetime-local" : from === "offset" ? "number" : "text"} value=${at} onInput=${(e) => setAt(e.target.value)} onChange=${() => setParams({ at })} disabled=${tail} />`}
+      <input type="search" data-filter placeholder="Containing  ( / )" aria-label="Containing" value=${params.contains || ""} onChange=${(e) => setParams({ contains: e.target.value })} disabled=${tail} />
+      <span class="grow"></span>
+      <button type="button" aria-pressed=${tail} class=${tail ? "primary" : ""} onClick=${() => { setTailed([]); setSkipped(0); setTail(!tail); }}>${tail ? "Stop following" : "Follow live"}</button>
+    </form>
+    <p class="muted">Looking changes nothing: no message is taken, none is marked as delivered.
+      ${tail && (skipped ? ` Too fast to show all: ${count(skipped)} left out.` : tailed.length ? "" : " Waiting for new messages.")}</p>
+    <${Failure} error=${error} stale=${!!data} />
+    <ol class="messages">${list.map((message) => html`<${Message} key=${message.partition + ":" + message.offset} message=${message} vhost=${vhost} name=${name} />`)}</ol>
+    ${!tail && data && !list.length && html`<${Empty} title="No messages here."><p>${data.end > data.start ? `Offsets ${data.start} to ${data.end} exist; ${count(data.scanned)} were looked at.` : "The log is empty."}</p><//>`}
+    ${!tail && data && data.next < data.end && (from !== "newest" || params.contains) && html`
+      <nav class="pager"><span>up to offset ${count(data.next)} of ${count(data.end)}</span>
+      <button onClick=${() => { setAt(String(data.next)); setParams({ from: from === "key" ? "key" : "offset", at: from === "key" ? params.at : String(data.next) }); }} disabled=${from === "key"}>Go on</button></nav>`}`;
+}

@@ -1,0 +1,83 @@
+import { html, useEffect, useState, useRef, useLive, useData, short, rate, bytes, ms, count, ago } from "/ui/lib.js";
+import { Tile, Plot, Snippet, Failure, Badge } from "/ui/parts.js";
+
+const WINDOW = 600;
+const NAMES = ["at", "published", "delivered", "acked", "ready", "unacked", "sync_ms", "bytes_written"];
+
+export const snippets = (addresses) => {
+  const at = (door) => (addresses && addresses[door] && addresses[door][0]) || null;
+  const base = location.origin;
+  const found = [{
+    title: "HTTP: publish and read",
+    code: `curl ${base}/topics/orders/messages -H 'content-type: text/plain' -d 'hello'\ncurl ${base}/topics/orders/messages`,
+  }];
+  if (at("amqp")) found.unshift({
+    title: "Python, AMQP (pika)",
+    code: `import pika\nchannel = pika.BlockingConnection(pika.URLParameters("amqp://guest:guest@${at("amqp")}/%2F")).channel()\nchannel.queue_declare("orders", durable=True)\nchannel.confirm_delivery()\nchannel.basic_publish("", "orders", b"hello")`,
+  });
+  if (at("kafka")) found.push({ title: "Kafka (kcat)", code: `echo hello | kcat -b ${at("kafka")} -t orders -P\nkcat -b ${at("kafka")} -t orders -C -e` });
+  return found;
+};
+
+export function Overview() {
+  const state = useLive();
+  const first = useData("/api/headrace/overview", 30);
+  const [columns, setColumns] = useState(null);
+  const seen = useRef(0);
+  useEffect(() => {
+    if (first.data && !columns) setColumns(NAMES.map((name) => first.data.history[name]));
+  }, [first.data]);
+  useEffect(() => {
+    const last = state.data && state.data.last;
+    if (!columns || !last || !last.at.length || last.at[0] <= (columns[0].at(-1) || 0)) return;
+    setColumns(columns.map((values, i) => [...values.slice(-WINDOW), last[NAMES[i]][0]]));
+  }, [state.tick, columns === null]);
+  const now = state.data || first.data;
+  if (!now) return html`<h1>Overview</h1><${Failure} error=${first.error} />${!first.error && html`<p class="muted">Loading.</p>`}`;
+  const about = first.data || {};
+  const quiet = now.counts.streams === 0 && now.counts.queues === 0;
+  return html`
+    <div class="head"><h1>Overview</h1>
+      ${about.durability && html`<${Badge} tone=${about.durability === "sync" ? "good" : "warn"}>${about.durability === "sync" ? "confirms mean on disk" : "confirms mean in the page cache"}<//>`}
+      <span class="muted">${about.node} · up since ${ago(about.started)}</span>
+    </div>
+    ${now.alarms.map((alarm) => html`<div class=${"banner " + (alarm.level === "error" ? "bad" : "warn")} role="alert">${alarm.text}</div>`)}
+    <${Failure} error=${first.error} stale=${!!first.data} />
+    <div class="tiles">
+      <${Tile} label="Published" value=${rate(now.rates.published)} unit="/s" />
+      <${Tile} label="Delivered" value=${rate(now.rates.delivered + Math.max(0, now.rates.sent - now.rates.delivered))} unit="/s" />
+      <${Tile} label="Acknowledged" value=${rate(now.rates.acked)} unit="/s" />
+      <${Tile} label="Ready" value=${short(now.ready)} title=${count(now.ready)} />
+      <${Tile} label="Unacked" value=${short(now.unacked)} title=${count(now.unacked)} />
+      <${Tile} label="Connections" value=${count(now.connections)} />
+      <${Tile} label="Sync p50 / p99" value=${ms(now.sync_ms.p50)} unit=${"/ " + ms(now.sync_ms.p99)} title="How long the disk takes to make a round durable, since the start" />
+      <${Tile} label="Memory" value=${bytes(now.memory_bytes)} />
+      <${Tile} label="Disk free" value=${bytes(now.disk_free_bytes)} />
+    </div>
+    ${quiet && html`<section class="card"><h2>Nothing here yet. Send the first message:</h2>
+      <div class="snippets">${snippets(about.addresses).map((one) => html`<${Snippet} ...${one} />`)}</div></section>`}
+    ${columns && html`<div class="plots">
+      <${Plot} title="Messages per second" format=${rate} data=${[columns[0], columns[1], columns[2], columns[3]]}
+        series=${[{ label: "published", color: "--one", fill: true }, { label: "delivered", color: "--two" }, { label: "acked", color: "--three" }]} />
+      <${Plot} title="Messages in queues" format=${short} data=${[columns[0], columns[4], columns[5]]}
+        series=${[{ label: "ready", color: "--four", fill: true }, { label: "unacked", color: "--five" }]} />
+      <${Plot} title="Sync to disk, mean of each second" format=${ms} data=${[columns[0], columns[6]]} series=${[{ label: "sync", color: "--three", fill: true }]} />
+      <${Plot} title="Written to the log per second" format=${bytes} data=${[columns[0], columns[7]]} series=${[{ label: "bytes", color: "--one", fill: true }]} />
+    </div>`}
+    <div class="columns">
+      <section class="card"><h2>Doors</h2>
+        <dl class="facts">${Object.entries(about.addresses || {}).map(([door, where]) => html`
+          <dt>${door.toUpperCase()}</dt><dd>${where.join("  ")}<br /><span class="muted">${count(now.doors[door]?.connections ?? 0)} connections · ${short(now.doors[door]?.in ?? 0)} in · ${short(now.doors[door]?.out ?? 0)} out</span></dd>`)}</dl>
+      </section>
+      <section class="card"><h2>What there is</h2>
+        <dl class="facts">
+          <dt><a href="#/streams">Streams</a></dt><dd>${count(now.counts.streams)} on disk, ${bytes(about.log_size_bytes)}</dd>
+          <dt><a href="#/streams?kind=queue">Queues</a></dt><dd>${count(now.counts.queues)}</dd>
+          <dt><a href="#/readers">Readers</a></dt><dd>${count(now.counts.groups)} groups, ${count(now.counts.cursors)} cursors</dd>
+          <dt><a href="#/pipelines">Pipelines</a></dt><dd>${count(now.counts.pipelines)}</dd>
+          <dt>Data</dt><dd class="name">${about.data_dir}</dd>
+          <dt>Last start</dt><dd>${about.recovery}</dd>
+        </dl>
+      </section>
+    </div>`;
+}

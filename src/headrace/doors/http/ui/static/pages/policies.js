@@ -1,0 +1,47 @@
+import { html, useState, useData, api, attempt, q, count } from "/ui/lib.js";
+import { Table, Badge, Failure, Empty, Dialog, Field, parseJson } from "/ui/parts.js";
+
+export function Policies() {
+  const { data, error, reload } = useData("/api/policies", 5);
+  const [adding, setAdding] = useState(null);
+  const [deleting, setDeleting] = useState(null);
+  return html`
+    <div class="head"><h1>Policies</h1><span class="muted">bounds for many queues at once, by a pattern of their names</span><span class="grow"></span><button class="primary" onClick=${() => setAdding({})}>New policy</button></div>
+    <${Failure} error=${error} stale=${!!data} />
+    ${data && data.length > 0 && html`<${Table} caption="Policies" rows=${data} keyOf=${(p) => p.vhost + p.name} columns=${[
+      { key: "name", label: "Name", cell: (p) => html`<span class="name">${p.name}</span>${p.vhost !== "/" && html` <${Badge}>${p.vhost}<//>`}` },
+      { key: "pattern", label: "Pattern", cell: (p) => html`<span class="name">${p.pattern}</span>` },
+      { key: "apply", label: "Applies to", cell: (p) => p["apply-to"] },
+      { key: "definition", label: "Says", wide: true, cell: (p) => html`<span class="name">${JSON.stringify(p.definition)}</span>` },
+      { key: "priority", label: "Priority", right: true, cell: (p) => count(p.priority) },
+      { key: "actions", label: "", cell: (p) => html`<button class="quiet" onClick=${() => setAdding(p)}>Change</button><button class="quiet danger" onClick=${() => setDeleting(p)}>Delete</button>` }]} />`}
+    ${data && !data.length && html`<${Empty} title="No policies."><p>A policy gives every queue whose name fits a lifetime, a length, a dead-letter exchange or a retention, without declaring any of them again. Taking the policy away takes the bounds away.</p><//>`}
+    ${adding && html`<${Editor} policy=${adding} onClose=${() => setAdding(null)} onDone=${reload} />`}
+    ${deleting && html`<${Dialog} title="Delete the policy?" action="Delete" tone="danger" onClose=${() => setDeleting(null)}
+      onDone=${async () => { const ok = await attempt(() => api(`/api/policies/${q(deleting.vhost)}/${q(deleting.name)}`, { method: "DELETE" }), "Deleted."); reload(); return ok; }}>
+      <p>The bounds that <b class="name">${deleting.name}</b> sets no longer hold from this moment.</p><//>`}`;
+}
+
+function Editor({ policy, onClose, onDone }) {
+  const [name, setName] = useState(policy.name || "");
+  const [vhost, setVhost] = useState(policy.vhost || "/");
+  const [pattern, setPattern] = useState(policy.pattern || "");
+  const [apply, setApply] = useState(policy["apply-to"] || "queues");
+  const [priority, setPriority] = useState(policy.priority || 0);
+  const [definition, setDefinition] = useState(policy.definition ? JSON.stringify(policy.definition, null, 2) : '{"max-length": 10000}');
+  const save = () => attempt(async () => {
+    const parsed = parseJson(definition, "The definition");
+    if (parsed === undefined) return null;
+    await api(`/api/policies/${q(vhost)}/${q(name)}`, { method: "PUT", body: { pattern, "apply-to": apply, priority: Number(priority), definition: parsed } });
+    onDone();
+    return true;
+  }, "In force.");
+  return html`<${Dialog} title=${policy.name ? "Change the policy" : "New policy"} action="Put into force" onDone=${save} onClose=${onClose}>
+    <${Field} label="Name"><input required value=${name} onInput=${(e) => setName(e.target.value)} readonly=${!!policy.name} /><//>
+    <${Field} label="Virtual host"><input required value=${vhost} onInput=${(e) => setVhost(e.target.value)} readonly=${!!policy.name} /><//>
+    <${Field} label="Pattern" hint="a regular expression, anywhere in the name"><input required value=${pattern} onInput=${(e) => setPattern(e.target.value)} placeholder="^orders\\." /><//>
+    <${Field} label="Applies to"><select value=${apply} onChange=${(e) => setApply(e.target.value)}>${["queues", "classic_queues", "quorum_queues", "streams", "exchanges", "all"].map((one) => html`<option>${one}</option>`)}</select><//>
+    <${Field} label="Priority"><input type="number" value=${priority} onInput=${(e) => setPriority(e.target.value)} /><//>
+    <${Field} label="Definition" hint="message-ttl, max-length, max-length-bytes, overflow, dead-letter-exchange, dead-letter-routing-key, expires, max-age, retain-ms …"><textarea rows="5" value=${definition} onInput=${(e) => setDefinition(e.target.value)}></textarea><//>
+  <//>`;
+}

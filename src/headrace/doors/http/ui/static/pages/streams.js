@@ -1,0 +1,83 @@
+import { html, useState, useEffect, useData, query, q, setParams, go, streamLink, api, attempt, count, short, rate, bytes } from "/ui/lib.js";
+import { Table, Pager, Badge, Failure, Empty, Snippet, Dialog, Field, parseJson } from "/ui/parts.js";
+import { snippets } from "/ui/pages/overview.js";
+
+const SIZE = 50;
+const COLUMNS = [
+  { key: "name", label: "Name", sortable: true, wide: true, cell: (row) => html`<a class="name" href=${streamLink(row.vhost, row.name)}>${row.name}</a>${row.vhost !== "/" && html` <${Badge}>${row.vhost}<//>`}` },
+  { key: "kind", label: "Kind", sortable: true, cell: (row) => html`<${Badge} tone=${row.kind === "topic" ? "blue" : ""}>${row.kind === "topic" ? "topic" : row.type + " queue"}<//>${!row.durable && html` <${Badge} tone="warn">memory<//>`}` },
+  { key: "ready", label: "Ready", right: true, sortable: true, cell: (row) => (row.kind === "topic" ? "–" : short(row.ready)) },
+  { key: "unacked", label: "Unacked", right: true, sortable: true, cell: (row) => (row.kind === "topic" ? "–" : short(row.unacked)) },
+  { key: "records", label: "In the log", right: true, sortable: true, cell: (row) => short(row.records) },
+  { key: "in", label: "In /s", right: true, cell: (row) => rate(row.rates.publish) },
+  { key: "out", label: "Ack /s", right: true, cell: (row) => rate(row.rates.ack) },
+  { key: "consumers", label: "Consumers", right: true, sortable: true, cell: (row) => count(row.consumers) },
+  { key: "partitions", label: "Partitions", right: true, sortable: true, cell: (row) => count(row.partitions) },
+  { key: "size_bytes", label: "Size", right: true, sortable: true, cell: (row) => bytes(row.size_bytes) },
+  { key: "policy", label: "Policy", cell: (row) => row.policy || "" },
+];
+
+export function Streams({ params }) {
+  const page = Number(params.page) || 1;
+  const sort = params.sort || "name";
+  const reverse = params.reverse === "1";
+  const [text, setText] = useState(params.filter || "");
+  const [adding, setAdding] = useState(false);
+  useEffect(() => {
+    const timer = setTimeout(() => { if (text !== (params.filter || "")) setParams({ filter: text, page: "" }); }, 200);
+    return () => clearTimeout(timer);
+  }, [text]);
+  const path = "/api/headrace/streams" + query({ page, page_size: SIZE, name: params.filter, sort, sort_reverse: reverse, kind: params.kind });
+  const { data, error, reload } = useData(path);
+  const sortBy = (key) => setParams({ sort: key, reverse: key === sort ? (reverse ? "" : "1") : key === "name" || key === "kind" ? "" : "1", page: "" });
+  return html`
+    <div class="head"><h1>Streams</h1><span class="grow"></span><button class="primary" onClick=${() => setAdding(true)}>New stream</button></div>
+    <div class="bar">
+      <input type="search" data-filter placeholder="Filter by name  ( / )" aria-label="Filter by name" value=${text} onInput=${(e) => setText(e.target.value)} />
+      <div class="choice" role="group" aria-label="Kind">${[["", "All"], ["topic", "Topics"], ["queue", "Queues"]].map(([kind, label]) => html`
+        <button aria-pressed=${(params.kind || "") === kind} onClick=${() => setParams({ kind, page: "" })}>${label}</button>`)}</div>
+    </div>
+    <${Failure} error=${error} stale=${!!data} />
+    ${data && data.items.length > 0 && html`
+      <${Table} caption="Streams" columns=${COLUMNS} rows=${data.items} sort=${sort} reverse=${reverse} onSort=${sortBy}
+        keyOf=${(row) => row.vhost + "/" + row.name} onOpen=${(row) => { location.hash = streamLink(row.vhost, row.name); }} />
+      <${Pager} page=${data.page} pages=${data.page_count} total=${data.total_count} filtered=${data.filtered_count} onPage=${(n) => setParams({ page: n })} />`}
+    ${data && !data.items.length && (params.filter || params.kind
+      ? html`<${Empty} title="Nothing fits."><p>No stream has a name like that.</p><//>`
+      : html`<${Empty} title="No streams yet."><p>A queue or topic appears as soon as somebody declares it or publishes to it:</p>
+          <div class="snippets">${snippets().map((one) => html`<${Snippet} ...${one} />`)}</div><//>`)}
+    ${adding && html`<${NewStream} onClose=${() => setAdding(false)} onMade=${reload} />`}`;
+}
+
+function NewStream({ onClose, onMade }) {
+  const [kind, setKind] = useState("classic");
+  const [name, setName] = useState("");
+  const [vhost, setVhost] = useState("/");
+  const [partitions, setPartitions] = useState(1);
+  const [args, setArgs] = useState("");
+  const make = () => attempt(async () => {
+    if (kind === "topic") {
+      const config = parseJson(args, "Settings");
+      if (config === undefined) return null;
+      await api("/topics", { method: "POST", body: { name, partitions: Number(partitions), config } });
+      go(`stream/${q("/")}/${q(name)}`);
+    } else {
+      const given = parseJson(args, "Arguments");
+      if (given === undefined) return null;
+      await api(`/api/queues/${q(vhost)}/${q(name)}`, { method: "PUT", body: { durable: true, arguments: { "x-queue-type": kind, ...given } } });
+      go(`stream/${q(vhost)}/${q(name)}`);
+    }
+    onMade();
+    return true;
+  }, "Created.");
+  return html`<${Dialog} title="New stream" action="Create" onDone=${make} onClose=${onClose}>
+    <${Field} label="Kind"><select value=${kind} onChange=${(e) => setKind(e.target.value)}>
+      <option value="classic">Queue</option><option value="quorum">Queue, counts deliveries (quorum)</option><option value="stream">Stream queue</option><option value="topic">Topic</option></select><//>
+    <${Field} label="Name"><input required value=${name} onInput=${(e) => setName(e.target.value)} autocomplete="off" /><//>
+    ${kind === "topic"
+      ? html`<${Field} label="Partitions"><input type="number" min="1" value=${partitions} onInput=${(e) => setPartitions(e.target.value)} /><//>`
+      : html`<${Field} label="Virtual host"><input required value=${vhost} onInput=${(e) => setVhost(e.target.value)} /><//>`}
+    <${Field} label=${kind === "topic" ? "Settings" : "Arguments"} hint="JSON, may be empty"><textarea rows="3" value=${args} onInput=${(e) => setArgs(e.target.value)}
+      placeholder=${kind === "topic" ? '{"retention_ms": "7d"}' : '{"x-max-length": 10000}'}></textarea><//>
+  <//>`;
+}
