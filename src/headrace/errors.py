@@ -137,6 +137,16 @@ class UnreadableBatch(StorageError):
         self.offset, self.next_offset = offset, next_offset
 
 
+class PartlyStored(StorageError):
+    """A request too large for one journal entry failed after some of its partitions had theirs."""
+
+    def __init__(self, failed: int, partitions: int, reason: str) -> None:
+        super().__init__(
+            f"{failed} of {partitions} partitions did not take their part of the request ({reason}); "
+            "the others did: look before publishing again"
+        )
+
+
 class CursorNotFound(NotFound):
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no cursor {name!r}")

@@ -22,6 +22,7 @@ from headrace.errors import (
     InvalidInput,
     LimitReached,
     OffsetOutOfRange,
+    PartlyStored,
     StorageError,
     StreamExists,
     StreamNotFound,
@@ -180,6 +181,23 @@ async def test_one_request_is_one_batch_per_partition(broker: Broker) -> None:
     prepared = prepare(Shape.of(stream), [message(b"x", b"k%d" % i) for i in range(100)], 1, 0)
     assert sorted(part.partition for part in prepared) == [0, 1]
     assert all(len(part.infos) == 1 for part in prepared)
+
+
+async def test_what_is_too_large_for_one_journal_entry_is_stored_partition_by_partition(broker: Broker) -> None:
+    stream = await broker.streams.create("t", 3)
+    messages: list[Any] = [(None, b"x" * 100_000, (), p, -1) for p in (0, 1, 2) for _ in range(5)]
+    places = await broker.publish(stream, messages)  # 1.5 MB; the journal's files have 1 MB
+    assert places == [(p, i) for p in (0, 1, 2) for i in range(5)]
+    full = DiskFull("no room")
+
+    def refuse(batch: Any, infos: Any) -> Any:
+        ticket = broker.shard.new_ticket()
+        ticket.resolve(full)
+        return ticket
+
+    stream.partitions[1].log.append = refuse  # type: ignore[method-assign]
+    with pytest.raises(PartlyStored, match="1 of 3 partitions"):
+        await broker.publish(stream, messages)
 
 
 async def test_publishing_to_a_deleted_stream_fails(broker: Broker) -> None:

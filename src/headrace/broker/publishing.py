@@ -1,14 +1,16 @@
 """From messages to batches: which partition each goes to, one batch per partition, confirmed together.
 
 All messages of one call are stored or none is: a call that spans partitions is one group, so an answer that
-says no is true for every message in it.
+says no is true for every message in it. Only what is too large for one journal entry (half a journal file) is
+stored partition by partition.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.broker.streams import Stream
-from headrace.errors import BatchTooLarge, PartitionNotFound
+from headrace.errors import BatchTooLarge, HeadraceError, PartitionNotFound, PartlyStored
+from headrace.log.rounds import Ticket
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec
@@ -91,16 +93,39 @@ def prepare(shape: Shape, messages: Sequence[Outgoing], now_ms: int, turn: int) 
 
 async def publish(shard: Shard, stream: Stream, prepared: Sequence[Prepared]) -> list[Place]:
     """Where each message is, in the order given; returns once all are on stable storage."""
-    if len(prepared) == 1:
-        [only] = prepared
-        tickets = [stream.partitions[only.partition].append(only.batches, only.infos)]
-        await tickets[0]
-    else:
-        group = shard.group()
-        tickets = [group.append(stream.partitions[part.partition].log, part.batches, part.infos) for part in prepared]
-        await group.commit()
+    tickets = await _store(shard, stream, prepared)
     places: list[Place] = [(0, 0)] * sum(len(part.indexes) for part in prepared)
     for part, ticket in zip(prepared, tickets, strict=True):
         for step, index in enumerate(part.indexes):
             places[index] = (part.partition, ticket.base_offset + step)
     return places
+
+
+async def _store(shard: Shard, stream: Stream, prepared: Sequence[Prepared]) -> list[Ticket]:
+    logs = [stream.partitions[part.partition].log for part in prepared]
+    if len(prepared) > 1:
+        group = shard.group()
+        tickets = [group.append(log, part.batches, part.infos) for log, part in zip(logs, prepared, strict=True)]
+        try:
+            committed = group.commit()
+        except BatchTooLarge:
+            pass  # for one journal entry, not for its logs: below
+        else:
+            await committed
+            return tickets
+    tickets = [log.append(part.batches, part.infos) for log, part in zip(logs, prepared, strict=True)]
+    errors = [ticket.error for ticket in await _settled(tickets) if ticket.error is not None]
+    if errors:
+        if len(errors) == len(tickets):
+            raise errors[0]
+        raise PartlyStored(len(errors), len(tickets), str(errors[0])) from errors[0]
+    return tickets
+
+
+async def _settled(tickets: list[Ticket]) -> list[Ticket]:
+    for ticket in tickets:
+        try:
+            await ticket
+        except HeadraceError:
+            pass  # judged together with the others
+    return tickets

@@ -44,6 +44,7 @@ PROBLEMS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.DiskFull, 503, "disk_full"),
     (errors.CorruptLog, 503, "log_damaged"),
     (errors.UnreadableBatch, 503, "batch_unreadable"),
+    (errors.PartlyStored, 503, "partly_stored"),
     (errors.LogClosed, 503, "stopping"),
     (errors.StorageFailed, 503, "storage_failed"),
     (errors.StorageError, 503, "storage_error"),
