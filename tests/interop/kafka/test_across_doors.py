@@ -1,0 +1,138 @@
+"""One log, several doors: what comes in by one goes out by another, from the same bytes."""
+
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from tests.interop.kafka.broker import KafkaBroker
+from tests.interop.kafka.test_confluent import SECONDS, make_topic, produce, read
+
+Name = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    started = KafkaBroker(tmp_path_factory.mktemp("broker"), http=True, amqp=True).start()
+    yield started
+    started.stop()
+    assert started.errors() == [], started.said()
+
+
+@pytest.fixture
+def channel(broker: KafkaBroker) -> Iterator[Any]:
+    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port))
+    yield connection.channel()
+    connection.close()
+
+
+def from_start(broker: KafkaBroker, topic: str, count: int) -> list[Any]:
+    reader = Consumer(
+        {"bootstrap.servers": broker.address, "group.id": "across", "enable.auto.commit": False}
+    )
+    reader.assign([TopicPartition(topic, 0, 0)])
+    messages = read(reader, count)
+    reader.close()
+    return messages
+
+
+def test_an_amqp_queue_is_read_as_a_topic(broker: KafkaBroker, channel: Any, name: Name) -> None:
+    queue = name("q")
+    channel.queue_declare(queue, durable=True)
+    channel.confirm_delivery()
+    for number in range(5):
+        channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+    messages = from_start(broker, queue, 5)
+    assert [message.value() for message in messages] == [b"%d" % number for number in range(5)]
+    assert {message.key() for message in messages} == {queue.encode()}, "the routing key"
+
+
+def test_what_kafka_produces_reaches_the_consumers_of_the_queue(
+    broker: KafkaBroker, channel: Any, name: Name
+) -> None:
+    queue = name("q")
+    channel.queue_declare(queue, durable=True)
+    produce(broker, queue, [b"from kafka"])
+    deadline = time.monotonic() + SECONDS
+    body = None
+    while body is None and time.monotonic() < deadline:
+        _, _, body = channel.basic_get(queue, auto_ack=True)
+    assert body == b"from kafka"
+
+
+def test_a_topic_is_consumed_over_amqp_as_a_stream(broker: KafkaBroker, channel: Any, name: Name) -> None:
+    topic = make_topic(broker, name("t"))
+    producer = Producer({"bootstrap.servers": broker.address})
+    for number in range(5):
+        producer.produce(topic, b"%d" % number, headers={"h": b"v"})
+    assert producer.flush(SECONDS) == 0
+    channel.queue_declare(topic, durable=True, arguments={"x-queue-type": "stream"})
+    channel.basic_qos(prefetch_count=10)
+    got: list[tuple[bytes, Any]] = []
+    for method, properties, body in channel.consume(
+        topic, arguments={"x-stream-offset": "first"}, inactivity_timeout=SECONDS
+    ):
+        assert method is not None, f"only {len(got)} came"
+        got.append((body, properties.headers))
+        channel.basic_ack(method.delivery_tag)
+        if len(got) == 5:
+            break
+    assert [body for body, _ in got] == [b"%d" % number for number in range(5)]
+
+
+def test_a_topic_is_read_over_http(broker: KafkaBroker, name: Name) -> None:
+    topic = make_topic(broker, name("t"))
+    produce(broker, topic, [b"one", b"two"])
+    url = f"http://127.0.0.1:{broker.http_port}/topics/{topic}/messages?offset=0"
+    with urllib.request.urlopen(url, timeout=SECONDS) as answer:
+        assert b"one" in answer.read()
+
+
+def test_what_http_publishes_wakes_a_kafka_consumer(broker: KafkaBroker, name: Name) -> None:
+    topic = make_topic(broker, name("t"))
+    url = f"http://127.0.0.1:{broker.http_port}/topics/{topic}/messages"
+    request = urllib.request.Request(url, b"hello")
+    request.add_header("content-type", "text/plain")
+    timer = threading.Timer(0.3, lambda: urllib.request.urlopen(request, timeout=SECONDS).close())
+    timer.start()
+    [message] = from_start(broker, topic, 1)
+    timer.join()
+    assert message.value() == b"hello"
+
+
+def test_a_compacted_topic_is_read_back_with_the_last_value_of_every_key(tmp_path: Path) -> None:
+    broker = KafkaBroker(tmp_path, "--retention-interval", "200ms").start()
+    try:
+        topic = make_topic(broker, "compacted", cleanup_policy="compact", segment_bytes="2048")
+        producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 0})
+        for number in range(400):
+            producer.produce(topic, b"v%d" % number, key=b"k%d" % (number % 10))
+            if number % 20 == 0:
+                producer.flush(SECONDS)
+        assert producer.flush(SECONDS) == 0
+        deadline = time.monotonic() + SECONDS
+        while True:
+            reader = Consumer(
+                {"bootstrap.servers": broker.address, "group.id": "c", "enable.partition.eof": True}
+            )
+            reader.assign([TopicPartition(topic, 0, 0)])
+            messages = []
+            while (message := reader.poll(SECONDS)) is not None and not message.error():
+                messages.append(message)
+            reader.close()
+            latest = {message.key(): message.value() for message in messages}
+            assert latest == {b"k%d" % (n % 10): b"v%d" % n for n in range(390, 400)}, "the last of each"
+            offsets = [message.offset() for message in messages]
+            assert offsets == sorted(offsets)
+            if len(messages) < 300:
+                break
+            assert time.monotonic() < deadline, "nothing was compacted away"
+            time.sleep(0.1)
+    finally:
+        broker.close()
