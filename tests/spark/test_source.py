@@ -66,7 +66,7 @@ def test_offsets_choose_what_is_read(spark: "SparkSession", orders: RunningBroke
 
 @pytest.mark.parametrize("way", WAYS)
 def test_timestamps_choose_what_is_read(spark: "SparkSession", broker: RunningBroker, way: str) -> None:
-    broker.create("times")
+    broker.create("times", retention_ms="forever")
     broker.publish("times", ({"value": str(n), "timestamp": 1_700_000_000_000 + n * 1000} for n in range(50)))
     chosen = options(
         broker, way, topic="times", startingTimestamp="1700000010000", endingTimestamp="2023-11-14T22:13:40Z"

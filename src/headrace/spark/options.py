@@ -29,7 +29,8 @@ READING = (
     "includeHeaders", "verifyCrc", "failOnDataLoss", "cursor", "pin", "pinMaxAge", "isolation",
 )  # fmt: skip
 WRITING = (
-    "path", "bootstrap", "topic", "compression", "batchBytes", "writeId", "createTopics", "checkpointLocation",
+    "path", "bootstrap", "topic", "compression", "batchBytes", "writeId", "writeBatch", "createTopics",
+    "checkpointLocation",
 )  # fmt: skip
 # What Spark itself puts among the options.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode", "mode"})
@@ -71,6 +72,7 @@ class WriteOptions:
     codec: int
     batch_bytes: int
     write_id: str | None
+    write_batch: int
     create_topics: bool
 
 
@@ -258,12 +260,16 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     bootstrap = given.text("bootstrap")
     if bootstrap is None:
         raise BadOption("bootstrap", "is needed: only the broker writes to its log, so say where it is")
+    write_id, write_batch = given.text("writeId"), given.integer("writeBatch")
+    if write_batch is not None and write_id is None:
+        raise BadOption("writeBatch", "counts the batches of a 'writeId'")
     compression = given.choice("compression", "none", *(name for name in CODECS if name != "none"))
     return WriteOptions(
         bootstrap=bootstrap,
         topic=given.text("topic"),
         codec=CODECS[compression],
         batch_bytes=given.size("batchBytes", 1024) or 256 << 10,
-        write_id=given.text("writeId"),
+        write_id=write_id,
+        write_batch=write_batch or 0,
         create_topics=given.flag("createTopics", True),
     )

@@ -102,10 +102,11 @@ class _Writing:
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
-    """df.write: once per `writeId`; without one every run writes its rows, and a repeated run writes them again."""
+    """df.write: once per `writeId` (and `writeBatch`, for foreachBatch, whose batches are written in order); without
+    one every run writes its rows, and a repeated run writes them again."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._commit(f"write:{self._options.write_id or uuid.uuid4().hex}", 0, messages)
+        self._commit(f"write:{self._options.write_id or uuid.uuid4().hex}", self._options.write_batch, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._discard(messages)

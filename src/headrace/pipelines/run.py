@@ -1,0 +1,257 @@
+"""Running a pipeline: one Spark session, a query per flow, reports to the broker, a stop that ends between batches."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError
+from headrace.pipelines import progress
+from headrace.pipelines.declare import Pipeline
+from headrace.spark.broker import BrokerLink
+from headrace.spark.offsets import from_json
+from headrace.spark.plan import by_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+REPORT_S = 2.0
+POLL_S = 0.2
+STOP_S_MAX = 60.0
+START_ATTEMPTS = 4
+# Spark gives a Python worker ten seconds to connect back when a query starts; a busy machine needs more.
+START_RACE = ("Python worker failed to connect back", "Timed out while waiting for the Python worker")
+DEAD = ".dead"
+
+
+def ask_to_stop(url: str, name: str) -> dict[str, Any]:
+    """What the broker knows of the pipeline that is to stop."""
+    return BrokerLink(url, retry_s=2.0).send("POST", "pipelines", name, "stop", body={})
+
+
+class PipelineFailed(HeadraceError):
+    """A flow ended with an error; it is in the message."""
+
+
+class Where:
+    """How this pipeline reaches its broker: always by HTTP, and by the files where they can be seen."""
+
+    def __init__(self, url: str, *, local: bool) -> None:
+        self.url = url
+        self.link = BrokerLink(url, retry_s=20.0)
+        status = self.link.get("status")
+        folder = Path(str(status.get("data_dir", "")))
+        self.path = str(folder) if local and (folder / "slots").is_file() else None
+
+    def reading(self) -> dict[str, str]:
+        return {"bootstrap": self.url} | ({"path": self.path} if self.path is not None else {})
+
+    def writing(self) -> dict[str, str]:
+        return {"bootstrap": self.url}
+
+
+class Running:
+    """A pipeline at work. `run` returns when it is stopped, or with --once when it has read what is there."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        session: "SparkSession",
+        where: Where,
+        checkpoints: Path,
+        *,
+        once: bool = False,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        self._pipeline = pipeline
+        self._session = session
+        self._where = where
+        self._checkpoints = checkpoints
+        self._once = once
+        self._say = say
+        self._queries: dict[str, StreamingQuery] = {}
+        self._stopping = threading.Event()
+        self._attempts: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
+        self._rows = 0
+
+    def stop(self) -> None:
+        """From any thread or signal: end after the batch that is under way."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        self._report("starting")
+        try:
+            for name in self._pipeline.flows:
+                self._start(name)
+            self._follow()
+        except Exception as error:
+            self._halt()
+            self._report("failed", _first_line(error))
+            self._where.link.close()
+            raise
+        self._finish_cursors()
+        self._report("stopped")
+        self._where.link.close()
+
+    # Starting.
+
+    def _start(self, flow: str) -> None:
+        function, sink_name = self._pipeline.flows[flow]
+        made = function(*(self._stream(flow, source) for source in self._pipeline.arguments(flow)))
+        good, bad = made if isinstance(made, tuple) else (made, None)
+        sink = self._pipeline.sinks[sink_name]
+        self._write(flow, good, sink.as_options(), sink.output_mode)
+        if bad is not None:
+            topic = self._pipeline.dead_letter
+            if topic is None:
+                raise PipelineFailed(f"flow {flow!r} returns records that failed, and no dead_letter topic is declared")
+            self._write(flow + DEAD, bad, {"topic": topic}, "append")
+
+    def _stream(self, flow: str, source: str) -> "DataFrame":
+        declared = self._pipeline.sources[source]
+        options = self._where.reading() | declared.as_options()
+        options.setdefault("cursor", f"{self._pipeline.name}.{flow}.{source}")
+        if declared.pin:
+            options["pin"] = "true"
+        return self._session.readStream.format("headrace").options(**options).load()
+
+    def _write(self, name: str, rows: "DataFrame", options: Mapping[str, str], output_mode: str) -> None:
+        if "topic" in options:  # it is there from the start, so that its readers can be, too
+            self._where.link.partitions(options["topic"], create=True)
+        checkpoint = self._checkpoints / self._pipeline.name / name
+        options = self._where.writing() | dict(options)
+        writer = rows.writeStream.outputMode(output_mode).queryName(f"{self._pipeline.name}.{name}")
+        if output_mode == "append":
+            writer = writer.format("headrace").options(**options)
+        else:
+            # Spark lets a Python sink append only. A batch of changed rows is written as a batch, under the name of
+            # the query and the number of the batch, and so as exactly once as the rest.
+            writer = writer.foreachBatch(self._write_changes(checkpoint, options))
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        if self._once:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=self._pipeline.interval)
+        self._queries[name] = writer.start()
+
+    @staticmethod
+    def _write_changes(checkpoint: Path, options: Mapping[str, str]) -> "Callable[[DataFrame, int], None]":
+        def write(changed: "DataFrame", batch: int) -> None:
+            query = json.loads((checkpoint / "metadata").read_text())["id"]
+            once = {"writeId": f"query:{query}", "writeBatch": str(batch)}
+            changed.write.format("headrace").mode("append").options(**options, **once).save()
+
+        return write
+
+    def _restart(self, name: str, error: Exception) -> bool:
+        """Try again what failed only because the machine was busy."""
+        attempt = self._attempts.get(name, 0) + 1
+        if not any(mark in str(error) for mark in START_RACE) or attempt >= START_ATTEMPTS:
+            return False
+        self._attempts[name] = attempt
+        flow = name.removesuffix(DEAD)
+        self._say(f"{self._pipeline.name}  flow {flow} lost the race to start its Python workers; again")
+        for other in (flow, flow + DEAD):
+            if other in self._queries:
+                self._queries.pop(other).stop()
+        self._stopping.wait(2.0**attempt)
+        self._start(flow)
+        return True
+
+    # While it runs.
+
+    def _follow(self) -> None:
+        reported = 0.0
+        while not self._stopping.is_set():
+            for name, query in list(self._queries.items()):
+                error = query.exception()
+                if error is not None and not self._restart(name, error):
+                    raise PipelineFailed(f"flow {name!r} failed: {_first_line(error)}") from error
+            if not any(query.isActive for query in self._queries.values()):
+                return
+            if time.monotonic() - reported >= REPORT_S:
+                reported = time.monotonic()
+                if self._report("running"):
+                    self._say(f"{self._pipeline.name}  was asked to stop")
+                    self._stopping.set()
+            self._stopping.wait(POLL_S)
+        self._end_between_batches()
+
+    def _end_between_batches(self) -> None:
+        """A query that is stopped in the middle of a batch does that batch again; so each gets to its end."""
+        deadline = time.monotonic() + STOP_S_MAX
+        for query in self._queries.values():
+            batch = _batch_of(query)
+            while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+                if _batch_of(query) != batch:
+                    break
+                time.sleep(0.01)
+            query.stop()
+
+    def _halt(self) -> None:
+        for query in self._queries.values():
+            if query.isActive:
+                query.stop()
+
+    # Reporting.
+
+    def _report(self, state: str, error: str | None = None) -> bool:
+        """Tell the terminal and the broker; True when somebody asked this pipeline to stop."""
+        last = {name: _progress(query) for name, query in self._queries.items()}
+        for name, said in last.items():
+            if said is not None and self._counted.get(name, -1) < said["batchId"]:
+                self._count(name, self._queries[name])
+        details = progress.details(last, self._rows, error)
+        self._say(progress.line(self._pipeline.name, state, details))
+        try:
+            answer = self._where.link.report(self._pipeline.name, state, details)
+        except HeadraceError as problem:
+            self._say(f"{self._pipeline.name}  the broker did not take the report: {problem}")
+            return False
+        return bool(answer["stop_requested"]) and state == "running"
+
+    def _count(self, name: str, query: "StreamingQuery") -> None:
+        for said in query.recentProgress:
+            if said["batchId"] > self._counted.get(name, -1):
+                self._counted[name] = said["batchId"]
+                self._rows += said["numInputRows"]
+
+    def _finish_cursors(self) -> None:
+        """Spark tells a source of its last batch only with the next one: after a stop nobody would."""
+        for name, query in self._queries.items():
+            if name.endswith(DEAD):
+                continue
+            sources = self._pipeline.arguments(name)
+            ends = list(progress.end_offsets(_progress(query)))
+            if len(ends) != len(sources):
+                continue
+            for source, end in zip(sources, ends, strict=True):
+                self._finish_cursor(f"{self._pipeline.name}.{name}.{source}", source, end)
+
+    def _finish_cursor(self, cursor: str, source: str, end: Mapping[str, Any]) -> None:
+        declared = self._pipeline.sources[source]
+        try:
+            for topic, offsets in by_topic(from_json(end)):
+                self._where.link.put_cursor(cursor, topic, offsets, pin=declared.pin, max_age_ms=24 * 3600 * 1000)
+        except HeadraceError as problem:
+            self._say(f"{self._pipeline.name}  cursor {cursor} could not be moved: {problem}")
+
+
+def _progress(query: "StreamingQuery") -> Mapping[str, Any] | None:
+    return query.lastProgress
+
+
+def _batch_of(query: "StreamingQuery") -> int:
+    last = _progress(query)
+    return -1 if last is None else int(last["batchId"])
+
+
+def _first_line(error: BaseException) -> str:
+    """The line that says what happened: of a Python error inside Spark, the last of its traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("headrace.") or "Error: " in line]
+    return (ours[-1] if ours else lines[0] if lines else type(error).__name__)[:500]
