@@ -24,6 +24,7 @@ from headrace.broker.pipelines import Pipelines
 from headrace.broker.policies import Policies
 from headrace.broker.pressure import Pressure
 from headrace.broker.reading import Page, read_page
+from headrace.broker.reclaim import Reclaim
 from headrace.broker.rounds import SETTLE_TABLE
 from headrace.broker.spill import Spill
 from headrace.broker.staging import Staging
@@ -67,6 +68,7 @@ class Broker:
         self.ledger: Ledger
         self.pipelines: Pipelines
         self.housekeeping: Housekeeping
+        self.reclaim: Reclaim
         self.history = History(self)
         self.is_stopping = False
         self._ticker: asyncio.TimerHandle | None = None
@@ -115,6 +117,8 @@ class Broker:
         broker.housekeeping = Housekeeping(broker.shard, broker.streams, broker.cursors, broker.stats, broker.clock)
         broker.housekeeping.also(broker.staging.sweep)
         broker.housekeeping.also(broker.ledger.expire)
+        broker.reclaim = Reclaim(broker.shard, broker.vhosts, broker.clock)
+        broker.housekeeping.also(broker.reclaim.once)
         broker._maintenance = loop.create_task(
             broker.housekeeping.run(config.retention_interval_ms / 1000), name="housekeeping"
         )

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from headrace.broker.policy import QueuePolicy
 from headrace.broker.queue_store import QueueStore
 from headrace.broker.rounds import SETTLE_TABLE, Rounds
 from headrace.broker.vhost import VirtualHost
+from headrace.broker.view import View
 from headrace.errors import HeadraceError, VirtualHostNotFound
 
 if TYPE_CHECKING:
@@ -45,6 +47,16 @@ class VirtualHosts:
     def __iter__(self) -> Iterator[VirtualHost]:
         return iter(list(self._hosts.values()))
 
+    def views(self) -> Iterator[tuple[QueuePolicy, View]]:
+        """Every durable view that settles, with the policy of its queue."""
+        for host in self:
+            for queue in list(host.queues.values()):
+                if queue.durable and not queue.exclusive and not queue.is_stream:
+                    for view in queue.views:
+                        yield queue.policy, view
+            for view in host.delays.views():
+                yield QueuePolicy(), view
+
     async def create(self, name: str) -> VirtualHost:
         if name not in self._hosts:
             loop = asyncio.get_running_loop()
@@ -66,13 +78,8 @@ class VirtualHosts:
         try:
             await self.rounds.settle_down()
             group = self._broker.shard.group()
-            for host in self:
-                for queue in host.queues.values():
-                    if queue.durable and not queue.exclusive and not queue.is_stream:
-                        for view in queue.views:
-                            group.merge(SETTLE_TABLE, view.key, view.take_unsaved(exact=True).encode())
-                for view in host.delays.views():
-                    group.merge(SETTLE_TABLE, view.key, view.take_unsaved(exact=True).encode())
+            for _, view in self.views():
+                group.merge(SETTLE_TABLE, view.key, view.take_unsaved(exact=True).encode())
             await group.commit()
         except HeadraceError:
             pass  # the disk has failed: the next start flags what may have been delivered

@@ -1,0 +1,124 @@
+"""The disk gets back what queues have settled, and a stuck message holds only itself."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.broker import reclaim
+from headrace.broker.broker import Broker
+from headrace.broker.message import Message
+from headrace.broker.queue import Queue
+from headrace.config import Config
+from headrace.log.settings import KB, StreamSettings
+
+BODY = b"x" * 1000
+
+
+@pytest.fixture
+def open_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[Broker]]:
+    for name in ("EMPTY_BYTES_MIN", "REWRITE_BYTES_MIN"):
+        monkeypatch.setattr(reclaim, name, 16 * KB)
+    stream = StreamSettings(segment_size=64 * KB)
+    return lambda: Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream))
+
+
+@pytest.fixture
+async def broker(open_broker: Callable[[], Awaitable[Broker]]) -> AsyncIterator[Broker]:
+    made = await open_broker()
+    yield made
+    await made.close()
+
+
+async def files_are_gone(queue: Queue, size_max: int) -> None:
+    """Their removal goes on in the background once it is decided, durably."""
+    async with asyncio.timeout(20):
+        while queue.view.log.size_bytes >= size_max:
+            await asyncio.sleep(0.01)
+
+
+async def queue_of(broker: Broker, count: int, **arguments: int) -> Queue:
+    queue = await broker.vhosts.get("/").declare_queue(
+        "q", durable=True, exclusive=False, auto_delete=False,
+        arguments={name.replace("_", "-"): value for name, value in arguments.items()}, owner=object(),
+    )  # fmt: skip
+    for number in range(count):
+        queue.publish(Message("", "q", b"\0\0", b"%06d" % number + BODY), broker.clock.now_ms())
+        if number % 20 == 19:
+            await broker.vhosts.rounds.settle_down()
+    await broker.vhosts.rounds.settle_down()
+    return queue
+
+
+def settle_all_but(queue: Queue, kept: set[int]) -> None:
+    while (found := queue.get()) is not None:
+        view, offset, _, _ = found
+        if offset not in kept:
+            queue.settle(view, offset, offset + 1)
+
+
+async def test_an_emptied_queue_gives_all_its_segments_back(broker: Broker) -> None:
+    queue = await queue_of(broker, 500)
+    assert queue.view.log.size_bytes > 400 * KB
+    settle_all_but(queue, set())
+    await broker.reclaim.once()
+    await files_are_gone(queue, 64 * KB)
+    queue.publish(Message("", "q", b"\0\0", b"next"), 1)
+    await broker.vhosts.rounds.settle_down()
+    found = queue.get()
+    assert found is not None and (found[1], found[2].body) == (500, b"next")
+
+
+async def test_a_stuck_message_holds_only_itself_and_is_still_there(broker: Broker) -> None:
+    queue = await queue_of(broker, 600)
+    settle_all_but(queue, {3, 250})
+    await broker.reclaim.once()
+    assert broker.reclaim.segments_rewritten >= 1
+    await files_are_gone(queue, 130 * KB)
+    for offset in (3, 250):
+        queue.give_back(queue.view, offset)
+    got = [queue.get(), queue.get(), queue.get()]
+    assert [found and (found[1], found[2].body[:6]) for found in got] == [(3, b"000003"), (250, b"000250"), None]
+
+
+async def test_the_rewritten_queue_is_the_same_after_a_restart(open_broker: Callable[[], Awaitable[Broker]]) -> None:
+    broker = await open_broker()
+    queue = await queue_of(broker, 600)
+    settle_all_but(queue, {3, 250})
+    await broker.reclaim.once()
+    await broker.close()
+    again = await Broker.open(broker.config)
+    queue = again.vhosts.get("/").queues["q"]
+    got = [queue.get(), queue.get(), queue.get()]
+    assert [found and (found[1], found[2].body[:6], found[3]) for found in got] == [
+        (3, b"000003", True),
+        (250, b"000250", True),
+        None,
+    ]
+    await again.close()
+
+
+async def test_history_that_was_asked_for_stays(broker: Broker) -> None:
+    queue = await queue_of(broker, 300, x_retain_ms=3_600_000)
+    before = queue.view.log.size_bytes
+    settle_all_but(queue, set())
+    await broker.reclaim.once()
+    assert queue.view.log.size_bytes == before
+    assert queue.view.log.read(0).base_offset == 0
+
+
+async def test_history_is_kept_up_to_its_size(broker: Broker) -> None:
+    queue = await queue_of(broker, 600, x_retain_bytes=150 * KB)
+    settle_all_but(queue, set())
+    await broker.reclaim.once()
+    await files_are_gone(queue, 300 * KB)
+    assert queue.view.log.size_bytes >= 150 * KB
+
+
+async def test_a_cursor_holds_what_it_has_not_read(broker: Broker) -> None:
+    queue = await queue_of(broker, 300)
+    queue.view.log.set_retention_hold("cursor", 10)
+    settle_all_but(queue, set())
+    await broker.reclaim.once()
+    assert queue.view.log.start_offset <= 10
