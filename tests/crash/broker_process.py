@@ -36,7 +36,7 @@ class BrokerProcess:
 
     def start(self) -> None:
         command = [
-            sys.executable, "-m", "headrace.cli", "serve", "--data-dir", str(self._data),
+            sys.executable, "-m", "headrace", "serve", "--data-dir", str(self._data),
             "--http", f"127.0.0.1:{self.port}", "--amqp", "off", "--kafka", "off", *self._options,
         ]  # fmt: skip
         with open(self._output, "ab") as output:
