@@ -21,10 +21,11 @@ logger = logging.getLogger("headrace.pressure")
 
 MB = 1 << 20
 PAUSE_SHARE, RESUME_SHARE = 0.90, 0.80
+SHED_TO_SHARE = 0.75  # below where publishers go on: at the very mark nobody would
 DISK_RESUME_SHARE = 1.25  # of the limit must be free again: with less, every deleted segment would flap
 # The level is how many of these are passed; each halves what publishers may send.
 MEMORY_STEPS = (0.60, 0.66, 0.72, 0.78, 0.84)
-DEPTH_STEPS = (0.125, 0.25, 0.40, 0.60, 0.80)  # of what may wait for the disk
+DEPTH_STEPS = (0.30, 0.45, 0.60, 0.75, 0.90)  # of what may wait for the disk
 STEP_BACK = 0.03  # a step is left only this far below where it was entered
 RATES = (512 * MB, 256 * MB, 128 * MB, 64 * MB, 32 * MB)  # bytes a second, of all publishers together
 # Nobody waits longer than its own bytes take at this part of the rate: small messages are not held for large ones.
@@ -251,8 +252,8 @@ class Pressure:
     # Taking memory back.
 
     def _shed(self, now: float) -> None:
-        """Largest holders first, until what is over the lower mark has been let go."""
-        excess = int(self.usage.rss_bytes - self.limits.memory_bytes * RESUME_SHARE)
+        """Largest holders first, until enough has been let go."""
+        excess = int(self.usage.rss_bytes - self.limits.memory_bytes * SHED_TO_SHARE)
         patient = [holder for holder in self.holders if now - self._alarm_since >= holder.patience_s]
         freed = 0
         for _, _, holder in sorted(((h.held_bytes(), i, h) for i, h in enumerate(patient)), reverse=True):

@@ -14,6 +14,7 @@ from headrace.broker.pressure import Pressure, Verdict
 WRITE_HIGH_MAX = 1 << 20
 WRITE_HIGH_MIN = 64 << 10
 OUTPUT_SHARE = 8  # this part of the memory limit may be waiting for clients to read it
+CROWD = 100  # connections that are expected: who comes early must not get what those after it need
 GREEDY_BYTES = 64 << 10  # who holds less is left alone
 CLOSE_AFTER_S = 5.0  # of an alarm: caches and transient queues are asked first
 DELAY_S_MIN = 0.001
@@ -55,7 +56,7 @@ class Flow:
 
     def write_high(self) -> int:
         """Bytes that may wait for one client to read them before it gets no more deliveries."""
-        fair = self.pressure.limits.memory_bytes // OUTPUT_SHARE // max(1, len(self._connections))
+        fair = self.pressure.limits.memory_bytes // OUTPUT_SHARE // max(CROWD, len(self._connections))
         return max(WRITE_HIGH_MIN, min(WRITE_HIGH_MAX, fair))
 
     # Publishers.
