@@ -9,7 +9,7 @@ KERNELS := $(shell find src -name '*.pyx' -o -name '*.pxd')
 .PHONY: run test install ui check bench build docs clean
 
 run: install
-	$(BIN)/headrace serve
+	$(BIN)/headrace serve --demo
 
 test: install
 	$(BIN)/python -m pytest

@@ -23,8 +23,9 @@ MAY_IMPORT = {
     "client": ("errors", "record", "wire", "version"),
     "spark": ("errors", "record", "client", "log.reading", "log.index", "log.slots", "log.paths"),
     "pipelines": ("errors", "record", "spark", "client", "log", "config"),
+    "demo": ("errors", "record", "wire.amqp", "client", "pipelines"),
     "server": ("errors", "clock", "config", "record", "log", "wire", "broker", "doors", "version"),
-    "cli": ("errors", "clock", "config", "record", "log", "server", "client", "pipelines", "version"),
+    "cli": ("errors", "clock", "config", "record", "log", "server", "client", "pipelines", "demo", "version"),
 }
 
 CYTHON = re.compile(r"^\s*(?:from\s+headrace\.(\S+)\s+c?import|c?import\s+headrace\.(\S+))", re.M)
@@ -32,8 +33,8 @@ RELATIVE = re.compile(r"^\s*from\s+\.", re.M)
 
 # Who may touch what the rest must be handed.
 ONLY = {
-    "asyncio": ("broker", "doors", "client", "server", "cli"),
-    "pyspark": ("spark", "pipelines", "cli"),
+    "asyncio": ("broker", "doors", "client", "server", "cli", "demo"),
+    "pyspark": ("spark", "pipelines", "cli", "demo"),
     "time": ("clock", "cli", "pipelines", "spark", "client"),
     "socket": ("doors", "client", "server", "cli"),
 }

@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import msgspec
 
@@ -24,7 +24,15 @@ logger = logging.getLogger("headrace")
 
 DOORS = ("amqp", "kafka", "http")
 GC_THRESHOLDS = (20_000, 20, 50)  # collections cost the loop time, and messages are not garbage in cycles
+BESIDE_PATIENCE_S = 30.0
 CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+
+
+class Beside(NamedTuple):
+    """A command that runs beside the broker for as long as it does, and what people are told about it."""
+
+    command: tuple[str, ...]
+    text: str
 
 
 class Server:
@@ -71,16 +79,36 @@ class Server:
         await self.broker.close()
 
 
-def run(config: Config, out: TextIO | None = None) -> int:
+def run(config: Config, out: TextIO | None = None, *, beside: Beside | None = None) -> int:
     """Serves until SIGTERM or SIGINT; the exit code. HeadraceError says in one sentence why it cannot."""
     set_up_logging(config)
     _allow_many_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(config, out or sys.stdout))
+        runner.run(_serve(config, out or sys.stdout, beside))
     return 0
 
 
-async def _serve(config: Config, out: TextIO) -> None:
+async def _start_beside(server: Server, beside: Beside | None) -> asyncio.subprocess.Process | None:
+    http = server.doors.get("http")
+    if beside is None or http is None:
+        return None
+    return await asyncio.create_subprocess_exec(*beside.command, "--url", f"http://{http.addresses[0]}")
+
+
+async def _stop_beside(child: asyncio.subprocess.Process | None) -> None:
+    """First, so that it does not complain about a broker that goes away."""
+    if child is None or child.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        child.terminate()
+    try:
+        await asyncio.wait_for(child.wait(), BESIDE_PATIENCE_S)
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+
+
+async def _serve(config: Config, out: TextIO, beside: Beside | None) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -95,28 +123,34 @@ async def _serve(config: Config, out: TextIO) -> None:
     started = clock.monotonic()
     server = await Server.start(config, clock=clock)
     _tune_garbage_collection()
-    _greet(server, clock.monotonic() - started, out)
+    _greet(server, clock.monotonic() - started, out, beside)
+    child = await _start_beside(server, beside)
     await stop.wait()
     _say(out, "stopping")
+    await _stop_beside(child)
     await server.close()
     _say(out, "stopped; everything is on disk")
 
 
-def _greet(server: Server, seconds: float, out: TextIO) -> None:
+def _greet(server: Server, seconds: float, out: TextIO, beside: Beside | None = None) -> None:
     config = server.broker.config
     promise = "confirms mean on disk" if config.durability == "sync" else "confirms mean in the page cache"
     _say(out, f"headrace {__version__}  data in {config.data_dir}  {promise}")
-    _say(out, server.broker.report.summary())
+    _say(out, f"{server.broker.report.summary()}; started in {seconds:.2f} s")
     for name, door in server.doors.items():
         scheme = {"http": "http://", "amqp": "amqp://"}.get(name, "")
         _say(out, f"{name:5}  " + "  ".join(f"{scheme}{address}" for address in door.addresses))
     for name in server.missing:
         _say(out, f"{name:5}  this door is not there yet")
     if "http" in server.doors:
-        base = f"http://{server.doors['http'].addresses[0]}/topics/hello/messages"
+        home = f"http://{server.doors['http'].addresses[0]}"
+        base = f"{home}/topics/hello/messages"
+        _say(out, f"dashboard  {home}/")
         _say(out, f"publish  curl {base} -H 'content-type: text/plain' -d 'hello, world'")
         _say(out, f"read     curl {base}")
-    _say(out, f"ready in {seconds:.2f} s")
+    if beside is not None:
+        _say(out, f"demo     {beside.text}")
+    _say(out, "ready")
 
 
 def _say(out: TextIO, line: str) -> None:

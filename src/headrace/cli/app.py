@@ -39,6 +39,7 @@ root = LazyGroup(
         "sub": "headrace.cli.sub:sub",
         "tail": "headrace.cli.tail:tail",
         "log": "headrace.cli.log:log",
+        "demo": "headrace.cli.demo:demo",
         "pipeline": "headrace.cli.pipeline:pipeline",
     },
     help="Headrace: a durable, log-structured message broker.",

@@ -1,6 +1,7 @@
 """`headrace serve`: run the broker. Its flags are the settings, all of them."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +35,23 @@ def _flag_aliases(setting: Setting) -> tuple[str, ...]:
 
 
 @config_option
-def _serve(config_file: Path | None, **flags: Any) -> int:
+@click.option("--demo", is_flag=True, help="Keep the broker busy with a small shop: something to see at once.")
+def _serve(config_file: Path | None, demo: bool, **flags: Any) -> int:
     """Run the broker until SIGTERM or Ctrl-C.
 
     \b
     headrace serve
+    headrace serve --demo
     headrace serve --data-dir /var/lib/headrace --http 0.0.0.0:15672 --amqp off
     headrace serve --profile throughput --retention-ms 30d
     """
     config = load(flags, os.environ, settings_file(config_file))
-    from headrace.server import run
+    from headrace.server import Beside, run
 
-    return run(config)
+    if not demo:
+        return run(config)
+    text = "orders over AMQP, some die, all are read again over Kafka and summed up in Spark (headrace demo)"
+    return run(config, beside=Beside((sys.executable, "-m", "headrace", "demo", "--quiet"), text))
 
 
 serve = click.command("serve", epilog=EPILOG)(_serve)

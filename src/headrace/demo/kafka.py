@@ -1,0 +1,76 @@
+"""The little of a Kafka client that the demo needs: fetch from an offset, keep a group's place."""
+
+import asyncio
+import struct
+from typing import NamedTuple
+
+from headrace.errors import BrokerUnreachable
+from headrace.record import codec
+from headrace.record.types import Record
+
+FETCH, OFFSET_COMMIT, OFFSET_FETCH = (1, 4), (8, 2), (9, 1)
+FETCH_BYTES = 1 << 20
+WAIT_MS = 500
+
+
+class Fetched(NamedTuple):
+    error: int
+    end: int
+    records: list[Record]
+
+
+def text(value: str | None) -> bytes:
+    if value is None:
+        return b"\xff\xff"
+    data = value.encode()
+    return struct.pack(">h", len(data)) + data
+
+
+class KafkaClient:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._correlation = 0
+
+    @classmethod
+    async def connect(cls, host: str, port: int) -> "KafkaClient":
+        try:
+            return cls(*await asyncio.open_connection(host, port))
+        except OSError as error:
+            raise BrokerUnreachable(f"no Kafka door at {host}:{port}: {error.strerror or error}") from None
+
+    async def _call(self, api: tuple[int, int], body: bytes) -> bytes:
+        self._correlation += 1
+        request = struct.pack(">hhi", *api, self._correlation) + text("headrace-demo") + body
+        self._writer.write(struct.pack(">i", len(request)) + request)
+        (size,) = struct.unpack(">i", await self._reader.readexactly(4))
+        return (await self._reader.readexactly(size))[4:]
+
+    async def fetch(self, topic: str, offset: int) -> Fetched:
+        wanted = struct.pack(">iqi", 0, offset, FETCH_BYTES)
+        body = struct.pack(">iiiib", -1, WAIT_MS, 1, FETCH_BYTES, 0)
+        body += struct.pack(">i", 1) + text(topic) + struct.pack(">i", 1) + wanted
+        answer = await self._call(FETCH, body)
+        at = 4 + 4
+        (size,) = struct.unpack_from(">h", answer, at)
+        at += 2 + size + 4
+        _, error, _, end, aborted = struct.unpack_from(">ihqqi", answer, at)
+        at += 26 + max(0, aborted) * 16
+        (size,) = struct.unpack_from(">i", answer, at)
+        data = answer[at + 4 : at + 4 + max(0, size)]
+        records = codec.records(data, from_offset=offset) if data else []
+        return Fetched(error, end, records)
+
+    async def committed(self, group: str, topic: str) -> int:
+        body = text(group) + struct.pack(">i", 1) + text(topic) + struct.pack(">ii", 1, 0)
+        answer = await self._call(OFFSET_FETCH, body)
+        (size,) = struct.unpack_from(">h", answer, 4)
+        _, offset = struct.unpack_from(">iq", answer, 4 + 2 + size + 4)
+        return int(offset)
+
+    async def commit(self, group: str, topic: str, offset: int) -> None:
+        body = text(group) + struct.pack(">i", -1) + text("") + struct.pack(">qi", -1, 1) + text(topic)
+        body += struct.pack(">iiq", 1, 0, offset) + text("")
+        await self._call(OFFSET_COMMIT, body)
+
+    async def close(self) -> None:
+        self._writer.close()
