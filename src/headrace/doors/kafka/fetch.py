@@ -35,6 +35,9 @@ class Watch:
         self.fired = False
         self.waiter = partition.wait(offset, self._fire, committed=committed)
 
+    def still_waits(self, offset: int, committed: bool) -> bool:
+        return not self.fired and self.offset == offset and self.committed == committed
+
     def _fire(self) -> None:
         self.fired = True
         for callback in list(self.connection.fetch_waiters):
@@ -86,7 +89,14 @@ class Fetch:
     def _read(self) -> tuple[list[tuple[Key, Wanted, Result]], int, bool]:
         results: list[tuple[Key, Wanted, Result]] = []
         size, has_error = 0, False
+        incremental, committed = self.opened.is_incremental, self.isolation == READ_COMMITTED
         for key, wanted in self.opened.wanted.items():
+            if (
+                incremental
+                and wanted.watch is not None
+                and wanted.watch.still_waits(wanted.offset, committed)
+            ):
+                continue  # an idle partition of a session costs this line
             result = self._read_one(key, wanted, self.max_bytes - size, first=size == 0)
             records = result[6]
             size += len(records) if records is not None else 0
@@ -163,6 +173,8 @@ class Fetch:
         connection = self.request.connection
         committed = self.isolation == READ_COMMITTED
         for (topic, number), wanted in self.opened.wanted.items():
+            if wanted.watch is not None and wanted.watch.still_waits(wanted.offset, committed):
+                continue
             try:
                 partition = self.door.topics.partition(topic, number)
             except HeadraceError:
@@ -170,11 +182,12 @@ class Fetch:
             end = partition.log.stable_end if committed else partition.log.visible_end
             offset = max(wanted.offset, end)
             watch: Watch | None = connection.watches.get(partition.log.id)
-            if watch is not None:
-                if not watch.fired and (watch.offset, watch.committed) == (offset, committed):
-                    continue
-                watch.cancel()
-            connection.watches[partition.log.id] = Watch(connection, partition, offset, committed)
+            if watch is None or not watch.still_waits(offset, committed):
+                if watch is not None:
+                    watch.cancel()
+                    watch.fired = True  # sessions that share it must not take it for a promise
+                watch = connection.watches[partition.log.id] = Watch(connection, partition, offset, committed)
+            wanted.watch = watch
         connection.fetch_waiters.append(self._woken)
         self._timer = self.door.loop.call_later(
             min(self.max_wait_ms, self.door.config.read_wait_ms_max) / 1000, self._time_is_up

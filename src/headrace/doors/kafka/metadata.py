@@ -16,23 +16,23 @@ CACHED_MAX = 100_000
 
 
 class MetadataCache:
-    """Encoded topics by stream and shape. A stream that gains partitions or a new epoch is encoded anew."""
+    """Encoded topics by stream and shape. A stream that gains partitions is encoded anew; epochs grow only
+    between one start of the broker and the next."""
 
     def __init__(self) -> None:
-        self._encoded: dict[tuple[int, int], tuple[tuple[int, ...], bytes]] = {}
+        self._encoded: dict[tuple[int, int], tuple[int, bytes]] = {}
 
     def get(self, door: "KafkaDoor", stream: Stream, version: int) -> bytes:
-        shape = metadata.shape_of(version)
-        key = (stream.document.logs[0], shape)
-        epochs = tuple([partition.log.epoch for partition in stream.partitions])
+        key = (stream.document.logs[0], metadata.shape_of(version))
         known = self._encoded.get(key)
-        if known is not None and known[0] == epochs:
+        if known is not None and known[0] == len(stream.partitions):
             return known[1]
         if len(self._encoded) >= CACHED_MAX:
             self._encoded.clear()
+        epochs = tuple(partition.log.epoch for partition in stream.partitions)
         topic = Topic(stream.name, door.topics.id_of(stream), epochs)
         encoded = metadata.encode_topic(topic, version, door.node_id)
-        self._encoded[key] = epochs, encoded
+        self._encoded[key] = len(stream.partitions), encoded
         return encoded
 
 

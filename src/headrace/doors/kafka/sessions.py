@@ -1,7 +1,7 @@
 """Fetch sessions: a client says once which partitions it reads, then only what changed."""
 
 import random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.doors.kafka.errors import Code
 
@@ -21,7 +21,7 @@ Key = tuple[Topic, int]
 class Wanted:
     """A partition that a client reads, and what it was told of it last."""
 
-    __slots__ = ("high_watermark", "leader_epoch", "log_start", "max_bytes", "offset")
+    __slots__ = ("high_watermark", "leader_epoch", "log_start", "max_bytes", "offset", "watch")
 
     def __init__(self, leader_epoch: int, offset: int, max_bytes: int) -> None:
         self.leader_epoch = leader_epoch
@@ -29,6 +29,7 @@ class Wanted:
         self.max_bytes = max_bytes
         self.high_watermark = -1
         self.log_start = -1
+        self.watch: Any = None  # fetch.Watch: while it has not fired there is nothing new to read
 
 
 class Session:
