@@ -291,10 +291,18 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "compression",
         "choice",
-        "Compression of the batches the broker builds itself, from HTTP and AMQP. Kafka batches stay as sent.",
+        "Compression of the batches the broker builds itself, from HTTP and AMQP. Kafka batches stay as sent, "
+        "unless the topic itself sets this.",
         path="stream.compression",
         choices=("none", "gzip", "snappy", "lz4", "zstd"),
         aliases=("compression_type",),
+    ),
+    Setting(
+        "timestamp_type",
+        "choice",
+        "Whose time a Kafka record carries: `create` is its producer's, `append` is the broker's when it is stored.",
+        path="stream.timestamp_type",
+        choices=("create", "append"),
     ),
     Setting(
         "batch_bytes_max",

@@ -10,6 +10,7 @@ GB = 1024 * MB
 
 WriteMode = Literal["sync", "sync-immediate", "async"]
 CleanupPolicy = Literal["delete", "compact", "compact,delete"]
+TimestampType = Literal["create", "append"]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 
 
@@ -28,6 +29,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     compaction_lag_ms: int = 0  # records younger than this are never compacted away
     tombstone_retention_ms: int = 24 * 3600 * 1000
     compression: Compression = "none"  # of the batches we build ourselves, from HTTP and AMQP
+    timestamp_type: TimestampType = "create"  # append: Kafka records get the broker's time in place of their own
     batch_bytes_max: int = 16 * MB  # the largest batch (and so message) taken
 
 

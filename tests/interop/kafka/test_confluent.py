@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -305,6 +312,31 @@ def test_offsets_are_committed_with_the_transaction(broker: KafkaBroker, name: N
     checker.assign([TopicPartition(target, 0, 0)])
     assert [message.value() for message in read(checker, 3)] == [b"1!", b"2!", b"3!"]
     checker.close()
+    reader.close()
+
+
+def test_a_topic_may_ask_for_another_codec_and_for_the_brokers_time(broker: KafkaBroker, name: Name) -> None:
+    topic = make_topic(broker, name("t"), compression_type="zstd", message_timestamp_type="LogAppendTime")
+    producer = Producer({"bootstrap.servers": broker.address, "compression.type": "gzip", "linger.ms": 20})
+    values = [b"value %d " % number * 30 for number in range(200)]
+    stamps: list[tuple[int, int]] = []
+    for value in values:
+        producer.produce(
+            topic, value, timestamp=1, on_delivery=lambda _, sent: stamps.append(sent.timestamp())
+        )
+    assert producer.flush(SECONDS) == 0
+    reader = consumer(broker, name("g"))
+    reader.assign([TopicPartition(topic, 0, 0)])
+    messages = read(reader, 200)
+    assert [message.value() for message in messages] == values
+    assert {message.timestamp()[0] for message in messages} == {TIMESTAMP_LOG_APPEND_TIME}
+    assert min(message.timestamp()[1] for message in messages) > 1_700_000_000_000
+    assert {kind for kind, _ in stamps} == {TIMESTAMP_LOG_APPEND_TIME}
+    config = AdminClient({"bootstrap.servers": broker.address})
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    described = config.describe_configs([resource])[resource].result(SECONDS)
+    assert described["compression.type"].value == "zstd"
+    assert described["message.timestamp.type"].value == "LogAppendTime"
     reader.close()
 
 

@@ -16,6 +16,8 @@ TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SOURCE_TOPIC, SOURCE_STATIC, SOURCE_DEFAULT = 1, 4, 5
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 BOOLEAN, STRING, INT, SHORT, LONG, DOUBLE, LIST = 1, 2, 3, 4, 5, 6, 7
+WORDS = {"uncompressed": "none", "CreateTime": "create", "LogAppendTime": "append"}  # Kafka's, and ours
+THEIRS = {"create": "CreateTime", "append": "LogAppendTime"}
 PRODUCER = "producer"  # compression.type: batches stay as they came
 
 
@@ -42,6 +44,7 @@ SETTINGS: dict[str, Setting] = {
     "delete.retention.ms": Setting("tombstone_retention", "tombstone_retention_ms", LONG),
     "index.interval.bytes": Setting("index_interval", "index_interval", INT),
     "max.message.bytes": Setting("batch_bytes_max", "batch_bytes_max", INT),
+    "message.timestamp.type": Setting("timestamp_type", "timestamp_type", STRING),
     "min.compaction.lag.ms": Setting("compaction_lag", "compaction_lag_ms", LONG),
     "retention.bytes": Setting("retention_bytes", "retention_bytes", LONG),
     "retention.ms": Setting("retention_ms", "retention_ms", LONG),
@@ -71,7 +74,6 @@ FIXED: dict[str, tuple[str, int]] = {
 }
 # Fixed, and something else is refused: it would be a promise we do not keep.
 ONLY: dict[str, tuple[str, int]] = {
-    "message.timestamp.type": ("CreateTime", STRING),
     "remote.storage.enable": ("false", BOOLEAN),
 }
 
@@ -95,7 +97,7 @@ def parse(name: str, setting: Setting, value: str | None) -> object:
     if value is None or (name == "compression.type" and value == PRODUCER):
         return None
     if setting.kind not in (INT, LONG):
-        return "none" if value == "uncompressed" else value
+        return WORDS.get(value, value)
     try:
         number = int(value)
     except ValueError:
@@ -119,7 +121,9 @@ def topic_configs(door: "KafkaDoor", stream: Stream) -> list[Config]:
         source = SOURCE_TOPIC if setting.ours in set_here else SOURCE_DEFAULT
         if name == "compression.type" and source == SOURCE_DEFAULT:
             value = PRODUCER
-        found.append(Config(name, str(value), source, setting.kind))
+        if name == "compression.type" and value == "none":
+            value = "uncompressed"
+        found.append(Config(name, THEIRS.get(value, str(value)), source, setting.kind))
     fixed = [Config(name, value, SOURCE_DEFAULT, kind) for name, (value, kind) in (FIXED | ONLY).items()]
     return sorted(found + fixed)
 

@@ -2,12 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker import rewriting
 from headrace.broker.partition import Partition
+from headrace.broker.streams import Stream
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.errors import CorruptBatch, HeadraceError, InvalidInput
 from headrace.record import codec
-from headrace.record.layout import MAGIC, MAGIC_AT
+from headrace.record.layout import CODECS, MAGIC, MAGIC_AT
+from headrace.record.types import BatchInfo
 from headrace.wire.kafka import hot
 
 if TYPE_CHECKING:
@@ -67,33 +70,35 @@ def produce(door: "KafkaDoor", request: Request) -> None:
                     raise InvalidInput(f"acks={acks}")
                 if start < 0 or start == end:
                     raise CorruptBatch("no records")
-                partition = door.topics.partition(topic, number)
-                ticket = append(door, partition, topic, view[start:end])
+                stream = door.topics.find(topic)
+                partition = stream.partition(number)
+                ticket, stamp_ms = append(door, stream, partition, view[start:end])
             except HeadraceError as error:
                 code = Code.INVALID_REQUIRED_ACKS if acks not in ACKS else refusal(error, view[start:end])
                 pending.failed(results, number, error, code)
                 continue
             pending.left += 1
-            _when_stored(pending, results, number, partition, ticket)
+            _when_stored(pending, results, number, partition, stamp_ms, ticket)
     if acks == 0:
         request.answer(())
     pending.one_done()
 
 
 def _when_stored(
-    pending: Pending, results: list[Result], number: int, partition: Partition, ticket: Any
+    pending: Pending, results: list[Result], number: int, partition: Partition, stamp_ms: int, ticket: Any
 ) -> None:
     def stored(done: Any) -> None:
         if done.error is not None:
             pending.failed(results, number, done.error)
         else:
-            results.append((number, 0, done.base_offset, -1, partition.log.start_offset, None))
+            results.append((number, 0, done.base_offset, stamp_ms, partition.log.start_offset, None))
         pending.one_done()
 
     ticket.add_callback(stored)
 
 
-def append(door: "KafkaDoor", partition: Partition, topic: str | bytes, data: memoryview) -> Any:
+def append(door: "KafkaDoor", stream: Stream, partition: Partition, data: memoryview) -> tuple[Any, int]:
+    """(the ticket, the broker's time if the records carry it, else -1)."""
     log = partition.log
     infos = codec.validate(
         data,
@@ -106,16 +111,39 @@ def append(door: "KafkaDoor", partition: Partition, topic: str | bytes, data: me
     door.stats.messages_in += sum([info.count for info in infos])
     door.stats.bytes_in += len(data)
     first = infos[0]
+    stamp_ms = -1
+    stored: bytearray | memoryview = data
+    if "compression" in stream.document.config or stream.settings.timestamp_type == "append":
+        stamp_ms, stored = rewritten(door, stream, data, infos)
+        infos = codec.scan(stored, verify_crc=False)
     if first.producer_id < 0:
         if first.is_control or first.is_transactional:
             raise CorruptBatch("a transactional batch without a producer")
-        return log.append(data, infos)
+        return log.append(stored, infos), stamp_ms
     if first.is_transactional:
-        name = door.topics.find(topic).name
         door.coordination.transactions.check_append(
-            first.producer_id, first.producer_epoch, (name, partition.number)
+            first.producer_id, first.producer_epoch, (stream.name, partition.number)
         )
-    return door.coordination.producers.append(log, data, infos)
+    return door.coordination.producers.append(log, stored, infos), stamp_ms
+
+
+def rewritten(
+    door: "KafkaDoor", stream: Stream, data: memoryview, infos: list[BatchInfo]
+) -> tuple[int, bytearray]:
+    """The batches as the topic's settings want them, and the broker's time if that is what they carry."""
+    wanted = CODECS[stream.settings.compression] if "compression" in stream.document.config else None
+    stamp_ms = door.broker.clock.now_ms() if stream.settings.timestamp_type == "append" else -1
+    result = bytearray()
+    for info in infos:
+        batch: bytearray | memoryview = data[info.position : info.end]
+        if wanted is not None and info.codec != wanted:
+            batch = rewriting.recompress(
+                data[info.position : info.end], wanted, door.config.decompressed_bytes_max
+            )
+        if stamp_ms >= 0:
+            rewriting.stamp(batch, stamp_ms)
+        result += batch
+    return stamp_ms, result
 
 
 def refusal(error: HeadraceError, data: memoryview) -> Code | None:
