@@ -1,5 +1,6 @@
 """Builds the Cython kernels: every .pyx under src/ is one extension module."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -8,11 +9,15 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
-COMPILE_ARGS = ["-O3", "-fno-strict-aliasing"]
+COMPILE_ARGS = ["-O3", "-g0", "-fno-strict-aliasing"]
 
 
 class BuildKernels(build_ext):
     """Stops with the name of what is missing instead of a page of compiler output."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
     def build_extensions(self) -> None:
         compiler = (getattr(self.compiler, "compiler", None) or ["cc"])[0]
@@ -40,6 +45,8 @@ def kernels() -> list[Extension]:
     return cythonize(
         found,
         include_path=["src"],
+        # Elsewhere the helpers would start by importing this file again.
+        nthreads=(os.cpu_count() or 1) if sys.platform == "linux" else 0,
         compiler_directives={"language_level": 3, "embedsignature": True, "freethreading_compatible": False},
     )
 
