@@ -1,0 +1,170 @@
+"""The ledger itself, without Spark: uploads, commits, repeats, crashes at each step."""
+
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.broker import ledger as ledgers
+from headrace.broker.staging import Section, Staging
+from headrace.errors import StorageError
+from headrace.record import codec
+from tests.doors.http.live import Live
+from tests.spark.world import RunningBroker, wait_until
+
+RAW = "application/octet-stream"
+
+
+def batch(first: int, count: int, size: int = 0) -> bytes:
+    return bytes(codec.build((None, f"{n}".encode() + b"x" * size, (), 1) for n in range(first, first + count)))
+
+
+def stage(broker: RunningBroker, data: bytes) -> str:
+    name = uuid.uuid4().hex
+    status, answer = broker.call("PUT", f"/staging/{name}", data, media=RAW)
+    assert status == 201, answer
+    return name
+
+
+def part(name: str, data: bytes, partition: int = 0, topic: str = "t") -> dict[str, Any]:
+    return {"staged": name, "topic": topic, "partition": partition, "position": 0, "length": len(data)}
+
+
+def staged_files(broker: RunningBroker) -> list[Path]:
+    return list(broker.data.glob("staging/*"))
+
+
+def test_a_batch_is_stored_once_and_answers_the_same_when_repeated(shared_broker: RunningBroker) -> None:
+    broker = shared_broker
+    broker.create("t", 2)
+    first, second = batch(0, 10), batch(10, 5)
+    names = stage(broker, first), stage(broker, second)
+    assert broker.count("t") == 0, "an upload is seen by nobody"
+    body = {"parts": [part(names[0], first, 0), part(names[1], second, 1)]}
+    answer = broker.ok("PUT", "/sinks/w/batches/7", body)
+    stored = [{"topic": "t", "partition": 0, "base_offset": 0, "next_offset": 10},
+              {"topic": "t", "partition": 1, "base_offset": 0, "next_offset": 5}]  # fmt: skip
+    assert (answer["duplicate"], answer["records"], answer["stored"]) == (False, 15, stored)
+    again = broker.ok("PUT", "/sinks/w/batches/7", body)
+    assert (again["duplicate"], again["stored"]) == (True, stored)
+    assert broker.ok("PUT", "/sinks/w/batches/3", {"parts": []})["duplicate"]
+    assert broker.ends("t") == {0: (0, 10), 1: (0, 5)}
+    assert broker.ok("GET", "/sinks/w")["batch"] == 7
+    assert not staged_files(broker)
+
+
+def test_what_is_not_whole_batches_is_refused_and_changes_nothing(shared_broker: RunningBroker) -> None:
+    broker = shared_broker
+    broker.create("strict")
+    good = batch(0, 10)
+    for bad in (good[:-1], good[:30], b"nonsense", good[:-3] + b"abc"):
+        assert broker.call("PUT", f"/staging/{uuid.uuid4().hex}", bad, media=RAW)[0] == 400
+    transactional = bytes(codec.build([(b"k", b"v", (), 1)], producer_id=5, producer_epoch=0, transactional=True))
+    assert broker.call("PUT", f"/staging/{uuid.uuid4().hex}", transactional, media=RAW)[0] == 400
+    assert broker.call("PUT", "/staging/..%2F..%2Fcatalog", good, media=RAW)[0] == 400
+    name = stage(broker, good)
+    wrong = [
+        part(name, good, topic="nowhere"), part(name, good, partition=9, topic="strict"),
+        part(uuid.uuid4().hex, good, topic="strict"), part(name, good, topic="strict") | {"position": 3},
+        part(name, good, topic="strict") | {"length": len(good) - 1},
+    ]  # fmt: skip
+    for one in wrong:
+        status, _ = broker.call("PUT", "/sinks/s/batches/0", {"parts": [part(name, good, topic="strict"), one]})
+        assert status in (400, 404), one
+    assert broker.count("strict") == 0
+    assert broker.call("GET", "/sinks/s")[0] == 404
+    broker.ok("DELETE", f"/staging/{name}")
+    assert broker.call("PUT", "/sinks/s/batches/0", {"parts": [part(name, good, topic="strict")]})[0] == 404
+
+
+def test_a_commit_of_many_entries_is_finished_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails in the middle of the steps, twice; the third start finds the plan and carries it out."""
+    monkeypatch.setattr(ledgers, "STEP_BYTES_MAX", 20_000)
+    uploads = [b"".join(batch(at * 100 + n * 10, 10, 500) for n in range(10)) for at in range(3)]
+    names = [uuid.uuid4().hex for _ in uploads]
+    reads = 0
+    real = Staging.read
+
+    async def failing(self: Staging, section: Section) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads in (5, 8):  # three reads make the plan, the rest are steps
+            raise StorageError("a test pulled the plug")
+        return await real(self, section)
+
+    monkeypatch.setattr(Staging, "read", failing)
+    server = Live(tmp_path / "data")
+    server.client.post("/topics", json={"name": "t"})
+    for name, data in zip(names, uploads, strict=True):
+        assert server.client.put(f"/staging/{name}", content=data).status_code == 201
+    body = {"parts": [part(name, data) for name, data in zip(names, uploads, strict=True)]}
+    assert server.client.put("/sinks/w/batches/0", json=body).status_code == 503
+    assert server.client.put("/sinks/w/batches/0", json=body).status_code == 503  # goes on, and fails again
+    server.stop()
+    server = Live(tmp_path / "data")
+    try:
+        answer = server.client.put("/sinks/w/batches/0", json=body).json()
+        assert answer["duplicate"] and answer["records"] == 300
+        found = server.client.get("/topics/t/messages", params={"limit": 1000}).json()["messages"]
+        assert [m["value"].rstrip("x") for m in found] == [str(n) for n in range(300)]
+        assert not list((tmp_path / "data" / "staging").iterdir())
+    finally:
+        server.stop()
+
+
+def test_killing_the_broker_in_a_large_commit_leaves_all_of_it_once(tmp_path: Path) -> None:
+    broker = RunningBroker(tmp_path).start()
+    try:
+        broker.create("t", 2)
+        uploads = [b"".join(batch(at * 10_000 + n * 100, 100, 1000) for n in range(100)) for at in range(6)]
+        parts = [part(stage(broker, data), data, at % 2) for at, data in enumerate(uploads)]
+        for _ in range(3):
+            commit = threading.Thread(target=_try_commit, args=(broker, parts))
+            commit.start()
+            before = broker.count("t")
+            wait_until(lambda: broker.count("t") > before or not commit.is_alive(), "nothing was stored")  # noqa: B023
+            broker.kill()
+            commit.join()
+            broker.start()
+        answer = broker.ok("PUT", "/sinks/w/batches/0", {"parts": parts})
+        assert answer["records"] == 60_000
+        assert broker.ends("t") == {0: (0, 30_000), 1: (0, 30_000)}
+        assert not staged_files(broker)
+    finally:
+        broker.close()
+
+
+def _try_commit(broker: RunningBroker, parts: list[dict[str, Any]]) -> None:
+    try:
+        broker.call("PUT", "/sinks/w/batches/0", {"parts": parts})
+    except OSError:
+        return
+
+
+async def test_orphans_are_swept_when_they_are_old_and_not_before(tmp_path: Path) -> None:
+    from headrace.log.disk import RealDisk
+
+    class Clock:
+        now = 1_000_000
+
+        def now_ms(self) -> int:
+            return self.now
+
+        def monotonic(self) -> float:
+            return self.now / 1000
+
+    clock = Clock()
+    staging = Staging(RealDisk(), str(tmp_path), clock)
+    name, held = uuid.uuid4().hex, uuid.uuid4().hex
+    for one in (name, held):
+        await staging.store(one, batch(0, 1), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+    staging.hold([held])
+    assert await staging.sweep(1000) == []
+    clock.now += 1000
+    assert await staging.sweep(1000) == [name]
+    assert [p.name for p in (tmp_path / "staging").iterdir()] == [f"{held}.staged"]
+    staging.close()
