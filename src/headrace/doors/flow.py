@@ -6,6 +6,10 @@ to send) is closed when memory stays short: it can come back, and what it had no
 """
 
 import asyncio
+import fcntl
+import select
+import struct
+import termios
 from collections.abc import Collection
 from typing import Protocol
 
@@ -18,6 +22,7 @@ CROWD = 100  # connections that are expected: who comes early must not get what 
 GREEDY_BYTES = 64 << 10  # who holds less is left alone
 CLOSE_AFTER_S = 5.0  # of an alarm: caches and transient queues are asked first
 DELAY_S_MIN = 0.001
+HANG_UP_LOOK_S = 1.0
 ALARM, SLOW = "pressure", "slow"
 
 
@@ -26,6 +31,7 @@ class Client(Protocol):
 
     def hold_reading(self, reason: str, held: bool) -> None: ...
     def tell_blocked(self, reason: str | None) -> None: ...
+    def fileno(self) -> int: ...
     def abort_for(self, reason: str) -> None: ...
 
     @property
@@ -51,6 +57,8 @@ class Flow:
         self._slowed: dict[Client, asyncio.TimerHandle] = {}
         self._told: str | None = pressure.paused_because
         self._loop = asyncio.get_running_loop()
+        self._paused_at = 0.0
+        self._look: asyncio.TimerHandle | None = None
         pressure.on_change(self._changed)
         pressure.add_holder(self)
 
@@ -93,6 +101,30 @@ class Flow:
         for client in list(self._publishers):
             client.tell_blocked(self._told)
             client.hold_reading(ALARM, self._told is not None)
+        self._stop_looking()
+        if self._told is not None:
+            self._paused_at = self._loop.time()
+            self._look = self._loop.call_later(HANG_UP_LOOK_S, self._look_for_hang_ups)
+
+    def _look_for_hang_ups(self) -> None:
+        """Who is not read cannot be heard hanging up, and would keep its queues and buffers until the alarm is over:
+        which might be just what the alarm waits for."""
+        held = {client.fileno(): client for client in self._publishers}
+        poller = select.poll()
+        for number in held:
+            if number >= 0:
+                poller.register(number, select.POLLRDHUP)
+        lasts = self._loop.time() - self._paused_at >= CLOSE_AFTER_S
+        for number, event in poller.poll(0):
+            # What it sent before it left is worth waiting for, for a while.
+            if lasts or event & (select.POLLHUP | select.POLLERR) or not _unread_bytes(number):
+                held[number].abort_for("it hung up while publishers are paused")
+        self._look = self._loop.call_later(HANG_UP_LOOK_S, self._look_for_hang_ups)
+
+    def _stop_looking(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
 
     def forget(self, client: Client) -> None:
         self._publishers.discard(client)
@@ -101,6 +133,7 @@ class Flow:
             timer.cancel()
 
     def close(self) -> None:
+        self._stop_looking()
         for timer in self._slowed.values():
             timer.cancel()
         self._slowed.clear()
@@ -120,3 +153,10 @@ class Flow:
             client.abort_for(f"memory is short, and {size:,} bytes wait in buffers of this connection")
             freed += size
         return freed
+
+
+def _unread_bytes(number: int) -> int:
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(number, termios.FIONREAD, bytes(4)))[0])
+    except OSError:
+        return 0

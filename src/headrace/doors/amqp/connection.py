@@ -523,6 +523,9 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
+    def fileno(self) -> int:
+        return -1 if self._socket is None else int(self._socket.fileno())
+
     def abort_for(self, reason: str) -> None:
         logger.warning("closing AMQP connection from %s: %s", self.peer, reason)
         self.door.stats.count("shed")

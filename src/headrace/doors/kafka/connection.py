@@ -235,6 +235,10 @@ class Connection(asyncio.BufferedProtocol):
     def tell_blocked(self, reason: str | None) -> None:
         """Kafka has no word for it: answers say how long to wait, and the socket is not read."""
 
+    def fileno(self) -> int:
+        sock = self._transport.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
+
     def abort_for(self, reason: str) -> None:
         logger.warning("%s: closed: %s", self.client_host, reason)
         self._door.stats.count("shed")

@@ -1,0 +1,67 @@
+"""The disk fills up in a real process: publishers are paused before it is full, and go on when there is room."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pressure.running import MB, broker, eventually
+from tests.pressure.test_memory import Publisher
+
+SIZE_MB = 96
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "none", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("NO MOUNT: a small filesystem needs root and mount(8); the disk alarm is not tested here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_publishers_wait_while_the_disk_is_short_and_readers_do_not(small_disk: Path) -> None:
+    flags = ("--disk-free-limit", "40MB", "--disk-reserve", "8MB")
+    with broker(small_disk / "data", *flags) as running:
+        publisher = Publisher(running, "mine")
+        eventually(lambda: publisher.sent > 10, "publishing")
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(bytes(SIZE_MB * MB - used(small_disk) - 30 * MB))
+        eventually(lambda: publisher.told, "pika is told")
+        assert publisher.told[0][0] == "blocked" and "disk" in publisher.told[0][1].method.reason
+        status, headers, problem = running.post("other", b"not now")
+        assert status == 503 and int(headers["retry-after"]) >= 1 and problem["code"] == "disk_full"
+        with running.connect() as connection:
+            channel = connection.channel()
+            got = 0
+            for _ in channel.consume("mine", auto_ack=True, inactivity_timeout=5):
+                got += 1
+                if got == 10:
+                    break
+            channel.cancel()
+        assert got == 10
+        # A little more room is not enough: it would be short again in a moment.
+        with ballast.open("r+b") as file:
+            file.truncate(ballast.stat().st_size - 12 * MB)
+        eventually(lambda: running.metric("headrace_disk_free_bytes") > 40 * MB, "a little room")
+        assert running.metric('headrace_publishers_paused{reason="disk"}') == 1
+        before = publisher.sent
+        ballast.unlink()
+        eventually(lambda: len(publisher.told) == 2, "pika is told again")
+        assert publisher.told[1][0] == "unblocked"
+        eventually(lambda: publisher.sent > before, "publishing goes on")
+        publisher.stop()
+        assert running.metric('headrace_pressure_events_total{event="disk_paused"}') == 1, "no flapping"
+        assert running.metric("headrace_log_refused_full_total") == 0, "the alarm came before the disk was full"
+        assert running.post("other", b"now")[0] == 200
+
+
+def used(folder: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
