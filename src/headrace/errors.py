@@ -396,3 +396,10 @@ class LimitReached(HeadraceError):
 
 class NotSupported(HeadraceError):
     """Asked for properly, but this kind of queue does not do it."""
+
+
+# broker/: share groups
+
+
+class InvalidRecordState(Conflict):
+    """An acknowledgement of a record that its sender does not hold."""

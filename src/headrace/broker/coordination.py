@@ -7,6 +7,7 @@ from typing import Any
 from headrace.broker.groups.coordinator import Groups
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.producer_registry import SNAPSHOT_INTERVAL_S, Producers
+from headrace.broker.share_groups import ShareGroups
 from headrace.broker.streams import Stream, Streams, is_topic_name
 from headrace.broker.transactions import Transactions
 from headrace.clock import Clock
@@ -22,9 +23,11 @@ class Coordination:
         self.groups = Groups(settings, clock, self._loop, shard.group, self._topics)
         self.producers = Producers(shard, clock)
         self.transactions = Transactions(shard, clock, self._loop, self.producers, self.groups)
+        self.shares = ShareGroups(shard, clock, self._loop, self._topics)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.groups.load(shard.state.items)
         self.producers.load()
+        self.shares.load()
         self.transactions.load(self._spawn)
         streams.on_delete(self._forget_stream)
         self._timer = self._loop.call_later(SNAPSHOT_INTERVAL_S, self._snapshot)
@@ -33,6 +36,7 @@ class Coordination:
         """Before the shard is closed."""
         self._timer.cancel()
         self.groups.close()
+        self.shares.close()
         self.transactions.close()
         self.producers.snapshot_all()
 
@@ -50,6 +54,7 @@ class Coordination:
     async def _forget_stream(self, stream: Stream) -> None:
         if stream.vhost == "/":
             self.groups.topic_deleted(stream.name)
+            self.shares.topic_deleted(stream.document.logs)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = self._loop.create_task(work)

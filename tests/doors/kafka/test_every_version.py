@@ -108,6 +108,15 @@ FILLED: dict[Api, dict[str, Any]] = {
         "topic_partitions": [],
     },
     Api.CONSUMER_GROUP_DESCRIBE: {"group_ids": ["c", "g", "nobody"]},
+    Api.SHARE_GROUP_HEARTBEAT: {
+        "group_id": "s",
+        "member_id": "m",
+        "member_epoch": 0,
+        "subscribed_topic_names": [TOPIC],
+    },
+    Api.SHARE_GROUP_DESCRIBE: {"group_ids": ["s", "nobody"]},
+    Api.SHARE_FETCH: {"group_id": "s", "member_id": "m", "max_records": 10, "max_bytes": 1000},
+    Api.SHARE_ACKNOWLEDGE: {"group_id": "s", "member_id": "m"},
     Api.DESCRIBE_TOPIC_PARTITIONS: {"topics": [{"name": TOPIC}, {"name": "nowhere"}]},
     Api.METADATA: {"topics": [{"name": TOPIC}, {"name": "made by asking"}, {"name": "auto"}]},
     Api.FETCH: {

@@ -18,6 +18,7 @@ SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 BOOLEAN, STRING, INT, SHORT, LONG, DOUBLE, LIST = 1, 2, 3, 4, 5, 6, 7
 WORDS = {"uncompressed": "none", "CreateTime": "create", "LogAppendTime": "append"}  # Kafka's, and ours
 THEIRS = {"create": "CreateTime", "append": "LogAppendTime"}
+SHARE_START = "share.auto.offset.reset"
 PRODUCER = "producer"  # compression.type: batches stay as they came
 
 
@@ -180,6 +181,10 @@ def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list
         if resource.resource_name not in ("", str(door.node_id)):
             raise InvalidInput(f"there is one broker, {door.node_id}, not {resource.resource_name}")
         return broker_configs(door, door.address_for(request.connection))
+    if resource.resource_type == GROUP:
+        group = door.coordination.shares.find(resource.resource_name)
+        start = "earliest" if group is not None and group.from_start else "latest"
+        return [Config(SHARE_START, start, SOURCE_DEFAULT, STRING)]
     return []
 
 
@@ -219,14 +224,27 @@ async def alter(door: "KafkaDoor", fields: Any, changes: Any) -> dict[str, Any]:
                     await door.broker.streams.configure(stream.name, changed)
             elif resource.resource_type in (BROKER, BROKER_LOGGER):
                 raise InvalidInput("the broker's settings are in its configuration file")
-            elif resource.resource_type not in (GROUP, CLIENT_METRICS):
+            elif resource.resource_type == GROUP:
+                await alter_group(door, resource, fields.validate_only)
+            elif resource.resource_type != CLIENT_METRICS:
                 raise InvalidInput(f"no resource of type {resource.resource_type}")
         except HeadraceError as error:
             code = code_of(error)
-            wrong = code == Code.INVALID_REQUEST and resource.resource_type == TOPIC
+            wrong = code == Code.INVALID_REQUEST and resource.resource_type in (TOPIC, GROUP)
             answer.update(error_code=Code.INVALID_CONFIG if wrong else code, error_message=str(error))
         responses.append(answer)
     return {"responses": responses}
+
+
+async def alter_group(door: "KafkaDoor", resource: Any, validate_only: bool) -> None:
+    for one in resource.configs:
+        if one.name != SHARE_START:
+            raise InvalidConfig(f"Unknown group config name: {one.name}")
+        value = one.value or "latest"
+        if value not in ("earliest", "latest"):
+            raise InvalidConfig(f"Invalid value {value} for configuration {one.name}")
+        if not validate_only:
+            await door.coordination.shares.configure(resource.resource_name, value == "earliest")
 
 
 def replace_changes(stream: Stream, given: Any) -> dict[str, object]:

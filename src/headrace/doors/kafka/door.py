@@ -53,6 +53,7 @@ class KafkaDoor:
         broker.clients.add_door("kafka", lambda: clients(self.connections))
         self.requests = 0
         self.sessions: dict[int, Any] = {}  # fetch sessions, see sessions.py
+        self.share_sessions: dict[tuple[str, str], Any] = {}  # by group and member, see share.py
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
 

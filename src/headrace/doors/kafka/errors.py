@@ -112,6 +112,7 @@ CODES: dict[type[errors.HeadraceError], Code] = {
     errors.ConcurrentTransactions: Code.CONCURRENT_TRANSACTIONS,
     errors.TransactionNotFound: Code.TRANSACTIONAL_ID_NOT_FOUND,
     UnknownTopicId: Code.UNKNOWN_TOPIC_ID,
+    errors.InvalidRecordState: Code.INVALID_RECORD_STATE,
     errors.StreamNotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
     errors.PartitionNotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
     errors.StreamExists: Code.TOPIC_ALREADY_EXISTS,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.groups.classic import ClassicGroup
 from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.groups.coordinator import Listed
 from headrace.broker.groups.members import GroupState, Join, Joined, Synced
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
@@ -149,10 +150,14 @@ async def list_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[
                 "group_state": one.state,
                 "group_type": one.kind,
             }
-            for one in door.coordination.groups.listing()
+            for one in [*door.coordination.groups.listing(), *share_groups(door)]
             if (not states or one.state.lower() in states) and (not kinds or one.kind in kinds)
         ]
     }
+
+
+def share_groups(door: "KafkaDoor") -> list[Listed]:
+    return [Listed(one.group_id, "share", one.state, "share") for one in door.coordination.shares.all()]
 
 
 async def describe_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:

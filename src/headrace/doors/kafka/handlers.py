@@ -10,6 +10,7 @@ from headrace.doors.kafka import (
     metadata,
     offsets,
     produce,
+    share,
     topics,
     transactions,
 )
@@ -40,6 +41,10 @@ ASYNC_HANDLERS: dict[Api, AsyncHandler] = {
     Api.OFFSET_DELETE: group_offsets.offset_delete,
     Api.CONSUMER_GROUP_HEARTBEAT: consumer_groups.consumer_group_heartbeat,
     Api.CONSUMER_GROUP_DESCRIBE: consumer_groups.consumer_group_describe,
+    Api.SHARE_GROUP_HEARTBEAT: share.share_group_heartbeat,
+    Api.SHARE_GROUP_DESCRIBE: share.share_group_describe,
+    Api.SHARE_FETCH: share.share_fetch,
+    Api.SHARE_ACKNOWLEDGE: share.share_acknowledge,
     Api.INIT_PRODUCER_ID: transactions.init_producer_id,
     Api.ADD_PARTITIONS_TO_TXN: transactions.add_partitions_to_txn,
     Api.ADD_OFFSETS_TO_TXN: transactions.add_offsets_to_txn,

@@ -126,6 +126,10 @@ VERSIONS: dict[Api, Versions] = {
     Api.PUSH_TELEMETRY: Versions(0, 0, 0),
     Api.LIST_CONFIG_RESOURCES: Versions(0, 1, 0),
     Api.DESCRIBE_TOPIC_PARTITIONS: Versions(0, 0, 0),
+    Api.SHARE_GROUP_HEARTBEAT: Versions(1, 1, 0),
+    Api.SHARE_GROUP_DESCRIBE: Versions(1, 1, 0),
+    Api.SHARE_FETCH: Versions(1, 2, 0),
+    Api.SHARE_ACKNOWLEDGE: Versions(1, 2, 0),
 }
 
 

@@ -125,7 +125,7 @@ cdef class Field:
                 writer.int8(-1 if value is None else 1)
                 if value is None:
                     return 0
-            return self.struct.write_to(writer, value)
+            return self.struct.write_to(writer, {} if value is None else value)
         if self.kind == BOOL or self.kind == INT8:
             return writer.int8(value)
         if self.kind == OCTETS:

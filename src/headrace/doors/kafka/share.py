@@ -1,0 +1,285 @@
+"""Share groups at the door: heartbeat, fetch, acknowledge, describe."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.partition import Partition
+from headrace.broker.share import ACCEPT
+from headrace.broker.share_groups import ShareGroup
+from headrace.doors.kafka.connection import Request
+from headrace.doors.kafka.consumer_groups import by_topic
+from headrace.doors.kafka.errors import Code, code_of
+from headrace.errors import GroupKindMismatch, HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+UNKNOWN_OPERATIONS = -0x80000000
+NEW, FINAL = 0, -1
+SESSIONS_MAX = 2000
+CHUNK_BYTES = 1 << 20
+ASSIGNOR = "simple"
+
+Key = tuple[bytes, int]  # topic id, partition
+
+
+class ShareSession:
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.wanted: dict[Key, None] = {}
+
+
+async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    shares = door.coordination.shares
+    names = fields.subscribed_topic_names
+    try:
+        check_kind(door, fields.group_id)
+        member, is_news = shares.heartbeat(
+            fields.group_id,
+            fields.member_id,
+            fields.member_epoch,
+            client_id=request.client_id,
+            client_host=request.connection.client_host,
+            rack_id=fields.rack_id,
+            topics=frozenset(names) if names is not None else None,
+        )
+    except HeadraceError as error:
+        return {
+            "error_code": code_of(error),
+            "error_message": str(error),
+            "member_id": fields.member_id,
+            "member_epoch": fields.member_epoch,
+        }
+    values: dict[str, Any] = {
+        "member_id": member.member_id,
+        "member_epoch": member.epoch,
+        "heartbeat_interval": shares.settings.heartbeat_interval_ms,
+    }
+    if is_news:
+        values["assignment"] = {"topic_partitions": by_topic(door, member.assigned)}
+    return values
+
+
+def check_kind(door: "KafkaDoor", group_id: str) -> None:
+    group = door.coordination.groups.find(group_id)
+    if group is not None and group.members:
+        raise GroupKindMismatch(f"group {group_id!r} is not a share group")
+
+
+async def share_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    return {"groups": [describe(door, group_id) for group_id in fields.group_ids]}
+
+
+def describe(door: "KafkaDoor", group_id: str) -> dict[str, Any]:
+    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
+    group = door.coordination.shares.find(group_id)
+    if group is None:
+        message = f"Group {group_id} is not a share group."
+        return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
+    return {
+        **answer,
+        "group_state": group.state,
+        "group_epoch": group.epoch,
+        "assignment_epoch": group.epoch,
+        "assignor_name": ASSIGNOR,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "rack_id": member.rack_id,
+                "member_epoch": member.epoch,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "subscribed_topic_names": sorted(member.topics),
+                "assignment": {"topic_partitions": by_topic(door, member.assigned, names=True)},
+            }
+            for member in group.members.values()
+        ],
+    }
+
+
+def open_session(door: "KafkaDoor", fields: Any) -> tuple[ShareSession | None, Code]:
+    key = (fields.group_id or "", fields.member_id or "")
+    if fields.share_session_epoch == NEW:
+        if len(door.share_sessions) >= SESSIONS_MAX:
+            return None, Code.SHARE_SESSION_NOT_FOUND
+        session = door.share_sessions[key] = ShareSession()
+        return session, Code.NONE
+    session_or_none: ShareSession | None = door.share_sessions.get(key)
+    if session_or_none is None:
+        return None, Code.SHARE_SESSION_NOT_FOUND
+    if fields.share_session_epoch == FINAL:
+        door.share_sessions.pop(key)
+        return session_or_none, Code.NONE
+    if fields.share_session_epoch != session_or_none.epoch:
+        return None, Code.INVALID_SHARE_SESSION_EPOCH
+    session_or_none.epoch = session_or_none.epoch + 1 if session_or_none.epoch < 0x7FFFFFFF else 1
+    return session_or_none, Code.NONE
+
+
+async def acknowledge_all(
+    door: "KafkaDoor", group: ShareGroup, member_id: str, topics: Any
+) -> dict[Key, tuple[Code, str | None]]:
+    """Settles what the request says; an answer for each partition that said something."""
+    shares = door.coordination.shares
+    results: dict[Key, tuple[Code, str | None]] = {}
+    changed: list[int] = []
+    for topic in topics:
+        for part in topic.partitions:
+            if not part.acknowledgement_batches:
+                continue
+            key = (topic.topic_id, part.partition_index)
+            try:
+                log = door.topics.partition(topic.topic_id, part.partition_index).log
+                share = shares.partition(group, log)
+                for one in part.acknowledgement_batches:
+                    share.acknowledge(
+                        member_id,
+                        one.first_offset,
+                        one.last_offset,
+                        one.acknowledge_types or [ACCEPT],
+                        shares.lock_deadline(),
+                    )
+                changed.append(log.id)
+                results[key] = (Code.NONE, None)
+            except HeadraceError as error:
+                results[key] = (code_of(error), str(error))
+    if changed:
+        try:
+            await shares.save(group, changed)
+        except HeadraceError as error:
+            return dict.fromkeys(results, (code_of(error), str(error)))
+    return results
+
+
+async def share_acknowledge(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    session, code = open_session(door, fields)
+    if session is None:
+        return {"error_code": code}
+    try:
+        group = door.coordination.shares.check_member(fields.group_id or "", fields.member_id or "")
+    except HeadraceError as error:
+        return {"error_code": code_of(error), "error_message": str(error)}
+    results = await acknowledge_all(door, group, fields.member_id or "", fields.topics)
+    if fields.share_session_epoch == FINAL:
+        door.coordination.shares.release_member(group, fields.member_id or "")
+    topics: dict[bytes, list[dict[str, Any]]] = {}
+    for (topic_id, number), (error_code, message) in results.items():
+        topics.setdefault(topic_id, []).append(
+            {"partition_index": number, "error_code": error_code, "error_message": message}
+        )
+    return {
+        "acquisition_lock_timeout": door.coordination.shares.settings.lock_ms,
+        "responses": [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()],
+    }
+
+
+async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    session, code = open_session(door, fields)
+    if session is None:
+        return {"error_code": code}
+    member_id = fields.member_id or ""
+    shares = door.coordination.shares
+    try:
+        group = shares.check_member(fields.group_id or "", member_id)
+    except HeadraceError as error:
+        return {"error_code": code_of(error), "error_message": str(error)}
+    for topic in fields.forgotten_topics_data:
+        for number in topic.partitions:
+            session.wanted.pop((topic.topic_id, number), None)
+    for topic in fields.topics:
+        for part in topic.partitions:
+            session.wanted[topic.topic_id, part.partition_index] = None
+    results = await acknowledge_all(door, group, member_id, fields.topics)
+    read: dict[Key, dict[str, Any]] = {}
+    if fields.share_session_epoch == FINAL:
+        shares.release_member(group, member_id)
+    else:
+        read = await take(door, request, group, session, member_id, fields)
+    topics: dict[bytes, list[dict[str, Any]]] = {}
+    for key in {**results, **read}:
+        error_code, message = results.get(key, (Code.NONE, None))
+        answer = {
+            "partition_index": key[1],
+            "acknowledge_error_code": error_code,
+            "acknowledge_error_message": message,
+            **read.get(key, {}),
+        }
+        topics.setdefault(key[0], []).append(answer)
+    return {
+        "acquisition_lock_timeout": shares.settings.lock_ms,
+        "responses": [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()],
+    }
+
+
+async def take(
+    door: "KafkaDoor", request: Request, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
+) -> dict[Key, dict[str, Any]]:
+    """Records for the member, waiting for some as long as it is willing to."""
+    deadline = door.loop.time() + min(fields.max_wait, door.config.read_wait_ms_max) / 1000
+    while True:
+        read = take_now(door, group, session, member_id, fields)
+        left_s = deadline - door.loop.time()
+        if read or left_s <= 0 or request.connection.is_closed:
+            return read
+        await wait_for_more(door, group, session, left_s)
+
+
+def take_now(
+    door: "KafkaDoor", group: ShareGroup, session: ShareSession, member_id: str, fields: Any
+) -> dict[Key, dict[str, Any]]:
+    shares = door.coordination.shares
+    room = max(1, fields.max_records) if fields.max_records else 500
+    bytes_left = min(fields.max_bytes or CHUNK_BYTES, door.config.read_bytes_max)
+    read: dict[Key, dict[str, Any]] = {}
+    for key in list(session.wanted):
+        if room <= 0 or bytes_left <= 0:
+            break
+        try:
+            partition = door.topics.partition(*key)
+            share = shares.partition(group, partition.log)
+            first = share.available(partition.log.start_offset, partition.log.visible_end)
+            if first is None:
+                continue
+            chunk = partition.read(first, min(CHUNK_BYTES, bytes_left))
+            taken = share.acquire(member_id, first, chunk.next_offset, room, shares.lock_deadline())
+        except HeadraceError as error:
+            read[key] = {"error_code": code_of(error), "error_message": str(error)}
+            session.wanted.pop(key, None)
+            continue
+        if not taken:
+            continue
+        count = sum(one.last - one.first + 1 for one in taken)
+        room -= count
+        bytes_left -= len(chunk.data)
+        door.stats.messages_out += count
+        door.stats.bytes_out += len(chunk.data)
+        read[key] = {
+            "records": chunk.data,
+            "acquired_records": [
+                {"first_offset": one.first, "last_offset": one.last, "delivery_count": one.delivery_count}
+                for one in taken
+            ],
+        }
+        session.wanted.pop(key)  # who was served goes to the end
+        session.wanted[key] = None
+    return read
+
+
+async def wait_for_more(door: "KafkaDoor", group: ShareGroup, session: ShareSession, seconds: float) -> None:
+    event = asyncio.Event()
+    waiters = []
+    for key in session.wanted:
+        try:
+            partition: Partition = door.topics.partition(*key)
+        except HeadraceError:
+            continue
+        waiters.append(partition.wait(partition.log.visible_end, event.set, committed=False))
+    came_back = asyncio.ensure_future(group.changed.wait())
+    arrived = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({came_back, arrived}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiter in waiters:
+            waiter.cancel()
+        came_back.cancel()
+        arrived.cancel()

@@ -1,0 +1,160 @@
+"""A share partition hands out each record to one member, and takes it back when the member does not settle it."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.broker.share import (
+    ACCEPT,
+    ATTEMPTS_MAX,
+    LOCKS_MAX,
+    REJECT,
+    RELEASE,
+    RENEW,
+    Acquired,
+    SavedShare,
+    SharePartition,
+)
+from headrace.errors import InvalidRecordState
+
+
+def restarted(share: SharePartition) -> SharePartition:
+    return SharePartition(0, msgspec.msgpack.decode(share.save(), type=SavedShare))
+
+
+def take(
+    share: SharePartition, member: str, end: int, count: int = 1000, deadline: float = 30.0
+) -> list[int]:
+    """Every offset handed out."""
+    taken: list[int] = []
+    while (first := share.available(0, end)) is not None and len(taken) < count:
+        got = share.acquire(member, first, end, count - len(taken), deadline)
+        taken += [offset for one in got for offset in range(one.first, one.last + 1)]
+        if not got:
+            break
+    return taken
+
+
+def test_two_members_never_hold_the_same_record() -> None:
+    share = SharePartition(0)
+    assert take(share, "a", 10, 4) == [0, 1, 2, 3]
+    assert take(share, "b", 10) == [4, 5, 6, 7, 8, 9]
+    assert take(share, "a", 10) == []
+
+
+def test_what_is_accepted_or_rejected_is_done() -> None:
+    share = SharePartition(0)
+    take(share, "a", 5)
+    share.acknowledge("a", 0, 1, [ACCEPT], 0)
+    share.acknowledge("a", 2, 4, [REJECT, ACCEPT, ACCEPT], 0)
+    assert share.start == 5
+    assert take(share, "b", 5) == []
+
+
+def test_what_is_released_comes_back_with_its_count() -> None:
+    share = SharePartition(0)
+    take(share, "a", 3)
+    share.acknowledge("a", 1, 1, [RELEASE], 0)
+    assert share.available(0, 3) == 1
+    assert share.acquire("b", 1, 3, 10, 0) == [Acquired(1, 1, 2)]
+
+
+def test_a_record_that_nobody_settles_is_given_up_after_five_tries() -> None:
+    share = SharePartition(0)
+    for _ in range(ATTEMPTS_MAX):
+        assert take(share, "a", 1) == [0]
+        share.acknowledge("a", 0, 0, [RELEASE], 0)
+    assert take(share, "a", 1) == []
+    assert share.start == 1
+
+
+def test_locks_end_with_time_or_with_the_member_and_can_be_renewed() -> None:
+    share = SharePartition(0)
+    take(share, "a", 2, deadline=10.0)
+    share.acknowledge("a", 1, 1, [RENEW], 50.0)
+    assert share.release_expired(11.0)
+    assert take(share, "b", 2) == [0]
+    assert share.release_member("a")
+    assert take(share, "b", 2) == [1]
+
+
+@pytest.mark.parametrize(
+    ("member", "first", "last", "types"),
+    [
+        ("b", 0, 0, [ACCEPT]),
+        ("a", 0, 5, [ACCEPT]),
+        ("a", 0, 1, [1, 1, 1]),
+        ("a", 0, 0, [9]),
+        ("a", 1, 0, [ACCEPT]),
+    ],
+)
+def test_acknowledging_what_one_does_not_hold_changes_nothing(
+    member: str, first: int, last: int, types: list[int]
+) -> None:
+    share = SharePartition(0)
+    take(share, "a", 3)
+    with pytest.raises(InvalidRecordState):
+        share.acknowledge(member, first, last, types, 0)
+    assert share.locked == 3
+    assert share.start == 0
+
+
+def test_the_number_of_locks_is_bounded() -> None:
+    share = SharePartition(0)
+    assert len(take(share, "a", 10_000, 10_000)) == LOCKS_MAX
+    assert share.available(0, 10_000) is None
+    share.acknowledge("a", 0, 0, [ACCEPT], 0)
+    assert share.available(0, 10_000) == LOCKS_MAX
+
+
+def test_d3_what_was_settled_stays_settled_after_a_crash_and_what_was_out_comes_back() -> None:
+    share = SharePartition(0)
+    take(share, "a", 6)
+    share.acknowledge("a", 0, 1, [ACCEPT], 0)
+    share.acknowledge("a", 4, 4, [ACCEPT], 0)
+    again = restarted(share)
+    assert take(again, "b", 6) == [2, 3, 5]
+
+
+def test_retention_that_is_faster_than_the_group_moves_it_on() -> None:
+    share = SharePartition(0)
+    assert share.available(5, 10) == 5
+
+
+actions = st.lists(
+    st.tuples(st.sampled_from(["take", "accept", "release", "expire", "crash"]), st.integers(0, 30)),
+    max_size=60,
+)
+
+
+@given(actions)
+def test_every_record_is_settled_once_whatever_happens(steps: list[tuple[str, int]]) -> None:
+    end = 30
+    share = SharePartition(0)
+    held: set[int] = set()
+    settled: set[int] = set()
+    for action, number in steps:
+        if action == "take":
+            for offset in take(share, "a", end, number % 5 + 1):
+                assert offset not in settled, "done is done"
+                assert offset not in held
+                held.add(offset)
+        elif action == "crash":
+            share, held = restarted(share), set()
+        elif action == "expire":
+            share.release_member("a")
+            held.clear()
+        elif number in held:
+            share.acknowledge("a", number, number, [ACCEPT if action == "accept" else RELEASE], 0)
+            held.discard(number)
+            if action == "accept":
+                settled.add(number)
+    share.release_member("a")
+    left: set[int] = set()
+    while got := take(share, "b", end, 7):
+        left |= set(got)
+        for offset in got:
+            share.acknowledge("b", offset, offset, [ACCEPT], 0)
+    assert not left & settled
+    assert share.start == end

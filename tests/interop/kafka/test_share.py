@@ -1,0 +1,95 @@
+"""Share groups (KIP-932) with the clients that have them: librdkafka's ShareConsumer and Kafka's own tool."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import ShareConsumer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from tests.interop.kafka.broker import KafkaBroker
+from tests.interop.kafka.jars import kafka_tools
+from tests.interop.kafka.test_confluent import SECONDS, make_topic, produce
+
+Name = Callable[[str], str]
+
+
+def begin_at_start(broker: KafkaBroker, group: str) -> str:
+    """As kafka-configs --entity-type groups does: a new share group begins at the end otherwise."""
+    entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(SECONDS)
+    return group
+
+
+def read(consumers: list[Any], count: int) -> dict[int, list[bytes]]:
+    """Values by the consumer that got them."""
+    found: dict[int, list[bytes]] = {number: [] for number in range(len(consumers))}
+    deadline = time.monotonic() + SECONDS
+    while sum(map(len, found.values())) < count and time.monotonic() < deadline:
+        for number, consumer in enumerate(consumers):
+            for message in consumer.poll(0.2) or ():
+                assert message.error() is None, message.error()
+                found[number].append(message.value())
+    return found
+
+
+def test_two_members_share_one_partition_and_each_record_goes_to_one(broker: KafkaBroker, name: Name) -> None:
+    topic, group = make_topic(broker, name("t")), begin_at_start(broker, name("g"))
+    consumers = [ShareConsumer({"bootstrap.servers": broker.address, "group.id": group}) for _ in range(2)]
+    for consumer in consumers:
+        consumer.subscribe([topic])
+    values = [b"%d" % number for number in range(300)]
+    produce(broker, topic, values)
+    found = read(consumers, 300)
+    assert sorted(value for own in found.values() for value in own) == sorted(values)
+    for consumer in consumers:
+        consumer.commit_sync()
+        consumer.close()
+    again = ShareConsumer({"bootstrap.servers": broker.address, "group.id": group})
+    again.subscribe([topic])
+    produce(broker, topic, [b"later"])
+    assert read([again], 1) == {0: [b"later"]}, "what was accepted does not come back"
+    again.close()
+
+
+def test_what_is_not_accepted_before_closing_comes_back(broker: KafkaBroker, name: Name) -> None:
+    topic, group = make_topic(broker, name("t")), begin_at_start(broker, name("g"))
+    produce(broker, topic, [b"a", b"b", b"c"])
+    explicit = {"share.acknowledgement.mode": "explicit"}
+    first = ShareConsumer({"bootstrap.servers": broker.address, "group.id": group, **explicit})
+    first.subscribe([topic])
+    messages = []
+    deadline = time.monotonic() + SECONDS
+    while len(messages) < 3 and time.monotonic() < deadline:
+        messages += list(first.poll(0.5) or ())
+    assert [message.value() for message in messages] == [b"a", b"b", b"c"]
+    first.acknowledge(messages[0])
+    first.commit_sync()
+    first.close()
+    second = ShareConsumer({"bootstrap.servers": broker.address, "group.id": group})
+    second.subscribe([topic])
+    assert read([second], 2) == {0: [b"b", b"c"]}
+    second.close()
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+def test_the_console_share_consumer_of_kafka(broker: KafkaBroker, name: Name) -> None:
+    jars = kafka_tools()
+    topic, group = make_topic(broker, name("t")), begin_at_start(broker, name("g"))
+    produce(broker, topic, [b"one", b"two", b"three"])
+    command = ["java", "-cp", jars, "org.apache.kafka.tools.consumer.ConsoleShareConsumer"]
+    arguments = ["--bootstrap-server", broker.address, "--topic", topic, "--group", group]
+    done = subprocess.run(
+        [*command, *arguments, "--max-messages", "3", "--timeout-ms", "30000"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.stdout.splitlines()[:3] == ["one", "two", "three"], done.stdout + done.stderr
