@@ -18,6 +18,7 @@ EXCHANGE, QUEUE, DEAD, GROUP = "shop", "orders", "orders.dead", "audit"
 PRODUCTS = {"bread": 3.2, "cheese": 7.9, "olives": 4.5, "wine": 12.0, "coffee": 6.8, "honey": 5.4}
 REGIONS = ("north", "south", "east", "west")
 KEPT_MS = 3_600_000
+DEAD_MAX = 1000  # a demo that runs over night must not fill the disk with its dead
 BAD_SHARE = 0.03
 RETRY_S = 2.0
 Say = Callable[[str], object]
@@ -79,7 +80,7 @@ class Shop:
         client = await AmqpClient.connect(*self._amqp, "demo: set-up")
         try:
             await client.call(commands.Exchange.Declare, exchange=EXCHANGE, exchange_type="topic", durable=True)
-            await client.call(commands.Queue.Declare, queue=DEAD, durable=True)
+            await client.call(commands.Queue.Declare, queue=DEAD, durable=True, arguments={"x-max-length": DEAD_MAX})
             arguments = {
                 "x-dead-letter-exchange": "",
                 "x-dead-letter-routing-key": DEAD,

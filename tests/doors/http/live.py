@@ -28,7 +28,8 @@ class Live:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         usual = {"amqp": None, "kafka": None, "log": LogSettings(journal_file_bytes=8 << 20)}  # quick to make
-        self.config = Config(data_dir=str(folder), http=Address("localhost", 0), **{**usual, **settings})
+        usual["http"] = Address("localhost", 0)
+        self.config = Config(data_dir=str(folder), **{**usual, **settings})
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self.stop_error: HeadraceError | None = None  # why the server did not stop cleanly

@@ -22,6 +22,7 @@ const asHex = (part) => {
 const TONES = { ready: "blue", unacked: "warn", settled: "" };
 
 export function Message({ message, vhost, name, extra }) {
+  const key = message.death ? null : message.key;
   const [open, setOpen] = useState(false);
   const json = open && message.value && message.value.text !== undefined ? asJson(message.value) : null;
   const [form, setForm] = useState(null);
@@ -37,7 +38,7 @@ export function Message({ message, vhost, name, extra }) {
       <span class="when" title=${time(message.timestamp)}>${clock(message.timestamp)}</span>
       ${message.state && html`<${Badge} tone=${TONES[message.state]}>${message.state}<//>`}
       ${extra}
-      ${message.key && html`<span class="key name">${asText(message.key)}</span>`}
+      ${key && html`<span class="key name">${asText(key)}</span>`}
       <span class="preview name">${message.value ? asText(message.value).slice(0, 300) : "(empty: a tombstone)"}</span>
       <span class="muted">${bytes(message.value_bytes)}</span>
     </button>

@@ -43,14 +43,15 @@ export function Overview() {
     </div>
     ${now.alarms.map((alarm) => html`<div class=${"banner " + (alarm.level === "error" ? "bad" : "warn")} role="alert">${alarm.text}</div>`)}
     <${Failure} error=${first.error} stale=${!!first.data} />
-    <div class="tiles">
+    <div class="tiles five">
       <${Tile} label="Published" value=${rate(now.rates.published)} unit="/s" />
       <${Tile} label="Delivered" value=${rate(now.rates.delivered + Math.max(0, now.rates.sent - now.rates.delivered))} unit="/s" />
       <${Tile} label="Acknowledged" value=${rate(now.rates.acked)} unit="/s" />
       <${Tile} label="Ready" value=${short(now.ready)} title=${count(now.ready)} />
       <${Tile} label="Unacked" value=${short(now.unacked)} title=${count(now.unacked)} />
       <${Tile} label="Connections" value=${count(now.connections)} />
-      <${Tile} label="Sync p50 / p99" value=${ms(now.sync_ms.p50)} unit=${"/ " + ms(now.sync_ms.p99)} title="How long the disk takes to make a round durable, since the start" />
+      <${Tile} label="Sync p50" value=${ms(now.sync_ms.p50)} title="How long the disk takes to make a round durable, half of the time, since the start" />
+      <${Tile} label="Sync p99" value=${ms(now.sync_ms.p99)} title="How long the disk takes to make a round durable, 99 times of 100, since the start" />
       <${Tile} label="Memory" value=${bytes(now.memory_bytes)} />
       <${Tile} label="Disk free" value=${bytes(now.disk_free_bytes)} />
     </div>

@@ -1,0 +1,97 @@
+"""A real browser in front of a real broker."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+
+from headrace.config import Address
+from headrace.doors.http.ui.files import FILES
+from tests.doors.api.conftest import Served
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">\"'</script><script>document.title='owned'</script>\u202eevil"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = None
+    if not Path(CHROMIUM).exists():
+        reason = f"no Chromium at {CHROMIUM} (Debian: apt install chromium); CHROMIUM names another"
+    elif _modules_missing():
+        reason = "the dashboard's modules are missing: make ui, with npm installed"
+    for item in items:
+        if reason is not None and "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _modules_missing() -> bool:
+    FILES.get("index.html")
+    return not FILES.is_complete
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    server = Served(
+        tmp_path_factory.mktemp("data"), amqp=Address("localhost", 0), kafka=Address("localhost", 0)
+    )
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+class View:
+    """A page of the dashboard. Whatever the browser complains about fails the test at its end."""
+
+    def __init__(self, context: Any, base: str) -> None:
+        self.page = context.new_page()
+        self.base = base
+        self.complaints: list[str] = []
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        self.page.set_default_timeout(20_000)
+
+    def open(self, path: str = "overview") -> Any:
+        self.page.goto(f"{self.base}/#/{path}")
+        self.page.wait_for_selector("main h1")
+        return self.page
+
+    def until(self, expression: str) -> None:
+        """Polled from outside: the page's policy forbids the evaluation that wait_for_function needs."""
+        deadline = time.monotonic() + 20
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < deadline, expression
+            self.page.wait_for_timeout(50)
+
+    def sees(self, text: str) -> None:
+        self.page.get_by_text(text).first.wait_for()
+
+
+@pytest.fixture
+def view(live: Served, browser: Any) -> Iterator[View]:
+    context = browser.new_context(viewport={"width": 1280, "height": 860})
+    opened = View(context, live.base)
+    yield opened
+    context.close()
+    assert opened.complaints == []
+
+
+@pytest.fixture
+def amqp(live: Served) -> Iterator[Any]:
+    connection = pika.BlockingConnection(pika.URLParameters(live.amqp_url))
+    yield connection.channel()
+    if connection.is_open:
+        connection.close()

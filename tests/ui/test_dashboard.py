@@ -1,0 +1,295 @@
+"""The dashboard in a real Chromium: pages, live updates, what cannot be undone, hostile names, a lost connection."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import Address
+from headrace.doors.http.ui import files
+from tests.doors.api.conftest import Served
+from tests.doors.api.test_api import depth, post, put_queue
+from tests.doors.api.test_dead_letters import kill_all, make_mortal
+from tests.ui.conftest import HOSTILE, View
+
+PAGES = {
+    "overview": "Overview",
+    "streams": "Streams",
+    "readers": "Readers",
+    "dead-letters": "Dead letters",
+    "pipelines": "Pipelines",
+    "connections": "Connections",
+    "policies": "Policies",
+    "settings": "Settings",
+}
+
+
+def test_an_empty_broker_says_how_to_begin(view: View) -> None:
+    view.open("overview")
+    view.sees("Nothing here yet")
+    view.sees("import pika")
+    for page, text in {
+        "streams": "No streams yet",
+        "readers": "Nobody reads",
+        "dead-letters": "No queue sends its dead letters",
+        "pipelines": "No pipeline has reported",
+        "connections": "Nobody is connected",
+        "policies": "No policies",
+    }.items():
+        view.open(page)
+        view.sees(text)
+
+
+@pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
+def test_every_page_opens_by_its_address_and_fits_the_window(live: Served, view: View, width: int) -> None:
+    put_queue(live, "fits")
+    post(live, "fits", "x" * 400)
+    page = view.page
+    page.set_viewport_size({"width": width, "height": 800})
+    inner = ("stream/%2F/fits", "stream/%2F/fits/messages", "stream/%2F/fits/publish", "dead-letter/%2F/fits")
+    for path in (*PAGES, *inner):
+        view.open(path)
+        view.until("!document.querySelector('main').innerText.includes('Loading.')")
+        heading = page.locator("main h1").first.inner_text()
+        assert heading == PAGES.get(path, "fits")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is wider than the window"
+
+
+def test_numbers_are_live(live: Served, view: View, amqp: Any) -> None:
+    put_queue(live, "lively")
+    page = view.open("stream/%2F/lively")
+    ready = page.locator(".tile", has_text="Ready").locator(".tile-value")
+    assert ready.inner_text() == "0"
+    for number in range(7):
+        amqp.basic_publish("", "lively", str(number).encode())
+    view.until("[...document.querySelectorAll('.tile')].some(t => /^Ready\\s+7$/.test(t.innerText.trim()))")
+    view.open("overview")
+    page.wait_for_selector(".uplot canvas")
+    view.sees("live")
+
+
+def test_live_updates_can_be_paused(live: Served, view: View) -> None:
+    put_queue(live, "paused")
+    page = view.open("stream/%2F/paused")
+    page.get_by_role("button", name="live").click()
+    view.sees("paused")
+
+
+def test_streams_are_filtered_sorted_and_linked(live: Served, view: View) -> None:
+    for number in range(60):
+        put_queue(live, f"many-{number:02d}")
+    post(live, "many-33", "x")
+    page = view.open("streams")
+    page.keyboard.press("/")
+    page.keyboard.type("many-")
+    view.sees("page 1 of 2")
+    page.get_by_role("button", name="Next").click()
+    page.get_by_role("link", name="many-59").wait_for()
+    page.goto(f"{live.base}/#/streams?filter=many-&sort=ready&reverse=1")
+    page.reload()
+    view.until("document.querySelector('tbody tr td a')?.innerText === 'many-33'")
+    page.get_by_role("link", name="many-33").click()
+    view.until("document.querySelector('main h1').innerText === 'many-33'")
+
+
+def test_a_queue_and_a_topic_are_made_and_published_to(live: Served, view: View) -> None:
+    page = view.open("streams")
+    page.get_by_role("button", name="New stream").click()
+    page.locator("dialog").get_by_label("Name").fill("made-here")
+    page.locator("dialog").get_by_label("Arguments").fill('{"x-max-length": 5}')
+    page.get_by_role("button", name="Create").click()
+    view.until("document.querySelector('main h1').innerText === 'made-here'")
+    view.sees("x-max-length")
+    page.get_by_role("link", name="Publish").click()
+    page.get_by_label("Message").fill('{"a": 1}')
+    page.get_by_role("button", name="Publish").click()
+    view.sees("Published, and on disk.")
+    assert depth(live, "made-here") == 1
+
+
+def test_messages_are_shown_as_json_text_and_hex_and_stay_untouched(live: Served, view: View) -> None:
+    put_queue(live, "shown")
+    post(live, "shown", json.dumps({"deep": {"er": [1, 2]}}), correlation_id="c-1", headers={"h": "v"})
+    page = view.open("stream/%2F/shown/messages")
+    page.locator(".message-line").first.click()
+    view.sees("c-1")
+    assert '"er": [' in page.locator(".payload").inner_text()
+    page.get_by_role("button", name="hex").click()
+    assert page.locator(".payload").inner_text().startswith("000000  7b 22")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy as curl").click()
+    view.sees("Copied.")
+    assert "/topics/shown/messages?partition=0&offset=0" in page.evaluate("navigator.clipboard.readText()")
+    queue = live.get("/api/queues/%2F/shown").json()
+    assert (queue["messages_ready"], queue["message_stats"]["deliver_get"]) == (1, 0)
+
+
+def test_messages_are_found_by_text_key_and_offset(live: Served, view: View) -> None:
+    live.create("found")
+    live.publish("found", *({"value": f"value {n}", "key": f"key-{n}"} for n in range(80)))
+    view.open("stream/%2F/found/messages?contains=value%2041")
+    view.until("document.querySelectorAll('.message').length === 1")
+    view.open("stream/%2F/found/messages?from=key&at=key-7")
+    view.until("document.querySelector('.message .offset')?.innerText === '0:7'")
+    view.open("stream/%2F/found/messages?from=offset&at=79")
+    view.until("document.querySelector('.message .offset')?.innerText === '0:79'")
+
+
+def test_new_messages_are_followed(live: Served, view: View) -> None:
+    put_queue(live, "followed")
+    page = view.open("stream/%2F/followed/messages")
+    with page.expect_request("**/followed/stream"):
+        page.get_by_role("button", name="Follow live").click()
+    page.wait_for_timeout(300)  # the broker begins at the end it finds when the request arrives
+    post(live, "followed", "here it comes")
+    view.sees("here it comes")
+
+
+def test_purging_asks_first_and_then_empties(live: Served, view: View) -> None:
+    put_queue(live, "purged")
+    post(live, "purged", "x")
+    page = view.open("stream/%2F/purged")
+    page.get_by_role("button", name="Purge").click()
+    page.get_by_role("button", name="Cancel").click()
+    assert depth(live, "purged") == 1
+    page.get_by_role("button", name="Purge").click()
+    page.get_by_role("button", name="Purge 1 messages").click()
+    view.sees("Purged.")
+    assert depth(live, "purged") == 0
+
+
+def test_deleting_needs_the_name_typed(live: Served, view: View) -> None:
+    put_queue(live, "doomed")
+    page = view.open("stream/%2F/doomed")
+    page.get_by_role("button", name="Delete").click()
+    confirm = page.locator("dialog").get_by_role("button", name="Delete")
+    assert confirm.is_disabled()
+    page.locator("dialog input").fill("doomed")
+    confirm.click()
+    view.sees("Deleted.")
+    assert live.get("/api/queues/%2F/doomed").status_code == 404
+
+
+def test_whatever_a_client_names_stays_text(live: Served, view: View, amqp: Any) -> None:
+    amqp.queue_declare(HOSTILE, durable=True, arguments={"x-note": HOSTILE})
+    amqp.exchange_declare("hostile", "topic")
+    amqp.queue_bind(HOSTILE, "hostile", HOSTILE)
+    amqp.basic_publish("hostile", HOSTILE, HOSTILE.encode())
+    amqp.basic_consume(HOSTILE, lambda *_: None, consumer_tag=HOSTILE)
+    details = {"last_error": HOSTILE, "n": HOSTILE}
+    live.request("PUT", "/pipelines/hostile", json={"state": "failed", "details": details})
+    page = view.open("streams?filter=onerror")
+    page.get_by_role("link", name="onerror").click()
+    view.until("document.querySelector('main h1').innerText.includes('onerror')")
+    page.get_by_role("link", name="Messages").click()
+    page.locator(".message-line").first.click()
+    for path in ("pipelines", "connections", "connections?show=channels", "overview"):
+        view.open(path)
+        page.wait_for_timeout(200)
+    assert page.evaluate("document.title") != "owned"
+    assert page.locator("main img").count() == 0 and page.locator("main script").count() == 0
+    live.request("DELETE", "/pipelines/hostile")
+
+
+def test_connections_are_shown_and_closed(live: Served, view: View, amqp: Any) -> None:
+    page = view.open("connections")
+    view.sees("AMQP 0-9-1")
+    page.get_by_role("button", name="Close").first.click()
+    page.get_by_role("button", name="Close it").click()
+    view.sees("Closed.")
+    with pytest.raises(Exception, match=r"CONNECTION_FORCED|320"):
+        amqp.connection.process_data_events(time_limit=10)
+
+
+def test_a_reader_is_reset_after_a_preview(live: Served, view: View) -> None:
+    live.create("read")
+    live.publish("read", *({"value": str(n)} for n in range(10)))
+    body = {"topic": "read", "partitions": [{"partition": 0, "offset": 8}]}
+    live.request("PUT", "/cursors/my-job", json=body)
+    page = view.open("reader/cursor/my-job")
+    view.sees("Where it stands")
+    page.get_by_role("button", name="Preview").click()
+    page.get_by_role("button", name="Move it there").wait_for()
+    assert live.get("/cursors/my-job").json()["topics"][0]["partitions"][0]["offset"] == 8
+    page.get_by_role("button", name="Move it there").click()
+    view.sees("Moved.")
+    assert live.get("/cursors/my-job").json()["topics"][0]["partitions"][0]["offset"] == 0
+
+
+def test_dead_letters_go_back_by_a_click(live: Served, view: View) -> None:
+    make_mortal(live, "mortal")
+    for number in range(5):
+        post(live, "mortal", f"order {number}")
+    kill_all(live, "mortal")
+    view.open("dead-letters")
+    page = view.page
+    page.get_by_role("link", name="mortal.dead").click()
+    view.sees("rejected by a consumer")
+    page.get_by_label("At most").fill("3")
+    page.get_by_role("button", name="Preview").click()
+    page.get_by_role("button", name="Replay 3 messages").click()
+    view.sees("The replay has begun.")
+    view.sees("3 of 3")
+    assert (depth(live, "mortal"), depth(live, "mortal.dead")) == (3, 2)
+
+
+def test_a_policy_is_made_and_taken_away(live: Served, view: View) -> None:
+    put_queue(live, "ruled")
+    page = view.open("policies")
+    page.get_by_role("button", name="New policy").click()
+    page.locator("dialog").get_by_label("Name", exact=False).first.fill("short")
+    page.get_by_label("Pattern").fill("^ruled$")
+    page.get_by_role("button", name="Put into force").click()
+    view.sees("In force.")
+    assert live.get("/api/queues/%2F/ruled").json()["policy"] == "short"
+    page.get_by_role("button", name="Delete").click()
+    page.locator("dialog").get_by_role("button", name="Delete").click()
+    view.sees("Deleted.")
+    assert live.get("/api/queues/%2F/ruled").json()["policy"] is None
+
+
+def test_a_lost_connection_is_said_and_mends_itself(browser: Any, tmp_path: Path) -> None:
+    first = Served(tmp_path / "data")
+    view = View(browser.new_context(), first.base)
+    view.open("overview")
+    view.sees("live")
+    first.stop()
+    view.sees("The connection to the broker is lost")
+    second = Served(tmp_path / "data", http=Address("localhost", first.port))
+    view.page.get_by_text("The connection to the broker is lost").wait_for(state="detached")
+    view.page.context.close()
+    second.stop()
+
+
+def test_the_theme_is_chosen_and_remembered(live: Served, view: View) -> None:
+    page = view.open("overview")
+    light = page.evaluate("getComputedStyle(document.body.parentElement).backgroundColor")
+    page.get_by_role("button", name="Light or dark").click()
+    page.reload()
+    page.wait_for_selector("main h1")
+    assert page.evaluate("getComputedStyle(document.body.parentElement).backgroundColor") != light
+
+
+def test_keys_lead_from_page_to_page(live: Served, view: View) -> None:
+    page = view.open("overview")
+    for key, title in (("s", "Streams"), ("d", "Dead letters"), ("o", "Overview")):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        view.until(f"document.querySelector('main h1').innerText === '{title}'")
+
+
+def test_scripts_and_styles_come_from_here_only(live: Served) -> None:
+    answer = live.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+    assert "<style" not in answer.text and "onclick" not in answer.text
+    assert live.get("/ui/app.js", headers={"if-none-match": live.get("/ui/app.js").headers["etag"]}).status_code == 304
+    for path in ("/ui/../files.py", "/ui/%2e%2e/files.py", "/ui/nothing.js", "/ui/"):
+        assert live.get(path).status_code == 404
+
+
+def test_without_npm_the_page_says_what_is_missing(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "VENDOR", ("vendor/not-there.js",))
+    answer = live.get("/")
+    assert answer.status_code == 200 and "make ui" in answer.text and "script" not in answer.text
