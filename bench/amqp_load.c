@@ -26,6 +26,7 @@ typedef uint8_t u8;
 #define IN_MAX (1 << 20)
 #define OUT_MAX (1 << 20)
 #define SAMPLES_MAX (1 << 22)
+#define TAGS (1 << 16) /* more than any window */
 
 struct conn {
     int fd;
@@ -33,6 +34,8 @@ struct conn {
     size_t in_used, out_used, out_sent;
     uint64_t sent, confirmed, received, acked;
     double *due; /* when each of the last window messages was scheduled */
+    u8 *answered; /* by tag: RabbitMQ confirms out of order */
+    uint64_t lowest; /* tag that has no answer yet */
     int writing;
 };
 
@@ -230,8 +233,8 @@ static void fill(struct conn *c) {
             if (c->out_used + frame_sizes[q] > OUT_MAX) break;
             memcpy(c->out + c->out_used, frames[q], frame_sizes[q]);
             c->out_used += frame_sizes[q];
-            if (c->due) c->due[c->sent % windows] = due;
             c->sent++;
+            if (c->due) c->due[c->sent % TAGS] = due;
             started++;
         }
         if (!c->out_used) return;
@@ -246,22 +249,17 @@ static void on_frame(struct conn *c, const u8 *frame) {
     if (frame[0] != 1) return;
     int class_id = p[0] << 8 | p[1], method_id = p[2] << 8 | p[3];
     if (class_id == 60 && publishing && (method_id == 80 || method_id == 120)) {
-        uint64_t tag = get64(p + 4), first = p[12] & 1 ? c->confirmed + 1 : tag;
+        uint64_t tag = get64(p + 4);
+        double at = c->due ? now() : 0;
         if (method_id == 120) { fprintf(stderr, "nack of %llu\n", (unsigned long long)tag); exit(1); }
-        if (!(p[12] & 1) && tag != c->confirmed + 1) {
-            /* RabbitMQ confirms out of order: count, the order does not matter here */
+        for (uint64_t t = p[12] & 1 ? c->lowest : tag; t <= tag; t++) {
+            if (c->answered[t % TAGS]) continue;
+            c->answered[t % TAGS] = 1;
             c->confirmed++;
             done_count++;
-            return;
+            if (c->due && sample_count < SAMPLES_MAX) samples[sample_count++] = at - c->due[t % TAGS];
         }
-        if (tag < first) return;
-        if (c->due) {
-            double at = now();
-            for (uint64_t t = first; t <= tag && sample_count < SAMPLES_MAX; t++)
-                samples[sample_count++] = at - c->due[(t - 1) % windows];
-        }
-        done_count += tag - c->confirmed;
-        c->confirmed = tag;
+        while (c->answered[c->lowest % TAGS]) c->answered[c->lowest++ % TAGS] = 0;
     } else if (class_id == 60 && method_id == 60) {
         const u8 *tag = p + 5 + p[4];
         u8 *out = c->out + c->out_used;
@@ -314,13 +312,16 @@ int main(int argc, char **argv) {
     connections = atoi(argv[7]);
     windows = atoi(argv[8]);
     queues = atoi(argv[9]);
+    if (windows >= TAGS) { fprintf(stderr, "the window must be below %d\n", TAGS); return 2; }
     rate = argc > 10 ? atof(argv[10]) : 0;
     epoll_fd = epoll_create1(0);
     struct conn *conns = calloc(connections, sizeof *conns);
     if (publishing) make_frames();
     if (rate > 0) samples = malloc(SAMPLES_MAX * sizeof *samples);
     for (int i = 0; i < connections; i++) {
-        if (rate > 0) conns[i].due = calloc(windows, sizeof(double));
+        if (rate > 0) conns[i].due = calloc(TAGS, sizeof(double));
+        conns[i].answered = calloc(TAGS, 1);
+        conns[i].lowest = 1;
         open_connection(&conns[i], argv[2], argv[3], i);
     }
     began = now();
