@@ -1,4 +1,4 @@
-"""kill -9 under load from publishers with confirms and consumers with acks, again and again; then everything is counted.
+"""kill -9 under publishers with confirms and consumers with acks, again and again; then everything is counted.
 
 The names of the invariants (D1, D2, ...) are those of the reliability notes: a confirmed message is delivered
 at least once, a second delivery is flagged, order holds, nothing that was never sent appears.
