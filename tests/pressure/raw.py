@@ -39,8 +39,15 @@ class RawClient:
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.socket.settimeout(PATIENCE_S)
-        self.socket.connect(("127.0.0.1", port))
         self._buffer = b""
+        try:
+            self._open(port, heartbeat, channel)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def _open(self, port: int, heartbeat: int, channel: bool) -> None:
+        self.socket.connect(("127.0.0.1", port))
         self.send(b"AMQP\x00\x00\x09\x01")
         self.expect(commands.Connection.Start)
         self.send(method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")))

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import shutil
 import socket
 import tempfile
@@ -21,7 +22,7 @@ HALF_OPEN = 1000
 
 @pytest.fixture
 def fast_folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that is possible: declaring a thousand durable queues is thousands of syncs, and not the point."""
+    """In memory where that is possible: declaring a thousand durable queues is thousands of syncs, not the point."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=memory if os.access(memory, os.W_OK) else tmp_path, prefix="headrace-test-"))
     yield folder
@@ -30,6 +31,8 @@ def fast_folder(tmp_path: Path) -> Iterator[Path]:
 
 async def test_half_open_connections_leave_nothing_behind(tmp_path: Path) -> None:
     """Some say nothing, some half a greeting, some half a request; then all of them are gone."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # as the server does when it is a process of its own
     config = Config(
         data_dir=str(tmp_path), amqp=Address("127.0.0.1", 0), kafka=Address("127.0.0.1", 0),
         http=Address("127.0.0.1", 0),

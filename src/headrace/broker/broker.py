@@ -71,6 +71,7 @@ class Broker:
         self.reclaim: Reclaim
         self.history = History(self)
         self.is_stopping = False
+        self._connections_max = 0
         self._ticker: asyncio.TimerHandle | None = None
         self._tick_at = 0.0
         self._maintenance: asyncio.Task[None] | None = None
@@ -105,6 +106,7 @@ class Broker:
         broker.ledger = Ledger(broker.shard, broker.streams, broker.staging, broker.clock)
         broker.pipelines = Pipelines(broker.shard, broker.clock)
         broker.pressure = Pressure(broker.shard, config, broker.clock, broker.disk)
+        broker._connections_max = broker.pressure.connections_max
         broker.spill = Spill(broker.shard.files, broker.disk, data_dir)
         broker.vhosts = VirtualHosts(broker)
         for holder in (broker.spill, Indexes(broker.shard.index_cache), ReadAhead(broker.vhosts)):
@@ -191,6 +193,11 @@ class Broker:
         if self.shard.is_full:
             return "the disk is full: messages are read, but not taken"
         return self.pressure.paused_because
+
+    @property
+    def is_crowded(self) -> bool:
+        """As many connections as there are files for, whatever a door would take by itself."""
+        return sum(door.connections for door in self.stats.doors.values()) >= self._connections_max
 
     # Time.
 

@@ -36,6 +36,8 @@ DISK_LOOK_S = 1.0
 SHED_INTERVAL_S = 1.0
 TRIM_INTERVAL_S = 5.0
 NOTHING_LEFT_S = 30.0
+OTHER_FILES = 128  # journal, slots, listeners, threads
+CONNECTIONS_MIN = 64
 MEMORY, DISK, DEPTH = "memory", "disk", "depth"
 EVENTS = ("memory_paused", "disk_paused", "memory_slowed", "depth_slowed")
 
@@ -114,6 +116,7 @@ class Pressure:
     ) -> None:
         self._shard, self._clock, self._disk = shard, clock, disk
         self._data_dir = config.data_dir
+        self._segment_files = config.log.open_files_max
         self._memory = memory or ProcessMemory()
         limit = memory_limit(config.memory_limit)
         self.limits = Limits(limit, config.disk_free_limit, max(4 * MB, min(PENDING_BYTES_MAX, limit // 4)))
@@ -144,6 +147,12 @@ class Pressure:
     def staged_bytes_max(self) -> int:
         """What may wait for the disk before a connection that does not wait for answers is no longer read."""
         return self.limits.pending_bytes // 4
+
+    @property
+    def connections_max(self) -> int:
+        """Of all doors together: the log needs its files, and a process has only so many."""
+        files = self._disk.open_files_max()
+        return max(CONNECTIONS_MIN, files - (self._segment_files or files // 4) - OTHER_FILES)
 
     @property
     def memory_share(self) -> float:

@@ -42,7 +42,7 @@ class AmqpDoor:
     def admit(self, connection: Connection) -> bool:
         """False: there are too many already."""
         self.stats.connections_total += 1
-        if self._closing or len(self.connections) >= self.config.connections_max:
+        if self._closing or len(self.connections) >= self.config.connections_max or self.broker.is_crowded:
             self.stats.count("connections_refused")
             return False
         self.connections.add(connection)

@@ -77,7 +77,7 @@ async def start(broker: Broker, bind: Address, config: Config, *, patience: Pati
     site = Site(broker)
     uvicorn_config = serve_config(App(site))
     state = ServerState()
-    limits = ConnectionLimits(config.connections_max, patience or Patience())
+    limits = ConnectionLimits(min(config.connections_max, broker.pressure.connections_max), patience or Patience())
     stats = site.stats
 
     def accept() -> BoundedHttp:

@@ -89,7 +89,7 @@ class KafkaDoor:
 
     def admit(self, connection: Connection) -> bool:
         self.stats.connections_total += 1
-        if len(self.connections) >= self.config.connections_max:
+        if len(self.connections) >= self.config.connections_max or self.broker.is_crowded:
             self.stats.count("connections_refused")
             return False
         self.connections.add(connection)
