@@ -86,6 +86,11 @@ class RunningBroker:
         if self._process is not None:
             self.kill()
 
+    def cpu_seconds(self) -> float:
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     # What tests say to it.
 
     def call(
