@@ -39,8 +39,34 @@ root = LazyGroup(
         "sub": "headrace.cli.sub:sub",
         "tail": "headrace.cli.tail:tail",
         "log": "headrace.cli.log:log",
-        "demo": "headrace.cli.demo:demo",
         "pipeline": "headrace.cli.pipeline:pipeline",
+        "queue": "headrace.cli.queue:queue",
+        "exchange": "headrace.cli.exchange:exchange",
+        "binding": "headrace.cli.binding:binding",
+        "policy": "headrace.cli.policy:policy",
+        "dlq": "headrace.cli.dlq:dlq",
+        "group": "headrace.cli.group:group",
+        "connection": "headrace.cli.connection:connection",
+        "definitions": "headrace.cli.definitions:definitions",
+        "top": "headrace.cli.top:top",
+        "bench": "headrace.cli.bench:bench",
+        "demo": "headrace.cli.demo:demo",
+        "doctor": "headrace.cli.doctor:doctor",
+        "completion": "headrace.cli.completion:completion",
+    },
+    hidden_at={
+        # As rabbitmqctl and kafka-consumer-groups spell them.
+        "list_queues": "headrace.cli.queue:ls",
+        "purge_queue": "headrace.cli.queue:purge",
+        "delete_queue": "headrace.cli.queue:rm",
+        "list_exchanges": "headrace.cli.exchange:ls",
+        "list_bindings": "headrace.cli.binding:ls",
+        "list_connections": "headrace.cli.connection:ls",
+        "list_policies": "headrace.cli.policy:ls",
+        "set_policy": "headrace.cli.policy:set_",
+        "clear_policy": "headrace.cli.policy:rm",
+        "export_definitions": "headrace.cli.definitions:export",
+        "import_definitions": "headrace.cli.definitions:import_",
     },
     help="Headrace: a durable, log-structured message broker.",
     epilog="`headrace COMMAND --help` says more. Settings: docs/configuration.md.",
@@ -70,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str] | None = None) -> int:
     """The exit code of one command."""
     try:
-        result = root.main(args=None if arguments is None else list(arguments), standalone_mode=False)
+        given = None if arguments is None else list(arguments)
+        result = root.main(args=given, standalone_mode=False, complete_var="_HEADRACE_COMPLETE")
         sys.stdout.flush()
     except click.exceptions.Exit as stop:
         return stop.exit_code

@@ -21,6 +21,14 @@ ALIASES = {
     "consume": "sub",
     "subscribe": "sub",
     "topics": "topic",
+    "queues": "queue",
+    "exchanges": "exchange",
+    "bindings": "binding",
+    "policies": "policy",
+    "groups": "group",
+    "connections": "connection",
+    "close": "rm",
+    "seek": "reset",
     "up": "serve",
     "server": "serve",
 }
@@ -46,15 +54,19 @@ class AliasGroup(click.Group):
 class LazyGroup(AliasGroup):
     """The root: `commands_at` maps a command to `module:attribute`."""
 
-    def __init__(self, *, commands_at: Mapping[str, str], **options: Any) -> None:
+    def __init__(
+        self, *, commands_at: Mapping[str, str], hidden_at: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
         self._commands_at = commands_at
+        self._hidden_at = hidden_at or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._commands_at)  # in the order a newcomer meets them
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         place = self._commands_at.get(cmd_name) or self._commands_at.get(ALIASES.get(cmd_name, ""))
+        place = place or self._hidden_at.get(cmd_name)
         if place is None:
             return None
         module, _, attribute = place.partition(":")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from headrace.client.connection import Connection
 from headrace.client.exchange import DEFAULT_URL, Response, parse_url, path_of
@@ -69,7 +69,7 @@ class Client:
     def close(self) -> None:
         self._connection.close()
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

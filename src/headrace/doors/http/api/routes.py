@@ -197,6 +197,10 @@ async def _dispatch(site: Site, handlers: dict[str, Handler], request: Request) 
     return await handlers[method](site, request)
 
 
+def _say(word: str, sentence: str, status: int) -> Response:
+    return answer({"error": word, "reason": sentence, "detail": sentence}, status)
+
+
 def _refusal(error: Exception) -> Response:
     """RabbitMQ's two fields: a word for programs, a sentence for people."""
     if isinstance(error, HTTPException):
@@ -212,8 +216,8 @@ def _refusal(error: Exception) -> Response:
     for kind, status, code in PROBLEMS:
         if isinstance(error, kind):
             status = 400 if status in (404, 405, 409, 416) else status
-            return answer({"error": "bad_request" if status == 400 else code, "reason": str(error)}, status)
+            return _say("bad_request" if status == 400 else code, str(error), status)
     if isinstance(error, errors.HeadraceError):
-        return answer({"error": "bad_request", "reason": str(error)}, 400)
+        return _say("bad_request", str(error), 400)
     logger.error("a request to the management API failed in a way nobody foresaw", exc_info=error)
     return answer({"error": "internal_error", "reason": "an error inside the broker; its log says more"}, 500)

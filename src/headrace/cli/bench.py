@@ -1,0 +1,77 @@
+"""`headrace bench`: how fast messages go through this broker, on this disk, with this client."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headrace.cli.options import json_option, living_broker, url_option
+from headrace.errors import InvalidInput
+
+QUEUE = "headrace-bench"
+PATIENCE_S = 120.0
+
+
+@click.command()
+@click.option("-n", "--messages", type=click.IntRange(1), default=20_000, show_default=True, help="So many.")
+@click.option("-s", "--size", type=click.IntRange(0, 1 << 20), default=1000, show_default=True, help="Bytes of each.")
+@click.option("-w", "--window", type=click.IntRange(1), default=500, show_default=True, help="Unconfirmed at once.")
+@json_option
+@url_option
+def bench(messages: int, size: int, window: int, as_json: bool, url: str | None, config_file: Path | None) -> None:
+    """Publish with confirms over AMQP, then consume with an ack each, and say how long it took.
+
+    The client is plain Python and the slower half of it: the figures are a floor, good for comparing disks and
+    settings. The queue it uses is removed at the end.
+    """
+    from headrace.cli.output import show_facts, show_json
+    from headrace.client.admin import Client
+
+    found = living_broker(url, config_file)
+    with Client(found) as client:
+        doors = client.get("/status")["doors"]
+    if not doors.get("amqp"):
+        raise InvalidInput("the bench speaks AMQP, and this broker's AMQP door is off")
+    host, _, port = doors["amqp"][0].rpartition(":")
+    result = asyncio.run(_run(host.strip("[]"), int(port), messages, size, window))
+    show_json(result) if as_json else show_facts(result)
+
+
+async def _run(host: str, port: int, messages: int, size: int, window: int) -> dict[str, Any]:
+    from pamqp import commands
+
+    from headrace.demo.amqp import AmqpClient
+
+    client = await AmqpClient.connect(host, port, "headrace bench")
+    try:
+        await client.call(commands.Queue.Declare, queue=QUEUE, durable=True)
+        await client.call(commands.Queue.Purge, queue=QUEUE)
+        await client.call(commands.Confirm.Select)
+        body = b"x" * size
+        began = time.monotonic()
+        for _ in range(messages):
+            await client.publish("", QUEUE, body, {})
+            await client.wait_for_confirms(window)
+        await client.wait_for_confirms(0)
+        published_s = time.monotonic() - began
+        await client.call(commands.Basic.Qos, prefetch_count=1000)
+        began = time.monotonic()
+        await client.call(commands.Basic.Consume, queue=QUEUE)
+        for _ in range(messages):
+            delivery = await asyncio.wait_for(client.deliveries.get(), PATIENCE_S)
+            client.ack(delivery.tag)
+        consumed_s = time.monotonic() - began
+        await client.call(commands.Queue.Delete, queue=QUEUE)
+    finally:
+        await client.close()
+    return {
+        "messages": messages,
+        "size_bytes": size,
+        "window": window,
+        "publish_seconds": round(published_s, 3),
+        "publish_per_second": round(messages / published_s),
+        "consume_seconds": round(consumed_s, 3),
+        "consume_per_second": round(messages / consumed_s),
+    }

@@ -1,0 +1,41 @@
+"""`headrace definitions`: everything declared, as one file in RabbitMQ's format."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from headrace.cli.lazy import AliasGroup
+from headrace.cli.manage import json_object, manage
+from headrace.cli.options import url_option
+
+
+@click.group(cls=AliasGroup)
+def definitions() -> None:
+    """Export and import queues, exchanges, bindings, policies and topics."""
+
+
+@definitions.command("export")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
+@url_option
+def export(file: Path | None, url: str | None, config_file: Path | None) -> None:
+    """Write the definitions to FILE, or to stdout."""
+    import msgspec
+
+    with manage(url, config_file) as client:
+        document = client.call("GET", "definitions")
+    text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    if file is None:
+        click.echo(text, nl=False)
+    else:
+        file.write_text(text)
+
+
+@definitions.command("import")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True, allow_dash=True))
+@url_option
+def import_(file: Path, url: str | None, config_file: Path | None) -> None:
+    """Declare what FILE says, which may come from RabbitMQ. Nothing is removed; - reads stdin."""
+    text = sys.stdin.read() if str(file) == "-" else file.read_text()
+    with manage(url, config_file) as client:
+        client.call("POST", "definitions", body=json_object(text, str(file)))

@@ -1,0 +1,164 @@
+"""`headrace doctor`: is everything there, and if not, what to do."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from headrace.cli.options import config_option, json_option, settings_file
+
+GOOD, WARN, BAD = "ok", "warning", "missing"
+SYNCS = 50
+SYNC_MS_SLOW = 20.0
+FILES_MIN = 4096
+FREE_BYTES_MIN = 1 << 30
+COLUMNS = ("check", "state", "found", "what_to_do")
+
+
+class Finding(NamedTuple):
+    check: str
+    state: str
+    found: str
+    what_to_do: str = ""
+
+
+@click.command()
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The data folder; otherwise the setting's.")
+@json_option
+@config_option
+def doctor(data_dir: Path | None, as_json: bool, config_file: Path | None) -> int:
+    """Check Python, compiler, Java, ports, disk and limits, and say what to do about each.
+
+    The exit code is 1 when something that is needed is missing. Columns: check, state, found, what_to_do.
+    """
+    from headrace.cli.output import show_json, show_rows
+    from headrace.config import load
+
+    config = load(env=os.environ, file=settings_file(config_file))
+    folder = data_dir or Path(config.data_dir)
+    findings = [finding for check in CHECKS for finding in check()]
+    findings += [*_ports(config), *_disk(folder)]
+    rows = [finding._asdict() for finding in findings]
+    if as_json:
+        show_json({"checks": rows})
+    else:
+        show_rows(rows, COLUMNS)
+    return 1 if any(finding.state == BAD for finding in findings) else 0
+
+
+def _python() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    fits = sys.version_info >= (3, 11)
+    yield Finding("Python", GOOD if fits else BAD, version, "" if fits else "install Python 3.11 or newer")
+    import headrace.record.build as kernel
+
+    compiled = not str(kernel.__file__).endswith(".py")
+    yield Finding(
+        "compiled kernels", GOOD if compiled else BAD, "yes" if compiled else "no", "" if compiled else "make build"
+    )
+    try:
+        yield Finding("uvloop", GOOD, metadata.version("uvloop"))
+    except metadata.PackageNotFoundError:
+        yield Finding(
+            "uvloop", WARN, "not installed", "pip install uvloop: about a third less CPU for small messages"
+        )
+
+
+def _tools() -> Iterator[Finding]:
+    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    advice = "only to build from source (Debian: apt install build-essential python3-dev)"
+    yield Finding("C compiler", GOOD if compiler else WARN, compiler or "none", "" if compiler else advice)
+    npm = shutil.which("npm")
+    advice = "only for the dashboard: install Node.js, then make ui"
+    yield Finding("npm", GOOD if npm else WARN, npm or "none", "" if npm else advice)
+    import headrace
+
+    modules = Path(headrace.__file__).parent / "doors/http/ui/static/vendor/preact.js"
+    there = modules.exists()
+    yield Finding(
+        "dashboard", GOOD if there else WARN, "complete" if there else "modules missing", "" if there else "make ui"
+    )
+
+
+def _spark() -> Iterator[Finding]:
+    from importlib.util import find_spec
+
+    from headrace.errors import HeadraceError
+    from headrace.pipelines.java import check_java
+
+    try:
+        yield Finding("Java", GOOD, str(check_java()))
+    except HeadraceError as error:
+        yield Finding("Java", WARN, "none that fits", f"only for pipelines: {error}")
+    spark = find_spec("pyspark") is not None
+    advice = "" if spark else "pip install 'headrace[spark]'"
+    yield Finding("PySpark", GOOD if spark else WARN, "installed" if spark else "none", advice)
+
+
+def _limits() -> Iterator[Finding]:
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fits = hard == resource.RLIM_INFINITY or hard >= FILES_MIN
+    advice = "raise it: ulimit -Hn, or LimitNOFILE= in the unit; each connection and segment is an open file"
+    yield Finding("open files", GOOD if fits else WARN, f"{hard:,}", "" if fits else advice)
+
+
+def _ports(config: object) -> Iterator[Finding]:
+    import socket
+
+    for door in ("amqp", "kafka", "http"):
+        address = getattr(config, door)
+        if address is None:
+            yield Finding(f"port of {door}", GOOD, "off")
+            continue
+        host = "127.0.0.1" if address.host == "localhost" else address.host
+        try:
+            with socket.create_server((host, address.port)):
+                yield Finding(f"port of {door}", GOOD, f"{address.port} is free")
+        except OSError as error:
+            reason = f"{address.port}: {(error.strerror or str(error)).lower()}"
+            advice = f"a broker runs already, or choose another: --{door} HOST:PORT"
+            yield Finding(f"port of {door}", WARN, reason, advice)
+
+
+def _disk(folder: Path) -> Iterator[Finding]:
+    place = folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    fits = free >= FREE_BYTES_MIN
+    advice = "" if fits else "make room, or move --data-dir"
+    yield Finding("disk space", GOOD if fits else WARN, f"{free >> 20:,} MB free", advice)
+    if not os.access(place, os.W_OK):
+        yield Finding("data folder", BAD, f"{place} cannot be written", "choose another --data-dir, or its owner")
+        return
+    yield Finding("data folder", GOOD, str(folder))
+    median = _sync_ms(place)
+    slow = median > SYNC_MS_SLOW
+    advice = "every confirm waits for one of these: a disk with power-loss protection answers in well under 1 ms"
+    yield Finding("fdatasync, median", WARN if slow else GOOD, f"{median:.2f} ms", advice if slow else "")
+
+
+def _sync_ms(place: Path) -> float:
+    """The median time of a small write and its sync, in the folder where the data will be."""
+    import tempfile
+
+    times = []
+    with tempfile.TemporaryFile(dir=place) as file:
+        for _ in range(SYNCS):
+            file.write(b"\0" * 4096)
+            file.flush()
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - began)
+    return sorted(times)[SYNCS // 2] * 1000
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _tools, _spark, _limits)

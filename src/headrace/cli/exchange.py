@@ -1,0 +1,101 @@
+"""`headrace exchange`: list, add and remove exchanges, and publish into one."""
+
+from pathlib import Path
+
+import click
+
+from headrace.cli.lazy import AliasGroup
+from headrace.cli.manage import ask, json_object, manage, pairs, vhost_option, yes_option
+from headrace.cli.options import json_option, url_option
+
+KINDS = ("direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message")
+NOT_ROUTED = 1
+
+
+@click.group(cls=AliasGroup)
+def exchange() -> None:
+    """List, add and remove exchanges, and publish into one."""
+
+
+@exchange.command("ls")
+@click.argument("pattern", required=False)
+@vhost_option
+@json_option
+@url_option
+def ls(pattern: str | None, vhost: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
+    """List exchanges whose name contains PATTERN.
+
+    Columns: name, type, durable, auto_delete, internal, policy.
+    """
+    from headrace.cli.output import show_json, show_rows
+
+    with manage(url, config_file) as client:
+        found = list(client.pages("exchanges", vhost, name=pattern))
+    if as_json:
+        show_json({"exchanges": found})
+    else:
+        show_rows(found, ("name", "type", "durable", "auto_delete", "internal", "policy"))
+
+
+@exchange.command("add")
+@click.argument("name")
+@click.option("-t", "--type", "kind", type=click.Choice(KINDS), default="topic", show_default=True, help="Its kind.")
+@click.option("--transient", is_flag=True, help="Gone on restart.")
+@click.option("-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument; repeat it.")
+@vhost_option
+@url_option
+def add(
+    name: str,
+    kind: str,
+    transient: bool,
+    arguments: tuple[str, ...],
+    vhost: str,
+    url: str | None,
+    config_file: Path | None,
+) -> None:
+    """Declare exchange NAME; it is fine if it is there and the same."""
+    body = {"type": kind, "durable": not transient, "arguments": pairs(arguments)}
+    with manage(url, config_file) as client:
+        client.call("PUT", "exchanges", vhost, name, body=body)
+
+
+@exchange.command("rm")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@vhost_option
+@yes_option
+@url_option
+def rm(names: tuple[str, ...], vhost: str, yes: bool, url: str | None, config_file: Path | None) -> None:
+    """Remove exchanges and their bindings."""
+    ask(f"Remove {', '.join(names)} and all bindings?", yes)
+    with manage(url, config_file) as client:
+        for name in names:
+            client.call("DELETE", "exchanges", vhost, name)
+
+
+@exchange.command("pub")
+@click.argument("name")
+@click.argument("routing_key")
+@click.argument("message")
+@click.option("--properties", default="{}", metavar="JSON", help='AMQP properties, such as {"priority": 5}.')
+@vhost_option
+@url_option
+def pub(
+    name: str,
+    routing_key: str,
+    message: str,
+    properties: str,
+    vhost: str,
+    url: str | None,
+    config_file: Path | None,
+) -> int:
+    """Publish MESSAGE with ROUTING_KEY to exchange NAME; amq.default leads to the queue of that name.
+
+    The exit code is 1 when no queue took it.
+    """
+    given = {"delivery_mode": 2, **json_object(properties, "--properties")}
+    body = {"routing_key": routing_key, "payload": message, "payload_encoding": "string", "properties": given}
+    with manage(url, config_file) as client:
+        routed = client.call("POST", "exchanges", vhost, name, "publish", body=body)["routed"]
+    if not routed:
+        click.echo("no queue took it", err=True)
+    return 0 if routed else NOT_ROUTED

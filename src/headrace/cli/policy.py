@@ -1,0 +1,86 @@
+"""`headrace policy`: bounds for many queues at once."""
+
+from pathlib import Path
+
+import click
+
+from headrace.cli.lazy import AliasGroup
+from headrace.cli.manage import ask, json_object, manage, vhost_option, yes_option
+from headrace.cli.options import json_option, url_option
+
+APPLY_TO = ("queues", "classic_queues", "quorum_queues", "streams", "exchanges", "all")
+
+
+@click.group(cls=AliasGroup)
+def policy() -> None:
+    """List, set and remove policies."""
+
+
+@policy.command("ls")
+@vhost_option
+@json_option
+@url_option
+def ls(vhost: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
+    """List policies.
+
+    Columns: name, pattern, apply_to, priority, definition.
+    """
+    import msgspec
+
+    from headrace.cli.output import show_json, show_rows
+
+    with manage(url, config_file) as client:
+        found = client.call("GET", "policies", vhost)
+    if as_json:
+        show_json({"policies": found})
+        return
+    rows = [
+        {**p, "apply_to": p["apply-to"], "definition": msgspec.json.encode(p["definition"]).decode()} for p in found
+    ]
+    show_rows(rows, ("name", "pattern", "apply_to", "priority", "definition"), empty="no policies")
+
+
+@policy.command("set")
+@click.argument("name")
+@click.argument("pattern")
+@click.argument("definition")
+@click.option("--apply-to", type=click.Choice(APPLY_TO), default="queues", show_default=True, help="What it is for.")
+@click.option("--priority", type=int, default=0, show_default=True, help="Of several that fit, the highest holds.")
+@vhost_option
+@url_option
+def set_(
+    name: str,
+    pattern: str,
+    definition: str,
+    apply_to: str,
+    priority: int,
+    vhost: str,
+    url: str | None,
+    config_file: Path | None,
+) -> None:
+    """Put policy NAME into force for every queue whose name fits PATTERN. DEFINITION is JSON.
+
+    \b
+    headrace policy set short '^logs\\.' '{"max-length": 10000, "message-ttl": 3600000}'
+    headrace policy set dead '^orders$' '{"dead-letter-exchange": "", "dead-letter-routing-key": "orders.dead"}'
+    """
+    body = {
+        "pattern": pattern,
+        "definition": json_object(definition, "DEFINITION"),
+        "apply-to": apply_to,
+        "priority": priority,
+    }
+    with manage(url, config_file) as client:
+        client.call("PUT", "policies", vhost, name, body=body)
+
+
+@policy.command("rm")
+@click.argument("name")
+@vhost_option
+@yes_option
+@url_option
+def rm(name: str, vhost: str, yes: bool, url: str | None, config_file: Path | None) -> None:
+    """Take policy NAME out of force."""
+    ask(f"Take policy {name} out of force?", yes)
+    with manage(url, config_file) as client:
+        client.call("DELETE", "policies", vhost, name)

@@ -1,0 +1,41 @@
+"""The management API of a broker: queues, exchanges, policies, readers, dead letters. Answers as dictionaries."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.client.admin import Client
+from headrace.client.exchange import path_of
+from headrace.client.shapes import JSON, encode, raise_for
+
+PAGE = 500
+
+
+class Management(Client):
+    """Everything under /api, on the connection of a Client."""
+
+    def call(
+        self, method: str, *path: str, body: object = None, query: Mapping[str, str | int | None] | None = None
+    ) -> Any:
+        """The decoded answer; None when there is none."""
+        headers = {"Content-Type": JSON} if body is not None else {}
+        response = self._connection.request(
+            method,
+            path_of("api", *path),
+            query=query,
+            headers=headers,
+            body=encode(body) if body is not None else b"",
+        )
+        raise_for(response)
+        return msgspec.json.decode(response.body) if response.body else None
+
+    def pages(self, *path: str, **query: str | int | None) -> Iterator[dict[str, Any]]:
+        """Every item of a list, asked for page by page, so that a long list holds nobody up."""
+        page = 1
+        while True:
+            answer = self.call("GET", *path, query={"page": page, "page_size": PAGE, **query})
+            yield from answer["items"]
+            if page >= answer["page_count"]:
+                return
+            page += 1

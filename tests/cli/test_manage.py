@@ -1,0 +1,132 @@
+"""The nouns of the management API, as people type them, against a broker in a process of its own."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Broker, headrace, serving
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    flags = ("--amqp", "localhost:0", "--kafka", "localhost:0")
+    with serving(tmp_path_factory.mktemp("data"), *flags) as running:
+        yield running
+
+
+def test_a_queue_is_added_listed_filled_looked_into_purged_and_removed(broker: Broker) -> None:
+    broker.said("queue", "add", "cli-q", "-a", "x-max-length=100")
+    assert broker.said("queue", "ls", "cli-q").split("\t")[:3] == ["cli-q", "classic", "0"]
+    broker.said("exchange", "pub", "amq.default", "cli-q", "hello there")
+    assert broker.said("queue", "peek", "cli-q").strip().endswith("hello there")
+    facts = dict(line.split("\t") for line in broker.said("queue", "info", "cli-q").splitlines())
+    assert (facts["ready"], facts["argument_x-max-length"]) == ("1", "100")
+    assert broker.run("queue", "purge", "cli-q").returncode == 2, "nobody can be asked"
+    broker.said("queue", "purge", "cli-q", "--yes")
+    assert json.loads(broker.said("queue", "info", "cli-q", "--json"))["messages"] == 0
+    broker.said("queue", "rm", "cli-q", "--yes")
+    gone = broker.run("queue", "info", "cli-q")
+    assert gone.returncode == 4 and b"cli-q" in gone.stderr
+
+
+def test_exchanges_and_bindings_lead_messages(broker: Broker) -> None:
+    broker.said("exchange", "add", "cli-ex", "-t", "topic")
+    broker.said("queue", "add", "cli-bound")
+    broker.said("binding", "add", "cli-ex", "cli-bound", "a.#")
+    assert "cli-ex\tqueue\tcli-bound\ta.#" in broker.said("binding", "ls")
+    assert broker.run("exchange", "pub", "cli-ex", "a.b", "x").returncode == 0
+    assert broker.run("exchange", "pub", "cli-ex", "b", "x").returncode == 1
+    broker.said("binding", "rm", "cli-ex", "cli-bound", "a.#")
+    assert broker.run("binding", "rm", "cli-ex", "cli-bound", "a.#").returncode == 4
+    broker.said("exchange", "rm", "cli-ex", "--yes")
+    assert "cli-ex" not in broker.said("exchange", "ls")
+
+
+def test_a_policy_is_set_and_cleared_with_either_tools_spelling(broker: Broker) -> None:
+    broker.said("queue", "add", "cli-ruled")
+    broker.said("policy", "set", "cli-p", "^cli-ruled$", '{"max-length": 3}')
+    assert '{"max-length":3}' in broker.said("policy", "ls")
+    assert broker.said("list_queues", "cli-ruled").rstrip().endswith("cli-p")
+    assert broker.run("policy", "set", "cli-p", ".*", '{"max-lenght": 3}').returncode == 2
+    broker.said("clear_policy", "cli-p", "--yes")
+    assert broker.said("policies", "list") == ""
+
+
+def test_dead_letters_are_listed_looked_at_and_sent_back(broker: Broker) -> None:
+    broker.said("queue", "add", "cli-dead")
+    arguments = ("-a", "x-dead-letter-exchange=", "-a", "x-dead-letter-routing-key=cli-dead", "-a", "x-max-length=1")
+    broker.said("queue", "add", "cli-mortal", *arguments)
+    for number in range(4):
+        broker.said("exchange", "pub", "amq.default", "cli-mortal", f"order {number}")
+    assert broker.said("dlq", "ls").split("\t")[:2] == ["cli-dead", "3"]
+    assert "maxlen\tcli-mortal\t1\torder 0" in broker.said("dlq", "peek", "cli-dead")
+    assert "2 to cli-ruled" in broker.said("dlq", "replay", "cli-dead", "--to", "cli-ruled", "-n", "2", "--dry-run")
+    assert "2 moved" in broker.said("dlq", "replay", "cli-dead", "--to", "cli-ruled", "-n", "2", "--yes")
+    broker.said("dlq", "purge", "cli-dead", "--yes")
+    assert broker.said("dlq", "peek", "cli-dead") == ""
+
+
+def test_a_reset_is_a_dry_run_until_it_is_told_otherwise(broker: Broker) -> None:
+    for number in range(3):
+        broker.said("pub", "cli-topic", str(number))
+    body = b'{"topic": "cli-topic", "partitions": [{"partition": 0, "offset": 3}]}'
+    import httpx
+
+    httpx.put(f"{broker.url}/cursors/cli-job", content=body, headers={"content-type": "application/json"})
+    assert broker.said("group", "ls").split("\t")[0] == "cli-job"
+    assert broker.said("group", "reset", "cli-job", "-t", "cli-topic", "--to", "-2") == "0\t3\t1\t2\t0\n"
+    assert broker.said("group", "info", "cli-job") == "cli-topic\t0\t3\t3\t0\n"
+    broker.said("group", "reset", "cli-job", "-t", "cli-topic", "--to", "1", "--execute")
+    assert broker.said("group", "info", "cli-job") == "cli-topic\t0\t1\t3\t2\n"
+    assert broker.run("group", "reset", "cli-job", "-t", "cli-topic", "--to", "noon").returncode == 2
+    broker.said("group", "rm", "cli-job", "--yes")
+    assert broker.run("group", "info", "cli-job").returncode == 4
+
+
+def test_definitions_go_out_and_come_back(broker: Broker, tmp_path: Path) -> None:
+    broker.said("queue", "add", "cli-defined")
+    file = tmp_path / "definitions.json"
+    broker.said("definitions", "export", str(file))
+    broker.said("queue", "rm", "cli-defined", "--yes")
+    broker.said("definitions", "import", str(file))
+    assert "cli-defined" in broker.said("queue", "ls")
+    file.write_text("no JSON")
+    assert broker.run("definitions", "import", str(file)).returncode == 2
+
+
+def test_bench_says_what_it_measured_and_cleans_up(broker: Broker) -> None:
+    result = json.loads(broker.said("bench", "-n", "500", "-s", "100", "--json"))
+    assert result["publish_per_second"] > 0 and result["consume_per_second"] > 0
+    assert "headrace-bench" not in broker.said("queue", "ls")
+
+
+def test_top_shows_the_streams_once_when_nobody_watches(broker: Broker) -> None:
+    broker.said("queue", "add", "cli-top")
+    assert any(line.startswith("cli-top\tqueue\t0") for line in broker.said("top", "-n", "100").splitlines())
+    assert "rates" in json.loads(broker.said("top", "--json"))["overview"]
+
+
+def test_connections_are_listed(broker: Broker) -> None:
+    assert broker.said("connection", "ls") == ""
+    assert broker.run("connection", "rm", "nobody", "--yes").returncode == 4
+
+
+def test_the_doctor_says_what_is_there(tmp_path: Path) -> None:
+    done = headrace("doctor", "--json", "--data-dir", str(tmp_path / "data"))
+    checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["Python"]["state"] == checks["compiled kernels"]["state"] == "ok"
+    assert checks["fdatasync, median"]["found"].endswith(" ms")
+    assert {"Java", "C compiler", "open files", "disk space", "port of amqp"} <= checks.keys()
+    assert not (tmp_path / "data").exists(), "looking makes nothing"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_gets_its_completion(shell: str) -> None:
+    script = headrace("completion", shell).stdout.decode()
+    assert "_HEADRACE_COMPLETE" in script and "headrace" in script
+    words = {"COMP_WORDS": "headrace queue p", "COMP_CWORD": "2"} if shell != "fish" else {}
+    if words:
+        done = headrace(_HEADRACE_COMPLETE=f"{shell}_complete", **words)
+        assert b"purge" in done.stdout and b"peek" in done.stdout
