@@ -1,7 +1,7 @@
 """Groups, producers and transactions, opened and closed together: they share the shard's state and timers."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
 from headrace.broker.groups.coordinator import Groups
@@ -14,16 +14,35 @@ from headrace.clock import Clock
 from headrace.log.shard import Shard
 
 
+class TopicCounts(Mapping[str, int]):
+    """Topics and how many partitions each has, looked up when asked: a heartbeat asks for a few of thousands."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def __getitem__(self, name: str) -> int:
+        stream = self._streams.find(name)
+        if stream is None or not is_topic_name(name):
+            raise KeyError(name)
+        return len(stream.partitions)
+
+    def __iter__(self) -> Iterator[str]:
+        return (stream.name for stream in self._streams.list() if is_topic_name(stream.name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class Coordination:
     """Made on the loop it will live on, once the shard and the streams are there."""
 
     def __init__(self, shard: Shard, streams: Streams, clock: Clock, settings: GroupSettings) -> None:
         self._loop = asyncio.get_running_loop()
-        self._streams = streams
-        self.groups = Groups(settings, clock, self._loop, shard.group, self._topics)
+        topics = TopicCounts(streams)
+        self.groups = Groups(settings, clock, self._loop, shard.group, lambda: topics)
         self.producers = Producers(shard, clock)
         self.transactions = Transactions(shard, clock, self._loop, self.producers, self.groups)
-        self.shares = ShareGroups(shard, clock, self._loop, self._topics)
+        self.shares = ShareGroups(shard, clock, self._loop, lambda: topics)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.groups.load(shard.state.items)
         self.producers.load()
@@ -43,13 +62,6 @@ class Coordination:
     def _snapshot(self) -> None:
         self._timer = self._loop.call_later(SNAPSHOT_INTERVAL_S, self._snapshot)
         self.producers.snapshot_all()
-
-    def _topics(self) -> dict[str, int]:
-        return {
-            stream.name: len(stream.partitions)
-            for stream in self._streams.list()
-            if is_topic_name(stream.name)
-        }
 
     async def _forget_stream(self, stream: Stream) -> None:
         if stream.vhost == "/":
