@@ -281,11 +281,7 @@ static void on_frame(struct conn *c, const u8 *frame) {
     }
 }
 
-static void on_readable(struct conn *c) {
-    ssize_t k = read(c->fd, c->in + c->in_used, IN_MAX - c->in_used);
-    if (k == 0) { fprintf(stderr, "connection lost\n"); exit(1); }
-    if (k < 0) { if (errno == EAGAIN) return; die("read"); }
-    c->in_used += k;
+static void take_frames(struct conn *c) {
     size_t at = 0;
     while (c->in_used - at >= 7) {
         size_t whole = 8 + get32(c->in + at + 3);
@@ -296,6 +292,14 @@ static void on_readable(struct conn *c) {
     memmove(c->in, c->in + at, c->in_used - at);
     c->in_used -= at;
     if (!publishing) flush_out(c);
+}
+
+static void on_readable(struct conn *c) {
+    ssize_t k = read(c->fd, c->in + c->in_used, IN_MAX - c->in_used);
+    if (k == 0) { fprintf(stderr, "connection lost\n"); exit(1); }
+    if (k < 0) { if (errno == EAGAIN) return; die("read"); }
+    c->in_used += k;
+    take_frames(c);
 }
 
 static int by_value(const void *a, const void *b) {
@@ -328,7 +332,7 @@ int main(int argc, char **argv) {
     if (publishing)
         for (int i = 0; i < connections; i++) fill(&conns[i]);
     else
-        for (int i = 0; i < connections; i++) if (conns[i].in_used) on_readable(&conns[i]);
+        for (int i = 0; i < connections; i++) take_frames(&conns[i]); /* what came with consume-ok */
     int turn = 0;
     while (done_count < count) {
         struct epoll_event events[256];

@@ -113,7 +113,10 @@ class QueueStore:
     def make_stream_queue(self, vhost: "VirtualHost", name: str, stream: Stream) -> Queue:
         """A topic as the AMQP door sees it: nothing is stored, the topic itself is the record of it."""
         arguments = {"x-queue-type": STREAM}
-        return self._make(vhost, name, QueuePolicy(kind=STREAM), stream, False, arguments)
+        queue = self._make(vhost, name, QueuePolicy(kind=STREAM), stream, False, arguments)
+        assert isinstance(queue, StreamQueue)
+        queue.is_topic = True
+        return queue
 
     def _make(
         self,
@@ -144,7 +147,8 @@ class QueueStore:
         await self._in_thread(lambda: self._catalog.remove(QUEUES, (vhost, queue.name)))
 
     async def remove_stream(self, vhost: str, queue: Queue) -> None:
-        document = self._documents.pop((vhost, queue.name), {"owns_stream": True})
+        owns = not isinstance(queue, StreamQueue) or not queue.is_topic
+        document = self._documents.pop((vhost, queue.name), {"owns_stream": owns})
         await self._forget_settles(queue.views)
         if document["owns_stream"] and self.streams.find(queue.name, vhost) is not None:
             await self.streams.delete(queue.name, vhost)

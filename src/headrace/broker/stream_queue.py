@@ -29,6 +29,8 @@ class Reader:
 
 
 class StreamQueue(Queue):
+    is_topic = False  # a topic that nobody declared as a queue: it is here because it was asked for
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._readers: dict[int, Reader] = {}

@@ -14,10 +14,11 @@ from headrace.broker.dead_letter import DeadLetters
 from headrace.broker.delays import Delays
 from headrace.broker.exchanges import DELAYED, KINDS, Binding, Exchange, make_exchange
 from headrace.broker.memory_log import MemoryLog
-from headrace.broker.policy import STREAM, QueuePolicy, check_equivalent, parse_arguments
+from headrace.broker.policy import CLASSIC, STREAM, QueuePolicy, check_equivalent, parse_arguments
 from headrace.broker.queue import Queue
 from headrace.broker.queue_store import QueueStore
 from headrace.broker.routing import Routing
+from headrace.broker.stream_queue import StreamQueue
 from headrace.broker.view import View
 from headrace.errors import (
     AccessRefused,
@@ -206,8 +207,8 @@ class VirtualHost:
         arguments: Mapping[str, Any],
         owner: object,
     ) -> Queue:
-        found = self.queues.get(name) or self._topic(name)
-        if found is not None and not found.is_deleted:
+        found = self._declared(name, arguments)
+        if found is not None:
             return self._check_same_queue(found, durable, exclusive, auto_delete, arguments, owner)
         if name.startswith(RESERVED):
             raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
@@ -222,12 +223,23 @@ class VirtualHost:
             self._add_queue(queue)
             return queue
         async with self._changing:
-            found = self.queues.get(name)
-            if found is not None and not found.is_deleted:
+            found = self._declared(name, arguments)
+            if found is not None:
                 return self._check_same_queue(found, durable, exclusive, auto_delete, arguments, owner)
+            topic = self.queues.get(name)
             queue = await self.store.create_queue(self, name, policy, auto_delete, dict(arguments))
+            if topic is not None:
+                self.forget_queue(topic)
             self._add_queue(queue)
             return queue
+
+    def _declared(self, name: str, arguments: Mapping[str, Any]) -> Queue | None:
+        """What a declaration meets. A topic is met as the stream it is, and gives way to any other kind of queue."""
+        found = self.queues.get(name) or self._topic(name)
+        if found is None or found.is_deleted:
+            return None
+        is_topic = isinstance(found, StreamQueue) and found.is_topic
+        return None if is_topic and arguments.get("x-queue-type", CLASSIC) != STREAM else found
 
     def _memory_queue(
         self,

@@ -74,7 +74,7 @@ def test_a_global_prefetch_holds_for_all_consumers_of_the_channel(channel: Block
     first.idle()
     assert len(first.got) + len(second.got) == 4
     channel.basic_ack(0, multiple=True)
-    first.idle()
+    eventually(lambda: len(first.idle().got) + len(second.got) >= 8)
     assert len(first.got) + len(second.got) == 8
 
 
@@ -223,3 +223,11 @@ def test_a_slow_reader_does_not_make_the_broker_hold_its_messages(running: Runni
     Inbox(running.channel(), name)
     eventually(lambda: running.call(lambda: running.queue(name).unacked) > 0)
     assert running.call(lambda: running.queue(name).unacked) < 300
+
+
+def test_a_consumer_that_sits_on_a_message_too_long_loses_its_channel(running: Running, name: str) -> None:
+    fill(running.channel(), name, 1, arguments={"x-consumer-timeout": 300})
+    channel = running.channel()
+    Inbox(channel, name).wait(1)
+    eventually(lambda: channel.connection.process_data_events(0.1) or channel.is_closed)
+    eventually(lambda: running.call(lambda: running.queue(name).ready) == 1)

@@ -113,7 +113,10 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_writable = True
-        self.hold_reading("output", False)
+        if "output" in self._holds:
+            self.hold_reading("output", False)
+            if self._steps is None:
+                self._go_on()
         for channel in self.channels.values():
             channel.wake()
 
@@ -167,12 +170,10 @@ class Connection(asyncio.Protocol):
         self._heard = self._loop.time()
         if self.stage is Stage.CLOSED:
             return
-        if not self.is_writable and self.is_flooded:
-            self.hold_reading("output", True)
         if self._unread:
             data = self._unread + data
             self._unread = b""
-        if self._steps is not None:
+        if self._steps is not None or "output" in self._holds:
             self._unread = data
             self.hold_reading("busy", len(data) > UNREAD_BYTES_MAX)
             return
@@ -316,6 +317,9 @@ class Connection(asyncio.Protocol):
         except HeadraceError as error:
             self.fail(error, *where)
         self._method_done()
+        if not self.is_writable and self.is_flooded:
+            self.hold_reading("output", True)  # one read may ask for more than there is memory
+            return True
         return self.stage is Stage.CLOSED
 
     def _resumed(self, where: tuple[Channel, int, int], error: BaseException | None) -> None:
@@ -326,6 +330,10 @@ class Connection(asyncio.Protocol):
             logger.error("a bug in a method of the AMQP door", exc_info=error)
             self.close(protocol.INTERNAL_ERROR, "INTERNAL_ERROR")
         self._method_done()
+        if "output" not in self._holds:
+            self._go_on()
+
+    def _go_on(self) -> None:
         if self.stage is not Stage.CLOSED:
             data, self._unread = self._unread, b""
             self._process(data)

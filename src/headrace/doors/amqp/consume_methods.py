@@ -64,6 +64,9 @@ def consume(channel: "Channel", method: commands.Basic.Consume) -> None:
         queue.attach(consumer, arguments.get("x-stream-offset"))
     queue.add_consumer(consumer)
     channel.consumers[tag] = consumer
+    limit_ms = arguments.get("x-consumer-timeout", queue.policy.consumer_timeout_ms)
+    if isinstance(limit_ms, int) and limit_ms > 0 and not method.no_ack:
+        channel.connection.door.timeouts.watch(channel, limit_ms)
     # Deliveries start in the next turn of the loop, so the client hears consume-ok first.
     if not method.nowait:
         channel.connection.write(frame(channel.number, commands.Basic.ConsumeOk, consumer_tag=tag))

@@ -10,6 +10,7 @@ from headrace.config import Address, Config
 from headrace.doors.amqp.clients import clients
 from headrace.doors.amqp.connection import Connection
 from headrace.doors.amqp.replies import Replies
+from headrace.doors.amqp.timeouts import Timeouts
 from headrace.doors.flow import Flow
 from headrace.doors.listener import Listener, listen
 from headrace.wire.amqp.protocol import CONNECTION_FORCED
@@ -26,6 +27,7 @@ class AmqpDoor:
         self.config = config
         self.stats = broker.stats.door("amqp")
         self.replies = Replies()
+        self.timeouts = Timeouts()
         self.connections: set[Connection] = set()
         self.flow = Flow("amqp", broker.pressure, self.connections)
         broker.clients.add_door("amqp", lambda: clients(self.connections))
@@ -69,6 +71,7 @@ class AmqpDoor:
         for connection in list(self.connections):
             connection.abort()
         self.flow.close()
+        self.timeouts.close()
 
 
 async def start(broker: Broker, bind: Address, config: Config) -> Any:

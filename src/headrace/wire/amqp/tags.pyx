@@ -52,6 +52,11 @@ cdef class TagRing:
         return self.outstanding
 
     @property
+    def oldest_tag(self):
+        """The lowest tag that waits for an ack, or the next one when none does."""
+        return self.base
+
+    @property
     def next_tag(self):
         return self.next
 
