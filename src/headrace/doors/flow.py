@@ -67,6 +67,10 @@ class Flow:
         fair = self.pressure.limits.memory_bytes // OUTPUT_SHARE // max(CROWD, len(self._connections))
         return max(WRITE_HIGH_MIN, min(WRITE_HIGH_MAX, fair))
 
+    def answer_bytes_max(self) -> int:
+        """What one answer may hold, where a client may ask for as much as it likes and then not read it."""
+        return max(WRITE_HIGH_MIN, self.pressure.limits.memory_bytes // OUTPUT_SHARE // max(1, len(self._connections)))
+
     # Publishers.
 
     def published(self, client: Client) -> None:

@@ -64,7 +64,7 @@ class Fetch:
         ) = parsed
         self.door = door
         self.request = request
-        self.max_bytes = min(self.max_bytes, door.config.read_bytes_max)
+        self.max_bytes = min(self.max_bytes, door.config.read_bytes_max, door.flow.answer_bytes_max())
         self.opened: Opened = open_session(door, request.connection, session_id, epoch, topics, gone)
         self._timer: asyncio.TimerHandle | None = None
         self._recheck: asyncio.TimerHandle | None = None
