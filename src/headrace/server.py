@@ -123,6 +123,7 @@ async def _serve(config: Config, out: TextIO, beside: Beside | None) -> None:
     started = clock.monotonic()
     server = await Server.start(config, clock=clock)
     _tune_garbage_collection()
+    _watch_garbage_collection(server.broker)
     _greet(server, clock.monotonic() - started, out, beside)
     child = await _start_beside(server, beside)
     await stop.wait()
@@ -178,6 +179,20 @@ def _tune_garbage_collection() -> None:
     gc.collect()
     gc.freeze()  # what is there after the start stays: no need to look at it again
     gc.set_threshold(*GC_THRESHOLDS)
+
+
+def _watch_garbage_collection(broker: Broker) -> None:
+    """How long collections hold the loop, for /metrics."""
+    began = 0.0
+
+    def watch(phase: str, _: object) -> None:
+        nonlocal began
+        if phase == "start":
+            began = broker.clock.monotonic()
+        else:
+            broker.stats.gc_pause_s.observe(broker.clock.monotonic() - began)
+
+    gc.callbacks.append(watch)
 
 
 class _TextFormat(logging.Formatter):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from headrace.log.counters import Histogram
 
 STALL_S = 0.05  # a loop that comes back this late has kept somebody waiting
+GC_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 STALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -29,6 +30,7 @@ class Stats:
     started_ms: int = 0
     doors: dict[str, DoorStats] = field(default_factory=dict)
     loop_stall_s: Histogram = field(default_factory=lambda: Histogram(STALL_BUCKETS_S))
+    gc_pause_s: Histogram = field(default_factory=lambda: Histogram(GC_BUCKETS_S))
     maintenance_runs: int = 0
     maintenance_errors: int = 0
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from headrace.broker.broker import Broker
 from headrace.broker.stats import DoorStats
+from headrace.doors.http import familiar_metrics
 from headrace.doors.http.metrics_pressure import pressure_metrics
 from headrace.doors.http.requests import Query
 from headrace.doors.http.site import Answer, Site
@@ -108,7 +109,9 @@ def aggregate(broker: Broker) -> "Iterator[Metric]":
     yield from _process()
     yield from _of_struct(shard.counters, "headrace_log_", LOG_HELP)
     yield _histogram("headrace_loop_stall_seconds", "Times the event loop came back late", stats.loop_stall_s)
+    yield _histogram("headrace_gc_pause_seconds", "Times Python's garbage collection took", stats.gc_pause_s)
     yield from _doors(stats.doors)
+    yield from familiar_metrics.aggregate(broker)
 
 
 def _free_bytes(broker: Broker) -> float:
@@ -171,6 +174,7 @@ def _doors(doors: dict[str, DoorStats]) -> "Iterator[Metric]":
 def per_object(broker: Broker) -> "Iterator[Metric]":
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
+    yield from familiar_metrics.per_object(broker)
     labels = ["topic", "partition"]
     start = Gauge("headrace_partition_start_offset", "First offset that can be read", labels=labels)
     end = Gauge("headrace_partition_end_offset", "First offset not yet durable", labels=labels)

@@ -1,0 +1,40 @@
+"""Numbers under the names that other people's dashboards ask for."""
+
+import json
+import re
+from pathlib import Path
+
+from tests.doors.api.conftest import Served
+from tests.doors.api.test_api import post, put_queue
+
+GRAFANA = Path(__file__).parents[3] / "docs" / "grafana.json"
+
+
+def values(text: str) -> dict[str, float]:
+    found = re.findall(r"^([a-z_]+(?:\{[^}]*\})?) (\S+)$", text, re.M)
+    return {name: float(value) for name, value in found}
+
+
+def test_queues_and_topics_have_the_names_of_rabbitmq_and_the_kafka_exporter(live: Served) -> None:
+    put_queue(live, "measured")
+    post(live, "measured", "x")
+    live.publish("measured-topic", {"value": "a"}, {"value": "b"})
+    seen = values(live.get("/metrics/detailed").text)
+    assert seen['rabbitmq_detailed_queue_messages_ready{queue="measured",vhost="/"}'] == 1
+    assert seen['headrace_queue_oldest_age_seconds{queue="measured",vhost="/"}'] >= 0
+    assert seen['kafka_topic_partition_current_offset{partition="0",topic="measured-topic"}'] == 2
+    broad = values(live.get("/metrics").text)
+    assert broad["rabbitmq_queues"] >= 1 and broad["kafka_brokers"] == 1
+    assert broad['rabbitmq_global_messages_received_total{protocol="http"}'] >= 3
+
+
+def test_every_name_the_grafana_dashboard_asks_for_exists(live: Served) -> None:
+    put_queue(live, "grafana")
+    post(live, "grafana", "x")
+    body = {"topic": "grafana", "partitions": [{"partition": 0, "offset": 0}]}
+    live.request("PUT", "/cursors/grafana", json=body)
+    text = live.get("/metrics").text + live.get("/metrics/detailed").text
+    for panel in json.loads(GRAFANA.read_text())["panels"]:
+        for target in panel["targets"]:
+            for name in re.findall(r"\b(?:headrace|rabbitmq|kafka)_\w+", target["expr"]):
+                assert re.search(rf"^(?:# TYPE )?{re.escape(name)}\b", text, re.M), name
