@@ -496,7 +496,8 @@ class Connection(asyncio.Protocol):
         """Says why, and waits a little for the client to have read it."""
         if self.stage in (Stage.CLOSING, Stage.CLOSED):
             return
-        logger.info("closing AMQP connection from %s: %d %s", self.peer, code, text)
+        level = logging.DEBUG if code == protocol.CONNECTION_FORCED else logging.INFO  # not a line for each of thousands
+        logger.log(level, "closing AMQP connection from %s: %d %s", self.peer, code, text)
         self.write(
             frame(
                 0, commands.Connection.Close, reply_code=code, reply_text=text, class_id=class_id, method_id=method_id
