@@ -1,5 +1,6 @@
 """Sequences, epochs and transactions of producers in one log: pure, and against a real shard that restarts."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -216,6 +217,12 @@ async def test_producer_ids_are_never_given_twice(tmp_path: Path) -> None:
         async with opened(tmp_path) as broker:
             seen += [await broker.coordination.producers.new_id() for _ in range(1200)]
     assert len(seen) == len(set(seen))
+
+
+async def test_producer_ids_are_given_to_many_at_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        ids = await asyncio.gather(*(broker.coordination.producers.new_id() for _ in range(2500)))
+        assert len(set(ids)) == 2500
 
 
 async def test_two_batches_of_a_producer_in_one_append_are_refused(tmp_path: Path) -> None:

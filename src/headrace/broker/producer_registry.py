@@ -1,5 +1,6 @@
 """Producers of all logs: appends that check sequences, ids that are never given twice, snapshots."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -46,7 +47,7 @@ class Producers:
         self._clock = clock
         self._tracked: dict[int, Tracked] = {}
         self._ids = iter(range(0))
-        self._reserving: Ticket | None = None
+        self._reserving = asyncio.Lock()
         self._reserved = int.from_bytes(shard.state.get(PRODUCER_IDS, NEXT_ID) or b"\0", "big")
 
     # Opening.
@@ -83,23 +84,17 @@ class Producers:
 
     async def new_id(self) -> int:
         """A number no producer ever had: blocks of them are reserved durably before one is given out."""
-        while True:
+        async with self._reserving:
             producer_id = next(self._ids, None)
-            if producer_id is not None:
-                return producer_id
-            if self._reserving is None:
-                entry = self._shard.group()
+            if producer_id is None:
                 first = self._reserved
+                entry = self._shard.group()
                 entry.put(PRODUCER_IDS, NEXT_ID, (first + ID_BLOCK).to_bytes(8, "big"))
-                self._reserving = entry.commit()
-                try:
-                    await self._reserving
-                    self._reserved = first + ID_BLOCK
-                    self._ids = iter(range(first, first + ID_BLOCK))
-                finally:
-                    self._reserving = None
-            else:
-                await self._reserving
+                await entry.commit()
+                self._reserved = first + ID_BLOCK
+                self._ids = iter(range(first + 1, first + ID_BLOCK))
+                producer_id = first
+            return producer_id
 
     # Appending.
 
