@@ -1,15 +1,15 @@
 """Delayed messages: kept in a log of their exchange until they are due, found by one index of (due, offset).
 
-The index is a heap of plain numbers, 44 bytes for each message, made again from the log when the broker
-starts. When a message is due, its routing and the settling of its delayed copy are one group.
+The index (timers.py) takes 16 bytes for each message, and is made again from the log when the broker starts. When a
+message is due, its routing and the settling of its delayed copy are one group.
 """
 
-import heapq
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.exchanges import Exchange
 from headrace.broker.memory_log import MemoryLog
 from headrace.broker.message import Message, from_record
+from headrace.broker.timers import DueIndex
 from headrace.broker.view import Run, View
 from headrace.record import codec
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 DUE_HEADER = "amqp.due"
 STREAM_PREFIX = "amq.delayed."
-OFFSET_BITS = 40
-OFFSET_MASK = (1 << OFFSET_BITS) - 1
 FIRE_MAX = 500  # per turn of the loop
 DELAY_MAX_MS = 2**40
 READ_BYTES = 256 * 1024
@@ -35,7 +33,7 @@ class DelayLog:
         self._vhost = vhost
         self._exchange = exchange
         self.view = view
-        self._heap: list[int] = []
+        self._index = DueIndex()
         self._indexed = view.low
         self._timer: Any = None
         self._timer_at = 0.0
@@ -44,7 +42,7 @@ class DelayLog:
         self.index_new()
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._index)
 
     def add(self, message: Message, due_ms: int, now_ms: int) -> None:
         writer = self.view.open_writer()
@@ -64,17 +62,17 @@ class DelayLog:
         while (gap := self.view.settled.gap(self._indexed, log.stable_end)) is not None:
             chunk = log.read(gap[0], READ_BYTES)
             for record in codec.records(chunk.data, from_offset=gap[0], to_offset=gap[1]):
-                heapq.heappush(self._heap, _due_of(record) << OFFSET_BITS | record.offset)
+                self._index.add(_due_of(record), record.offset)
             self._indexed = max(min(chunk.next_offset, gap[1]), gap[0] + 1)
         self.view.next = max(self.view.next, self._indexed)
         self._arm()
 
     def _arm(self) -> None:
-        if not self._heap:
+        due_ms = self._index.next_due()
+        if due_ms is None:
             return
         loop = self._vhost.loop
-        wait_ms = (self._heap[0] >> OFFSET_BITS) - self._vhost.clock.now_ms()
-        when = loop.time() + min(max(wait_ms, 0) / 1000, TIMER_MAX_S)
+        when = loop.time() + min(max(due_ms - self._vhost.clock.now_ms(), 0) / 1000, TIMER_MAX_S)
         if self._timer is not None:
             if self._timer_at <= when:
                 return
@@ -84,13 +82,12 @@ class DelayLog:
 
     def _fire(self) -> None:
         self._timer = None
+        if self.is_closed:
+            return
         now_ms = self._vhost.clock.now_ms()
-        for _ in range(FIRE_MAX):
-            if self.is_closed or not self._heap or self._heap[0] >> OFFSET_BITS > now_ms:
-                break
-            self._release(heapq.heappop(self._heap) & OFFSET_MASK, now_ms)
-        if not self.is_closed:
-            self._arm()
+        for offset in self._index.take(now_ms, FIRE_MAX):
+            self._release(offset, now_ms)
+        self._arm()
 
     def _release(self, offset: int, now_ms: int) -> None:
         chunk = self.view.chunk(Run(offset, offset + 1, 0, True))
