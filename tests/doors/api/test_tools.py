@@ -102,3 +102,21 @@ def test_flower_finds_the_queues_it_asks_for(live: Served) -> None:
 
     (found,) = asyncio.run(ask())
     assert found["name"] == "celery" and found["messages"] == 0 and "consumers" in found
+
+
+def test_definitions_that_a_rabbitmq_exported_are_taken(live: Served) -> None:
+    """The file is what RabbitMQ 3.10.8 (Debian 12) answered to GET /api/definitions, passwords left out."""
+    document = json.loads((Path(__file__).parent / "rabbitmq-3.10.8-definitions.json").read_text())
+    for name in document["queues"]:
+        live.request("DELETE", f"/api/queues/%2F/{name['name']}")
+    answer = live.request("POST", "/api/definitions", json=document)
+    assert answer.status_code == 204, answer.text
+    queues = {queue["name"]: queue for queue in live.get("/api/queues").json()}
+    assert {"orders", "orders.dead", "bills", "events", "lazy", "private"} <= queues.keys()
+    assert (queues["bills"]["type"], queues["events"]["type"]) == ("quorum", "stream")
+    assert queues["private"]["vhost"] == "team" and queues["lazy"]["policy"] == "ttl"
+    assert queues["orders"]["arguments"]["x-max-priority"] == 5
+    body = {"routing_key": "order.eu", "payload": "x", "payload_encoding": "string", "properties": {}}
+    assert live.request("POST", "/api/exchanges/%2F/orders/publish", json=body).json() == {"routed": True}
+    for name in ("orders", "bills"):  # the second through an exchange bound to an exchange
+        assert live.get(f"/api/queues/%2F/{name}").json()["messages"] == 1
