@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.kafka")
 
 REQUESTS_MAX = 128  # of one connection that are not answered; more are not read
-REQUEST_BYTES_WAITING_MAX = 64 << 20
+REQUEST_BYTES_WAITING_MAX = 16 << 20
 ANSWER_BYTES_MAX = 32 << 20  # of one connection that it has not read; more requests are not started
 COLD_REQUEST_BYTES_MAX = 8 << 20  # of every API but Produce
 Piece = bytes | bytearray | memoryview
