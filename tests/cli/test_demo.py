@@ -1,0 +1,47 @@
+"""The first minute: what serve --demo says, and that every door is busy afterwards."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.running import SMALL, Started
+
+FREE = ["--http", "localhost:0", "--amqp", "localhost:0", "--kafka", "localhost:0"]
+
+
+def ask(url: str, path: str) -> Any:
+    answer = httpx.get(url + path, timeout=30)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demo_says_little_keeps_the_doors_busy_and_stops_cleanly(tmp_path: Path, number: int) -> None:
+    arguments = ["serve", "--demo", "--data-dir", str(tmp_path / "data"), *FREE, *SMALL]
+    started = Started(arguments, JAVA_HOME="/nowhere")  # the pipeline has tests of its own
+    try:
+        url = started.until(r"^http\s+(http://\S+)")[1]
+        started.until(r"^ready$")
+        assert len(started.lines) <= 12
+        text = "".join(started.lines)
+        assert f"{url}/" in text and "curl" in text and "confirms mean on disk" in text
+        deadline = time.monotonic() + 60
+        while True:
+            streams = {row["name"]: row for row in ask(url, "/api/headrace/streams")}
+            readers = [row["name"] for row in ask(url, "/api/headrace/readers")]
+            dead = streams.get("orders.dead", {}).get("ready", 0)
+            if dead > 0 and streams["orders"]["records"] > 20 and "audit" in readers:
+                break
+            assert time.monotonic() < deadline, (streams, readers)
+            time.sleep(0.1)
+        assert streams["orders"]["consumers"] == 1
+        (letter, *_) = ask(url, "/api/headrace/dead-letters/%2F/orders.dead/messages")["messages"]
+        assert letter["death"]["reason"] == "rejected"
+    finally:
+        code = started.stop(number)
+    assert code == 0, started.errors
+    assert started.lines[-1] == "stopped; everything is on disk\n"
