@@ -139,7 +139,9 @@ class LogModel:
     def _check_compacted(self, name: str, found: FoundLog, data: bytes) -> None:
         written = [r for r in codec.records(data) if r.offset >= found.start]
         kept = {r.offset: r for r in codec.records(found.data, verify_crc=True)}
+        there_at = set(kept)
         last: dict[bytes | None, int] = {r.key: r.offset for r in written}
+        gone: set[bytes | None] = set()  # keys whose last record, a tombstone, is gone
         for record in written:
             there = kept.pop(record.offset, None)
             if there is not None:
@@ -150,6 +152,11 @@ class LogModel:
                 raise Broken(f"L10 {name} lacks {record.offset}, which nobody compacted")
             if record.key is None or (last[record.key] == record.offset and record.value is not None):
                 raise Broken(f"L10 {name} lacks {record.offset}, the last of its key")
+            if last[record.key] == record.offset:
+                gone.add(record.key)
+        back = [r for r in written if r.key in gone and r.offset in there_at and r.value is not None]
+        if back:
+            raise Broken(f"L10 {name} has {back[0].offset} again: its tombstone was compacted away before it")
         if kept:
             raise Broken(f"L2 {name} holds records nobody wrote at {sorted(kept)[:5]}")
 

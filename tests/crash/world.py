@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from headrace.clock import ManualClock
-from headrace.errors import BatchTooLarge, DiskFull, HeadraceError, StorageError
+from headrace.errors import BatchTooLarge, DiskFull, HeadraceError, LogClosed, Overloaded, StorageError
 from headrace.log.log import Log, LogSpec
+from headrace.log.retention import Limits, new_start
 from headrace.log.rounds import Ticket
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec
+from headrace.record.layout import RECORDS_AT
 from tests.crash.model import Broken, Found, FoundLog, LogModel, Model
 from tests.crash.simdisk import SimulatedDisk
 
@@ -66,6 +68,9 @@ def open_shard(
 ) -> tuple[Shard, bool]:
     """(the shard, whether the last stop was clean)."""
     shard, report = Shard.open(ROOT, settings, logs=specs, clock=clock, disk=disk, folds=FOLDS)
+    shard.pump()  # truncations that a crash interrupted are finished first
+    if shard.failure is not None:
+        raise shard.failure
     return shard, report.clean
 
 
@@ -146,7 +151,7 @@ class World:
         try:
             getattr(self, kind)()
         except HeadraceError as error:
-            if not isinstance(error, DiskFull | BatchTooLarge) and self.shard.failure is None:
+            if not isinstance(error, DiskFull | BatchTooLarge | Overloaded) and self.shard.failure is None:
                 raise
             self.refused += 1
         if self.alarm is not None:
@@ -186,7 +191,7 @@ class World:
         ticket = self.shard.logs[log.spec.id].append(bytearray(b"".join(raw for raw, _ in parts)))
         for raw, count in parts:  # a batch is whole or not there; several in one call need not be
             self.model.stage_append(log.spec.id, raw, count, unit, atomic=False)
-        self._follow(ticket, unit, lazy=log.is_async)
+        self._follow(ticket, unit, lazy=log.is_async, log_id=log.spec.id, payload=parts[-1][0])
 
     def batches(self, number: int, sizes: tuple[int, ...], rng: Random | None = None) -> tuple[bytes, int]:
         rng = rng or self.rng
@@ -221,7 +226,8 @@ class World:
             self.model.stage_append(log_id, raw, count, unit)
         for key, value in changes.items():
             self.model.stage_change(key, value, unit, False)
-        self._follow(ticket, unit, lazy=False)
+        log_id, raw, _ = staged[-1] if staged else (0, b"", 0)
+        self._follow(ticket, unit, lazy=False, log_id=log_id, payload=raw)
 
     def change_state(self) -> None:
         group = self.shard.group()
@@ -252,17 +258,27 @@ class World:
                 group.delete("sets", name)
         return changes
 
-    def _follow(self, ticket: Ticket, unit: int, *, lazy: bool) -> None:
+    def _follow(
+        self, ticket: Ticket, unit: int, *, lazy: bool, log_id: int = 0, payload: bytes = b""
+    ) -> None:
         def resolved(ticket: Ticket) -> None:
             if ticket.error is None:
                 self.model.confirm(unit, lazy=lazy)
-            elif isinstance(ticket.error, DiskFull):
+                if not lazy and log_id in self.model.logs:
+                    self._lint(payload)
+            elif isinstance(ticket.error, DiskFull | LogClosed):
                 self.refused += 1
                 self.model.refuse(unit)
             else:
                 self.failed = ticket.error
 
         ticket.add_callback(resolved)
+
+    def _lint(self, payload: bytes) -> None:
+        """L1, at the moment of the confirm: the bytes, and the names that lead to them, are synced."""
+        why = self.disk.unsynced(payload[RECORDS_AT:])
+        if why is not None and self.alarm is None:
+            self.alarm = Broken(f"L1 confirmed too early: {why}")
 
     def _some_log(self) -> LogModel | None:
         logs = list(self.model.logs.values())
@@ -288,6 +304,97 @@ class World:
 
     def checkpoint(self) -> None:
         self.shard._checkpoints.run()
+
+    # What else happens to logs.
+
+    def expire(self) -> None:
+        """Move the start of a log, anywhere up to its end."""
+        log = self._some_log()
+        if log is None or log.former is not None:
+            return
+        there = self.shard.logs[log.spec.id]
+        offset = self.rng.randint(there.start_offset, there.visible_end)
+        log.start_max = max(log.start_max, offset)
+
+        def moved(ticket: Ticket) -> None:
+            if ticket.error is None:
+                log.start = max(log.start, offset)
+            elif not isinstance(ticket.error, DiskFull | LogClosed):
+                self.failed = ticket.error
+
+        self.shard.maintenance.delete_before(there, offset).add_callback(moved)
+
+    def retain(self) -> None:
+        """Retention by age and size, as housekeeping does it; it may only take what the limits say (L10)."""
+        log = self._some_log()
+        if log is None or log.former is not None:
+            return
+        there = self.shard.logs[log.spec.id]
+        now_ms = self.clock.now_ms()
+        limit = new_start(
+            there.segments, Limits.of(there.settings, ()), there.start_offset, there.visible_end, now_ms
+        )
+        self._judge_retention(log, limit, now_ms)
+        log.start_max = max(log.start_max, limit)
+        ticket = self.shard.maintenance.apply_retention(there, now_ms)
+        if ticket is not None:
+            ticket.add_callback(
+                lambda t: None if t.error else setattr(log, "start", max(log.start, limit))
+            )
+
+    @staticmethod
+    def _judge_retention(log: LogModel, start: int, now_ms: int) -> None:
+        settings = log.spec.settings
+        gone = [r for r in log.records() if log.start <= r.offset < start]
+        young = settings.retention_ms < 0 or any(now_ms - r.timestamp < settings.retention_ms for r in gone)
+        if gone and young and settings.retention_bytes < 0:
+            raise Broken(f"L10 retention took {gone[0].offset} to {start - 1}, which were not too old")
+
+    def compact(self) -> None:
+        log = self._some_log()
+        if log is None or log.former is not None or log.spec.settings.cleanup_policy != "compact":
+            return
+        there = self.shard.logs[log.spec.id]
+        log.compacted = max(log.compacted, there.visible_end)
+
+        def compacted(_result: object, error: BaseException | None) -> None:
+            if error is not None:
+                self.alarm = self.alarm or Broken(f"L10 compaction failed: {error!r}")
+
+        self.shard.maintenance.compact(there, compacted)
+
+    def truncate(self) -> None:
+        """Cut a log back to a boundary between batches. Nothing else is under way on it meanwhile."""
+        self.settle()
+        log = self._some_log()
+        if log is None or self.shard.failure is not None or self.shard.is_full:
+            return
+        there = self.shard.logs[log.spec.id]
+        ends = log.ends()
+        choices = [k for k, end in enumerate(ends) if there.start_offset <= end <= there.visible_end]
+        if not choices or ends[-1] != there.visible_end:
+            return
+        count = self.rng.choice(choices)
+        log.former = list(log.pieces)
+        del log.pieces[count:]
+        log.promise.pieces = count
+        log.promise.visible_end = log.promise.durable_end = ends[count]
+
+        def truncated(error: BaseException | None) -> None:
+            if error is None:
+                log.former = None
+            else:
+                self.alarm = self.alarm or Broken(f"L8 truncation failed: {error!r}")
+
+        self.shard.maintenance.truncate(there, ends[count], truncated)
+        self.settle()
+
+    def delete(self) -> None:
+        if len(self.model.logs) < 3:
+            return
+        log_id = self.rng.choice(list(self.model.logs))
+        del self.model.logs[log_id]  # the catalog comes first
+        self.shard.delete_log(log_id)
 
     def read(self) -> None:
         """What is there now is what was written, and nobody sees what is not safe yet (L4, L7)."""
@@ -318,6 +425,11 @@ ACTIONS: dict[str, int] = {
     "checkpoint": 3,
     "read": 3,
     "restart": 1,
+    "expire": 2,
+    "retain": 2,
+    "compact": 3,
+    "truncate": 1,
+    "delete": 1,
 }
 
 Action = Callable[[], None]

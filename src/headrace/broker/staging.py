@@ -90,6 +90,14 @@ class Staging:
             raise CorruptBatch(f"bytes {section.position} to {section.position + section.length} are not whole batches")
         return data, infos
 
+    def path_of(self, name: str) -> str:
+        """Where an upload lies, for those that take it over by renaming it."""
+        _check_name(name)
+        path = self._path(name)
+        if not self._disk.exists(path):
+            raise NotFound(f"nothing is staged under {name}")
+        return path
+
     async def remove(self, names: Iterable[str]) -> None:
         """What is gone already is fine. Files of a commit under way stay."""
         chosen = [name for name in names if name not in self._busy]

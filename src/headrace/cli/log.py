@@ -10,6 +10,7 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.options import Command, config_option, json_option, settings_file
+from headrace.cli.upkeep import compact, recompress, replay
 from headrace.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -32,10 +33,15 @@ def data_dir_option(command: Command) -> Command:
 
 @click.group(cls=AliasGroup)
 def log() -> None:
-    """Look into a data folder: list, dump and verify its logs, rebuild their indexes.
+    """Look into a data folder: list, dump and verify its logs, rebuild their indexes; and look after topics.
 
-    Reads the files themselves and needs no broker. LOG is the number or the name that `log ls` shows.
+    Looking reads the files themselves and needs no broker; LOG is the number or the name that `log ls` shows. What
+    changes a topic (compact, recompress, replay) asks the broker.
     """
+
+
+for command in (compact, recompress, replay):
+    log.add_command(command)
 
 
 @log.command("ls")

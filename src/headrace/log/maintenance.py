@@ -242,8 +242,10 @@ class Maintenance:
         done: Callable[[Rewritten | None, BaseException | None], object],
         *,
         learn: Callable[[], None] | None = None,
+        make: Callable[[], Rewritten] | None = None,
     ) -> None:
-        """Replace a run of sealed neighbours by one without the records that keep does not name.
+        """Replace a run of sealed neighbours by one without the records that keep does not name, or by what `make`
+        makes of them.
 
         After a checkpoint: recovery must know them as synced, or it would look for what was dropped in the journal.
         """
@@ -256,6 +258,8 @@ class Maintenance:
         def work() -> Rewritten:
             if learn is not None:
                 learn()
+            if make is not None:
+                return make()
             return rewrite(self._shard.files, segments, keep, log.settings.index_interval)
 
         def swap(rewritten: Rewritten | None, error: BaseException | None) -> None:

@@ -76,7 +76,7 @@ class _Writing:
 
         context = TaskContext.get()
         staged = Staged(query=context.getLocalProperty(QUERY_ID) if context else None)
-        task = _Task(self._link, self._options, staged, context.partitionId() if context else 0)
+        task = Task(self._link, self._options, staged, context.partitionId() if context else 0)
         try:
             for batch in iterator:
                 task.add(batch)
@@ -126,7 +126,7 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
         self._discard(messages)
 
 
-class _Task:
+class Task:
     """One task's rows on their way: a writer per topic, uploads of a bounded size."""
 
     def __init__(self, link: BrokerLink, options: WriteOptions, staged: Staged, turn: int) -> None:

@@ -42,6 +42,8 @@ MEANING = {
     "PUT /cursors/{cursor}": "a partition named twice; offsets that are not there",
     "PUT /staging/{staged}": "bytes that are no batches",
     "PUT /sinks/{writer}/batches/{batch}": "names of staged files; an earlier batch; a part named twice",
+    "DELETE /topics/{topic}/partitions/{partition}/records": "offsets that are not there",
+    "POST /topics/{topic}/partitions/{partition}/segments/{segment}": "names of staged files",
     "PUT /pipelines/{pipeline}": "numbers that no report can hold",
 }
 MEANING_STATUSES = {400, 413, 416}

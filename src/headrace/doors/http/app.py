@@ -24,6 +24,7 @@ from headrace.doors.http import (
     status,
     stream,
     topics,
+    upkeep,
 )
 from headrace.doors.http.api.routes import Api
 from headrace.doors.http.problems import answer_for, problem
@@ -57,6 +58,9 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("PUT", "/cursors/{cursor}", cursors.put_cursor),
     ("DELETE", "/cursors/{cursor}", cursors.delete_cursor),
     ("GET", "/topics/{topic}/log", feeds.logs),
+    ("POST", "/topics/{topic}/compact", upkeep.compact),
+    ("DELETE", "/topics/{topic}/partitions/{partition}/records", upkeep.delete_records),
+    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}", upkeep.replace_segment),
     ("POST", "/leases", feeds.lease),
     ("PUT", "/staging/{staged}", sinks.stage),
     ("DELETE", "/staging/{staged}", sinks.discard),

@@ -4,6 +4,7 @@ from typing import Any
 
 from headrace.doors.http.feeds import LEASE_MS_MAX, SLICES_MAX
 from headrace.doors.http.openapi_schemas import INT32, INT64, TEXT, TIMESTAMP, Schema, array, record, ref
+from headrace.doors.http.upkeep import GAIN
 
 CLOSED = {"additionalProperties": False}
 
@@ -60,6 +61,8 @@ def paths(kit: Any) -> dict[str, Any]:
     batch = kit.in_path("batch", INT64, "Number of the writer's batch; they only grow.")
     pipeline = kit.in_path("pipeline", {"type": "string", "minLength": 1, "maxLength": 255}, "Name of the pipeline.")
 
+    number = kit.in_path("partition", INT32, "Number of the partition.")
+
     def operation(name: str, summary: str, good: dict[int, dict[str, Any]], *refusals: int, **more: Any) -> Any:
         return {"operationId": name, "summary": summary, "responses": kit.answers(good, *refusals), **more}
 
@@ -75,6 +78,41 @@ def paths(kit: Any) -> dict[str, Any]:
         "/topics/{topic}/log": {
             "parameters": [kit.TOPIC],
             "get": operation("logs", "Id, epoch and every end of each partition", found("Logs", "The logs."), 404),
+        },
+        "/topics/{topic}/compact": {
+            "parameters": [kit.TOPIC],
+            "post": operation(
+                "compact",
+                "Keep the latest record of each key, in sealed segments",
+                {200: kit.json_of(record({"partitions": array(record({"partition": INT32, **GAIN}))}), "Done.")},
+                404,
+                409,
+                503,
+            ),
+        },
+        "/topics/{topic}/partitions/{partition}/records": {
+            "parameters": [kit.TOPIC, number],
+            "delete": operation(
+                "deleteRecords",
+                "Remove the records before an offset",
+                gone,
+                404,
+                416,
+                503,
+                parameters=[kit.in_query("before", INT64, "The new first offset.") | {"required": True}],
+            ),
+        },
+        "/topics/{topic}/partitions/{partition}/segments/{segment}": {
+            "parameters": [kit.TOPIC, number, kit.in_path("segment", INT64, "First offset of the segment.")],
+            "post": operation(
+                "replaceSegment",
+                "Make an upload the next generation of a sealed segment",
+                {200: kit.json_of(record(GAIN), "Replaced.")},
+                404,
+                409,
+                *kit.WRITING,
+                requestBody=body(record({"generation": INT64, "staged": TEXT}, **CLOSED)),
+            ),
         },
         "/leases": {
             "post": operation(

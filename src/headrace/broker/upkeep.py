@@ -1,0 +1,72 @@
+"""Upkeep of a log on request: replace a segment by a rewritten one, compact, drop what lies before an offset."""
+
+import asyncio
+from typing import NamedTuple
+
+from headrace.broker.partition import Partition
+from headrace.broker.staging import Staging
+from headrace.errors import Conflict, HeadraceError, NotFound, StorageError
+from headrace.log.compaction import Rewritten
+from headrace.log.rewriting import adopt
+from headrace.log.shard import Shard
+
+
+class Gain(NamedTuple):
+    bytes_before: int
+    bytes_after: int
+    records_before: int
+    records_after: int
+
+
+async def replace_segment(
+    shard: Shard, staging: Staging, partition: Partition, base: int, generation: int, name: str
+) -> Gain:
+    """Make an upload the next generation of a sealed segment. All of it is checked first."""
+    log = partition.log
+    found = next((s for s in log.segments if s.base == base and s.generation == generation), None)
+    if found is None:
+        raise NotFound(f"partition {partition.number} has no segment {base} of generation {generation}")
+    if not found.is_sealed or found.next_offset > log.durable_end:
+        raise Conflict(f"segment {base} is still being written: only sealed ones are rewritten")
+    path = staging.path_of(name)
+    interval = log.settings.index_interval
+    done: asyncio.Future[tuple[Rewritten | None, BaseException | None]] = asyncio.get_running_loop().create_future()
+    staging.hold([name])
+    try:
+        shard.maintenance.rewrite_segments(
+            log,
+            [found],
+            lambda _data, _info: None,
+            lambda made, error: None if done.done() else done.set_result((made, error)),
+            make=lambda: adopt(shard.files, found, path, interval),
+        )
+        return _gain(*await done, what=f"segment {base}")
+    finally:
+        staging.let_go([name])
+
+
+async def compact(shard: Shard, partition: Partition) -> Gain:
+    """Keep the latest record of each key in the sealed segments."""
+    done: asyncio.Future[tuple[Rewritten | None, BaseException | None]] = asyncio.get_running_loop().create_future()
+    shard.maintenance.compact(
+        partition.log, lambda made, error: None if done.done() else done.set_result((made, error))
+    )
+    made, error = await done
+    if made is None and error is None:
+        return Gain(0, 0, 0, 0)  # nothing is sealed yet
+    return _gain(made, error, what="the log")
+
+
+def _gain(made: Rewritten | None, error: BaseException | None, *, what: str) -> Gain:
+    if isinstance(error, HeadraceError):
+        raise error
+    if error is not None:
+        raise StorageError(f"{what} could not be rewritten: {error}") from error
+    if made is None:
+        raise Conflict(f"{what} is being rewritten already: try again")
+    return Gain(made.bytes_before, made.bytes_after, made.records_before, made.records_after)
+
+
+async def delete_before(shard: Shard, partition: Partition, offset: int) -> None:
+    """Move the start of the log; durable on return."""
+    await shard.maintenance.delete_before(partition.log, offset)

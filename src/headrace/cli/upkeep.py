@@ -1,0 +1,91 @@
+"""`headrace log compact|recompress|replay`: upkeep of a running broker's topics, here or on Spark."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from headrace.cli.options import Command, broker_url, json_option, url_option
+
+if TYPE_CHECKING:
+    from headrace.log.rewriting import Written
+
+Where = Literal["auto", "local", "spark"]
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+def on_option(command: Command) -> Command:
+    return click.option(
+        "--on",
+        type=click.Choice(["auto", "local", "spark"]),
+        default="auto",
+        show_default=True,
+        help="Where the work is done; auto is here below 4 GB and on Spark above.",
+    )(command)
+
+
+@click.command("compact")
+@click.argument("topic")
+@on_option
+@json_option
+@url_option
+def compact(topic: str, on: Where, as_json: bool, url: str | None, config_file: Path | None) -> None:
+    """Keep only the latest record of each key in the sealed segments of TOPIC.
+
+    Offsets stay as they are. On Spark the topic must have cleanup_policy=compact.
+    """
+    from headrace.pipelines.upkeep import Upkeep
+
+    upkeep = Upkeep(broker_url(url, config_file), on=on)
+    _show(upkeep.compact(topic), as_json)
+
+
+@click.command("recompress")
+@click.argument("topic")
+@click.option("--codec", type=click.Choice(CODECS), default="zstd", show_default=True, help="How batches are packed.")
+@on_option
+@json_option
+@url_option
+def recompress(topic: str, codec: str, on: Where, as_json: bool, url: str | None, config_file: Path | None) -> None:
+    """Pack the batches in the sealed segments of TOPIC with another codec. Records and offsets stay as they are."""
+    from headrace.pipelines.upkeep import Upkeep
+
+    upkeep = Upkeep(broker_url(url, config_file), on=on)
+    _show(upkeep.recompress(topic, codec), as_json)
+
+
+@click.command("replay")
+@click.argument("topic")
+@click.argument("target")
+@click.option("--start", default="earliest", show_default=True, help="earliest, or offsets as JSON, as in the source.")
+@click.option("--id", "write_id", help="A name under which this replay is stored once, however often it runs.")
+@json_option
+@url_option
+def replay(
+    topic: str, target: str, start: str, write_id: str | None, as_json: bool, url: str | None, config_file: Path | None
+) -> None:
+    """Copy the records of TOPIC to TARGET, with keys, headers and timestamps: all of them or none."""
+    from headrace.cli.output import show_facts, show_json
+    from headrace.pipelines.upkeep import Upkeep
+
+    count = Upkeep(broker_url(url, config_file)).replay(topic, target, start=start, write_id=write_id)
+    if as_json:
+        show_json({"records": count})
+    else:
+        show_facts({"records": count})
+
+
+def _show(written: Sequence["Written"], as_json: bool) -> None:
+    from headrace.cli.output import show_facts, show_json
+
+    facts = {
+        "segments": len(written),
+        "bytes_before": sum(w.bytes_before for w in written),
+        "bytes_after": sum(w.bytes_after for w in written),
+        "records": sum(w.records for w in written),
+    }
+    if as_json:
+        show_json(facts)
+    else:
+        show_facts(facts)

@@ -1,0 +1,65 @@
+"""Upkeep over HTTP, for `headrace log compact|recompress|tier`: the broker swaps what others have rewritten."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker import upkeep
+from headrace.broker.partition import Partition
+from headrace.doors.http.requests import OFFSET_MAX, Query, read_json
+from headrace.doors.http.site import Site, json_answer
+from headrace.doors.http.topics import topic_of
+from headrace.errors import InvalidInput, MalformedJson
+from headrace.wire.http.messages import integer
+
+
+async def replace_segment(site: Site, request: Request) -> Response:
+    """A staged file becomes the next generation of a sealed segment."""
+    Query(request)
+    partition = _partition(site, request)
+    base = request.path_params["segment"]
+    if not base.isdecimal() or int(base) > OFFSET_MAX:
+        raise InvalidInput(f"a segment is named by its first offset, not {base[:80]!r}")
+    fields = await read_json(request, request.state.share)
+    generation = integer(fields.get("generation"), "generation", most=OFFSET_MAX)
+    if fields.keys() != {"generation", "staged"} or generation is None or type(fields["staged"]) is not str:
+        raise MalformedJson('a replacement is {"generation": 0, "staged": "..."}')
+    broker = site.broker
+    gain = await upkeep.replace_segment(
+        broker.shard, broker.staging, partition, int(base), generation, fields["staged"]
+    )
+    return json_answer(gain._asdict())
+
+
+async def compact(site: Site, request: Request) -> Response:
+    """The latest record of each key stays, in the sealed segments of every partition."""
+    Query(request)
+    gains = [await upkeep.compact(site.broker.shard, partition) for partition in topic_of(site, request).partitions]
+    return json_answer({"partitions": [{"partition": n, **gain._asdict()} for n, gain in enumerate(gains)]})
+
+
+async def delete_records(site: Site, request: Request) -> Response:
+    """Everything before an offset goes; the offset is the partition's new start."""
+    query = Query(request, "before")
+    before = query.integer("before")
+    if before is None:
+        raise InvalidInput("before says up to which offset records go")
+    partition = _partition(site, request)
+    await upkeep.delete_before(site.broker.shard, partition, before)
+    return Response(status_code=204)
+
+
+def _partition(site: Site, request: Request) -> Partition:
+    text = request.path_params["partition"]
+    if not text.isdecimal() or len(text) > 10:
+        raise InvalidInput(f"a partition is a number, not {text[:80]!r}")
+    return topic_of(site, request).partition(int(text))
+
+
+GAIN: dict[str, Any] = {
+    "bytes_before": {"type": "integer"},
+    "bytes_after": {"type": "integer"},
+    "records_before": {"type": "integer"},
+    "records_after": {"type": "integer"},
+}

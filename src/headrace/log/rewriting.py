@@ -1,0 +1,95 @@
+"""Rewriting a sealed segment outside the broker, and taking the result in.
+
+Whoever rewrites (a command, a Spark task) reads the segment's file and writes another, whole and synced. The broker
+then checks that file and makes it the next generation of the segment by a rename, as its own compaction does: a
+crash leaves the old one or the new one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.errors import CorruptBatch, InvalidInput
+from headrace.log import kernel, paths
+from headrace.log.compaction import Rewritten, batches
+from headrace.log.disk import Disk, RealDisk
+from headrace.log.files import Files
+from headrace.log.segment import Segment, seal_of
+from headrace.record import codec
+from headrace.record.types import BatchInfo, Buffer
+
+# What becomes of a batch: the same, another, or None for nothing.
+Change = Callable[[memoryview, BatchInfo], Buffer | None]
+_READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    bytes_before: int
+    bytes_after: int
+    records: int
+
+
+def rewrite_file(source: Segment, target: str, change: Change, disk: Disk | None = None) -> Written:
+    """Write the changed batches of a sealed segment to a new file; synced on return."""
+    disk = disk or RealDisk()
+    files = Files(disk, 8)
+    file = disk.open(target, create=True, exclusive=True)
+    position = records = 0
+    try:
+        for data, info in batches(files, source):
+            made = change(data, info)
+            if made is not None:
+                position += disk.pwrite(file, [made], position)
+                records += info.count
+        disk.sync(file)
+    finally:
+        disk.close(file)
+        files.close()
+    disk.sync_dir(target.rpartition("/")[0])
+    return Written(source.size, position, records)
+
+
+def adopt(files: Files, segment: Segment, source: str, interval: int) -> Rewritten:
+    """Make a file the next generation of a sealed segment: complete and named, but not yet in the log's list."""
+    target = Segment(segment.folder, segment.base, segment.generation + 1)
+    walker = _walk(files.disk, segment, source, interval)
+    seal = seal_of(walker, segment.next_offset)
+    files.write(target.path(paths.SEAL), [seal.pack()], 0, create=True)
+    files.sync(target.path(paths.SEAL))
+    files.disk.sync_dir(segment.folder)
+    files.write_derived(target.path(paths.INDEX), walker.index, 0)
+    files.write_derived(target.path(paths.TIME_INDEX), walker.time_index, 0)
+    files.disk.rename(source, target.path())
+    files.disk.sync_dir(segment.folder)
+    target.size, target.records = seal.size, seal.records
+    target.next_offset, target.max_timestamp, target.is_sealed = seal.next_offset, seal.max_timestamp, True
+    return Rewritten(target, segment.size, target.size, segment.records, target.records)
+
+
+def _walk(disk: Disk, segment: Segment, source: str, interval: int) -> kernel.Walker:
+    """Every batch checked: whole, its checksum right, its offsets ascending and inside the segment's."""
+    walker = kernel.Walker(segment.base, interval)
+    expected = segment.base
+    file = disk.open(source)
+    try:
+        size = disk.size(file)
+        want = _READ_BYTES
+        while walker.position < size:
+            data = disk.pread(file, min(want, size - walker.position), walker.position)
+            infos = codec.scan(data)
+            if not infos:
+                need = 12 + int.from_bytes(data[8:12], "big", signed=True)
+                if need <= len(data) or need > size - walker.position:
+                    raise CorruptBatch("a batch is cut short", walker.position)
+                want = need
+                continue
+            want = _READ_BYTES
+            for info in infos:
+                if info.base_offset < expected or info.next_offset > segment.next_offset:
+                    raise InvalidInput(f"offsets {info.base_offset} to {info.last_offset} have no place in {segment!r}")
+                expected = info.next_offset
+            walker.walk(data, 0, infos[-1].end)
+        disk.sync(file)
+    finally:
+        disk.close(file)
+    return walker

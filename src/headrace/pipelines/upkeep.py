@@ -1,0 +1,224 @@
+"""Upkeep of logs as jobs: verify, recompress, compact, tier, replay. Here or on Spark, the work is the same function.
+
+A job is planned as items (mostly one per segment), worked on somewhere, and finished by the broker, which alone changes
+what a log is made of. Below a few gigabytes a loop here is done before Spark has started.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from headrace.errors import HeadraceError, InvalidInput, NotFound
+from headrace.log.paths import STAGING
+from headrace.log.reading import LogFiles
+from headrace.log.rewriting import Written, rewrite_file
+from headrace.log.segment import Segment
+from headrace.record import codec
+from headrace.record.layout import CODECS
+from headrace.record.recompress import recompress
+from headrace.record.types import BatchInfo, Buffer
+from headrace.spark.broker import BrokerLink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Where = Literal["auto", "local", "spark"]
+SPARK_BYTES_MIN = 4 << 30  # below, a loop on one core is done sooner than Spark has started
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def run_over(
+    items: Sequence[Item],
+    work: Callable[[Item], Result],
+    *,
+    on: Where,
+    size: int,
+    session: "SparkSession | None" = None,
+) -> list[Result]:
+    """The results of all items, in their order."""
+    if not items or on == "local" or (on == "auto" and size < SPARK_BYTES_MIN):
+        return [work(item) for item in items]
+    if session is None:
+        from headrace.pipelines.session import build
+
+        session = build("headrace upkeep")
+    return list(session.sparkContext.parallelize(items, len(items)).map(work).collect())
+
+
+@dataclass(frozen=True)
+class SegmentItem:
+    """A sealed segment, as it travels to whoever works on it."""
+
+    topic: str
+    partition: int
+    log_id: int
+    folder: str
+    base: int
+    generation: int
+    size: int
+    next_offset: int
+
+    @classmethod
+    def of(cls, topic: str, partition: int, log_id: int, segment: Segment) -> "SegmentItem":
+        s = segment
+        return cls(topic, partition, log_id, s.folder, s.base, s.generation, s.size, s.next_offset)
+
+    @property
+    def segment(self) -> Segment:
+        found = Segment(self.folder, self.base, self.generation)
+        found.size, found.next_offset, found.is_sealed = self.size, self.next_offset, True
+        return found
+
+
+class Upkeep:
+    """The upkeep of one broker's topics. The data folder must be in sight: segments are read and written as files."""
+
+    def __init__(self, url: str, *, on: Where = "auto", session: "SparkSession | None" = None) -> None:
+        self.link = BrokerLink(url, retry_s=20.0)
+        self._url = url
+        self._on = on
+        self._session = session
+        self.folder = str(self.link.get("status")["data_dir"])
+        if not Path(self.folder, "slots").is_file():
+            raise NotFound(f"the data folder {self.folder} of {url} is not in sight: run this where it is")
+        self._files = LogFiles(self.folder)
+
+    def sealed(self, topic: str) -> list[SegmentItem]:
+        """What may be rewritten: sealed, and below the durable end."""
+        logs = self.link.logs(topic)
+        if logs is None:
+            raise NotFound(f"there is no topic {topic!r}")
+        return [
+            SegmentItem.of(topic, log["partition"], log["log"], segment)
+            for log in logs
+            for segment in self._files.segments(log["log"], log["durable_end"])
+            if segment.is_sealed and segment.next_offset <= log["durable_end"] and segment.size
+        ]
+
+    def recompress(self, topic: str, codec_name: str) -> list[Written]:
+        """Every sealed segment under another codec, one by one; a segment that gains nothing stays."""
+        if codec_name not in CODECS:
+            raise InvalidInput(f"a codec is one of {', '.join(CODECS)}, not {codec_name!r}")
+        number, folder = CODECS[codec_name], self.folder
+
+        def work(item: SegmentItem) -> tuple[str, Written]:
+            def change(data: memoryview, info: BatchInfo) -> Buffer:
+                return recompress(data, info, number)
+
+            return rewrite_to_staging(item, folder, change)
+
+        return self._rewrite(topic, work)
+
+    def compact(self, topic: str) -> list[Written]:
+        """The latest record of each key. Here by the broker; on Spark the survivors are found from keys and offsets
+        alone, and each segment is then rewritten by itself: values are never shuffled."""
+        items = self.sealed(topic)
+        if self._on == "local" or (self._on == "auto" and sum(item.size for item in items) < SPARK_BYTES_MIN):
+            gains = self.link.send("POST", "topics", topic, "compact", body={})["partitions"]
+            return [Written(g["bytes_before"], g["bytes_after"], g["records_after"]) for g in gains]
+        described = self.link.get("topics", topic)
+        if described["kind"] != "topic" or "compact" not in described["config"]["cleanup_policy"]:
+            raise InvalidInput(f"{topic!r} is not a topic that is kept by key: set cleanup_policy=compact first")
+        survivors = self._survivors(topic, items)
+        folder = self.folder
+
+        def work(item: SegmentItem) -> tuple[str, Written]:
+            kept = survivors.get((item.partition, item.base), frozenset())
+
+            def change(data: memoryview, info: BatchInfo) -> Buffer | None:
+                if info.is_control:
+                    return data[info.position : info.end]
+                return codec.filter_batch(data, info, lambda offset: offset in kept)
+
+            return rewrite_to_staging(item, folder, change)
+
+        return self._rewrite(topic, work)
+
+    def _survivors(self, topic: str, items: Sequence[SegmentItem]) -> dict[tuple[int, int], frozenset[int]]:
+        """Per segment the offsets that stay: the last of each key over all sealed segments, and what has no key."""
+        from pyspark.sql import functions as f
+
+        session = self.session()
+        ends: dict[int, int] = {}
+        for item in items:
+            ends[item.partition] = max(item.next_offset, ends.get(item.partition, 0))
+        options = {"path": self.folder, "topic": topic, "columns": "partition,key,offset"}
+        rows = session.read.format("headrace").options(**options).load()
+        below = [(f.col("partition") == p) & (f.col("offset") < end) for p, end in ends.items()]
+        rows = rows.where(_any(below))
+        keyless = rows.where("key is null").select("partition", "offset")
+        latest = rows.where("key is not null").groupBy("partition", "key").agg(f.max("offset").alias("offset"))
+        found: dict[tuple[int, int], set[int]] = {}
+        starts = sorted((item.partition, item.base) for item in items)
+        from bisect import bisect_right
+
+        for row in latest.select("partition", "offset").unionByName(keyless).toLocalIterator():
+            at = bisect_right(starts, (row.partition, row.offset)) - 1
+            found.setdefault(starts[at], set()).add(row.offset)
+        return {place: frozenset(offsets) for place, offsets in found.items()}
+
+    def session(self) -> "SparkSession":
+        if self._session is None:
+            from headrace.pipelines.session import build
+
+            self._session = build("headrace upkeep")
+        return self._session
+
+    def _rewrite(self, topic: str, work: Callable[[SegmentItem], tuple[str, Written]]) -> list[Written]:
+        items = self.sealed(topic)
+        size = sum(item.size for item in items)
+        results = run_over(items, work, on=self._on, size=size, session=self._session)
+        done = []
+        for item, (name, written) in zip(items, results, strict=True):
+            done.append(self._swap(item, name, written))
+        return done
+
+    def _swap(self, item: SegmentItem, name: str, written: Written) -> Written:
+        """Hand a rewritten segment to the broker, unless it gained nothing."""
+        if written.bytes_after >= written.bytes_before:
+            self.link.discard(name)
+            return Written(written.bytes_before, written.bytes_before, written.records)
+        try:
+            path = ("topics", item.topic, "partitions", str(item.partition), "segments", str(item.base))
+            self.link.send("POST", *path, body={"generation": item.generation, "staged": name})
+        except HeadraceError:
+            self.link.discard(name)
+            raise
+        return written
+
+    def replay(self, topic: str, target: str, *, start: str = "earliest", write_id: str | None = None) -> int:
+        """Records of a topic once more, to another one, with keys, values, headers and timestamps; how many.
+
+        With a `write_id` running it again stores nothing twice."""
+        if topic == target:
+            raise InvalidInput("a topic is not replayed to itself: it would never end")
+        from headrace.spark.replay import replay
+
+        return replay(self._url, self.folder, topic, target, start=start, write_id=write_id or uuid.uuid4().hex)
+
+
+def rewrite_to_staging(
+    item: SegmentItem, folder: str, change: Callable[[memoryview, BatchInfo], Buffer | None]
+) -> tuple[str, Written]:
+    """(name under which it is staged, what it came to)"""
+    name = uuid.uuid4().hex
+    staging = Path(folder, STAGING)
+    staging.mkdir(mode=0o700, exist_ok=True)
+    return name, rewrite_file(item.segment, str(staging / f"{name}.staged"), change)
+
+
+def _any(conditions: Iterable[object]) -> "Column":
+    import functools
+    import operator
+
+    from pyspark.sql import functions as f
+
+    return functools.reduce(operator.or_, conditions, f.lit(False))
+
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column

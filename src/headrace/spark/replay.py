@@ -1,0 +1,36 @@
+"""A topic's records once more, to another topic: what a Spark task does, done here in a loop."""
+
+from headrace.spark import options as parsing
+from headrace.spark.broker import BrokerLink
+from headrace.spark.folder_access import FolderAccess
+from headrace.spark.plan import Planner
+from headrace.spark.rows import Rows
+from headrace.spark.writer import Staged, Task
+
+COLUMNS = ("key", "value", "timestamp", "headers")
+
+
+def replay(url: str, folder: str, topic: str, target: str, *, start: str, write_id: str) -> int:
+    """How many records were copied; one commit, so all of them or none."""
+    import pyarrow as pa
+
+    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    kinds = pa.binary(), pa.binary(), pa.timestamp("us", "UTC"), pa.list_(pair)
+    chosen = parsing.read_options({"path": folder, "topic": topic, "startingOffsets": start})
+    access = FolderAccess(folder, committed=True, fail_on_data_loss=True)
+    planner = Planner(chosen, access)
+    states = planner.states()
+    schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)))
+    rows = Rows(access, COLUMNS, verify_crc=True, committed=True)
+    link = BrokerLink(url)
+    staged = Staged()
+    task = Task(link, parsing.write_options({"bootstrap": url, "topic": target}), staged, 0)
+    count = 0
+    for piece in planner.pieces(planner.first(states, "earliest"), planner.last(states), states):
+        for batch in rows.read(piece, schema):
+            task.add(batch)
+            count += batch.num_rows
+    task.upload(everything=True)
+    link.commit(f"write:{write_id}", 0, staged.parts)
+    link.close()
+    return count

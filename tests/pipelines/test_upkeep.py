@@ -1,0 +1,115 @@
+"""Upkeep jobs against a running broker: fewer bytes, the same records, here and on Spark."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.errors import HeadraceError, InvalidInput
+from headrace.pipelines.upkeep import Upkeep, Where
+from tests.spark.world import RunningBroker, numbered
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def records(broker: RunningBroker, topic: str) -> list[tuple[Any, ...]]:
+    return [
+        (p, m["offset"], m["timestamp"], m["key"], m["value"], json.dumps(m["headers"]))
+        for p in broker.ends(topic)
+        for m in broker.messages(topic, p)
+    ]
+
+
+def size(broker: RunningBroker, topic: str) -> int:
+    return int(sum(log["size_bytes"] for log in broker.ok("GET", f"/topics/{topic}")["logs"]))
+
+
+@pytest.mark.parametrize("on", ["local", "spark"])
+def test_recompressing_keeps_every_record_where_it_is(
+    spark: "SparkSession", shared_broker: RunningBroker, on: Where
+) -> None:
+    broker, topic = shared_broker, f"recompress-{on}"
+    broker.create(topic, 2, segment_size="64KB")
+    for part in range(8):
+        broker.publish(topic, numbered(200, first=part * 200, size=300))
+    before, bytes_before = records(broker, topic), size(broker, topic)
+    upkeep = Upkeep(broker.url, on=on, session=spark)
+    gained = upkeep.recompress(topic, "zstd")
+    assert len(gained) >= 4 and all(g.bytes_after < g.bytes_before / 2 for g in gained)
+    assert records(broker, topic) == before and size(broker, topic) < bytes_before
+    frame = spark.read.format("headrace").options(path=broker.path, topic=topic).load()
+    assert frame.count() == 1600
+    assert upkeep.recompress(topic, "zstd") == [type(g)(g.bytes_after, g.bytes_after, g.records) for g in gained]
+    with pytest.raises(InvalidInput, match="a codec is one of"):
+        upkeep.recompress(topic, "rar")
+    upkeep.link.close()
+    assert not list(broker.data.glob("staging/*"))
+
+
+def test_rewritten_segments_survive_a_kill_and_a_bad_file_is_refused(tmp_path: Path) -> None:
+    broker = RunningBroker(tmp_path).start()
+    try:
+        broker.create("t", segment_size="64KB")
+        for part in range(6):
+            broker.publish("t", numbered(200, first=part * 200, size=300))
+        before = records(broker, "t")
+        upkeep = Upkeep(broker.url, on="local")
+        items = upkeep.sealed("t")
+        # A file whose batches belong to another segment, and one that is cut short.
+        for data in (Path(items[1].segment.path()).read_bytes(), Path(items[0].segment.path()).read_bytes()[:-5]):
+            name = "0123456789abcdef" * 2
+            (broker.data / "staging").mkdir(exist_ok=True)
+            (broker.data / "staging" / f"{name}.staged").write_bytes(data)
+            path = ("topics", "t", "partitions", "0", "segments", str(items[0].base))
+            with pytest.raises(HeadraceError):
+                upkeep.link.send("POST", *path, body={"generation": 0, "staged": name})
+        assert records(broker, "t") == before
+        upkeep.link.discard(name)
+        upkeep.recompress("t", "lz4")
+        upkeep.link.close()
+        broker.kill()
+        broker.start()
+        assert records(broker, "t") == before
+        broker.publish("t", numbered(10))
+        assert broker.count("t") == 1210
+    finally:
+        broker.close()
+
+
+@pytest.mark.parametrize("on", ["local", "spark"])
+def test_compacting_keeps_the_latest_of_each_key(
+    spark: "SparkSession", shared_broker: RunningBroker, on: Where
+) -> None:
+    broker, topic = shared_broker, f"compact-{on}"
+    broker.create(topic, segment_size="64KB", cleanup_policy="compact")
+    for part in range(8):
+        broker.publish(topic, numbered(200, first=part * 200, keys=50, size=300))
+    latest = {m["key"]: m["value"] for m in broker.messages(topic)}
+    upkeep = Upkeep(broker.url, on=on, session=spark)
+    sealed_end = max(item.next_offset for item in upkeep.sealed(topic))
+    upkeep.compact(topic)
+    upkeep.link.close()
+    left = broker.messages(topic)
+    assert {m["key"]: m["value"] for m in left} == latest
+    assert len([m for m in left if m["offset"] < sealed_end]) == 50
+    offsets = [m["offset"] for m in left]
+    assert offsets == sorted(set(offsets)), "offsets are kept, gaps are allowed"
+    frame = spark.read.format("headrace").options(path=broker.path, topic=topic).load()
+    assert [r.offset for r in frame.select("offset").orderBy("offset").collect()] == offsets
+
+
+def test_a_replay_copies_records_with_all_their_parts_once(shared_broker: RunningBroker) -> None:
+    broker = shared_broker
+    broker.create("past", 2)
+    broker.publish("past", ({"key": f"k{n}", "value": str(n), "headers": {"n": str(n)}} for n in range(300)))
+    upkeep = Upkeep(broker.url, on="local")
+    assert upkeep.replay("past", "again", write_id="once") == 300
+    upkeep.replay("past", "again", write_id="once")
+    assert upkeep.replay("past", "tail", start='{"past": {"0": -1}}') == broker.ends("past")[1][1]
+    upkeep.link.close()
+    strip = [(m[3:], m[2]) for m in records(broker, "past")]
+    assert sorted((m[3:], m[2]) for m in records(broker, "again")) == sorted(strip)
+    with pytest.raises(InvalidInput, match="itself"):
+        upkeep.replay("past", "past")
