@@ -197,6 +197,24 @@ async def test_connections_are_closed_only_when_an_alarm_lasts() -> None:
     await world.pressure.close()
 
 
+async def test_an_alarm_that_comes_back_at_once_has_no_patience_left() -> None:
+    world = World()
+    clients = world.holder("clients", 5000 * MB, patience_s=5.0)
+    world.memory.rss = 950 * MB
+    for _ in range(110):
+        world.step()
+    assert len(clients.asked) == 1 and world.pressure.verdict.paused_by is None
+    world.memory.rss = 950 * MB
+    world.step()
+    assert len(clients.asked) == 2
+    for _ in range(300):
+        world.step()
+    world.memory.rss = 950 * MB
+    world.step()
+    assert len(clients.asked) == 2, "a new alarm"
+    await world.pressure.close()
+
+
 async def test_a_burst_is_looked_at_before_the_next_tick() -> None:
     world = World()
     changes: list[str | None] = []

@@ -35,6 +35,7 @@ PENDING_BYTES_MAX = 256 * MB  # with less, one slow sync would refuse publishers
 DISK_LOOK_S = 1.0
 SHED_INTERVAL_S = 1.0
 TRIM_INTERVAL_S = 5.0
+SAME_ALARM_S = 10.0  # one that comes back sooner goes on where it was: holders have been patient already
 NOTHING_LEFT_S = 30.0
 OTHER_FILES = 128  # journal, slots, listeners, threads
 CONNECTIONS_MIN = 64
@@ -134,6 +135,7 @@ class Pressure:
         self._free_at = 0.0
         self._disk_due = self._shed_due = self._trim_due = 0.0
         self._alarm_since = self._complain_due = 0.0
+        self._alarm_ended = -SAME_ALARM_S
         self._trim: asyncio.Future[None] | None = None
         if self.usage.rss_bytes >= limit * RESUME_SHARE:
             logger.warning(
@@ -239,7 +241,11 @@ class Pressure:
             return
         if verdict.memory_alarm and not before.memory_alarm:
             self.events["memory_paused"] += 1
-            self._alarm_since, self._shed_due = now, 0.0
+            self._shed_due = 0.0
+            if now - self._alarm_ended > SAME_ALARM_S:
+                self._alarm_since = now
+        if before.memory_alarm and not verdict.memory_alarm:
+            self._alarm_ended = now
         if verdict.disk_alarm and not before.disk_alarm:
             self.events["disk_paused"] += 1
         if verdict.level and (not before.level or verdict.slowed_by != before.slowed_by):
