@@ -113,8 +113,9 @@ class Explorer:
         effort, rng, world = self.effort, self.rng, self.world
         nested = depth < 2 and rng.random() < effort.nested_share
         spare = image.kill() if rng.random() < effort.derived_share else None
+        inner: list[Broken] = []  # raised at once, it would look like a failure of the disk
         if nested:
-            image.before = lambda kind, path: self._crash_inside(image, kind, depth, power_cut)
+            image.before = lambda kind, path: self._crash_inside(image, kind, depth, power_cut, inner)
         try:
             shard, clean = open_shard(image, world.settings, world.model.specs(), world.clock)
         except (HeadraceError, OSError, AssertionError) as error:
@@ -123,6 +124,8 @@ class Explorer:
             where = f"[{mode} before {self._at}, depth {depth}]"
             return f"L5 cannot be opened: {error!r} {where}\n{_trace(error)}"
         image.before = None
+        if inner:
+            raise inner[0]
         found = look(shard, clean)
         if rng.random() < effort.again_share:
             self._cut_again(image, found)
@@ -132,12 +135,20 @@ class Explorer:
             self._live_on(image, found, power_cut)
         return found
 
-    def _crash_inside(self, image: SimulatedDisk, kind: str, depth: int, power_cut: bool) -> None:
+    def _crash_inside(
+        self, image: SimulatedDisk, kind: str, depth: int, power_cut: bool, inner: list[Broken]
+    ) -> None:
+        if inner:
+            return
         outer, self._at = self._at, f"{self._at} > {kind} in recovery"
         for _ in range(self.effort.nested_variants):
             mode = self.rng.choice(("kill", "lost", "prefix", "mixed"))
             sub = image.kill() if mode == "kill" else image.power_cut(self.rng, mode)
-            self._judge(sub, mode, depth + 1, power_cut=power_cut)
+            try:
+                self._judge(sub, mode, depth + 1, power_cut=power_cut)
+            except Broken as broken:
+                inner.append(broken)
+                break
         self._at = outer
 
     def _reopen(self, image: SimulatedDisk) -> tuple[object, Found]:

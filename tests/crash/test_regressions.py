@@ -225,3 +225,94 @@ def test_state_read_from_the_page_cache_is_not_built_upon() -> None:
     checkpoint(shard)
     for cut in cuts:
         assert values(reopen(cut, spec()))[:1] == ["a"]
+
+
+def every_cut(disk: SimulatedDisk, variants: int = 3) -> list[SimulatedDisk]:
+    """The list fills with disks a crash could leave before each call that changes this one."""
+    images: list[SimulatedDisk] = []
+
+    def before(kind: str, path: str) -> None:
+        images.append(disk.kill())
+        images.append(lost(disk))
+        images.extend(disk.power_cut(Random(len(images) + n)) for n in range(variants))
+
+    disk.before = before
+    return images
+
+
+def truncate(shard: Shard, offset: int) -> None:
+    errors: list[BaseException | None] = []
+    shard.maintenance.truncate(shard.logs[1], offset, errors.append)
+    shard.pump()
+    assert errors == [None]
+
+
+def finished(disk: SimulatedDisk, *specs: LogSpec) -> Shard:
+    shard = reopen(disk, *specs)
+    shard.pump()  # truncations that were interrupted
+    return shard
+
+
+def test_a_truncated_log_is_not_called_damaged_by_an_old_slot_nor_comes_back() -> None:
+    """The slot still told the former end; and names unlinked before a kill came back with a later cut."""
+    disk = new_disk()
+    shard = reopen(disk, spec(segment_size=100))
+    for text in "abcd":
+        write(shard, text, size=60)
+    images = every_cut(disk)
+    truncate(shard, 2)
+    disk.before = None
+    for image in [*images, disk.kill(), lost(disk)]:
+        again = finished(image, spec(segment_size=100))
+        found = values(again)
+        assert found in (["a", "b"], ["a", "b", "c", "d"])
+        assert values(finished(lost(image), spec(segment_size=100))) == found
+
+
+def test_a_log_cut_back_to_a_segments_edge_keeps_its_sealed_segments_known() -> None:
+    """Without an active segment all of them were scanned as if never synced, and compacted ones called torn."""
+    disk = new_disk()
+    settings = {"segment_size": 100, "cleanup_policy": "compact"}
+    shard = reopen(disk, spec(**settings))
+    for text in "abcd":
+        write(shard, text, size=60)
+    results: list[object] = []
+    shard.maintenance.compact(shard.logs[1], lambda result, error: results.append(error))
+    shard.pump()
+    assert results == [None] and values(shard) == ["c", "d"]
+    truncate(shard, 3)
+    assert values(finished(disk.kill(), spec(**settings))) == ["c"]
+
+
+def test_the_only_state_log_is_never_removed_before_the_next_has_a_durable_name() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    image = disk.kill()
+    killed: list[SimulatedDisk] = []
+    image.before = lambda kind, path: killed.append(image.kill()) if path == f"{ROOT}/state" else None
+    reopen(image, spec())
+    assert len(killed) == 1, "renamed, and its folder not synced"
+    cuts = every_cut(killed[0])
+    reopen(killed[0], spec())
+    for cut in cuts:
+        again = reopen(cut, spec())
+        assert values(again) == ["a"] and again.epoch > 0
+
+
+def test_a_segment_that_retention_removed_may_come_back_alone() -> None:
+    """One before the start, those between it and the start gone: it was taken for the log's torn end."""
+    disk = new_disk()
+    shard = reopen(disk, spec(segment_size=100))
+    for text in "abcd":
+        write(shard, text, size=60)
+    checkpoint(shard)
+    first = next(path for path in sorted(disk.files()) if path.endswith(".log"))
+    content = disk.files()[first]
+    shard.maintenance.delete_before(shard.logs[1], 4)
+    shard.pump()
+    image = disk.kill()
+    file = image.open(first, create=True)
+    image.pwrite(file, [content], 0)
+    shard = reopen(image, spec(segment_size=100))
+    assert values(shard) == [] and shard.logs[1].visible_end == 4

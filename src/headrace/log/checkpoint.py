@@ -13,6 +13,7 @@ import errno
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.errors import DiskFull
 from headrace.log.log import Log
 from headrace.log.state import Marker
 
@@ -195,7 +196,7 @@ class Checkpoints:
         if not room:
             self._leftover = records
             shard.is_full = True
-            self._finish(None)
+            self._finish(None, DiskFull("no room for a checkpoint"))
             return
         self._leftover = {}
         shard.counters.checkpoints += 1
@@ -207,7 +208,8 @@ class Checkpoints:
         self._finish(None)
         shard.journal_freed()
 
-    def _finish(self, error: BaseException | None) -> None:
+    def _finish(self, error: BaseException | None, refused: DiskFull | None = None) -> None:
+        """`refused`: nothing broke, but whoever waits for this checkpoint did not get one."""
         self.is_running = False
         if error is not None:
             self._shard.fail(error)
@@ -216,7 +218,7 @@ class Checkpoints:
         if error is not None:
             done, self._waiting = [*done, *self._waiting], []
         for callback in done:
-            callback(error)
+            callback(error or refused)
         if again and error is None and not self._shard.is_closed:
             self.run()
         self._shard.checkpoint_finished()

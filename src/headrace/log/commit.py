@@ -171,7 +171,7 @@ class Committer:
     def tell(self, log: Log) -> None:
         """Write the log's slot: other processes see its new ends."""
         end = max(log.tail.next_offset, log.start_offset)
-        durable = log.durable_end if log.is_async else end
+        durable = min(log.durable_end, end) if log.is_async else end
         try:
             self._slots.write(Ends(log.id, log.epoch, log.start_offset, end, durable, log.stable_below(end)))
         except OSError as error:

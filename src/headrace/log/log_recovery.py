@@ -94,6 +94,8 @@ class LogRecovery:
         stems = self._without_superseded(stems)
         while len(stems) > 1 and stems[1].base <= self._start:
             stems.pop(0)  # retention had decided, and was interrupted
+        if stems and stems[0].base < self._start and not self._reaches_start(stems[0]):
+            stems.pop(0)  # a name that came back, with those behind it gone
         wanted = {str(stem) for stem in stems}
         for name in names:
             base, _, suffix = name.partition(".")
@@ -102,6 +104,19 @@ class LogRecovery:
             ):
                 self._unlink.append(f"{self._folder}/{name}")
         return stems
+
+    def _reaches_start(self, stem: SegmentStem) -> bool:
+        seal = read_seal(self._disk, self._path(stem, paths.SEAL))
+        if seal is not None:
+            return seal.next_offset > self._start
+        position, offset = 0, stem.base
+        if self._saved is not None and stem == (self._saved.base, self._saved.generation):
+            position, offset = self._saved.position, self._saved.next_offset
+        path = self._path(stem)
+        walker = kernel.Walker(offset, self._settings.index_interval)
+        for data in self._valid_runs(path, position, self._disk.file_size(path), offset):
+            walker.walk(data)
+        return walker.next_offset > self._start or self._from_journal(walker.next_offset) is not None
 
     def _without_superseded(self, stems: list[SegmentStem]) -> list[SegmentStem]:
         """A rewritten segment may cover several old ones: its seal says how far it reaches."""
@@ -201,9 +216,9 @@ class LogRecovery:
         for at, stem in enumerate(stems):
             path = self._path(stem)
             size = self._disk.file_size(path)
-            if stem.base > self._end and self._from_journal(self._end, stem.base) is not None:
-                # The name of a segment was lost and the later one's kept, but the journal has its records.
-                self._rescue(None, 0, 0, self._end, stem.base, None, None)
+            if stem.base > self._end:
+                # The name of a segment was lost and the later one's kept, but the journal may have its records.
+                self._rescue_from_journal(stem.base)
             expected = self._end if self._segments else min(stem.base, self._end)
             self._unlink += [
                 self._path(stem, s) for s in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL)
@@ -215,8 +230,12 @@ class LogRecovery:
             end = stems[at + 1].base if at + 1 < len(stems) else None
             found = Segment(self._folder, stem.base, stem.generation)
             self._rescue(path, 0, size, stem.base, end, stem, found)
-        if self._from_journal(self._end) is not None:
-            self._rescue(None, 0, 0, self._end, None, None, None)
+        self._rescue_from_journal(None)
+
+    def _rescue_from_journal(self, end: int | None) -> None:
+        rest = self._from_journal(self._end, end)
+        if rest is not None:
+            self._rescue(None, 0, 0, int.from_bytes(rest[:8], "big"), end, None, None)
 
     @property
     def _end(self) -> int:
@@ -280,9 +299,10 @@ class LogRecovery:
         wanted = [
             info
             for info in codec.scan(batches, verify_crc=False)
-            if offset <= info.base_offset and (end is None or info.next_offset <= end)
+            if offset < info.next_offset and (end is None or info.next_offset <= end)
         ]
-        if not wanted or wanted[0].base_offset != offset:
+        # The start of a log may lie inside a batch, anything later may not.
+        if not wanted or (wanted[0].base_offset != offset and self._segments):
             return None
         return memoryview(batches)[wanted[0].position : wanted[-1].end]
 
@@ -413,15 +433,19 @@ class LogRecovery:
         if saved is not None and (self._saved is None or saved != self._saved):
             state.apply_put(ENDS, self._key, saved.pack())
 
-    def clean_up(self) -> None:
+    @property
+    def folder(self) -> str:
+        return self._folder
+
+    def clean_up(self) -> bool:
+        """Remove what the fresh files replaced; True if a name went."""
         for path, size in self._truncate:
             self._files.truncate(path, size)
         gone = [path for path in self._unlink if self._disk.exists(path)]
         self._files.forget(gone)
         for path in gone:
             self._disk.unlink(path)
-        if gone:
-            self._files.folder_changed(self._folder)
+        return bool(gone)
 
 
 class _Copy:

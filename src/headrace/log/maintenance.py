@@ -178,10 +178,15 @@ class Maintenance:
         if error is not None:
             self._truncated(log, error, done)
             return
-        self._shard.worker.submit(
-            lambda: cut_back(self._shard.files, log.tail, offset, self._shard.clock.now_ms()),
-            lambda gone, failed: self._record_cut(log, offset, gone, failed, done),
-        )
+
+        def cut() -> list[Segment]:
+            gone = cut_back(self._shard.files, log.tail, offset, self._shard.clock.now_ms())
+            # While the intention stands: afterwards a slot with the former end would be evidence of a loss.
+            self._shard.committer.tell(log)
+            self._shard.slots.sync()
+            return gone
+
+        self._shard.worker.submit(cut, lambda gone, failed: self._record_cut(log, offset, gone, failed, done))
 
     def _record_cut(
         self, log: Log, offset: int, gone: list[Segment] | None, error: BaseException | None, done: Done

@@ -64,6 +64,9 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
     report.journal_entries = replayed.entries
     shard.epoch = marker.epoch if report.clean else marker.epoch + 1
     folders = _folders(shard, {spec.id for spec in specs}, report)
+    if not report.clean:
+        # After a kill a name may be seen, or missed, that a power cut would change again: first make them last.
+        _sync_folders(shard, list(folders.values()))
     recoveries = []
     for spec in specs:
         evidence = max(hints[spec.id].durable_end if spec.id in hints else 0, replayed.ends.get(spec.id, 0))
@@ -79,8 +82,8 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
         shard.logs[spec.id] = recovery.log
     _make_durable(shard, recoveries)
     _begin(shard, recoveries, replayed.sequence)
-    for recovery in recoveries:
-        recovery.clean_up()
+    # Before the first append: a file of a former life that came back would be read as its continuation.
+    _sync_folders(shard, [recovery.folder for recovery in recoveries if recovery.clean_up()])
     report.seconds = shard.clock.monotonic() - started
     return report
 
@@ -129,6 +132,14 @@ def _folders(shard: "Shard", known: set[int], report: RecoveryReport) -> dict[in
         else:
             report.strays.append(name)
     return found
+
+
+def _sync_folders(shard: "Shard", folders: list[str]) -> None:
+    if len(folders) > SYNC_EACH_MAX:
+        shard.sync_filesystem()
+        return
+    for folder in folders:
+        shard.disk.sync_dir(folder)
 
 
 def _make_durable(shard: "Shard", recoveries: list[LogRecovery]) -> None:

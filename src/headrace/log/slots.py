@@ -1,7 +1,8 @@
 """The slots: 64 bytes per log with its ends, for other processes (Spark) to read without asking the broker.
 
-Written after each sync and never synced for its own sake: what a slot says was durable before it was written,
-so an old slot is merely old. Deleting the file changes no answer; it is written anew at every start.
+Written after each sync and hardly ever synced for its own sake: what a slot says was durable before it was
+written, so an old slot is merely old, unless the log was cut back since: then it is synced. Deleting the file
+changes no answer; it is written anew at every start.
 """
 
 import struct
@@ -62,6 +63,9 @@ class Slots:
             self._next += 1
         if ends:
             self._disk.pwrite(self._file, [b"".join(map(pack, ends))], 0)
+        # Or a power cut brings the former file back, with ends from before a truncation.
+        self._disk.sync(self._file)
+        self._disk.sync_dir(self._path.rpartition("/")[0])
 
     def write(self, ends: Ends) -> None:
         assert self._file is not None
@@ -72,6 +76,10 @@ class Slots:
                 self._next += 1
             self._places[ends.log_id] = place
         self._disk.pwrite(self._file, [pack(ends)], place * SLOT.size)
+
+    def sync(self) -> None:
+        assert self._file is not None
+        self._disk.sync(self._file)
 
     def remove(self, log_id: int) -> None:
         place = self._places.pop(log_id, None)

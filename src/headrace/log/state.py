@@ -141,7 +141,6 @@ class StateStore:
         self.marker = marker
 
     def _rewrite(self, batches: list[bytearray]) -> None:
-        old = self._path(self._generation)
         path = self._path(self._generation + 1)
         temporary = path + paths.UNFINISHED
         if self._disk.exists(temporary):
@@ -157,10 +156,11 @@ class StateStore:
             raise
         if self._file is not None:
             self._disk.close(self._file)
-        if self._disk.exists(old):
-            self._disk.unlink(old)
         self._file, self._position = file, size
         self._generation += 1
+        for name in self._disk.listdir(self._folder):
+            if paths.parse_state(name) not in (None, self._generation):
+                self._disk.unlink(f"{self._folder}/{name}")
 
     def _path(self, generation: int) -> str:
         return f"{self._folder}/{paths.state_name(generation)}"
@@ -182,9 +182,7 @@ class StateStore:
         self._generation = max(found)
         path = self._path(self._generation)
         end = self._load_file(path)
-        for generation in found:
-            if generation != self._generation:
-                self._disk.unlink(self._path(generation))
+        # Older ones go with the next rewrite: after a kill the newest may have a name that is not durable yet.
         self._file = self._disk.open(path)
         self._position = end
 

@@ -34,6 +34,8 @@ def cut_back(files: Files, tail: Tail, offset: int, now_ms: int) -> list[Segment
         kept.append(tail.writer.segment)
         gone.append(old)
     tail.segments = tuple(kept)
+    if kept and tail.writer is None:
+        tail.roll(offset)  # recovery knows the segments before the active one as synced, so there has to be one
     return gone
 
 
