@@ -278,6 +278,24 @@ async def test_a_transaction_is_aborted_and_fenced_when_its_time_is_up(tmp_path:
             await transactions.end("x", pid, epoch, commit=True)
 
 
+async def test_a_producer_whose_transaction_timed_out_may_start_over_and_a_stranger_may_not(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        pid, epoch = await begin(broker, timeout_ms=50)
+        transactions = broker.coordination.transactions
+        while transactions.get("x").state == ONGOING or transactions.get("x").busy:
+            await broker.shard.group().commit()
+        with pytest.raises(ProducerFenced):
+            await transactions.begin_producer("x", 1000, pid, epoch + 7)
+        assert await transactions.begin_producer("x", 1000, pid, epoch) == (pid, epoch + 2)
+        assert await transactions.begin_producer("x", 1000, pid, epoch) == (pid, epoch + 3), "a lost answer"
+        assert await transactions.begin_producer("x", 1000) == (pid, epoch + 4), "another instance"
+        with pytest.raises(ProducerFenced):
+            await transactions.begin_producer("x", 1000, pid, epoch)
+
+
 async def test_what_a_transaction_may_not_do(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")

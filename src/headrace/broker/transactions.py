@@ -71,6 +71,7 @@ class Transaction:
         self.groups: set[str] = set()
         self.offsets: dict[tuple[str, str, int], Committed] = {}
         self.busy = False  # a change is on its way to the disk
+        self.last_epoch = -1  # of the producer that is still the rightful one, though its epoch was moved on
         self.timer: Timer | None = None
 
     def saved(self) -> bytes:
@@ -162,12 +163,15 @@ class Transactions:
             with self._busy(one):
                 await self._put(one)
             return one.producer_id, one.epoch
-        if producer_id >= 0 and (producer_id, epoch) != (one.producer_id, one.epoch):
+        # It may say the epoch before: its transaction timed out, or our last answer to this was lost.
+        rightful = producer_id == one.producer_id and epoch in (one.epoch, one.last_epoch)
+        if producer_id >= 0 and not rightful:
             raise ProducerFenced(f"{transactional_id!r} is producer {one.producer_id} at epoch {one.epoch}")
         with self._busy(one):
             if one.state == ONGOING:
                 await self._end(one, commit=False, bump=True)
             await self._bump(one)
+            one.last_epoch = epoch if producer_id >= 0 else -1
             one.timeout_ms = timeout_ms
             one.state = EMPTY
             await self._put(one)
@@ -283,8 +287,10 @@ class Transactions:
         if one.busy or one.state != ONGOING:
             return
         with self._busy(one):
+            epoch = one.epoch
             try:
                 await self._end(one, commit=False, bump=True)
+                one.last_epoch = epoch
             except HeadraceError:
                 one.timer = self._timers.call_later(RETRY_S, lambda: self._timed_out(one))
 
