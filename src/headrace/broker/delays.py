@@ -38,6 +38,7 @@ class DelayLog:
         self._timer: Any = None
         self._timer_at = 0.0
         self._asked_at = -1
+        self._indexing = False
         self.is_closed = False
         self.index_new()
 
@@ -57,15 +58,25 @@ class DelayLog:
             self.index_new()
 
     def index_new(self) -> None:
-        """Takes what has become visible into the index."""
+        """Takes what has become visible into the index, a chunk in each turn of the loop: after a restart there may
+        be millions, and nobody shall wait for them."""
         log = self.view.log
-        while (gap := self.view.settled.gap(self._indexed, log.stable_end)) is not None:
+        gap = self.view.settled.gap(self._indexed, log.stable_end)
+        if gap is not None:
             chunk = log.read(gap[0], READ_BYTES)
             for record in codec.records(chunk.data, from_offset=gap[0], to_offset=gap[1]):
                 self._index.add(_due_of(record), record.offset)
             self._indexed = max(min(chunk.next_offset, gap[1]), gap[0] + 1)
+            if self._indexed < log.stable_end and not self._indexing:
+                self._indexing = True
+                self._vhost.loop.call_soon(self._index_more)
         self.view.next = max(self.view.next, self._indexed)
         self._arm()
+
+    def _index_more(self) -> None:
+        self._indexing = False
+        if not self.is_closed:
+            self.index_new()
 
     def _arm(self) -> None:
         due_ms = self._index.next_due()

@@ -114,7 +114,9 @@ class Reclaim:
             await self._shard.maintenance.delete_before(log, start)
             self.bytes_freed += max(0, before - log.size_bytes)
         if not retain.is_wanted:
-            for run in mostly_settled(log.segments, view.settled, holds):
+            # Their files may be on their way out: what lies before the start is not looked at again.
+            wanted = [segment for segment in log.segments if segment.next_offset > log.start_offset]
+            for run in mostly_settled(wanted, view.settled, holds):
                 await self._rewrite(view, run)
 
     async def _rewrite(self, view: View, run: list[Segment]) -> None:

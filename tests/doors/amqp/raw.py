@@ -29,7 +29,7 @@ class Raw:
     def method(self, channel: int, method: type[Frame], **values: Any) -> "Raw":
         return self.send(frame(channel, method, **values))
 
-    def bytes(self, count: int) -> bytes:
+    def take(self, count: int) -> bytes:
         while len(self._data) < count:
             try:
                 more = self.socket.recv(65536)
@@ -42,9 +42,9 @@ class Raw:
         return found
 
     def frame(self) -> tuple[int, int, bytes]:
-        kind, channel, size = struct.unpack(">BHI", self.bytes(7))
-        payload = self.bytes(size)
-        assert self.bytes(1) == b"\xce"
+        kind, channel, size = struct.unpack(">BHI", self.take(7))
+        payload = self.take(size)
+        assert self.take(1) == b"\xce"
         return kind, channel, payload
 
     def expect(self, method: type[Frame]) -> Any:
@@ -60,7 +60,7 @@ class Raw:
     def is_closed(self) -> bool:
         try:
             while True:
-                self.bytes(1)
+                self.take(1)
         except Closed:
             return True
 

@@ -5,7 +5,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError
 
-from tests.doors.amqp.running import Running, bodies, depth, take
+from tests.doors.amqp.running import Running, bodies, depth, eventually, take
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -155,6 +155,54 @@ def test_a_transaction_publishes_and_acks_together_or_not_at_all(channel: Blocki
     channel.tx_commit()
     method, _, body = channel.basic_get(name)
     assert body == b"after"
+
+
+def test_a_transaction_with_one_bad_message_publishes_none(running: Running, name: str) -> None:
+    channel = running.channel()
+    channel.queue_declare(name, durable=True)
+    channel.exchange_declare(name, "direct")
+    channel.tx_select()
+    channel.basic_publish("", name, b"good")
+    channel.basic_publish(name, "k", b"to an exchange that will be gone")
+    channel.basic_publish("", name, b"also good")
+    running.channel().exchange_delete(name)
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.tx_commit()
+    assert caught.value.reply_code == 404
+    assert depth(running.channel(), name) == 0
+
+
+def test_a_full_disk_is_a_nack_and_heals_itself_d5(running: Running, name: str) -> None:
+    channel = running.channel()
+    channel.queue_declare(name, durable=True)
+    channel.confirm_delivery()
+    channel.basic_publish("", name, b"before")
+    shard = running.server.broker.shard
+    running.call(lambda: setattr(shard, "is_full", True))
+    with pytest.raises(NackError):
+        channel.basic_publish("", name, b"refused")
+    running.call(lambda: setattr(shard, "is_full", False))
+    channel.basic_publish("", name, b"after")
+    assert bodies(channel, name) == [b"before", b"after"]
+
+
+def test_a_dead_letter_that_finds_no_room_stays_where_it_is_d10(running: Running, name: str) -> None:
+    channel = running.channel()
+    channel.queue_declare(name + ".dead", durable=True)
+    channel.queue_declare(
+        name, durable=True, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": name + ".dead"}
+    )
+    channel.basic_publish("", name, b"x")
+    method, _, _ = take(channel, name)
+    shard = running.server.broker.shard
+    running.call(lambda: setattr(shard, "is_full", True))
+    channel.basic_reject(method.delivery_tag, requeue=False)
+    eventually(lambda: running.call(lambda: running.queue(name).ready) == 1)
+    running.call(lambda: setattr(shard, "is_full", False))
+    method, _, body = take(channel, name)
+    assert body == b"x"
+    channel.basic_reject(method.delivery_tag, requeue=False)
+    assert take(channel, name + ".dead")[2] == b"x"
 
 
 def test_confirms_and_transactions_exclude_each_other(running: Running) -> None:

@@ -17,11 +17,13 @@ const assert = require('assert');
   const connection = await amqp.connect(process.argv[2]);
   const channel = await connection.createConfirmChannel();
   await channel.assertExchange('js', 'headers', {durable: true});
-  await channel.assertQueue('js', {durable: true, maxPriority: 5, deadLetterExchange: '', deadLetterRoutingKey: 'js-dead'});
+  const dying = {deadLetterExchange: '', deadLetterRoutingKey: 'js-dead'};
+  await channel.assertQueue('js', {durable: true, maxPriority: 5, ...dying});
   await channel.assertQueue('js-dead', {durable: true});
   await channel.bindQueue('js', 'js', '', {'x-match': 'any', kind: 'wanted'});
   for (let n = 0; n < 20; n++) {
-    channel.publish('js', '', Buffer.from(String(n)), {headers: {kind: n % 2 ? 'wanted' : 'other'}, priority: n % 3, persistent: true});
+    const headers = {kind: n % 2 ? 'wanted' : 'other'};
+    channel.publish('js', '', Buffer.from(String(n)), {headers, priority: n % 3, persistent: true});
   }
   await channel.waitForConfirms();
   await channel.prefetch(3);
@@ -53,8 +55,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("amqplib NOT TESTED: node and npm are not installed")
     made = tmp_path_factory.mktemp("node")
     done = subprocess.run(
-        [npm, "install", "--no-audit", "--no-fund", "--silent", "amqplib@2"], cwd=made, capture_output=True, check=False,
-        timeout=120,
+        [npm, "install", "--no-audit", "--no-fund", "--silent", "amqplib@2"],
+        cwd=made, capture_output=True, check=False, timeout=120,
     )  # fmt: skip
     if done.returncode:
         pytest.skip(f"amqplib NOT TESTED: npm could not install it: {done.stderr.decode()[-300:]}")

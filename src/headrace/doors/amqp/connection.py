@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._steps is not None:
-            self._steps.cancel()
+            self._steps.leave()
             self._steps = None
         for channel in self.channels.values():
             channel.release()
@@ -496,7 +496,8 @@ class Connection(asyncio.Protocol):
         """Says why, and waits a little for the client to have read it."""
         if self.stage in (Stage.CLOSING, Stage.CLOSED):
             return
-        level = logging.DEBUG if code == protocol.CONNECTION_FORCED else logging.INFO  # not a line for each of thousands
+        # At a shutdown there would be a line for each of thousands.
+        level = logging.DEBUG if code == protocol.CONNECTION_FORCED else logging.INFO
         logger.log(level, "closing AMQP connection from %s: %d %s", self.peer, code, text)
         self.write(
             frame(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.doors.amqp.connection import Connection
 
 MANDATORY, IMMEDIATE = 1, 2
-TX_BYTES_MAX = 64 << 20
+TX_BYTES_MAX = 16 << 20  # a group must fit half a journal file
 EXPIRATION_DIGITS_MAX = 16
 
 
@@ -74,6 +74,16 @@ def split_method(method: bytes) -> tuple[str, str, int]:
     """(exchange, routing key, bits); the scanner has checked the lengths."""
     size = method[6]
     return to_text(method[7 : 7 + size]), to_text(method[8 + size : -1]), method[-1]
+
+
+def check(channel: "Channel", method: bytes, properties: bytes, body: bytes) -> None:
+    """Raises what route_message would, before anything has happened."""
+    exchange_name, key, _ = split_method(method)
+    _exchange(channel.connection, exchange_name)
+    found = Message(exchange_name, key, properties, body)
+    _check(channel.connection, found)
+    _receivers(found)
+    _reply_address(channel, found)
 
 
 def route_message(channel: "Channel", method: bytes, properties: bytes, body: bytes) -> None:

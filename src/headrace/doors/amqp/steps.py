@@ -5,15 +5,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 
+def _nobody_cares(_error: BaseException | None) -> None: ...
+
+
 class Steps:
     """One coroutine on its way. `done` is called with its error, or None, unless it ended in start."""
 
-    __slots__ = ("_coroutine", "_done", "_waiting")
+    __slots__ = ("_coroutine", "_done")
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], done: Callable[[BaseException | None], None]) -> None:
         self._coroutine = coroutine
         self._done = done
-        self._waiting: asyncio.Future[Any] | None = None
 
     def start(self) -> bool:
         """True when it ended without waiting; errors of that part are raised here."""
@@ -28,11 +30,9 @@ class Steps:
             asyncio.get_running_loop().call_soon(self._step, None)
             return
         future._asyncio_future_blocking = False
-        self._waiting = future
         future.add_done_callback(self._step)
 
     def _step(self, _future: object) -> None:
-        self._waiting = None
         try:
             self._wait_for(self._coroutine.send(None))
         except StopIteration:
@@ -40,9 +40,7 @@ class Steps:
         except BaseException as error:  # noqa: BLE001 - whoever started it decides what it means
             self._done(error)
 
-    def cancel(self) -> None:
-        """Its connection is gone: what waits is not waited for any more."""
-        if self._waiting is not None:
-            self._waiting.remove_done_callback(self._step)
-            self._waiting = None
-            self._coroutine.close()
+    def leave(self) -> None:
+        """Its connection is gone. What was begun is finished all the same: a queue half declared, in the catalog and
+        not in memory, would be worse than one that nobody waits for."""
+        self._done = _nobody_cares

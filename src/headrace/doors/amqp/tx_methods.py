@@ -7,6 +7,7 @@ from pamqp import commands
 from headrace.doors.amqp import basic_methods, publish
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.tx import Transaction
+from headrace.errors import HeadraceError
 from headrace.wire.amqp.methods import frame
 from headrace.wire.amqp.protocol import PRECONDITION_FAILED
 
@@ -45,6 +46,12 @@ async def commit(channel: "Channel", method: commands.Tx.Commit) -> None:
     """All of it in one group: after a crash everything is there, or nothing."""
     tx = _transaction(channel)
     rounds = channel.connection.rounds
+    try:
+        for held in tx.publishes:
+            publish.check(channel, *held)
+    except HeadraceError:
+        tx.clear()
+        raise
     rounds.begin_atomic()
     try:
         for held in tx.publishes:
