@@ -318,3 +318,25 @@ def test_a_segment_that_retention_removed_may_come_back_alone() -> None:
     image.pwrite(file, [content], 0)
     shard = reopen(image, spec(segment_size=100))
     assert values(shard) == [] and shard.logs[1].visible_end == 4
+
+
+def test_two_moves_of_a_logs_start_that_are_under_way_together_never_move_it_back() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec(segment_size=100))
+    for text in "abcd":
+        write(shard, text, size=60)
+    for offset in (3, 1):
+        shard.maintenance.delete_before(shard.logs[1], offset)
+    shard.pump()
+    assert values(shard) == ["d"]
+    assert values(reopen(lost(disk), spec(segment_size=100))) == ["d"]
+
+
+def test_what_the_journal_proved_before_a_truncation_is_no_evidence_after_it() -> None:
+    """The end of a direct append rode in the entry of the truncation's own intention."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    write(shard, "b", size=1000)
+    truncate(shard, 1)
+    assert values(finished(lost(disk), spec())) == ["a"]

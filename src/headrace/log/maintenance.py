@@ -33,6 +33,7 @@ class Maintenance:
         self._cleaner: Worker | None = None
         self._busy: set[int] = set()  # logs being compacted or truncated
         self._leases: dict[tuple[int, int, int], int] = {}  # (log, segment, generation) -> until, in ms
+        self._starts: dict[int, int] = {}  # log -> start asked for and not yet durable
         self._graves: list[tuple[int, Segment]] = []  # removed from their log, files still leased
 
     # Retention.
@@ -47,11 +48,19 @@ class Maintenance:
         """Move the start of the log; segments wholly before it go once that is durable."""
         if not log.start_offset <= offset <= log.visible_end:
             raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
+        # Two may be under way: the later one must not move the start back.
+        offset = self._starts[log.id] = max(offset, self._starts.get(log.id, 0))
         group = self._shard.group()
         group.put(STARTS, log.id.to_bytes(8, "big"), offset.to_bytes(8, "big"))
         ticket = group.commit()
-        ticket.add_callback(lambda done: None if done.error else self._drop_before(log, offset))
+        ticket.add_callback(lambda done: self._start_moved(log, offset, done))
         return ticket
+
+    def _start_moved(self, log: Log, offset: int, done: Ticket) -> None:
+        if self._starts.get(log.id) == offset:
+            del self._starts[log.id]
+        if done.error is None:
+            self._drop_before(log, offset)
 
     def _drop_before(self, log: Log, offset: int) -> None:
         if log.is_closed:

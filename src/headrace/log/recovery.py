@@ -19,7 +19,7 @@ from headrace.log.checkpoint import ENDS, SYNC_EACH_MAX
 from headrace.log.journal import Journal
 from headrace.log.log import LogSpec
 from headrace.log.log_recovery import DAMAGED, STARTS, TRUNCATIONS, LogRecovery
-from headrace.log.rounds import ReplayedEnd, ReplayedPart, decode
+from headrace.log.rounds import PUT, ReplayedEnd, ReplayedPart, decode
 from headrace.log.slots import Slots
 from headrace.log.state import Marker
 
@@ -102,6 +102,7 @@ class _Replayed:
             self.entries += 1
             self.sequence = entry.sequence
             unsure = [*(one for one in unsure if one.sequence > entry.synced), entry]
+            cuts: dict[int, int] = {}
             for item in decode(entry.body):
                 if isinstance(item, ReplayedPart):
                     self.parts.setdefault(item.log_id, {})[item.base_offset] = item
@@ -110,6 +111,10 @@ class _Replayed:
                     self._prove(item.log_id, item.end)
                 else:
                     shard.apply_changes([item])
+                    if item.table == TRUNCATIONS and item.kind == PUT:
+                        cuts[int.from_bytes(item.key, "big")] = int.from_bytes(item.value, "big")
+            for log_id, offset in cuts.items():  # what was proved up to this entry is to be forgotten
+                self.ends[log_id] = min(self.ends.get(log_id, 0), offset)
         if unsure:
             journals.write_again(shard.disk, folder, unsure)
 
