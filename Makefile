@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 MODULES := src/headrace/doors/http/ui/static/vendor
 KERNELS := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run test install ui check bench build docs clean
+.PHONY: run test install ui check bench build docs site clean
 
 run: install
 	$(BIN)/headrace serve --demo
@@ -42,11 +42,15 @@ build:
 check: install
 	$(BIN)/ruff check src tests bench tools setup.py
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_architecture.py
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
 
 # Writes the reference tables of docs/ from the code; a test holds them up to date.
 docs: install
 	$(BIN)/python tools/reference.py
+
+# The documentation as a site, in build/site.
+site: install
+	$(BIN)/zensical build --clean --strict
 
 bench: install
 	$(BIN)/python -m bench $(if $(BASE),--base $(BASE))

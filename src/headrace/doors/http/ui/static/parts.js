@@ -104,7 +104,7 @@ export function Plot({ title, data, series, format, height = 190 }) {
         cursor: { y: false, points: { size: 6 } },
         scales: { x: { time: true }, y: { range: (u, min, max) => [0, Math.max(max * 1.15, 1)] } },
         axes: [
-          { ...axis, space: 80, values: (u, times, i, space, step) => times.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", step < 60 ? {} : { hour: "2-digit", minute: "2-digit" })) },
+          { ...axis, space: 80, size: 30, values: (u, times, i, space, step) => times.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", step < 60 ? {} : { hour: "2-digit", minute: "2-digit" })) },
           { ...axis, size: 56, values: (u, values) => values.map((v) => format(v)) },
         ],
         series: [

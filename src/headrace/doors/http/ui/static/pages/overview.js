@@ -39,7 +39,7 @@ export function Overview() {
   return html`
     <div class="head"><h1>Overview</h1>
       ${about.durability && html`<${Badge} tone=${about.durability === "sync" ? "good" : "warn"}>${about.durability === "sync" ? "confirms mean on disk" : "confirms mean in the page cache"}<//>`}
-      <span class="muted">${about.node} · up since ${ago(about.started)}</span>
+      <span class="muted">${about.node} · started ${ago(about.started)}</span>
     </div>
     ${now.alarms.map((alarm) => html`<div class=${"banner " + (alarm.level === "error" ? "bad" : "warn")} role="alert">${alarm.text}</div>`)}
     <${Failure} error=${first.error} stale=${!!first.data} />
