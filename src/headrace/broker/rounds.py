@@ -168,6 +168,8 @@ class Rounds:
         deltas = [(view, view.take_unsaved()) for view in unsaved]
         batches = [(view, batch) for view in dirty for batch in view.take_batches()]
         self.batches += len(batches)
+        # Acks may be lost in a power cut, how far deliveries went may not: what comes again must be flagged.
+        lazy = not batches and all(delta.reserved <= view.reserved for view, delta in deltas)
 
         def stage() -> Any:
             group = self._shard.group()
@@ -175,7 +177,7 @@ class Rounds:
                 group.append(view.log, batch)
             for view, delta in deltas:
                 group.merge(SETTLE_TABLE, view.key, delta.encode())
-            return group.commit(lazy=not batches)
+            return group.commit(lazy=lazy)
 
         def undo() -> None:
             for view, delta in deltas:

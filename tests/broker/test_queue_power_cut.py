@@ -1,0 +1,92 @@
+"""Queues on a disk that forgets what was not synced: after a power cut every promise still holds."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from headrace.broker.broker import Broker
+from headrace.broker.message import Message
+from headrace.broker.queue import Queue
+from headrace.config import Config
+from headrace.log.settings import MB, LogSettings
+from tests.crash.simdisk import SimulatedDisk
+
+MODES = ["lost", "kept", "prefix", "mixed"]
+
+
+def config(folder: Path) -> Config:
+    log = LogSettings(journal_file_bytes=1 * MB, disk_reserve=0)
+    return Config(data_dir=str(folder), http=None, amqp=None, kafka=None, log=log, disk_free_limit=0)
+
+
+async def declare(broker: Broker, name: str, **arguments: object) -> Queue:
+    return await broker.vhosts.get("/").declare_queue(
+        name, durable=True, exclusive=False, auto_delete=False,
+        arguments={key.replace("_", "-"): value for key, value in arguments.items()}, owner=object(),
+    )  # fmt: skip
+
+
+async def abandon(broker: Broker) -> None:
+    """The machine lost power: this process only has to let go of its threads."""
+    broker.shard.fail(OSError("no power"))
+    await asyncio.gather(broker.close(), return_exceptions=True)
+
+
+def drain(queue: Queue) -> dict[bytes, bool]:
+    """What is in it, with its redelivered flag."""
+    found = {}
+    while (taken := queue.get()) is not None:
+        assert taken[2].body not in found, "once, not twice"
+        found[taken[2].body] = taken[3]
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(3))
+async def test_after_a_power_cut_confirmed_messages_are_there_once_and_flagged_if_they_were_out(
+    tmp_path: Path, mode: str, seed: int
+) -> None:
+    chance = Random(seed)
+    disk = SimulatedDisk()
+    broker = await Broker.open(config(tmp_path), disk=disk)
+    dead = await declare(broker, "dead")
+    queue = await declare(broker, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    rounds = broker.vhosts.rounds
+    confirmed: set[bytes] = set()
+    out: set[bytes] = set()
+    rejected: set[bytes] = set()
+    acked: set[bytes] = set()
+    for number in range(40):
+        body = b"%03d" % number
+        queue.publish(Message("", "q", b"\0\0", body), broker.clock.now_ms())
+        if chance.random() < 0.5:
+            await rounds.settle_down()
+            confirmed = {b"%03d" % n for n in range(number + 1)}
+        if chance.random() < 0.4 and (taken := queue.get()) is not None:
+            view, offset, message, _ = taken
+            async with asyncio.timeout(20):
+                while view.reserved <= offset:
+                    await asyncio.sleep(0.001)
+            out.add(message.body)
+            choice = chance.random()
+            if choice < 0.4:
+                queue.reject(view, offset)
+                rejected.add(message.body)
+            elif choice < 0.7:
+                queue.settle(view, offset, offset + 1)
+                acked.add(message.body)
+    assert dead.ready <= len(rejected)
+    after = disk.power_cut(chance, mode)
+    await abandon(broker)
+    broker = await Broker.open(config(tmp_path), disk=after)
+    queues = broker.vhosts.get("/").queues
+    left, moved = drain(queues["q"]), drain(queues["dead"])
+    missing = confirmed - acked - left.keys() - moved.keys()
+    assert not missing, f"L1: confirmed and gone: {sorted(missing)}"
+    assert not left.keys() & moved.keys(), "D10: a dead letter is in one place"
+    assert moved.keys() <= rejected
+    unflagged = {body for body in left.keys() & out if not left[body]}
+    assert not unflagged, f"D2: delivered before, and not flagged: {sorted(unflagged)}"
+    await broker.close()
