@@ -90,3 +90,23 @@ async def test_after_a_power_cut_confirmed_messages_are_there_once_and_flagged_i
     unflagged = {body for body in left.keys() & out if not left[body]}
     assert not unflagged, f"D2: delivered before, and not flagged: {sorted(unflagged)}"
     await broker.close()
+
+
+async def test_what_was_handed_out_last_is_flagged_even_if_nothing_was_synced_since(tmp_path: Path) -> None:
+    disk = SimulatedDisk()
+    broker = await Broker.open(config(tmp_path), disk=disk)
+    queue = await declare(broker, "q")
+    for number in range(10):
+        queue.publish(Message("", "q", b"\0\0", b"%d" % number), broker.clock.now_ms())
+    await broker.vhosts.rounds.settle_down()
+    for _ in range(3):
+        queue.get()
+    async with asyncio.timeout(20):
+        while queue.view.reserved < 3:
+            await asyncio.sleep(0.001)
+    after = disk.power_cut(Random(1), "lost")
+    await abandon(broker)
+    broker = await Broker.open(config(tmp_path), disk=after)
+    flags = drain(broker.vhosts.get("/").queues["q"])
+    assert [flags[b"%d" % number] for number in range(3)] == [True, True, True]
+    await broker.close()
