@@ -10,7 +10,6 @@ from headrace.broker.groups.settings import GroupSettings
 from headrace.clock import ManualClock
 from headrace.errors import HeadraceError
 
-
 T = TypeVar("T")
 
 
