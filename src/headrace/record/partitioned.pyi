@@ -5,7 +5,9 @@ from typing_extensions import Buffer
 class BinaryRows:
     first: int
     count: int
-    def __init__(self, offsets: Buffer, data: Buffer | None, validity: Buffer | None, first: int, count: int) -> None: ...
+    def __init__(
+        self, offsets: Buffer, data: Buffer | None, validity: Buffer | None, first: int, count: int
+    ) -> None: ...
 
 class PartitionedWriter:
     bytes_done: int
