@@ -100,10 +100,8 @@ async def test_what_was_handed_out_last_is_flagged_even_if_nothing_was_synced_si
         queue.publish(Message("", "q", b"\0\0", b"%d" % number), broker.clock.now_ms())
     await broker.vhosts.rounds.settle_down()
     for _ in range(3):
+        await queue.prepare_get()
         queue.get()
-    async with asyncio.timeout(20):
-        while queue.view.reserved < 3:
-            await asyncio.sleep(0.001)
     after = disk.power_cut(Random(1), "lost")
     await abandon(broker)
     broker = await Broker.open(config(tmp_path), disk=after)

@@ -366,6 +366,12 @@ class Queue:
         view.advance(run, to)
         view.settle(run.start, to)
 
+    async def prepare_get(self) -> None:
+        for view in self.views:
+            await view.reserve_next()
+            if view.has_ready:
+                return
+
     def get(self) -> tuple[View, int, Message, bool] | None:
         """The next message, for basic.get: it is out until it is settled or given back."""
         self.last_used = self.vhost.clock.monotonic()
@@ -512,6 +518,7 @@ class Queue:
             self.consumers.remove(consumer)
             consumer.cancelled()
         for view in self.views:
+            view.release_waiters()
             view.discard_pending()
             self.vhost.rounds.forget(view)
             if not view.durable:

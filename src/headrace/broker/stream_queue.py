@@ -126,6 +126,9 @@ class StreamQueue(Queue):
         reader.waiter = None
         self.wake()
 
+    async def prepare_get(self) -> None:
+        """Nothing is handed out: see get."""
+
     def get(self) -> tuple[View, int, Message, bool] | None:
         raise NotSupported(f"basic.get is not supported by stream queues (queue '{self.name}')")
 

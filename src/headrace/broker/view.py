@@ -5,6 +5,7 @@ the next round; `reserved` is how far deliveries may have gone, saved ahead in b
 crash whatever may have been delivered carries the redelivered flag.
 """
 
+import asyncio
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -104,6 +105,7 @@ class View:
         self._reserve_block = RESERVE_MIN
         self._unsaved = RangeSet()
         self._moving = RangeSet()  # settled together with something else: taken back if that fails
+        self._reservation_waiters: list[asyncio.Future[None]] = []
         self._chunk: Any = None
         self._writer: BatchWriter | None = None
         self._sealed: list[bytearray] = []
@@ -241,6 +243,20 @@ class View:
         if offset >= self.reserved:
             self._reserve()
 
+    async def reserve_next(self) -> None:
+        """Before one is handed out by basic.get: returns when that is known on disk, or the disk refuses."""
+        if self.durable and not self.returned and self.reserved <= self.next < self.log.stable_end:
+            self._reserve()
+            waiter = asyncio.get_running_loop().create_future()
+            self._reservation_waiters.append(waiter)
+            await waiter
+
+    def release_waiters(self) -> None:
+        waiters, self._reservation_waiters = self._reservation_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
     def _reserve(self) -> None:
         wanted = self.next + self._reserve_block
         if wanted > max(self._reserving, self.reserved):
@@ -302,6 +318,8 @@ class View:
 
     def put_back(self, delta: Delta) -> None:
         """It was not stored: acks are kept for the next time, what was to move elsewhere is here again."""
+        self._reserving = self.reserved
+        self.release_waiters()
         for start, end in delta.ranges:
             self._unsaved.add(start, end)
         for start, end in delta.moving:
@@ -311,6 +329,7 @@ class View:
     def saved(self, delta: Delta) -> None:
         woke = delta.reserved > self.reserved
         self.reserved = max(self.reserved, delta.reserved)
+        self.release_waiters()
         if woke and self.on_reserved is not None:
             self.on_reserved()
 

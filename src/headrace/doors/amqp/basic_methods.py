@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 async def get(channel: "Channel", method: commands.Basic.Get) -> None:
     connection = channel.connection
     await connection.flushed()
+    queue = find(channel, method.queue)
+    await queue.prepare_get()
     if not channel.is_open:
         return  # gone while we waited: a message handed out now would be out for ever
-    queue = find(channel, method.queue)
     found = queue.get()
     if found is None:
         connection.write(frame(channel.number, commands.Basic.GetEmpty))
