@@ -5,6 +5,7 @@ clock says little. Each figure is the best of three runs after one to warm up. T
 """
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -188,7 +189,9 @@ def sizes(spark: "SparkSession", broker: RunningBroker, folder: Path, records: i
     pruned, pruned_s = best(lambda: few.groupBy("key").agg({"offset": "max"}).count(), records)
     show(f"{size} B aggregate of key, offset", pruned, pruned_s, records)
     sink_records = records // 2
-    rows = ours.where(f"offset < {sink_records // 2}").select("key", "value")
+    ends = {topic: {str(p): end // 2 for p, (_, end) in broker.ends(topic).items()}}
+    half = {"path": broker.path, "topic": topic, "endingOffsets": json.dumps(ends), "columns": "key,value"}
+    rows = spark.read.format("headrace").options(**half).load()
 
     def copy() -> None:
         rows.write.format("headrace").mode("append").options(bootstrap=broker.url, topic=f"copy-{size}").save()

@@ -12,16 +12,18 @@ def spread(behind: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
     partitions by name get one each, and the others wait for the next batch.
     """
     waiting = {place: size for place, size in sorted(behind.items()) if size > 0}
-    total = sum(waiting.values())
-    if total <= limit:
+    if sum(waiting.values()) <= limit:
         return waiting
-    shares = {place: size * limit // total for place, size in waiting.items()}
+    if len(waiting) >= limit:
+        return dict.fromkeys(list(waiting)[:limit], 1)
+    # One for each, so that a small partition does not starve; the rest in proportion to what is left.
+    left = {place: size - 1 for place, size in waiting.items()}
+    total, room = sum(left.values()), limit - len(waiting)
+    shares = {place: 1 + size * room // total for place, size in left.items()}
     rest = limit - sum(shares.values())
-    # Whoever was rounded down to nothing comes first, so that a small partition does not starve.
-    for place in sorted(waiting, key=lambda p: (shares[p] > 0, -(waiting[p] - shares[p]), p)):
+    for place in sorted(waiting, key=lambda p: (shares[p] - waiting[p], p)):
         if rest == 0:
             break
-        if shares[place] < waiting[place]:
-            shares[place] += 1
-            rest -= 1
-    return {place: share for place, share in shares.items() if share}
+        shares[place] += 1
+        rest -= 1
+    return shares

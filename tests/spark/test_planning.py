@@ -1,0 +1,48 @@
+"""Planning without Spark: how a limit is divided, what lag means, what options come to."""
+
+import pytest
+
+from headrace.errors import InvalidInput
+from headrace.pipelines.progress import lag_of
+from headrace.spark.offsets import Partition, Position, from_json, to_json
+from headrace.spark.options import BadOption, read_options, write_options
+from headrace.spark.ranges import spread
+
+A, B, C = Partition("a", 0), Partition("a", 1), Partition("b", 0)
+
+
+def test_a_limit_is_divided_by_what_waits_and_nobody_starves() -> None:
+    assert spread({A: 10, B: 0}, 100) == {A: 10}
+    assert spread({A: 900, B: 100}, 100) == {A: 90, B: 10}
+    shares = spread({A: 1_000_000, B: 1, C: 1}, 10)
+    assert sum(shares.values()) == 10 and shares[B] == 1 and shares[C] == 1
+    assert spread({A: 5, B: 5, C: 5}, 2) in ({A: 1, B: 1}, {A: 1, C: 1}, {B: 1, C: 1})
+
+
+def test_no_share_passes_what_waits_and_their_sum_is_the_limit() -> None:
+    for limit in range(1, 40):
+        waiting = {A: 7, B: 13, C: 17}
+        shares = spread(waiting, limit)
+        assert sum(shares.values()) == min(limit, 37)
+        assert all(0 < share <= waiting[place] for place, share in shares.items())
+
+
+def test_positions_go_to_json_and_back() -> None:
+    positions = {A: Position(5, 17, 2), B: Position(0, 18, -1)}
+    assert from_json(to_json(positions)) == positions
+    with pytest.raises(InvalidInput, match="not an offset of this source"):
+        from_json({"a": {"0": 5}})
+
+
+def test_lag_is_what_lies_between_the_reached_and_the_latest() -> None:
+    reached, latest = to_json({A: Position(5, 1, 0)}), to_json({A: Position(12, 1, 0), B: Position(4, 2, 0)})
+    assert lag_of({"endOffset": reached, "latestOffset": latest}) == 7
+    assert lag_of({"endOffset": "12", "latestOffset": "15"}) is None
+
+
+def test_options_are_read_whatever_case_spark_made_of_their_names() -> None:
+    chosen = read_options({"path": "/x", "topic": "t", "splitbytes": "2MB", "startingtimestamp": "1970-01-01T00:00:01"})
+    assert (chosen.split_bytes, chosen.starting_ms, chosen.isolation) == (2 << 20, 1000, "read_committed")
+    assert write_options({"bootstrap": "h:1", "compression": "zstd"}).codec == 4
+    with pytest.raises(BadOption, match="'writeBatch': counts the batches"):
+        write_options({"bootstrap": "h:1", "writeBatch": "3"})
