@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.errors import HeadraceError, InvalidInput
-from headrace.pipelines.upkeep import Upkeep, Where
+from headrace.pipelines.upkeep import Upkeep, Where, verify
 from tests.spark.world import RunningBroker, numbered
 
 if TYPE_CHECKING:
@@ -98,6 +98,26 @@ def test_compacting_keeps_the_latest_of_each_key(
     assert offsets == sorted(set(offsets)), "offsets are kept, gaps are allowed"
     frame = spark.read.format("headrace").options(path=broker.path, topic=topic).load()
     assert [r.offset for r in frame.select("offset").orderBy("offset").collect()] == offsets
+
+
+def test_verifying_on_spark_finds_what_verifying_here_finds(spark: "SparkSession", tmp_path: Path) -> None:
+    broker = RunningBroker(tmp_path).start()
+    try:
+        broker.create("sound", 3, segment_size="64KB")
+        broker.create("hurt", segment_size="64KB")
+        for part in range(4):
+            broker.publish("sound", numbered(300, first=part * 300, size=300))
+            broker.publish("hurt", numbered(200, first=part * 200, size=300))
+    finally:
+        broker.stop()
+    damaged = min(broker.data.glob("logs/*-hurt/*.log"))
+    raw = bytearray(damaged.read_bytes())
+    raw[5000] ^= 1
+    damaged.write_bytes(raw)
+    ids = [int(p.name.partition("-")[0]) for p in broker.data.glob("logs/*")]
+    here, there = verify(broker.path, ids, on="local"), verify(broker.path, ids, on="spark", session=spark)
+    assert here == there and here.logs == 4 and not here.is_sound
+    assert all(str(damaged) in problem for problem in there.problems)
 
 
 def test_a_replay_copies_records_with_all_their_parts_once(shared_broker: RunningBroker) -> None:

@@ -10,7 +10,7 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.options import Command, config_option, json_option, settings_file
-from headrace.cli.upkeep import compact, recompress, replay
+from headrace.cli.upkeep import Where, compact, is_for_spark, on_option, recompress, replay
 from headrace.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -151,9 +151,12 @@ def _message_lines(inspector: "Inspector", facts: "LogFacts", offset: int, as_js
 
 @log.command("verify")
 @click.argument("log_names", nargs=-1, metavar="[LOG]...")
+@on_option
 @json_option
 @data_dir_option
-def verify(log_names: tuple[str, ...], as_json: bool, data_dir: str | None, config_file: Path | None) -> int:
+def verify(
+    log_names: tuple[str, ...], on: Where, as_json: bool, data_dir: str | None, config_file: Path | None
+) -> int:
     """Check every batch, offset, seal and index; of the named LOGs, or of all.
 
     The exit code is 0 when everything is sound and 6 when something is damaged; each finding is a line.
@@ -163,8 +166,15 @@ def verify(log_names: tuple[str, ...], as_json: bool, data_dir: str | None, conf
 
     with _Folder(data_dir, config_file) as folder:
         chosen = folder.choose(log_names)
-        with bar("verifying", folder.size_bytes(chosen)) as moved:
-            report = folder.inspector.verify(chosen, moved)
+        size = folder.size_bytes(chosen)
+        if is_for_spark(on, size):
+            from headrace.pipelines.upkeep import verify as verify_logs
+
+            ids = [facts.id for facts in folder.inspector.logs() if chosen is None or facts.id in chosen]
+            report = verify_logs(folder.path, ids, on="spark")
+        else:
+            with bar("verifying", size) as moved:
+                report = folder.inspector.verify(chosen, moved)
     facts: dict[str, Any] = {
         "logs": report.logs,
         "segments": report.segments,

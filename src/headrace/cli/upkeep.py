@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headrace.log.rewriting import Written
 
 Where = Literal["auto", "local", "spark"]
+SPARK_BYTES_MIN = 4 << 30
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -23,6 +24,15 @@ def on_option(command: Command) -> Command:
         show_default=True,
         help="Where the work is done; auto is here below 4 GB and on Spark above.",
     )(command)
+
+
+def is_for_spark(on: Where, size: int) -> bool:
+    """Asked where Spark is optional: it is not even imported for a small job."""
+    if on != "auto":
+        return on == "spark"
+    from importlib.util import find_spec
+
+    return size >= SPARK_BYTES_MIN and find_spec("pyspark") is not None
 
 
 @click.command("compact")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from headrace.errors import HeadraceError, InvalidInput, NotFound
+from headrace.log.inspect import Inspector, VerifyReport
 from headrace.log.paths import STAGING
 from headrace.log.reading import LogFiles
 from headrace.log.rewriting import Written, rewrite_file
@@ -199,6 +200,32 @@ class Upkeep:
         from headrace.spark.replay import replay
 
         return replay(self._url, self.folder, topic, target, start=start, write_id=write_id or uuid.uuid4().hex)
+
+
+def verify(
+    folder: str, log_ids: Sequence[int], *, on: Where = "auto", session: "SparkSession | None" = None
+) -> VerifyReport:
+    """Every batch, offset, seal and index of the logs, one log at a time; needs no broker."""
+    sizes = {log.id: log.size_bytes for log in _closed(folder, lambda inspector: inspector.logs())}
+
+    def work(log_id: int) -> VerifyReport:
+        return _closed(folder, lambda inspector: inspector.verify({log_id}))
+
+    size = sum(sizes.get(log_id, 0) for log_id in log_ids)
+    total = VerifyReport()
+    for part in run_over(list(log_ids), work, on=on, size=size, session=session):
+        for name in ("logs", "segments", "batches", "records", "bytes"):
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        total.problems += part.problems
+    return total
+
+
+def _closed(folder: str, look: Callable[[Inspector], Result]) -> Result:
+    inspector = Inspector(folder)
+    try:
+        return look(inspector)
+    finally:
+        inspector.close()
 
 
 def rewrite_to_staging(
