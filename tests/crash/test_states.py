@@ -1,0 +1,84 @@
+"""100,000 crashes of the log on a simulated disk: none breaks an invariant (L1 to L5, L7, L9, L10).
+
+A failure prints the command that runs its seed again. HEADRACE_SEED moves the seeds, HEADRACE_CRASH_STATES the
+number: a nightly run takes other seeds and a million.
+"""
+
+import os
+
+import pytest
+
+from tests.crash.explore import Broken, Effort, Stats, explore
+
+STATES = int(os.environ.get("HEADRACE_CRASH_STATES", "100000"))
+SEED = int(os.environ.get("HEADRACE_SEED", "0"))
+PARTS = 4  # four tests, so that a failure does not hide the rest, and several processes can share them
+
+
+def explore_until(states: int, seed: int, stride: int) -> tuple[Stats, list[str]]:
+    total, broken = Stats(), []
+    while total.states < states:
+        try:
+            total.add(explore(seed))
+        except Broken as error:
+            broken.append(f"python -m tests.crash.replay {seed}\n  {error}")
+            total.states += states // 4  # it goes on with other seeds, but not for ever
+        seed += stride
+    return total, broken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_l1_to_l10_hold_in_every_crash_state(part: int) -> None:
+    total, broken = explore_until(STATES // PARTS, SEED + part, PARTS)
+    print(
+        f"seeds from {SEED + part} in steps of {PARTS}: {total.states:,} crash states, {total.nested:,} inside a "
+        f"recovery, {total.opened:,} different disks, {total.lives} lives"
+    )
+    assert not broken, "\n" + "\n".join(broken)
+    assert total.states >= STATES // PARTS
+
+
+def test_the_explorer_finds_a_journal_that_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: without its sync the journal loses what was confirmed."""
+    from headrace.log.journal import Journal
+
+    monkeypatch.setattr(Journal, "sync", lambda self: setattr(self, "_synced", self.sequence))
+    found = _first_broken()
+    assert "L1" in found
+
+
+def test_the_explorer_finds_a_segment_whose_name_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.log.files import Files
+
+    monkeypatch.setattr(Files, "sync_folder", lambda self, folder: self._dirty_folders.pop(folder, None))
+    assert _first_broken()
+
+
+def test_the_explorer_finds_a_recovery_that_trusts_the_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.log.log_recovery import LogRecovery
+
+    monkeypatch.setattr(LogRecovery, "sync_fresh", lambda self: None)
+    assert _first_broken()
+
+
+def test_the_explorer_finds_an_epoch_that_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.log.state import StateStore
+
+    write = StateStore.write
+
+    def forgetful(self, records, marker, **options):
+        write(self, records, type(marker)(marker.sequence, 0, marker.clean), **options)
+
+    monkeypatch.setattr(StateStore, "write", forgetful)
+    assert "L5" in _first_broken()
+
+
+def _first_broken() -> str:
+    effort = Effort(variants=3, nested_share=0.0)
+    for seed in range(12):
+        try:
+            explore(seed, lives=2, steps=25, effort=effort)
+        except Broken as broken:
+            return str(broken)
+    return ""
