@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pika
 import pytest
 
 from tests.doors.api.conftest import Served
@@ -75,10 +76,16 @@ def test_the_new_rabbitmqadmin_works_unchanged(live: Served, tmp_path: Path) -> 
     new(live, "declare", "binding", *binding)
     new(live, "publish", "message", "--exchange", "new-ex", "--routing-key", "a", "--payload", "hello")
     assert "hello" in new(live, "get", "messages", "--queue", "new-q", "--count", "1")
-    for noun in ("queues", "exchanges", "bindings", "nodes", "vhosts", "users", "permissions", "connections"):
-        new(live, "list", noun)
-    for noun in ("channels", "consumers", "policies", "operator_policies"):
-        new(live, "list", noun)
+    connection = pika.BlockingConnection(pika.URLParameters(live.amqp_url))
+    try:
+        connection.channel().basic_consume("new-q", lambda *_: None, consumer_tag="seen")
+        for noun in ("queues", "exchanges", "bindings", "nodes", "vhosts", "users", "permissions"):
+            new(live, "list", noun)
+        for noun in ("channels", "policies", "operator_policies"):
+            new(live, "list", noun)
+        assert "127.0.0.1" in new(live, "list", "connections") and "seen" in new(live, "list", "consumers")
+    finally:
+        connection.close()
     policy = ("--name", "new-p", "--pattern", "^new-q$", "--apply-to", "queues", "--priority", "1")
     new(live, "declare", "policy", *policy, "--definition", '{"max-length": 5}')
     exported = tmp_path / "definitions.json"

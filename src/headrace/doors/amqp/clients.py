@@ -116,7 +116,7 @@ class AmqpClient:
             "priority": consumer.priority,
             "active": consumer.is_active,
             "activity_status": "up" if consumer.is_active else "waiting",
-            "consumer_timeout": None,
+            "consumer_timeout": consumer.queue.policy.consumer_timeout_ms or 0,
             "in_flight": consumer.in_flight,
             "arguments": consumer.arguments,
         }

@@ -1,0 +1,68 @@
+"""What a queue's arguments and the policies that fit it make together."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from headrace.broker.policies import TIGHTEST, Policy, check, limits, merge
+from headrace.broker.policy import QueuePolicy
+from headrace.errors import InvalidInput
+
+NUMBERS = {
+    "message-ttl": "ttl_ms",
+    "expires": "expires_ms",
+    "max-length": "length_max",
+    "max-length-bytes": "bytes_max",
+}
+
+
+def policy(pattern: str = ".*", **definition: object) -> Policy:
+    return Policy(
+        vhost="/", name="p", pattern=pattern, definition={k.replace("_", "-"): v for k, v in definition.items()}
+    )
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+@given(own=some.none() | some.integers(1, 1000), given_=some.integers(1, 1000))
+def test_of_two_bounds_the_tighter_holds(key: str, own: int | None, given_: int) -> None:
+    field = NUMBERS[key]
+    merged = merge(QueuePolicy(**{field: own}), limits({key: given_}))
+    assert getattr(merged, field) == min(given_ if own is None else own, given_)
+
+
+def test_where_the_dead_go_is_the_arguments_business_first() -> None:
+    own = QueuePolicy(dead_letter_exchange="mine", dead_letter_key="here")
+    assert merge(own, limits({"dead-letter-exchange": "theirs", "dead-letter-routing-key": "there"})) == own
+    merged = merge(QueuePolicy(), limits({"dead-letter-exchange": "", "dead-letter-routing-key": "there"}))
+    assert (merged.dead_letter_exchange, merged.dead_letter_key) == ("", "there")
+
+
+def test_a_routing_key_without_an_exchange_moves_nothing() -> None:
+    assert merge(QueuePolicy(), limits({"dead-letter-routing-key": "there"})) == QueuePolicy()
+
+
+def test_without_a_policy_the_arguments_hold_as_they_are() -> None:
+    own = QueuePolicy(length_max=3, overflow="reject-publish", retain_ms=5)
+    assert merge(own, None) == own
+    assert merge(own, limits({"ha-mode": "all"})) == own
+
+
+def test_a_policy_never_changes_what_a_queue_is() -> None:
+    own = QueuePolicy(kind="quorum", priority_max=0, single_active=True, delivery_limit=20)
+    merged = merge(own, limits({"max-length": 5, "delivery-limit": 3, "retain-ms": 9}))
+    assert (merged.kind, merged.single_active, merged.delivery_limit, merged.retain_ms) == ("quorum", True, 3, 9)
+
+
+@pytest.mark.parametrize("pattern", [r"^(?!amq\.).*", "^orders$", "", r"\.dead$", "^a(b|c)d"])
+def test_patterns_of_many_guides_are_taken(pattern: str) -> None:
+    check(policy(pattern, max_length=1))
+
+
+@pytest.mark.parametrize("pattern", ["(", "(a+)+$", "(?!(a+)+)", "x" * 2000, r"(a)\1"])
+def test_patterns_that_cannot_be_or_never_end_are_refused(pattern: str) -> None:
+    with pytest.raises(InvalidInput):
+        check(policy(pattern, max_length=1))
+
+
+def test_every_bound_that_is_compared_is_a_field() -> None:
+    assert set(TIGHTEST) <= set(QueuePolicy.__struct_fields__)
