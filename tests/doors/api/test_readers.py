@@ -1,0 +1,124 @@
+"""Groups and cursors, streams and their messages, as the dashboard and the command line ask for them."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer
+
+from headrace.demo.kafka import KafkaClient
+from tests.doors.api.conftest import Served
+from tests.doors.api.test_api import post, put_queue, take
+
+READERS = "/api/headrace/readers"
+
+
+def commit(live: Served, group: str, topic: str, offset: int) -> None:
+    """As a Kafka client that is no member of the group does it."""
+
+    async def work() -> None:
+        host, _, port = live.kafka.rpartition(":")
+        client = await KafkaClient.connect(host, int(port))
+        await client.commit(group, topic, offset)
+        await client.close()
+
+    asyncio.run(work())
+
+
+@pytest.fixture
+def member(live: Served) -> Iterator[Any]:
+    consumer = Consumer({"bootstrap.servers": live.kafka, "group.id": "living", "auto.offset.reset": "earliest"})
+    yield consumer
+    consumer.close()
+
+
+def test_a_kafka_group_is_listed_with_its_lag_and_reset_after_a_look(live: Served) -> None:
+    live.publish("lagging", *({"value": str(n)} for n in range(10)))
+    commit(live, "billing", "lagging", 4)
+    (listed,) = live.get(f"{READERS}?name=billing").json()
+    assert (listed["kind"], listed["lag"], listed["topics"]) == ("group", 6, ["lagging"])
+    wish = {"topic": "lagging", "to": "shift", "shift": -3}
+    plan = live.request("POST", f"{READERS}/group/billing/reset", json=wish).json()
+    assert plan["dry_run"] is True and plan["moves"][0] | {"again": 3, "from": 4, "to": 1} == plan["moves"][0]
+    assert live.get(f"{READERS}/group/billing").json()["lag"] == 6
+    done = live.request("POST", f"{READERS}/group/billing/reset", json={**wish, "dry_run": False})
+    assert done.status_code == 200 and live.get(f"{READERS}/group/billing").json()["positions"][0]["offset"] == 1
+    views = live.get("/api/headrace/streams/%2F/lagging").json()["views"]
+    assert {"kind": "group", "name": "billing", "lag": 9, "pin": False} in views
+    assert live.request("DELETE", f"{READERS}/group/billing").status_code == 204
+    assert live.get(f"{READERS}/group/billing").status_code == 404
+
+
+def test_a_group_with_members_is_not_reset_under_their_hands(live: Served, member: Any) -> None:
+    live.publish("busy", {"value": "x"})
+    member.subscribe(["busy"])
+    message = None
+    while message is None:
+        message = member.poll(10)
+    member.commit(asynchronous=False)
+    (listed,) = live.get(f"{READERS}?name=living").json()
+    assert listed["members"] == 1
+    wish = {"topic": "busy", "to": "earliest", "dry_run": False}
+    refused = live.request("POST", f"{READERS}/group/living/reset", json=wish)
+    assert refused.status_code == 400 and "has 1 members" in refused.json()["reason"]
+
+
+def test_a_reset_that_makes_no_sense_is_refused(live: Served) -> None:
+    live.publish("sense", {"value": "x"})
+    commit(live, "sensible", "sense", 0)
+    for wish in (
+        {},
+        {"topic": "sense", "to": "noon"},
+        {"topic": "sense", "to": "offset"},
+        {"topic": "sense", "partitions": 0},
+    ):
+        assert live.request("POST", f"{READERS}/group/sensible/reset", json=wish).status_code == 400, wish
+    assert live.request("POST", f"{READERS}/group/nobody/reset", json={"topic": "sense"}).status_code == 404
+    assert live.request("POST", f"{READERS}/group/sensible/reset", json={"topic": "none"}).status_code == 404
+
+
+def test_browsing_shows_where_each_message_of_a_queue_is(live: Served) -> None:
+    put_queue(live, "states")
+    for number in range(4):
+        post(live, "states", str(number), headers={"n": number})
+    take(live, "states", count=2)
+    path = "/api/headrace/streams/%2F/states/messages"
+    found = live.get(path).json()
+    assert [m["state"] for m in found["messages"]] == ["settled", "settled", "ready", "ready"]
+    assert found["messages"][3]["amqp"]["properties"]["headers"] == {"n": 3}
+    assert [m["offset"] for m in live.get(f"{path}?offset=2&limit=1").json()["messages"]] == [2]
+    assert [m["offset"] for m in live.get(f"{path}?contains=3").json()["messages"]] == [3]
+    assert live.get(f"{path}?partition=1").status_code == 404
+    assert live.get(f"{path}?limit=0").status_code == 400
+
+
+def test_queues_in_memory_and_in_other_vhosts_are_browsed_too(live: Served) -> None:
+    live.request("PUT", "/api/vhosts/side")
+    live.request("PUT", "/api/queues/side/fleeting", json={"durable": False})
+    body = {"routing_key": "fleeting", "payload": "gone soon", "payload_encoding": "string", "properties": {}}
+    assert live.request("POST", "/api/exchanges/side/amq.default/publish", json=body).json()["routed"]
+    (message,) = live.get("/api/headrace/streams/side/fleeting/messages").json()["messages"]
+    assert message["value"] == {"text": "gone soon"}
+    live.request("DELETE", "/api/vhosts/side")
+
+
+def test_new_messages_are_followed_as_events(live: Served) -> None:
+    put_queue(live, "tailed")
+    with live.events("/api/headrace/streams/%2F/tailed/stream") as events:
+        post(live, "tailed", "news")
+        seen: list[str] = []
+        while not seen:
+            _, _, data = next(events)
+            seen = [message["value"]["text"] for message in data["messages"]]
+        assert seen == ["news"]
+
+
+def test_live_numbers_come_as_events(live: Served) -> None:
+    with live.events("/api/headrace/overview/stream") as events:
+        _, first_id, first = next(events)
+        _, second_id, _ = next(events)
+    assert int(second_id) > int(first_id)
+    assert {"rates", "ready", "sync_ms", "alarms", "doors", "counts"} <= first.keys()
+    history = live.get("/api/headrace/overview").json()["history"]
+    assert len({len(column) for column in history.values()}) == 1
