@@ -42,8 +42,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Not longer than a file: while Playwright runs, this thread has an event loop, and others want theirs."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
