@@ -5,7 +5,7 @@ a crash a log must hold a prefix of what was staged, at least up to what was pro
 several places is there in all of them or in none.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from headrace.record import codec
 from headrace.record.types import Record
 
 Key = tuple[str, bytes]
+Fold = Callable[[bytes | None, Sequence[bytes]], bytes | None]
+MERGED = "sets"  # the table whose changes are merged in
 
 
 class Broken(AssertionError):
@@ -188,6 +190,7 @@ class Change(NamedTuple):
     unit: int
     value: bytes | None
     lazy: bool
+    delta: bytes | None = None  # of a merge: the value follows from the one before
 
 
 @dataclass(slots=True)
@@ -209,7 +212,8 @@ class KeyModel:
 
 
 class Model:
-    def __init__(self) -> None:
+    def __init__(self, fold: Fold) -> None:
+        self._fold = fold
         self.logs: dict[int, LogModel] = {}
         self.keys: dict[Key, KeyModel] = {}
         self.units = 0
@@ -229,11 +233,13 @@ class Model:
         log = self.logs[log_id]
         log.pieces.append(Piece(raw, count, unit, log.epoch, atomic))
 
-    def stage_change(self, key: Key, value: bytes | None, unit: int, lazy: bool) -> None:
-        self._key(key).changes.append(Change(unit, value, lazy))
-
-    def value(self, key: Key) -> bytes | None:
-        return self._key(key).changes[-1].value
+    def stage_change(self, key: Key, value: bytes | None, unit: int, *, lazy: bool) -> None:
+        """A value, None for a deletion; for a table that merges, what is merged in."""
+        changes = self._key(key).changes
+        if key[0] == MERGED and value is not None:
+            changes.append(Change(unit, self._fold(changes[-1].value, [value]), lazy, value))
+        else:
+            changes.append(Change(unit, value, lazy))
 
     def _key(self, key: Key) -> KeyModel:
         known = self.keys.get(key)
@@ -258,10 +264,14 @@ class Model:
         for log in self.logs.values():
             log.pieces = [piece for piece in log.pieces if piece.unit != unit]
         for key in self.keys.values():
-            key.changes = [change for change in key.changes if change.unit != unit]
-
-    def give_up(self) -> None:
-        """The disk failed: what was staged and not confirmed may be there or not."""
+            kept: list[Change] = []
+            for change in key.changes:
+                if change.unit == unit:
+                    continue
+                if change.delta is not None and kept:
+                    change = change._replace(value=self._fold(kept[-1].value, [change.delta]))
+                kept.append(change)
+            key.changes = kept
 
     # What is found.
 

@@ -1,13 +1,17 @@
 """Every bug the crash tests found, by name, in as few lines as it takes to see it."""
 
+import errno
 from random import Random
 
+import pytest
+
 from headrace.clock import ManualClock
+from headrace.errors import DiskFull, StorageError
 from headrace.log.log import LogSpec
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec
-from tests.crash.simdisk import SimulatedDisk
+from tests.crash.simdisk import Fault, SimulatedDisk
 
 ROOT = "/srv/data"
 SETTINGS = LogSettings(journal_file_bytes=8192, journal_files=3, inline_bytes_max=600, disk_reserve=0)
@@ -50,7 +54,10 @@ def values(shard: Shard, log_id: int = 1) -> list[str]:
 
 
 def lost(disk: SimulatedDisk) -> SimulatedDisk:
-    return disk.power_cut(Random(0), "lost")
+    """The worst power cut: nothing unsynced is left. There is room on it again."""
+    image = disk.power_cut(Random(0), "lost")
+    image.capacity = 1 << 50
+    return image
 
 
 def test_the_names_of_the_top_folders_are_durable_before_the_first_confirm() -> None:
@@ -340,3 +347,76 @@ def test_what_the_journal_proved_before_a_truncation_is_no_evidence_after_it() -
     write(shard, "b", size=1000)
     truncate(shard, 1)
     assert values(finished(lost(disk), spec())) == ["a"]
+
+
+def test_a_checkpoint_does_not_forget_a_round_that_found_no_room_in_its_segment() -> None:
+    """The marker included the entry, the journal's file was used again, and the record was nowhere."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk.capacity = disk.used
+    ticket = shard.logs[1].append(batch("b", 300))
+    shard.pump()
+    assert not ticket.done, "durable in the journal, but not readable yet"
+    checkpoint(shard)
+    assert values(reopen(lost(disk), spec())) == ["a", "b"]
+    disk.capacity = 1 << 50
+    checkpoint(shard)
+    assert values(reopen(lost(disk), spec())) == ["a", "b"]
+    shard.tick()
+    shard.pump()
+    assert ticket.done and ticket.error is None and values(shard) == ["a", "b"]
+
+
+def test_l8_no_checkpoint_follows_a_failed_sync() -> None:
+    """A later sync answers OK and writes nothing: the marker then named bytes the device never had."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk.arm(Fault("sync", 1, within=".log"))
+    ticket = shard.logs[1].append(batch("b", 1000))
+    shard.checkpoint(lambda error: None)
+    shard.pump()
+    assert ticket.done and ticket.error is not None
+    checkpoint(shard)
+    again = reopen(lost(disk), spec())
+    assert values(again) == ["a"]
+    killed = disk.kill()
+    found = values(reopen(killed, spec()))
+    assert values(reopen(lost(killed), spec())) == found
+
+
+def test_a_journal_file_without_its_header_is_not_written_to() -> None:
+    """The header found no room, the file was kept, and what was confirmed into it was gone."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    disk.arm(Fault("pwrite", 1, errno.ENOSPC, within=".wal"))
+    refused = shard.logs[1].append(batch("a"))
+    shard.pump()
+    assert isinstance(refused.error, DiskFull)
+    shard.tick()
+    write(shard, "b")
+    assert values(reopen(lost(disk), spec())) == ["b"]
+
+
+def test_a_round_that_the_journal_has_no_room_for_is_refused_and_leaves_nothing() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk.arm(Fault("pwrite", 1, errno.ENOSPC, share=0.5, within=".wal"))
+    refused = shard.logs[1].append(batch("b"))
+    shard.pump()
+    assert isinstance(refused.error, DiskFull) and shard.failure is None
+    shard.tick()
+    write(shard, "c")
+    assert values(reopen(lost(disk), spec())) == ["a", "c"]
+
+
+def test_a_read_that_fails_says_so_with_an_error_of_ours() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk.arm(Fault("pread", 1, within=".log"))
+    with pytest.raises(StorageError):
+        shard.logs[1].read(0)
+    assert values(shard) == ["a"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from headrace.clock import ManualClock
-from headrace.errors import BatchTooLarge, DiskFull, HeadraceError, LogClosed, Overloaded, StorageError
+from headrace.errors import BatchTooLarge, CorruptLog, DiskFull, HeadraceError, LogClosed, Overloaded
 from headrace.log.log import Log, LogSpec
 from headrace.log.retention import Limits, new_start
 from headrace.log.rounds import Ticket
@@ -92,7 +92,7 @@ def look_at(log: Log) -> FoundLog:
                 raise Broken(f"L3 log {log.id} answers a read at {offset} with {chunk.next_offset}")
             parts.append(chunk.data)
             offset = chunk.next_offset
-    except StorageError as error:
+    except CorruptLog as error:
         damage = str(error)
     if log.damage is not None:
         damage = str(log.damage)
@@ -106,11 +106,12 @@ class World:
         self.clock = ManualClock()
         self.clock.advance(MONOTONIC_START)
         self.settings = storage_settings(self.rng)
-        self.model = Model()
+        self.model = Model(fold)
         self.disk = SimulatedDisk()
         self.shard: Shard
         self.failed: HeadraceError | None = None
         self.refused = 0
+        self.faulty = False  # calls fail on purpose: a stop need not succeed
         self.alarm: BaseException | None = None  # raised by the explorer inside the shard's own calls
         self.done: list[str] = []  # what was done, for the person who reads a failure
         self._payloads = 0
@@ -225,7 +226,7 @@ class World:
         for log_id, raw, count in staged:
             self.model.stage_append(log_id, raw, count, unit)
         for key, value in changes.items():
-            self.model.stage_change(key, value, unit, False)
+            self.model.stage_change(key, value, unit, lazy=False)
         log_id, raw, _ = staged[-1] if staged else (0, b"", 0)
         self._follow(ticket, unit, lazy=False, log_id=log_id, payload=raw)
 
@@ -236,7 +237,7 @@ class World:
         lazy = self.rng.random() < 0.6
         ticket = group.commit(lazy=lazy)
         for key, value in changes.items():
-            self.model.stage_change(key, value, unit, lazy)
+            self.model.stage_change(key, value, unit, lazy=lazy)
         self._follow(ticket, unit, lazy=lazy)
 
     def _changes(self, group, unit: int) -> dict[tuple[str, bytes], bytes | None]:
@@ -251,7 +252,7 @@ class World:
                 changes["t", name] = None
                 group.delete("t", name)
             elif dice < 0.95:
-                changes["sets", name] = fold(self.model.value(("sets", name)), [b"%d" % unit])
+                changes["sets", name] = b"%d" % unit
                 group.merge("sets", name, b"%d" % unit)
             else:
                 changes["sets", name] = None
@@ -407,7 +408,7 @@ class World:
         if self.alarm is not None:
             raise self.alarm
         self.shard, clean = open_shard(self.disk, self.settings, self.model.specs(), self.clock)
-        if not clean:
+        if not clean and not self.faulty:
             raise Broken("L5 a clean stop was taken for a crash")
         found = look(self.shard, clean)
         self.model.settle(found, self.model.check(found, power_cut=False))

@@ -124,6 +124,11 @@ class Checkpoints:
         """Start one, or have one follow the one that runs: that one may have begun too early for the caller."""
         if done is not None:
             self._waiting.append(done)
+        if self._shard.failure is not None:
+            waiting, self._waiting = self._waiting, []
+            for callback in waiting:
+                callback(self._shard.failure)
+            return
         if self.is_running:
             self._again = True
             return
@@ -143,9 +148,13 @@ class Checkpoints:
             saved = log.tail.saved_writer()
             if saved is not None:
                 ends.append((log.id, saved.pack(), saved.next_offset))
-        return _Standing(self._shard.journal.sequence, ends, *self._shard.files.take_dirty())
+        # A round that found no room is in the journal and nowhere else: the marker must not include it.
+        sequence = self._shard.journal.sequence - self._shard.committer.is_stuck
+        return _Standing(sequence, ends, *self._shard.files.take_dirty())
 
     def _collect(self, standing: _Standing, error: BaseException | None, clean: bool) -> None:
+        # After a failure the files hold less than their writers believe: no marker may say otherwise.
+        error = error or self._shard.failure
         if error is not None:
             self._finish(error)
             return
@@ -175,6 +184,7 @@ class Checkpoints:
                 # Retention may have removed it since, or does so right now: asking first would not help.
                 with contextlib.suppress(FileNotFoundError):
                     files.sync(path)
+        files.check()  # a round's sync may have failed since the list of files was taken
         for folder in standing.folders:
             with contextlib.suppress(FileNotFoundError):
                 files.sync_folder(folder)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from headrace.errors import DiskFull, StorageFailed
 from headrace.log.journal import Journal, JournalFull
 from headrace.log.log import Log
-from headrace.log.rounds import Part, Round, encode
+from headrace.log.rounds import Bytes, Part, Round, encode
 from headrace.log.slots import Ends, Slots
 from headrace.record import codec
 
@@ -70,10 +70,8 @@ class Committer:
         if body:
             self._reserve(sum(map(len, body)))
         runs = by_log(direct)
-        self._write_direct(runs, result)
-        if body:
-            self._secure_async(inline, result)
-            self._journal.append(body)
+        self._secure_async(inline, result)
+        self._write(runs, body, result)
         self._sync(batch, runs, result)
         result.sequence = self._journal.sequence
         self._unapplied.extend(by_log(inline))
@@ -105,23 +103,26 @@ class Committer:
                 raise DiskFull("no room for another journal file") from error
             raise
 
-    def _write_direct(self, runs: list[Run], result: Committed) -> None:
+    def _write(self, runs: list[Run], body: list[Bytes], result: Committed) -> None:
         saved = [(log, log.tail.save()) for log, _ in runs]
         try:
             for log, parts in runs:
-                self._write(log, parts, result, direct=True)
+                self._write_parts(log, parts, result, direct=True)
+            if body:
+                self._journal.append(body)
         except OSError as error:
             if error.errno not in NO_ROOM + NO_FILES:
                 raise
-            # Nothing of this round is in the journal: take it all back and refuse it cleanly. If taking it back
-            # fails, the error goes up and the shard stops: better than a log that holds what it refused.
+            # Nothing of this round is in the journal (a part of an entry is none): take it all back and refuse it
+            # cleanly. If taking it back fails, the error goes up and the shard stops: better than a log that
+            # holds what it refused.
             for log, state in saved:
                 log.tail.undo_to(state)
             reason = "the disk is full" if error.errno in NO_ROOM else "no file descriptor is free"
             raise DiskFull(reason) from error
 
     @staticmethod
-    def _write(log: Log, parts: list[Part], result: Committed, *, direct: bool) -> None:
+    def _write_parts(log: Log, parts: list[Part], result: Committed, *, direct: bool) -> None:
         for part in parts:
             if int.from_bytes(part.data[:8], "big") != part.base_offset:
                 # The same bytes went to another log of this round first.
@@ -158,7 +159,7 @@ class Committer:
                 continue
             saved = log.tail.save()
             try:
-                self._write(log, parts, result, direct=False)
+                self._write_parts(log, parts, result, direct=False)
             except OSError as error:
                 if error.errno not in NO_ROOM + NO_FILES:
                     raise

@@ -36,6 +36,9 @@ class Files:
         # a round must not take a folder for synced while a checkpoint is only about to sync it.
         self._dirty_folders: dict[str, int] = {}
         self._folder_changes = 0
+        # Set by the thread that saw it, at once: descriptors are shared and an error is reported to one caller
+        # only, so after a failed sync the next one's OK means nothing, whoever asks.
+        self.failure: OSError | None = None
 
     def _acquire(self, path: str, create: bool = False) -> _Open:
         with self._lock:
@@ -76,7 +79,7 @@ class Files:
             if entry.users:
                 continue
             if path in self._dirty:
-                self.disk.sync(entry.file)
+                self._sync(entry)
                 self._dirty.discard(path)
             self.disk.close(entry.file)
             del self._open[path]
@@ -118,9 +121,22 @@ class Files:
         entry = self._acquire(path)
         try:
             self._dirty.discard(path)
-            self.disk.sync(entry.file)
+            self._sync(entry)
         finally:
             self._release(entry)
+
+    def _sync(self, entry: _Open) -> None:
+        self.check()
+        try:
+            self.disk.sync(entry.file)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def check(self) -> None:
+        """Raise if a sync has failed: nothing may be called durable any more."""
+        if self.failure is not None:
+            raise OSError(self.failure.errno, f"an earlier sync failed: {self.failure}") from self.failure
 
     def truncate(self, path: str, size: int) -> None:
         entry = self._acquire(path)

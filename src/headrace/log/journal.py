@@ -151,10 +151,16 @@ class Journal:
             self._disk.close(self._file)
             self._live.append((self._number, self._path, self.sequence))
             self._file = None
-        self._path = self._free.pop(0)
-        self._file = self._disk.open(self._path)
+        path = self._free[0]
+        file = self._disk.open(path)
+        try:
+            self._disk.pwrite(file, [_header(self._number + 1, self.sequence + 1)], 0)
+        except OSError:
+            self._disk.close(file)  # as if never begun: a file without its header holds nothing
+            raise
+        self._free.pop(0)
+        self._path, self._file = path, file
         self._number += 1
-        self._disk.pwrite(self._file, [_header(self._number, self.sequence + 1)], 0)
         self._position = SECTOR
 
     @property

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.errors import BatchTooLarge, CorruptLog, LogClosed, OffsetOutOfRange, Overloaded
+from headrace.errors import BatchTooLarge, CorruptLog, LogClosed, OffsetOutOfRange, Overloaded, StorageError
 from headrace.log.reader import Chunk, Reader
 from headrace.log.rounds import Part, Ticket, Unit
 from headrace.log.segment import Segment
@@ -141,19 +141,34 @@ class Log:
             if self.damage is not None and offset >= self.visible_end:
                 raise self.damage
             return Chunk(b"", offset, offset)
-        return self._reader.read(offset, stop, max_bytes)
+        try:
+            return self._reader.read(offset, stop, max_bytes)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> StorageError:
+        return StorageError(f"log {self.id} ({self.slug}) cannot be read: {error}")
 
     def read_slice(self, piece: Slice) -> bytes:
-        return self._reader.read_slice(piece)
+        try:
+            return self._reader.read_slice(piece)
+        except OSError as error:
+            raise self._unreadable(error) from error
 
     def slices(self, start: int, end: int, split_bytes: int) -> list[Slice]:
         """Cut [start, end) into pieces of about split_bytes on batch boundaries known to the index."""
         start, end = max(start, self.start_offset), min(end, self.visible_end)
-        return self._reader.slices(self.id, start, end, split_bytes)
+        try:
+            return self._reader.slices(self.id, start, end, split_bytes)
+        except OSError as error:
+            raise self._unreadable(error) from error
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record at or after timestamp_ms, None when there is none."""
-        return self._reader.offset_for_timestamp(timestamp_ms, self.start_offset, self.visible_end)
+        try:
+            return self._reader.offset_for_timestamp(timestamp_ms, self.start_offset, self.visible_end)
+        except OSError as error:
+            raise self._unreadable(error) from error
 
     def forget_positions(self) -> None:
         self._reader.forget_positions()

@@ -294,7 +294,8 @@ class Shard:
 
     def _round_done(self, result: Committed | None, error: BaseException | None) -> None:
         batch = self._in_flight
-        assert batch is not None
+        if batch is None:
+            return  # another job failed meanwhile and took the round with it: its tickets have been told
         if isinstance(error, JournalFull):
             # Back-pressure: the round waits for the checkpoint that frees a journal file.
             self._waits_for_journal = True
