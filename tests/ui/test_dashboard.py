@@ -169,6 +169,8 @@ def test_deleting_needs_the_name_typed(live: Served, view: View) -> None:
     confirm.click()
     view.sees("Deleted.")
     assert live.get("/api/queues/%2F/doomed").status_code == 404
+    # The page may have asked for the queue once more while it went, and the browser remarks on the answer.
+    view.complaints = [text for text in view.complaints if "404" not in text]
 
 
 def test_whatever_a_client_names_stays_text(live: Served, view: View, amqp: Any) -> None:
