@@ -1,7 +1,7 @@
 """What a queue's arguments and the policies that fit it make together."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from headrace.broker.policies import TIGHTEST, Policy, check, limits, merge
@@ -23,6 +23,7 @@ def policy(pattern: str = ".*", **definition: object) -> Policy:
 
 
 @pytest.mark.parametrize("key", NUMBERS)
+@settings(deadline=None)
 @given(own=some.none() | some.integers(1, 1000), given_=some.integers(1, 1000))
 def test_of_two_bounds_the_tighter_holds(key: str, own: int | None, given_: int) -> None:
     field = NUMBERS[key]
