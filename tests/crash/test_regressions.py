@@ -420,3 +420,27 @@ def test_a_read_that_fails_says_so_with_an_error_of_ours() -> None:
     with pytest.raises(StorageError):
         shard.logs[1].read(0)
     assert values(shard) == ["a"]
+
+
+def test_two_retries_on_a_full_disk_do_not_confirm_the_round_behind() -> None:
+    """The answer to the second retry was taken for that of the next round, which had not been written."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk.capacity = disk.used
+    first = shard.logs[1].append(batch("b", 300))
+    shard.pump()
+    second = shard.logs[1].append(batch("c", 300)) if not shard.is_full else None
+    group = shard.group()
+    group.put("t", b"k", b"v")
+    behind = group.commit()
+    assert not first.done and second is None
+    disk.capacity = 1 << 50
+    shard.tick()
+    shard.tick()
+    told: list[bool] = []
+    behind.add_callback(lambda ticket: told.append(disk.unsynced(b"tkv") is None))
+    shard.pump()
+    assert first.done and first.error is None
+    assert told == [True]
+    assert dict(reopen(lost(disk), spec()).state.items("t")) == {b"k": b"v"}

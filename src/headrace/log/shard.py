@@ -263,7 +263,7 @@ class Shard:
         batch.must_sync = any(unit.needs_sync for unit in batch.units)
         self._number(batch)
         self._in_flight = batch
-        self.worker.submit(lambda: self.committer.commit(batch), self._round_done)
+        self._submit(batch, lambda: self.committer.commit(batch))
 
     def _is_wanted(self, unit: Unit) -> bool:
         """Leave out what was staged for a log that is deleted by now; the rest of its group goes on."""
@@ -292,10 +292,14 @@ class Shard:
                 log.epochs.append((log.epoch, part.base_offset))
                 batch.changes.append(StateChange(PUT, EPOCHS, log_key(log.id), pack_epochs(log.epochs)))
 
-    def _round_done(self, result: Committed | None, error: BaseException | None) -> None:
-        batch = self._in_flight
-        if batch is None:
-            return  # another job failed meanwhile and took the round with it: its tickets have been told
+    def _submit(self, batch: Round, job: Callable[[], Committed]) -> None:
+        self.worker.submit(job, lambda result, error: self._round_done(batch, result, error))
+
+    def _round_done(self, batch: Round, result: Committed | None, error: BaseException | None) -> None:
+        if batch is not self._in_flight:
+            # It was told already: by a failure of another job, or by the first of two retries. What is in flight
+            # by now has not been written, and must not be taken for this one.
+            return
         if isinstance(error, JournalFull):
             # Back-pressure: the round waits for the checkpoint that frees a journal file.
             self._waits_for_journal = True
@@ -317,13 +321,13 @@ class Shard:
 
     def retry_stuck(self) -> None:
         if self._in_flight is not None and self.committer.is_stuck:
-            self.worker.submit(lambda: self.committer.apply_rest(Committed()), self._round_done)
+            self._submit(self._in_flight, lambda: self.committer.apply_rest(Committed()))
 
     def journal_freed(self) -> None:
         if self._waits_for_journal and self._in_flight is not None:
             self._waits_for_journal = False
             batch = self._in_flight
-            self.worker.submit(lambda: self.committer.commit(batch), self._round_done)
+            self._submit(batch, lambda: self.committer.commit(batch))
 
     def _next(self) -> None:
         self._in_flight = None
