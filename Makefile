@@ -12,7 +12,7 @@ run: install
 	$(BIN)/headrace serve --demo
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 install: $(STAMP) ui
 
