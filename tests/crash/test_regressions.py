@@ -444,3 +444,32 @@ def test_two_retries_on_a_full_disk_do_not_confirm_the_round_behind() -> None:
     assert first.done and first.error is None
     assert told == [True]
     assert dict(reopen(lost(disk), spec()).state.items("t")) == {b"k": b"v"}
+
+
+def test_the_name_of_a_segment_that_was_begun_early_is_synced_when_its_file_is_made() -> None:
+    """Retention rolls without writing: the folder was synced before the file was there, and not after."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    shard.maintenance.delete_before(shard.logs[1], 1)
+    shard.pump()
+    checkpoint(shard)
+    write(shard, "b")
+    checkpoint(shard)
+    assert values(reopen(lost(disk), spec())) == ["b"]
+
+
+@pytest.mark.parametrize("path", [".wal", ".log"])
+@pytest.mark.parametrize("size", [0, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+def test_d5_what_a_full_disk_refused_never_appears(path: str, size: int, share: float) -> None:
+    """Half an entry may be a whole one, its rest being padding; and what was cut off may come back."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a", size=size)
+    disk.arm(Fault("pwrite", 1, errno.ENOSPC, share=share, within=path))
+    refused = shard.logs[1].append(batch("b", size))
+    shard.pump()
+    if isinstance(refused.error, DiskFull):
+        for image in [disk.kill(), lost(disk), *(disk.power_cut(Random(n)) for n in range(30))]:
+            assert values(reopen(image, spec())) == ["a"]

@@ -359,7 +359,7 @@ class World:
         log.compacted = max(log.compacted, there.visible_end)
 
         def compacted(_result: object, error: BaseException | None) -> None:
-            if error is not None:
+            if error is not None and not self.faulty:
                 self.alarm = self.alarm or Broken(f"L10 compaction failed: {error!r}")
 
         self.shard.maintenance.compact(there, compacted)
@@ -384,7 +384,7 @@ class World:
         def truncated(error: BaseException | None) -> None:
             if error is None:
                 log.former = None
-            else:
+            elif not self.faulty:
                 self.alarm = self.alarm or Broken(f"L8 truncation failed: {error!r}")
 
         self.shard.maintenance.truncate(there, ends[count], truncated)

@@ -118,6 +118,7 @@ class Committer:
             # holds what it refused.
             for log, state in saved:
                 log.tail.undo_to(state)
+                log.tail.secure_undo()
             reason = "the disk is full" if error.errno in NO_ROOM else "no file descriptor is free"
             raise DiskFull(reason) from error
 

@@ -135,7 +135,14 @@ class Journal:
         needed = padded(ENTRY_HEADER.size + size)
         assert self._file is not None and self._position + needed <= self._file_bytes
         entry = _encoded(self._number, self.sequence + 1, self._synced, buffers)
-        self._disk.pwrite(self._file, entry, self._position)
+        try:
+            self._disk.pwrite(self._file, entry, self._position)
+        except OSError:
+            # What was written of it may be a whole entry, the rest being padding. It is refused, so it must never
+            # be found; if this fails, too, the caller hears of that instead, and nothing is refused as clean.
+            self._disk.pwrite(self._file, [_ZEROS], self._position)
+            self._disk.sync(self._file)
+            raise
         self.sequence += 1
         self._position += needed
         self.bytes_written += needed

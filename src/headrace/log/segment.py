@@ -132,6 +132,9 @@ class SegmentWriter:
     def append(self, data: Sequence[Bytes]) -> None:
         """Write whole batches; the walk over their headers happens only once they are in the file."""
         path = self.segment.path()
+        if self.walker.position == 0:
+            # The file is made now, perhaps long after the segment began and the folder was synced for it.
+            self._files.folder_changed(self.segment.folder)
         self._files.write(path, data, self.walker.position, create=True)
         for buffer in data:
             end = self.walker.walk(buffer)

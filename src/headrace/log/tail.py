@@ -114,6 +114,13 @@ class Tail:
             saved.writer.undo_to(saved.state)
         self.segments, self.writer = saved.segments, saved.writer
 
+    def secure_undo(self) -> None:
+        """Make the undoing last: a power cut must not bring back what was refused."""
+        if self.writer is not None and self.writer.position:
+            self._files.sync(self.writer.segment.path())
+        if self.created:
+            self._files.sync_folder(self.folder)
+
     def saved_writer(self) -> SavedWriter | None:
         """Where the writer stands, for the checkpoint; its index is flushed, so that it can be trusted."""
         if self.writer is None:
