@@ -7,6 +7,7 @@ clock says little. Each figure is the best of three runs after one to warm up. T
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -205,7 +206,9 @@ def sizes(spark: "SparkSession", broker: RunningBroker, folder: Path, records: i
 
 def latency(spark: "SparkSession", broker: RunningBroker, folder: Path) -> None:
     broker.create("ticks")
-    frame = spark.readStream.format("headrace").options(path=broker.path, topic="ticks").load()
+    frame = spark.readStream.format("headrace").options(
+        path=broker.path, topic="ticks", startingOffsets="earliest"
+    ).load()
     query = (
         frame.select("key", "value")
         .writeStream.format("headrace")
@@ -260,19 +263,29 @@ def first_batch(broker: RunningBroker, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a quarter of the records")
+    parser.add_argument("--only", choices=["start", "100", "1000", "latency"], help="one part of it")
     options = parser.parse_args()
     share = 4 if options.quick else 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the broker is not left behind
+
+    def wanted(part: str) -> bool:
+        return options.only in (None, part)
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         broker = RunningBroker(folder).start()
         try:
             load = os.getloadavg()[0]
             print(f"load {load:.1f} on {os.cpu_count()} cores; CPU-seconds per million records", flush=True)
-            first_batch(broker, folder)
+            if wanted("start"):
+                first_batch(broker, folder)
             spark = build("bench", conf={"spark.driver.memory": "3g"})
-            sizes(spark, broker, folder, 4_000_000 // share, 100)
-            sizes(spark, broker, folder, 1_000_000 // share, 1000)
-            latency(spark, broker, folder)
+            if wanted("100"):
+                sizes(spark, broker, folder, 4_000_000 // share, 100)
+            if wanted("1000"):
+                sizes(spark, broker, folder, 1_000_000 // share, 1000)
+            if wanted("latency"):
+                latency(spark, broker, folder)
             spark.stop()
         finally:
             broker.close()

@@ -28,6 +28,7 @@ class RunningBroker:
         self._said = folder / "broker.txt"
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
+        self._was_up = False
         self.port = free_port()
 
     @property
@@ -43,10 +44,11 @@ class RunningBroker:
             self._launch()
             try:
                 wait_until(self._is_healthy, "the broker did not start")
+                self._was_up = True
                 return self
             except AssertionError:
                 # Somebody took the port between the asking and the listening; a restart must keep its own.
-                if "is in use by another program" not in self.said() or (self.data / "slots").exists():
+                if "is in use by another program" not in self.said() or self._was_up:
                     raise
                 self.port = free_port()
         raise AssertionError(self.said())

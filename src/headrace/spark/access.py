@@ -13,7 +13,7 @@ from headrace.record.slice import Slice
 from headrace.record.types import BatchInfo
 from headrace.spark.offsets import Partition, Position
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 4 << 20
 
 
 class DataLoss(HeadraceError):
