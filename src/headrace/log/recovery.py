@@ -34,6 +34,7 @@ ID_BLOCK = 1 << 32  # far more than one run can use; a block is simply not finis
 @dataclass(slots=True)
 class RecoveryReport:
     clean: bool = True
+    new: bool = False  # there was nothing here before
     logs: int = 0
     records: int = 0  # kept of what was written since the last checkpoint
     bytes_kept: int = 0
@@ -45,13 +46,19 @@ class RecoveryReport:
     seconds: float = 0.0
 
     def summary(self) -> str:
+        if self.new:
+            return "new data folder"
         if self.clean:
-            return f"clean stop: {self.logs} logs"
+            return f"clean stop: {_logs(self.logs)}"
         text = (
-            f"recovered from an unclean stop: {self.logs} logs, {self.records:,} records "
+            f"recovered from an unclean stop: {_logs(self.logs)}, {self.records:,} records "
             f"({self.bytes_kept:,} bytes) kept since the last checkpoint, {self.bytes_cut:,} torn bytes cut"
         )
         return text + (f"; DAMAGED: {'; '.join(self.damaged)}" if self.damaged else "")
+
+
+def _logs(count: int) -> str:
+    return "1 log" if count == 1 else f"{count:,} logs"
 
 
 def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
@@ -61,6 +68,7 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
     hints = slots.read_all(shard.disk, f"{shard.root}/{paths.SLOTS}")
     replayed = _Replayed(shard, marker)
     report = RecoveryReport(clean=marker.clean and not replayed.entries, logs=len(specs))
+    report.new = shard.state.is_new
     report.journal_entries = replayed.entries
     shard.epoch = marker.epoch if report.clean else marker.epoch + 1
     folders = _folders(shard, {spec.id for spec in specs}, report)

@@ -50,6 +50,7 @@ class StateStore:
         self._next_offset = 0
         self._live_bytes = 0
         self.marker = Marker()
+        self.is_new = True
 
     # Reading: what completed rounds have made of it.
 
@@ -179,6 +180,7 @@ class StateStore:
                 self._disk.unlink(f"{self._folder}/{name}")
         if not found:
             return
+        self.is_new = False
         self._generation = max(found)
         path = self._path(self._generation)
         end = self._load_file(path)
