@@ -384,6 +384,9 @@ class World:
         def truncated(error: BaseException | None) -> None:
             if error is None:
                 log.former = None
+            elif isinstance(error, DiskFull) and log.former is not None:
+                log.pieces, log.former = log.former, None
+                log.promise.pieces = len(log.pieces)
             elif not self.faulty:
                 self.alarm = self.alarm or Broken(f"L8 truncation failed: {error!r}")
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.errors import DiskFull, StorageFailed
+from headrace.log.files import NO_ROOM
 from headrace.log.journal import Journal, JournalFull
 from headrace.log.log import Log
 from headrace.log.rounds import Bytes, Part, Round, encode
@@ -24,7 +25,6 @@ from headrace.log.slots import Ends, Slots
 from headrace.record import codec
 
 Run = tuple[Log, list[Part]]
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from headrace.log.disk import Disk, FileId
 
 Bytes = bytes | bytearray | memoryview
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Open:

@@ -7,7 +7,7 @@ and can never be taken for damage.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.errors import Conflict, OffsetOutOfRange
+from headrace.errors import Conflict, DiskFull, OffsetOutOfRange
 from headrace.log import paths
 from headrace.log.checkpoint import ENDS
 from headrace.log.compaction import Filter, LatestByKey, Rewritten, rewrite
@@ -15,7 +15,7 @@ from headrace.log.log import Log
 from headrace.log.log_recovery import STARTS, TRUNCATIONS
 from headrace.log.retention import Limits, new_start
 from headrace.log.rounds import Ticket
-from headrace.log.segment import Segment, SegmentWriter
+from headrace.log.segment import SavedWriter, Segment, SegmentWriter
 from headrace.log.truncation import cut_back
 from headrace.log.work import InlineWorker, ThreadWorker, Worker
 
@@ -188,28 +188,36 @@ class Maintenance:
             self._truncated(log, error, done)
             return
 
-        def cut() -> list[Segment]:
+        def cut() -> tuple[list[Segment], SavedWriter | None]:
             gone = cut_back(self._shard.files, log.tail, offset, self._shard.clock.now_ms())
             # While the intention stands: afterwards a slot with the former end would be evidence of a loss.
             self._shard.committer.tell(log)
             self._shard.slots.sync()
-            return gone
+            return gone, log.tail.saved_writer()
 
-        self._shard.worker.submit(cut, lambda gone, failed: self._record_cut(log, offset, gone, failed, done))
+        self._shard.worker.submit(cut, lambda result, failed: self._record_cut(log, offset, result, failed, done))
 
     def _record_cut(
-        self, log: Log, offset: int, gone: list[Segment] | None, error: BaseException | None, done: Done
+        self,
+        log: Log,
+        offset: int,
+        result: tuple[list[Segment], SavedWriter | None] | None,
+        error: BaseException | None,
+        done: Done,
     ) -> None:
-        if error is not None:
-            self._shard.fail(error)
-            self._truncated(log, error, done)
+        if isinstance(error, DiskFull) and self._shard.failure is None:
+            self._give_up_cut(log, error, done)
             return
+        if error is not None or result is None:
+            self._shard.fail(error or AssertionError("a cut has a result or an error"))
+            self._truncated(log, self._shard.failure, done)
+            return
+        gone, saved = result
         log.next_offset = log.visible_end = log.durable_end = offset
         log.forget_positions()
         log.epochs = [entry for entry in log.epochs if entry[1] < offset]
         self._bury(log, gone, None)
         key = log.id.to_bytes(8, "big")
-        saved = log.tail.saved_writer()
         group = self._shard.group()
         if saved is not None:
             group.put(ENDS, key, saved.pack())
@@ -217,6 +225,12 @@ class Maintenance:
             group.delete(ENDS, key)
         group.delete(TRUNCATIONS, key)
         group.commit().add_callback(lambda t: self._truncated(log, t.error, done))
+
+    def _give_up_cut(self, log: Log, error: DiskFull, done: Done) -> None:
+        """No room for what was to stay, and nothing was touched: withdraw the intention, then say no."""
+        group = self._shard.group()
+        group.delete(TRUNCATIONS, log.id.to_bytes(8, "big"))
+        group.commit().add_callback(lambda t: self._truncated(log, t.error or error, done))
 
     def _truncated(self, log: Log, error: BaseException | None, done: Done) -> None:
         self._busy.discard(log.id)

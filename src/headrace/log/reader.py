@@ -108,7 +108,8 @@ class Reader:
                 return self._read_at(segment, position, offset, stop, size, max_bytes)
             except CorruptBatch:
                 self._counters.crc_failures += 1
-                raise CorruptLog(segment.path(), getattr(error, "position", position), str(error)) from error
+                at = position + (error.position or 0)
+                raise CorruptLog(segment.path(), at, str(error)) from error
 
     def _read_at(
         self, segment: Segment, position: int, offset: int, stop: int, size: int, max_bytes: int

@@ -1,17 +1,18 @@
 """Cutting a log back to an offset, so that a crash at any point leaves something that can be finished.
 
-Newest first: later segments lose their names, then the one that holds the offset is replaced by a fresh file with
-what lies before it. The intention is durable before this begins (maintenance.py), so a log found shorter than it was
-is no damage while it stands.
+What is to stay of the segment that holds the offset is copied first, so that a full disk is met before anything is
+touched. Then newest first: later segments lose their names, and the copy takes its place. The intention is durable
+before this begins (maintenance.py), so a log found shorter than it was is no damage while it stands.
 """
 
 import struct
 
 from crc32c import crc32c
 
+from headrace.errors import DiskFull
 from headrace.log import kernel, paths
 from headrace.log.compaction import batches
-from headrace.log.files import Files
+from headrace.log.files import NO_ROOM, Files
 from headrace.log.segment import Segment, SegmentWriter
 from headrace.log.tail import Tail
 from headrace.record import codec
@@ -25,14 +26,18 @@ def cut_back(files: Files, tail: Tail, offset: int, now_ms: int) -> list[Segment
         return []
     kept = [segment for segment in tail.segments if segment.base < offset]
     gone = [segment for segment in tail.segments if segment.base >= offset]
+    writer = None
+    if kept and kept[-1].next_offset > offset:
+        writer = _copy(files, kept[-1], offset, tail.settings.index_interval, now_ms)
     for segment in reversed(gone):
         _unlink(files, segment)
-    tail.writer = None
-    if kept and kept[-1].next_offset > offset:
-        old = kept.pop()
-        tail.writer = _rewritten(files, old, offset, tail.settings.index_interval, now_ms)
-        kept.append(tail.writer.segment)
-        gone.append(old)
+    tail.writer = writer
+    if writer is not None:
+        path = writer.segment.path()
+        files.disk.rename(path + paths.UNFINISHED, path)
+        files.disk.sync_dir(tail.folder)
+        gone.append(kept.pop())
+        kept.append(writer.segment)
     tail.segments = tuple(kept)
     if kept and tail.writer is None:
         tail.roll(offset)  # recovery knows the segments before the active one as synced, so there has to be one
@@ -56,14 +61,31 @@ def _unlink(files: Files, segment: Segment) -> None:
     files.disk.sync_dir(segment.folder)
 
 
-def _rewritten(files: Files, old: Segment, offset: int, interval: int, now_ms: int) -> SegmentWriter:
+def _copy(files: Files, old: Segment, offset: int, interval: int, now_ms: int) -> SegmentWriter:
+    """What lies before offset, synced, under a name that is not final yet."""
     target = Segment(old.folder, old.base, old.generation + 1, created_ms=now_ms)
     walker = kernel.Walker(old.base, interval)
     temporary = target.path() + paths.UNFINISHED
     disk = files.disk
     if disk.exists(temporary):
         disk.unlink(temporary)
-    file = disk.open(temporary, create=True, exclusive=True)
+    try:
+        _write_before(files, old, offset, walker, temporary)
+    except OSError as error:
+        if disk.exists(temporary):
+            disk.unlink(temporary)
+        if error.errno in NO_ROOM:
+            raise DiskFull(f"no room to cut {old.folder} back: {error}") from error
+        raise
+    walker.skip_to(offset)  # what lay right before the cut may have been compacted away
+    writer = SegmentWriter(files, target, walker)
+    target.size, target.records = walker.position, walker.records
+    target.next_offset, target.max_timestamp = walker.next_offset, walker.max_timestamp
+    return writer
+
+
+def _write_before(files: Files, old: Segment, offset: int, walker: kernel.Walker, path: str) -> None:
+    file = files.disk.open(path, create=True, exclusive=True)
     try:
         for data, info in batches(files, old):
             if info.base_offset >= offset:
@@ -72,15 +94,8 @@ def _rewritten(files: Files, old: Segment, offset: int, interval: int, now_ms: i
             if info.last_offset >= offset:
                 whole = _shortened(codec.filter_batch(data, info, range(info.base_offset, offset)), info, offset)
             if whole is not None:
-                disk.pwrite(file, [whole], walker.position)
+                files.disk.pwrite(file, [whole], walker.position)
                 walker.walk(whole)
-        disk.sync(file)
+        files.disk.sync(file)
     finally:
-        disk.close(file)
-    disk.rename(temporary, target.path())
-    disk.sync_dir(old.folder)
-    walker.skip_to(offset)  # what lay right before the cut may have been compacted away
-    writer = SegmentWriter(files, target, walker)
-    target.size, target.records = walker.position, walker.records
-    target.next_offset, target.max_timestamp = walker.next_offset, walker.max_timestamp
-    return writer
+        files.disk.close(file)
