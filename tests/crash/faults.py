@@ -107,7 +107,8 @@ class Trial:
     def _stays_stopped(self) -> None:
         """After a failure nothing is confirmed any more, whatever later calls answer; reading goes on."""
         world = self.world
-        if self.fault.error == errno.ENOSPC and self.fault.kind != "sync":
+        # A rename that finds no room is the last step of a truncation: too late for a clean no.
+        if self.fault.error == errno.ENOSPC and self.fault.kind not in ("sync", "rename"):
             raise Broken(f"L8 a full disk stopped the shard: {world.shard.failure!r}")
         world.disk.disarm()
         before = sum(log.promise.pieces for log in world.model.logs.values())

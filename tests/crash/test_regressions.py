@@ -473,3 +473,26 @@ def test_d5_what_a_full_disk_refused_never_appears(path: str, size: int, share: 
     if isinstance(refused.error, DiskFull):
         for image in [disk.kill(), lost(disk), *(disk.power_cut(Random(n)) for n in range(30))]:
             assert values(reopen(image, spec())) == ["a"]
+
+
+@pytest.mark.parametrize("nth", range(1, 12))
+def test_a_truncation_that_meets_a_full_disk_is_done_or_undone_before_anything_is_appended(nth: int) -> None:
+    """The intention stayed in force, the log took appends, and the next start cut them off."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    for text in "abc":
+        write(shard, text)
+    disk.arm(Fault("pwrite", nth, errno.ENOSPC))
+    errors: list[BaseException | None] = []
+    shard.maintenance.truncate(shard.logs[1], 2, errors.append)
+    for _ in range(3):
+        shard.pump()
+        shard.tick()
+    shard.pump()
+    disk.disarm()
+    assert len(errors) == 1 and shard.failure is None
+    write(shard, "d")
+    wanted = ["a", "b", "d"] if errors == [None] else ["a", "b", "c", "d"]
+    assert values(shard) == wanted
+    for image in (lost(disk), disk.kill()):
+        assert values(finished(image, spec())) == wanted

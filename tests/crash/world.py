@@ -402,6 +402,9 @@ class World:
 
     def read(self) -> None:
         """What is there now is what was written, and nobody sees what is not safe yet (L4, L7)."""
+        if self.shard.failure is not None:
+            look(self.shard)  # what a failed sync dropped is gone: reads say so, or answer
+            return
         self.observe()
         self.model.check(look(self.shard, clean=True), power_cut=False)
 

@@ -170,14 +170,16 @@ class Committer:
             self.tell(log)
         return result
 
-    def tell(self, log: Log) -> None:
-        """Write the log's slot: other processes see its new ends."""
+    def tell(self, log: Log, *, must: bool = False) -> None:
+        """Write the log's slot: other processes see its new ends. An old slot is merely old, unless it must go."""
         end = max(log.tail.next_offset, log.start_offset)
         durable = min(log.durable_end, end) if log.is_async else end
         try:
             self._slots.write(Ends(log.id, log.epoch, log.start_offset, end, durable, log.stable_below(end)))
         except OSError as error:
-            if error.errno not in NO_ROOM + NO_FILES:  # an old slot is merely old
+            if must:
+                raise
+            if error.errno not in NO_ROOM + NO_FILES:
                 raise StorageFailed(f"the slots cannot be written: {error}") from error
 
     def sync_journal(self) -> None:

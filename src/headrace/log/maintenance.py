@@ -11,6 +11,7 @@ from headrace.errors import Conflict, DiskFull, OffsetOutOfRange
 from headrace.log import paths
 from headrace.log.checkpoint import ENDS
 from headrace.log.compaction import Filter, LatestByKey, Rewritten, rewrite
+from headrace.log.files import NO_ROOM
 from headrace.log.log import Log
 from headrace.log.log_recovery import STARTS, TRUNCATIONS
 from headrace.log.retention import Limits, new_start
@@ -27,12 +28,26 @@ KEYS_MAX = 2_000_000  # keys one compaction pass holds in memory
 Done = Callable[[BaseException | None], object]
 
 
+def runs_of(segments: Sequence[Segment], bytes_max: int) -> list[list[Segment]]:
+    """Neighbours to be rewritten as one: no more of them than make a full segment, as positions have 32 bits."""
+    runs: list[list[Segment]] = []
+    size = 0
+    for segment in segments:
+        size += segment.size
+        if not runs or size > bytes_max:
+            runs.append([])
+            size = segment.size
+        runs[-1].append(segment)
+    return runs
+
+
 class Maintenance:
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
         self._cleaner: Worker | None = None
         self._busy: set[int] = set()  # logs being compacted or truncated
         self._leases: dict[tuple[int, int, int], int] = {}  # (log, segment, generation) -> until, in ms
+        self._delayed: list[Callable[[], None]] = []  # for want of room: tried again at every tick
         self._starts: dict[int, int] = {}  # log -> start asked for and not yet durable
         self._graves: list[tuple[int, Segment]] = []  # removed from their log, files still leased
 
@@ -190,9 +205,6 @@ class Maintenance:
 
         def cut() -> tuple[list[Segment], SavedWriter | None]:
             gone = cut_back(self._shard.files, log.tail, offset, self._shard.clock.now_ms())
-            # While the intention stands: afterwards a slot with the former end would be evidence of a loss.
-            self._shard.committer.tell(log)
-            self._shard.slots.sync()
             return gone, log.tail.saved_writer()
 
         self._shard.worker.submit(cut, lambda result, failed: self._record_cut(log, offset, result, failed, done))
@@ -217,20 +229,52 @@ class Maintenance:
         log.forget_positions()
         log.epochs = [entry for entry in log.epochs if entry[1] < offset]
         self._bury(log, gone, None)
-        key = log.id.to_bytes(8, "big")
-        group = self._shard.group()
-        if saved is not None:
-            group.put(ENDS, key, saved.pack())
-        else:
-            group.delete(ENDS, key)
-        group.delete(TRUNCATIONS, key)
-        group.commit().add_callback(lambda t: self._truncated(log, t.error, done))
+        end = b"" if saved is None else saved.pack()
+        self._tell_cut(
+            log, lambda: self._withdraw(log, {ENDS: end}, lambda error: self._truncated(log, error, done))
+        )
+
+    def _tell_cut(self, log: Log, then: Callable[[], None]) -> None:
+        """Write and sync the slot while the intention stands: afterwards its former end would prove a loss."""
+
+        def tell() -> None:
+            self._shard.committer.tell(log, must=True)
+            self._shard.slots.sync()
+
+        def told(_result: object, error: BaseException | None) -> None:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                self._delayed.append(lambda: self._tell_cut(log, then))
+            elif error is not None:
+                self._shard.fail(error)
+            then() if error is None else None
+
+        self._shard.worker.submit(tell, told)
 
     def _give_up_cut(self, log: Log, error: DiskFull, done: Done) -> None:
         """No room for what was to stay, and nothing was touched: withdraw the intention, then say no."""
+        self._withdraw(log, {}, lambda failed: self._truncated(log, failed or error, done))
+
+    def _withdraw(self, log: Log, values: dict[str, bytes], done: Done) -> None:
+        """Take the intention back, durably. A full disk only delays it, and the log stays frozen meanwhile:
+        with the intention in force, what was appended behind it would be cut off by the next start."""
+        key = log.id.to_bytes(8, "big")
         group = self._shard.group()
-        group.delete(TRUNCATIONS, log.id.to_bytes(8, "big"))
-        group.commit().add_callback(lambda t: self._truncated(log, t.error or error, done))
+        for table, value in values.items():
+            group.put(table, key, value) if value else group.delete(table, key)
+        group.delete(TRUNCATIONS, key)
+
+        def withdrawn(ticket: Ticket) -> None:
+            if isinstance(ticket.error, DiskFull):
+                self._delayed.append(lambda: self._withdraw(log, values, done))
+            else:
+                done(ticket.error)
+
+        group.commit().add_callback(withdrawn)
+
+    def tick(self) -> None:
+        delayed, self._delayed = self._delayed, []
+        for again in delayed:
+            again()
 
     def _truncated(self, log: Log, error: BaseException | None, done: Done) -> None:
         self._busy.discard(log.id)
@@ -258,9 +302,17 @@ class Maintenance:
             hold=min(log.holds.values(), default=None),
         )
         sealed = [s for s in log.segments if s.is_sealed and s.next_offset <= log.durable_end]
-        self.rewrite_segments(
-            log, sealed, keep, done, learn=lambda: keep.learn(self._shard.files, sealed, log.stable_end)
-        )
+        runs = runs_of(sealed, settings.segment_size)
+
+        def step(gained: Rewritten | None, error: BaseException | None) -> None:
+            if error is not None or not runs:
+                done(gained, error)
+                return
+            learn = None if keep.until else lambda: keep.learn(self._shard.files, sealed, log.stable_end)
+            run = runs.pop(0)
+            self.rewrite_segments(log, run, keep, lambda more, failed: step(more or gained, failed), learn=learn)
+
+        step(None, None)
 
     def rewrite_segments(
         self,

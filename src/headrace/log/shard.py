@@ -450,6 +450,7 @@ class Shard:
         """Called on the owner thread every 50 to 100 ms."""
         if self.failure is None and not self.is_closed and self._closing is None:
             self._checkpoints.tick()
+            self.maintenance.tick()
 
 
 def ends_of(log: Log) -> Ends:
