@@ -6,6 +6,7 @@ import pytest
 
 from headrace.errors import LogClosed, OffsetOutOfRange, Overloaded
 from headrace.log.inspect import Inspector
+from headrace.log.maintenance import runs_of
 from headrace.log.retention import Limits, new_start
 from headrace.log.segment import Segment
 from headrace.log.settings import StreamSettings
@@ -245,3 +246,10 @@ def test_what_was_staged_for_a_deleted_log_is_refused_and_hurts_nobody_else(benc
     assert values(shard.log(2)) == [b"both"]
     assert shard.failure is None and shard.pending_bytes == 0
     shard.close()
+
+
+def test_compaction_never_makes_a_segment_larger_than_a_full_one() -> None:
+    """Positions in an index have 32 bits: all sealed segments in one would overflow them."""
+    sizes = [40, 50, 20, 100, 130, 10]
+    runs = runs_of([segment(i, i + 1, size, 0) for i, size in enumerate(sizes)], 100)
+    assert [[s.size for s in run] for run in runs] == [[40, 50], [20], [100], [130], [10]]
