@@ -95,14 +95,16 @@ def test_a_leased_segment_keeps_its_file_until_it_is_released(bench: Bench) -> N
     shard = bench.open(stream=StreamSettings(segment_size=1000, retention_bytes=0))
     fill(bench)
     first = shard.log(1).segments[0]
+    assert first.state == "sealed"
     shard.maintenance.lease(1, first.base, first.generation, bench.clock.now_ms() + 60_000)
     shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset > 0 and Path(first.path()).exists()
+    assert first.state == "archived" and shard.log(1).segments[-1].state == "active"
     shard.maintenance.release(1, first.base, first.generation)
     shard.maintenance.sweep()
     shard.pump()
-    assert not Path(first.path()).exists()
+    assert not Path(first.path()).exists() and first.state == "deleted"
     shard.close()
 
 

@@ -107,7 +107,7 @@ class Maintenance:
             self._shard.fail(error)
             return
         for segment in gone or ():
-            segment.removed = True
+            segment.is_archived = True
             self._graves.append((log.id, segment))
             self._shard.counters.segments_deleted += 1
         self.sweep()
@@ -143,6 +143,7 @@ class Maintenance:
                     files.disk.unlink(path)
             files.folder_changed(segment.folder)
             self._shard.index_cache.drop(segment)
+            segment.is_deleted = True
 
     def _checked(self, _result: object, error: BaseException | None) -> None:
         if error is not None:

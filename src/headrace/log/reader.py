@@ -94,7 +94,7 @@ class Reader:
 
     def _read_segment(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk | None:
         resume = self._resume.get(offset)
-        if resume is not None and resume[0] is segment and not segment.removed:
+        if resume is not None and resume[0] is segment and not segment.is_archived:
             position, size = resume[1], max_bytes
         else:
             position = self.find_position(segment, offset)

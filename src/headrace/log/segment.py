@@ -1,8 +1,8 @@
 """A segment: a run of batches in one file, with a sparse offset index and a time index beside it.
 
-Life: active (the last one, appended to), sealed (full; its seal says what it holds), archived (its records live
-in another tier, too), deleted. Index and time index are caches: they carry no checksum and are rebuilt
-whenever they disagree with the data.
+Life: active (the last one, appended to), sealed (full; its seal says what it holds), archived (out of the log by
+retention or rewriting, its files kept for those who were handed slices of it), deleted. Index and time index are
+caches: they carry no checksum and are rebuilt whenever they disagree with the data.
 """
 
 import errno
@@ -63,8 +63,8 @@ class Segment:
     never reads past the offset that the log says is visible, whatever the size is by then."""
 
     __slots__ = (
-        "archived", "base", "created_ms", "data_path", "folder", "generation", "index", "index_size", "is_sealed",
-        "max_timestamp", "next_offset", "records", "removed", "size",
+        "base", "created_ms", "data_path", "folder", "generation", "index", "index_size", "is_archived",
+        "is_deleted", "is_sealed", "max_timestamp", "next_offset", "records", "size",
     )  # fmt: skip
 
     def __init__(self, folder: str, base: int, generation: int = 0, *, created_ms: int = 0) -> None:
@@ -78,8 +78,8 @@ class Segment:
         self.next_offset = base
         self.max_timestamp = -1
         self.is_sealed = False
-        self.archived = False
-        self.removed = False
+        self.is_archived = False
+        self.is_deleted = False
         self.index: bytes | None = None  # the index file's content while the index cache keeps it
         self.index_size = 0  # how much of the segment it covers
 
@@ -100,9 +100,9 @@ class Segment:
 
     @property
     def state(self) -> str:
-        if self.removed:
+        if self.is_deleted:
             return "deleted"
-        if self.archived:
+        if self.is_archived:
             return "archived"
         return "sealed" if self.is_sealed else "active"
 
