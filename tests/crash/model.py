@@ -75,8 +75,10 @@ class LogModel:
     promise: Promise = field(default_factory=Promise)
     start: int = 0  # confirmed start: nothing before it may come back
     start_max: int = 0  # what retention was asked to remove: nothing from here on may go
-    compacted: int = 0  # records before this may be gone, if a later one has their key
+    expendable: set[int] = field(default_factory=set)  # what compaction was allowed to remove
+    tombs: dict[bytes | None, int] = field(default_factory=dict)  # tombstones among it, by key
     former: list[Piece] | None = None  # before a truncation that is not confirmed yet
+    former_least: int = 0
     epoch: int = 0
 
     @property
@@ -115,12 +117,21 @@ class LogModel:
             if ends[count] == found.end or (found.start == found.end == self.start_max >= ends[count]):
                 self._check_content(found, self.pieces[:count])
                 return count
-        if self.former is not None and self.ends(self.former)[-1] == found.end:
-            self._check_content(found, self.former)
+        if self.former is not None and self._is_former(found, power_cut):
             return None
         if found.end < ends[promised]:
             raise Broken(f"L1 {name} ends at {found.end}, and {ends[promised]} was promised (ends {ends})")
         raise Broken(f"L2 {name} ends at {found.end}, inside a piece or past all (ends {ends})")
+
+    def _is_former(self, found: FoundLog, power_cut: bool) -> bool:
+        """As before the truncation; an async log may have lost what was not synced, too."""
+        assert self.former is not None
+        ends = self.ends(self.former)
+        for count in range(self.former_least if power_cut and self.is_async else len(self.former), len(ends)):
+            if ends[count] == found.end:
+                self._check_content(found, self.former[:count])
+                return True
+        return False
 
     def _check_content(self, found: FoundLog, pieces: list[Piece]) -> None:
         offset = self.first
@@ -133,40 +144,48 @@ class LogModel:
         if data == found.data:
             return
         name = f"log {self.spec.id}"
-        if self.compacted <= found.start:
+        if not self.expendable:
             detail = _difference(data, found.data)
             raise Broken(f"L4 {name} [{found.start}, {found.end}) is not what was written: {detail}")
         self._check_compacted(name, found, data)
 
+    def compaction_begins(self, end: int) -> None:
+        """Before end, only the last record of each key has to stay, and no tombstone."""
+        records = [record for record in self.records() if record.offset < end]
+        last = {record.key: record.offset for record in records}
+        for record in records:
+            if last[record.key] != record.offset:
+                self.expendable.add(record.offset)
+            elif record.value is None:
+                self.expendable.add(record.offset)
+                self.tombs[record.key] = record.offset
+
     def _check_compacted(self, name: str, found: FoundLog, data: bytes) -> None:
         written = [r for r in codec.records(data) if r.offset >= found.start]
-        kept = {r.offset: r for r in codec.records(found.data, verify_crc=True)}
-        there_at = set(kept)
-        last: dict[bytes | None, int] = {r.key: r.offset for r in written}
-        gone: set[bytes | None] = set()  # keys whose last record, a tombstone, is gone
+        kept = {r.offset: r for r in codec.records(found.data, verify_crc=True) if r.offset >= found.start}
         for record in written:
             there = kept.pop(record.offset, None)
-            if there is not None:
-                if there != record:
-                    raise Broken(f"L4 {name} holds another record at {record.offset}")
-                continue
-            if record.offset >= self.compacted:
-                raise Broken(f"L10 {name} lacks {record.offset}, which nobody compacted")
-            if record.key is None or (last[record.key] == record.offset and record.value is not None):
-                raise Broken(f"L10 {name} lacks {record.offset}, the last of its key")
-            if last[record.key] == record.offset:
-                gone.add(record.key)
-        back = [r for r in written if r.key in gone and r.offset in there_at and r.value is not None]
-        if back:
-            raise Broken(f"L10 {name} has {back[0].offset} again: its tombstone was compacted away before it")
+            if there is None:
+                if record.offset not in self.expendable:
+                    raise Broken(f"L10 {name} lacks {record.offset}, the last of its key")
+            elif there != record:
+                raise Broken(f"L4 {name} holds another record at {record.offset}")
+            elif self._is_back(record, found):
+                raise Broken(f"L10 {name} has {record.offset} again: its tombstone went before it")
         if kept:
             raise Broken(f"L2 {name} holds records nobody wrote at {sorted(kept)[:5]}")
+
+    def _is_back(self, record: Record, found: FoundLog) -> bool:
+        tomb = self.tombs.get(record.key, -1)
+        if not record.offset < tomb < found.end or record.value is None:
+            return False
+        return tomb not in {r.offset for r in codec.records(found.data)}
 
     def settle(self, found: FoundLog, count: int | None) -> None:
         """After a crash: what was found is what is there from now on, and readable."""
         if count is None:
             assert self.former is not None
-            self.pieces = self.former
+            self.pieces = self.former[: self.ends(self.former).index(found.end)]
         else:
             del self.pieces[count:]
         self.former = None

@@ -496,3 +496,21 @@ def test_a_truncation_that_meets_a_full_disk_is_done_or_undone_before_anything_i
     assert values(shard) == wanted
     for image in (lost(disk), disk.kill()):
         assert values(finished(image, spec())) == wanted
+
+
+def test_an_async_log_that_lost_a_segment_before_its_sync_does_not_stop_the_shard() -> None:
+    """The list of files to sync still named it: no such file was taken for a failing disk."""
+    disk = new_disk()
+    specs = spec(1, write_mode="async", segment_size=100), spec(2)
+    shard = reopen(disk, *specs)
+    for text in "abc":
+        write(shard, text, size=60)
+    shard.maintenance.delete_before(shard.logs[1], 2)
+    shard.pump()
+    group = shard.group()
+    group.append(shard.logs[1], batch("d", 60))
+    group.append(shard.logs[2], batch("d", 60))
+    ticket = group.commit()
+    shard.pump()
+    assert ticket.error is None and shard.failure is None
+    assert values(shard) == ["c", "d"]

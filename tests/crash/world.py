@@ -356,7 +356,7 @@ class World:
         if log is None or log.former is not None or log.spec.settings.cleanup_policy != "compact":
             return
         there = self.shard.logs[log.spec.id]
-        log.compacted = max(log.compacted, there.visible_end)
+        log.compaction_begins(there.visible_end)
 
         def compacted(_result: object, error: BaseException | None) -> None:
             if error is not None and not self.faulty:
@@ -376,14 +376,16 @@ class World:
         if not choices or ends[-1] != there.visible_end:
             return
         count = self.rng.choice(choices)
-        log.former = list(log.pieces)
+        log.former, log.former_least = list(log.pieces), log.promised(power_cut=True)
         del log.pieces[count:]
         log.promise.pieces = count
-        log.promise.visible_end = log.promise.durable_end = ends[count]
+        log.promise.visible_end = ends[count]
+        log.promise.durable_end = min(log.promise.durable_end, ends[count])
 
         def truncated(error: BaseException | None) -> None:
             if error is None:
                 log.former = None
+                log.promise.durable_end = ends[count]
             elif isinstance(error, DiskFull) and log.former is not None:
                 log.pieces, log.former = log.former, None
                 log.promise.pieces = len(log.pieces)

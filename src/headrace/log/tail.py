@@ -4,6 +4,7 @@ The list of segments is replaced, never changed, so that readers on another thre
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.clock import Clock
@@ -80,7 +81,8 @@ class Tail:
         """Make what was written past the journal durable, names included; returns the number of syncs."""
         written, self._written = self._written, set()
         for path in sorted(written):
-            self._files.sync(path)
+            with suppress(FileNotFoundError):  # retention or a truncation took it away
+                self._files.sync(path)
         syncs = len(written)
         for folder in (self.folder.rpartition("/")[0], self.folder):
             if written and self._files.is_folder_dirty(folder):
