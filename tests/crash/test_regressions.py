@@ -514,3 +514,32 @@ def test_an_async_log_that_lost_a_segment_before_its_sync_does_not_stop_the_shar
     shard.pump()
     assert ticket.error is None and shard.failure is None
     assert values(shard) == ["c", "d"]
+
+
+def test_a_segment_that_a_truncation_replaced_does_not_come_back_when_its_copy_expires() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    for text in "abcd":
+        write(shard, text)
+    truncate(shard, 2)
+    shard.maintenance.delete_before(shard.logs[1], 2)
+    shard.pump()
+    write(shard, "e")
+    for image in [lost(disk), *(disk.power_cut(Random(n)) for n in range(200))]:
+        assert values(finished(image, spec())) == ["e"]
+
+
+def test_the_seal_of_an_unfinished_recovery_does_not_hide_what_lies_behind_it() -> None:
+    """Retention had moved the start past the seal, so the segment was dropped with all that followed."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    checkpoint(shard)
+    for text in "bcd":
+        write(shard, text, size=1000)  # past the journal
+    shard.maintenance.delete_before(shard.logs[1], 2)
+    shard.pump()
+    images = every_cut(disk := disk.kill())
+    reopen(disk, spec())
+    for image in images:
+        assert values(reopen(image, spec()))[-2:] == ["c", "d"]

@@ -106,12 +106,14 @@ class LogRecovery:
         return stems
 
     def _reaches_start(self, stem: SegmentStem) -> bool:
-        seal = read_seal(self._disk, self._path(stem, paths.SEAL))
-        if seal is not None:
-            return seal.next_offset > self._start
         position, offset = 0, stem.base
         if self._saved is not None and stem == (self._saved.base, self._saved.generation):
+            # Its seal, if there is one, is that of a recovery which did not come to its end.
             position, offset = self._saved.position, self._saved.next_offset
+        else:
+            seal = read_seal(self._disk, self._path(stem, paths.SEAL))
+            if seal is not None:
+                return seal.next_offset > self._start
         path = self._path(stem)
         walker = kernel.Walker(offset, self._settings.index_interval)
         for data in self._valid_runs(path, position, self._disk.file_size(path), offset):

@@ -36,6 +36,8 @@ def cut_back(files: Files, tail: Tail, offset: int, now_ms: int) -> list[Segment
         path = writer.segment.path()
         files.disk.rename(path + paths.UNFINISHED, path)
         files.disk.sync_dir(tail.folder)
+        # For good, while the intention stands: it holds what was cut off, and would be read if the copy went first.
+        _unlink(files, kept[-1])
         gone.append(kept.pop())
         kept.append(writer.segment)
     tail.segments = tuple(kept)
