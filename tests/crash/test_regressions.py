@@ -287,8 +287,13 @@ def test_a_log_cut_back_to_a_segments_edge_keeps_its_sealed_segments_known() -> 
     shard.maintenance.compact(shard.logs[1], lambda result, error: results.append(error))
     shard.pump()
     assert results == [None] and values(shard) == ["c", "d"]
+    images = every_cut(disk)
     truncate(shard, 3)
     assert values(finished(disk.kill(), spec(**settings))) == ["c"]
+    for image in images:
+        again = finished(image, spec(**settings))
+        assert values(again) in (["c"], ["c", "d"])
+        assert values(finished(lost(image), spec(**settings))) == values(again)
 
 
 def test_the_only_state_log_is_never_removed_before_the_next_has_a_durable_name() -> None:
@@ -543,3 +548,15 @@ def test_the_seal_of_an_unfinished_recovery_does_not_hide_what_lies_behind_it() 
     reopen(disk, spec())
     for image in images:
         assert values(reopen(image, spec()))[-2:] == ["c", "d"]
+
+
+def test_a_checkpoint_asked_for_while_stopping_does_not_spoil_the_clean_stop() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    asked: list[BaseException | None] = []
+    disk.before = lambda kind, path: shard.checkpoint(asked.append) if "state" in path and not asked else None
+    shard.close()
+    disk.before = None
+    _, report = Shard.open(ROOT, SETTINGS, logs=[spec()], clock=ManualClock(), disk=lost(disk))
+    assert report.clean

@@ -359,7 +359,7 @@ class World:
         log.compaction_begins(there.visible_end)
 
         def compacted(_result: object, error: BaseException | None) -> None:
-            if error is not None and not self.faulty:
+            if error is not None and not self.faulty and not isinstance(error, LogClosed):
                 self.alarm = self.alarm or Broken(f"L10 compaction failed: {error!r}")
 
         self.shard.maintenance.compact(there, compacted)

@@ -13,7 +13,7 @@ import errno
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.errors import DiskFull
+from headrace.errors import DiskFull, LogClosed
 from headrace.log.log import Log
 from headrace.log.state import Marker
 
@@ -38,6 +38,7 @@ class Checkpoints:
         self._shard = shard
         self.is_running = False
         self._again = False
+        self._is_last = False  # the clean one has begun
         self._done: list[Done] = []  # of the one that runs
         self._waiting: list[Done] = []  # of the next one
         self._touched: set[int] = set()
@@ -124,15 +125,19 @@ class Checkpoints:
         """Start one, or have one follow the one that runs: that one may have begun too early for the caller."""
         if done is not None:
             self._waiting.append(done)
-        if self._shard.failure is not None:
+        refusal = self._shard.failure
+        if self._is_last and refusal is None:
+            refusal = LogClosed("the broker is stopping")  # a further marker would say that it did not stop cleanly
+        if refusal is not None:
             waiting, self._waiting = self._waiting, []
             for callback in waiting:
-                callback(self._shard.failure)
+                callback(refusal)
             return
         if self.is_running:
             self._again = True
             return
         self.is_running = True
+        self._is_last = clean
         self._done, self._waiting = self._waiting, []
         touched, self._touched = self._touched, set()
         self.bytes_since = 0

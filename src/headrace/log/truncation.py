@@ -23,6 +23,7 @@ from headrace.record.types import BatchInfo
 def cut_back(files: Files, tail: Tail, offset: int, now_ms: int) -> list[Segment]:
     """Runs on the worker thread; returns the segments that left the log."""
     if tail.next_offset <= offset:
+        _begin_active(tail, offset)
         return []
     kept = [segment for segment in tail.segments if segment.base < offset]
     gone = [segment for segment in tail.segments if segment.base >= offset]
@@ -41,9 +42,14 @@ def cut_back(files: Files, tail: Tail, offset: int, now_ms: int) -> list[Segment
         gone.append(kept.pop())
         kept.append(writer.segment)
     tail.segments = tuple(kept)
-    if kept and tail.writer is None:
-        tail.roll(offset)  # recovery knows the segments before the active one as synced, so there has to be one
+    _begin_active(tail, offset)
     return gone
+
+
+def _begin_active(tail: Tail, offset: int) -> None:
+    """Recovery knows the segments before the active one as synced, gaps and all, so there has to be one."""
+    if tail.segments and tail.writer is None:
+        tail.roll(offset)
 
 
 def _shortened(batch: bytearray | None, info: BatchInfo, offset: int) -> bytearray | None:
