@@ -560,3 +560,24 @@ def test_a_checkpoint_asked_for_while_stopping_does_not_spoil_the_clean_stop() -
     disk.before = None
     _, report = Shard.open(ROOT, SETTINGS, logs=[spec()], clock=ManualClock(), disk=lost(disk))
     assert report.clean
+
+
+def test_cutting_a_compacted_log_back_into_a_gap_keeps_its_end_through_a_crash() -> None:
+    """Nothing was left before the cut, and the log was called damaged, or began again at 0."""
+    disk = new_disk()
+    settings = {"segment_size": 100, "cleanup_policy": "compact"}
+    shard = reopen(disk, spec(**settings))
+    for text in "abcd":
+        write(shard, text, size=60)
+    shard.maintenance.compact(shard.logs[1], lambda result, error: None)
+    shard.pump()
+    assert values(shard) == ["c", "d"]
+    images = every_cut(disk)
+    truncate(shard, 2)
+    disk.before = None
+    for image in [*images, disk.kill(), lost(disk)]:
+        again = finished(image, spec(**settings))
+        assert values(again) in ([], ["c", "d"])
+        ends = again.logs[1].visible_end
+        assert ends == (4 if values(again) else 2)
+        assert finished(lost(image), spec(**settings)).logs[1].visible_end == ends

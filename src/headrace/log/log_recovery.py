@@ -59,6 +59,7 @@ class LogRecovery:
         self._unlink: list[str] = []
         self._truncate: list[tuple[str, int]] = []
         self._renames: list[tuple[str, str]] = []
+        self._floor = 0  # the end is at least here, even if the records before it were compacted away
         self._to_seal: list[SegmentWriter] = []
         self._cuts: list[tuple[str, int, int]] = []
         self._as_found: dict[Segment, Segment] = {}  # fresh segment -> the old one, as far as it is whole
@@ -241,7 +242,7 @@ class LogRecovery:
 
     @property
     def _end(self) -> int:
-        end = self._segments[-1].next_offset if self._segments else self._start
+        end = max(self._segments[-1].next_offset if self._segments else self._start, self._floor)
         # An active segment without a batch has no file, perhaps, but it had an end.
         return max(end, self._saved.next_offset) if self._saved and not self._saved.position else end
 
@@ -367,6 +368,9 @@ class LogRecovery:
             self.log.damage = CorruptLog(path, position, reason)
 
     def _finish(self) -> None:
+        if self._truncation is not None and not self._cuts:
+            # Whole files that end before the cut: what lay between was compacted away, or was to go anyway.
+            self._floor = min(self._truncation, self._evidence)
         if self.log.damage is None and self._end < self._evidence:
             last = self._segments[-1] if self._segments else None
             found = self._as_found.get(last, last) if last else None

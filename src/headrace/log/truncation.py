@@ -48,7 +48,7 @@ def cut_back(files: Files, tail: Tail, offset: int, now_ms: int) -> list[Segment
 
 def _begin_active(tail: Tail, offset: int) -> None:
     """Recovery knows the segments before the active one as synced, gaps and all, so there has to be one."""
-    if tail.segments and tail.writer is None:
+    if tail.writer is None and (tail.segments or offset):
         tail.roll(offset)
 
 
