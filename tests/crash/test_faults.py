@@ -1,0 +1,141 @@
+"""Every call to the disk fails once, at each of its uses, in every way it can (L8, L2, L1).
+
+Whatever fails: errors are ours, a failed write or sync stops all confirms until the next start, a full disk is a
+clean no that heals without one, and nothing confirmed is lost, nothing refused appears.
+"""
+
+import errno
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from headrace.errors import DiskFull, HeadraceError, StorageError, StorageFailed
+from tests.crash.faults import READS, WRITES, Trial, calls_of, new_world, variants
+from tests.crash.model import Broken
+from tests.crash.world import look, open_shard
+
+STEPS = 60
+SEED = int(os.environ.get("HEADRACE_SEED", "0"))
+# Seeds whose workloads restart, truncate, compact and delete between them.
+SEEDS = [SEED + seed for seed in (7, 21, 33, 44, 46, 48)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_l8_every_call_may_fail_at_every_use(seed: int) -> None:
+    calls = calls_of(seed, STEPS)
+    outcomes: Counter[str] = Counter()
+    broken = []
+    for kind in (*WRITES, *READS):
+        for variant in variants(kind):
+            for nth in range(1, calls[kind] + 1):
+                fault = replace(variant, kind=kind, nth=nth)
+                try:
+                    outcomes[Trial(seed, STEPS, fault).run()] += 1
+                except Broken as error:
+                    broken.append(f"seed {seed}, {fault}: {error}")
+    print(f"seed {seed}: {sum(calls.values())} calls, {sum(outcomes.values())} runs, {dict(outcomes)}")
+    assert not broken, "\n" + "\n".join(broken[:10])
+    assert outcomes["failed"] and outcomes["healed"], "the faults reached the work"
+
+
+def test_l8_a_read_only_disk_stops_appends_and_still_reads() -> None:
+    world = new_world(7)
+    world.open()
+    for _ in range(STEPS):
+        world.step()
+    world.settle()
+    world.disk.read_only = True
+    log = next(iter(world.shard.logs.values()))
+    before = look(world.shard)
+    raw, _ = world.batches(1, (10,))
+    ticket = log.append(bytearray(raw))
+    world.shard.pump()
+    assert isinstance(ticket.error, StorageFailed) and "Read-only" in str(ticket.error)
+    with pytest.raises(StorageFailed):
+        log.append(bytearray(raw))
+    assert look(world.shard).logs == before.logs
+
+
+def test_l8_running_out_of_file_descriptors_is_a_clean_no_that_heals() -> None:
+    world = new_world(44)
+    world.open()
+    for _ in range(STEPS):
+        world.step()
+    world.settle()
+    log = next(iter(world.shard.logs.values()))
+    world.disk.files_limit = len(world.disk.open_paths())
+    raw, count = world.batches(1, (3000,))
+    errors = []
+    for _ in range(20):
+        try:
+            ticket = log.append(bytearray(raw))
+        except HeadraceError as error:
+            errors.append(error)
+            continue
+        world.shard.pump()
+        if ticket.error is not None:
+            errors.append(ticket.error)
+    assert all(isinstance(error, StorageError) for error in errors)
+    assert world.shard.failure is None, world.shard.failure
+    world.disk.files_limit = 1 << 30
+    for _ in range(3):
+        world.clock.advance(60)
+        world.shard.tick()
+        world.shard.pump()
+    ticket = log.append(bytearray(raw))
+    world.shard.pump()
+    assert ticket.done and ticket.error is None and ticket.next_offset - ticket.base_offset == count
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_l8_a_disk_that_fills_up_slowly_refuses_heals_and_keeps_every_promise(seed: int) -> None:
+    """Not one failing call but no room at all, for a while, again and again."""
+    world = new_world(seed)
+    world.open()
+    world.faulty = True
+    refused = 0
+    for step in range(160):
+        if step % 40 == 15:
+            world.disk.capacity = world.disk.used + 300
+        if step % 40 == 35:
+            world.disk.capacity = 1 << 50
+        try:
+            world.step()
+        except DiskFull:
+            pass
+        except (StorageError, OSError):
+            if not world.shard.is_closed:  # a restart on a full disk may refuse to open
+                raise
+            world.disk.capacity = 1 << 50
+            world.open(world.disk.kill())
+        assert world.shard.failure is None, world.shard.failure
+        refused = max(refused, world.refused)
+    world.disk.capacity = 1 << 50
+    for _ in range(3):
+        world.clock.advance(60)
+        world.shard.tick()
+        world.settle()
+    world.observe()
+    world.model.check(look(world.shard, clean=True), power_cut=False)
+    image = world.disk.kill()
+    shard, clean = open_shard(image, world.settings, world.model.specs(), world.clock)
+    world.model.check(look(shard, clean), power_cut=False)
+    assert refused, "the disk was full and nobody was told"
+
+
+def test_errors_name_the_file_that_failed() -> None:
+    world = new_world(7)
+    world.open()
+    for _ in range(STEPS):
+        world.step()
+    world.settle()
+    from tests.crash.simdisk import Fault
+
+    world.disk.arm(Fault("sync", 1, errno.EIO, within=".wal"))
+    log = next(log for log in world.shard.logs.values() if not log.is_async)
+    raw, _ = world.batches(1, (10,))
+    ticket = log.append(bytearray(raw))
+    world.shard.pump()
+    assert isinstance(ticket.error, StorageFailed) and ".wal" in str(ticket.error)
