@@ -69,7 +69,8 @@ class Flow:
 
     def answer_bytes_max(self) -> int:
         """What one answer may hold, where a client may ask for as much as it likes and then not read it."""
-        return max(WRITE_HIGH_MIN, self.pressure.limits.memory_bytes // OUTPUT_SHARE // max(1, len(self._connections)))
+        fair = self.pressure.limits.memory_bytes // OUTPUT_SHARE // max(CROWD, len(self._connections))
+        return max(WRITE_HIGH_MIN, fair)
 
     # Publishers.
 
