@@ -51,7 +51,7 @@ cdef inline void _put_i64(uint8_t* p, int64_t v) noexcept nogil:
     _put_u32(p + 4, <uint32_t>v)
 
 
-cdef inline Py_ssize_t _find(const uint8_t* base, Py_ssize_t count, int64_t relative_offset) noexcept nogil:
+cdef inline Py_ssize_t _count_below(const uint8_t* base, Py_ssize_t count, int64_t relative_offset) noexcept nogil:
     cdef Py_ssize_t low = 0, high = count, middle
     while low < high:
         middle = (low + high) >> 1
@@ -59,12 +59,30 @@ cdef inline Py_ssize_t _find(const uint8_t* base, Py_ssize_t count, int64_t rela
             low = middle + 1
         else:
             high = middle
-    return 0 if low == 0 else <Py_ssize_t>_u32(base + (low - 1) * OFFSET_ENTRY + 4)
+    return low
+
+
+cdef inline Py_ssize_t _find(const uint8_t* base, Py_ssize_t count, int64_t relative_offset) noexcept nogil:
+    cdef Py_ssize_t below = _count_below(base, count, relative_offset)
+    return 0 if below == 0 else <Py_ssize_t>_u32(base + (below - 1) * OFFSET_ENTRY + 4)
+
+
+cdef tuple _entry(const uint8_t* base, Py_ssize_t count, int64_t relative_offset):
+    cdef Py_ssize_t below = _count_below(base, count, relative_offset)
+    if below == 0:
+        return 0, 0
+    base += (below - 1) * OFFSET_ENTRY
+    return _u32(base + 4), _u32(base)
 
 
 def find_position(bytes entries not None, long long relative_offset):
     """Position of the last index entry at or below relative_offset; 0 when there is none."""
     return _find(<const uint8_t*><char*>entries, len(entries) // OFFSET_ENTRY, relative_offset)
+
+
+def find_entry(bytes entries not None, long long relative_offset):
+    """(position, relative offset) of the last index entry at or below relative_offset; zeros when there is none."""
+    return _entry(<const uint8_t*><char*>entries, len(entries) // OFFSET_ENTRY, relative_offset)
 
 
 def find_offset_for_time(const uint8_t[::1] entries not None, long long timestamp):
@@ -127,6 +145,15 @@ cdef class Walker:
         if <int64_t>_u32(entries) > relative_offset:
             return -1
         return _find(entries, len(self.index) // OFFSET_ENTRY, relative_offset)
+
+    def find_pending_entry(self, long long relative_offset):
+        """(position, relative offset) by the entries not yet flushed; None when the offset lies before them."""
+        if len(self.index) < OFFSET_ENTRY:
+            return None
+        cdef const uint8_t* entries = <const uint8_t*><char*>self.index
+        if <int64_t>_u32(entries) > relative_offset:
+            return None
+        return _entry(entries, len(self.index) // OFFSET_ENTRY, relative_offset)
 
     def skip_to(self, long long offset):
         """The offsets up to here are gone for good: the next batch begins at or after it."""

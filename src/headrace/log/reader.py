@@ -13,7 +13,7 @@ from headrace.errors import CorruptBatch, CorruptLog, LogClosed
 from headrace.log import kernel, paths
 from headrace.log.counters import Counters
 from headrace.log.files import Files
-from headrace.log.segment import Segment, rebuild_index
+from headrace.log.segment import Segment, read_seal, rebuild_index, walk_segment
 from headrace.log.tail import Tail
 from headrace.record import codec
 from headrace.record.layout import HEADER_BYTES
@@ -94,31 +94,58 @@ class Reader:
 
     def _read_segment(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk | None:
         resume = self._resume.get(offset)
-        if resume is not None and resume[0] is segment and not segment.is_archived:
-            position, size = resume[1], max_bytes
+        self._check_headers(segment)
+        if resume is not None and resume[0] is segment and not segment.is_deleted:
+            position, expected, size = resume[1], offset, max_bytes
         else:
-            position = self.find_position(segment, offset)
+            position, expected = self._find_start(segment, offset)
             size = max_bytes + 2 * self._tail.settings.index_interval  # what may lie between the entry and the batch
         try:
-            return self._read_at(segment, position, offset, stop, size, max_bytes)
+            return self._read_at(segment, position, expected, offset, stop, size, max_bytes)
         except CorruptBatch as error:
+            # The index may be wrong, or the data: from the beginning on, every batch vouches for the next.
             self._resume.pop(offset, None)
-            position = self._position_from_fresh_index(segment, offset)
-            try:
-                return self._read_at(segment, position, offset, stop, size, max_bytes)
-            except CorruptBatch:
+            at = position + (error.position or 0)
+        try:
+            chunk = self._read_at(segment, 0, segment.base, offset, stop, size, max_bytes)
+        except CorruptBatch as error:
+            self._counters.crc_failures += 1
+            raise CorruptLog(segment.path(), error.position or at, str(error)) from error
+        if segment.is_sealed:
+            self._rebuild(segment)
+        return chunk
+
+    def _check_headers(self, segment: Segment) -> None:
+        """Where offsets have gaps a wrong base offset does not stand out, so compare with the seal, once."""
+        if segment.is_checked or not segment.is_sealed or segment.is_dense:
+            return
+        seal = read_seal(self._files.disk, segment.path(paths.SEAL))
+        walker = kernel.Walker(segment.base, self._tail.settings.index_interval)
+        if seal is not None:
+            walk_segment(self._files, segment, walker)
+            if walker.headers_crc != seal.headers_crc:
                 self._counters.crc_failures += 1
-                at = position + (error.position or 0)
-                raise CorruptLog(segment.path(), at, str(error)) from error
+                raise CorruptLog(segment.path(), 0, "the batches' headers are not those that were sealed")
+        segment.is_checked = True
 
     def _read_at(
-        self, segment: Segment, position: int, offset: int, stop: int, size: int, max_bytes: int
+        self,
+        segment: Segment,
+        position: int,
+        expected: int,
+        offset: int,
+        stop: int,
+        size: int,
+        max_bytes: int,
     ) -> Chunk | None:
+        dense = segment.is_dense
         while position < segment.size:
             data = self._files.read(segment.data_path, min(size, segment.size - position), position)
             if len(data) < min(HEADER_BYTES, size):
                 raise CorruptBatch(f"{segment.size - position} bytes expected, {len(data)} found")
-            first, end, next_offset = codec.trim(data, 0, len(data), offset, stop, max_bytes)
+            first, end, next_offset = codec.trim(
+                data, 0, len(data), offset, stop, max_bytes, expected, dense
+            )
             if end > first:
                 self._remember(next_offset, segment, position + end)
                 self._counters.bytes_read += end - first
@@ -130,8 +157,12 @@ class Reader:
                 if size > segment.size - position - first:
                     raise CorruptBatch(f"a batch of {size} bytes runs past the end of its segment")
             elif first < len(data):
-                return None  # nothing wanted from here to the end of the segment
+                break  # nothing wanted from here to the end of the segment
+            if first:
+                expected = codec.scan(data, 0, first, verify_crc=False)[-1].next_offset
             position += first
+        if dense and offset < min(segment.next_offset, stop):
+            raise CorruptBatch(f"offset {offset} is missing")
         return None
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
@@ -141,6 +172,20 @@ class Reader:
 
     def forget_positions(self) -> None:
         self._resume.clear()
+
+    def _find_start(self, segment: Segment, offset: int) -> tuple[int, int]:
+        """(position, base offset of the batch there) to begin looking for offset."""
+        relative = offset - segment.base
+        if not segment.is_sealed:
+            writer = self._tail.writer
+            if writer is not None and writer.segment is segment:
+                pending = writer.walker.find_pending_entry(relative)
+                if pending is not None:
+                    self._counters.index_lookups += 1
+                    return pending[0], segment.base + pending[1]
+        self._counters.index_lookups += 1
+        position, base = kernel.find_entry(self._index_of(segment), relative)
+        return (position, segment.base + base) if position < segment.size else (0, segment.base)
 
     def find_position(self, segment: Segment, offset: int) -> int:
         """Where to begin looking for offset: at its batch or a little before it."""
@@ -152,19 +197,17 @@ class Reader:
                 position = writer.walker.find_pending(relative)
                 if position >= 0:
                     return position
+        position = kernel.find_position(self._index_of(segment), relative)
+        return position if position < segment.size else 0
+
+    def _index_of(self, segment: Segment) -> bytes:
         entries = segment.index
         # An active segment's index grows; a stale copy only means a longer walk.
         if entries is None or (not segment.is_sealed and segment.size - segment.index_size > _STALE_BYTES):
             entries = self._index_cache.load(segment)
             if not entries and segment.is_sealed and segment.size:
                 entries = self._rebuild(segment)
-        position = kernel.find_position(entries, relative)
-        return position if position < segment.size else 0
-
-    def _position_from_fresh_index(self, segment: Segment, offset: int) -> int:
-        if segment.is_sealed:
-            return kernel.find_position(self._rebuild(segment), offset - segment.base)
-        return 0
+        return entries
 
     def _rebuild(self, segment: Segment) -> bytes:
         self._counters.indexes_rebuilt += 1

@@ -64,7 +64,7 @@ class Segment:
 
     __slots__ = (
         "base", "created_ms", "data_path", "folder", "generation", "index", "index_size", "is_archived",
-        "is_deleted", "is_sealed", "max_timestamp", "next_offset", "records", "size",
+        "is_checked", "is_deleted", "is_sealed", "max_timestamp", "next_offset", "records", "size",
     )  # fmt: skip
 
     def __init__(self, folder: str, base: int, generation: int = 0, *, created_ms: int = 0) -> None:
@@ -79,6 +79,7 @@ class Segment:
         self.max_timestamp = -1
         self.is_sealed = False
         self.is_archived = False
+        self.is_checked = False  # its batch headers were compared with its seal
         self.is_deleted = False
         self.index: bytes | None = None  # the index file's content while the index cache keeps it
         self.index_size = 0  # how much of the segment it covers
@@ -93,6 +94,11 @@ class Segment:
 
     def path(self, suffix: str = paths.DATA) -> str:
         return self.data_path if suffix is paths.DATA else self.data_path.removesuffix(paths.DATA) + suffix
+
+    @property
+    def is_dense(self) -> bool:
+        """Every offset has its record, so that a base offset can be told to be wrong by its neighbours."""
+        return self.records == self.next_offset - self.base
 
     @property
     def paths(self) -> list[str]:
@@ -249,6 +255,13 @@ class SavedWriter:
 def rebuild_index(files: Files, segment: Segment, interval: int) -> tuple[bytearray, bytearray]:
     """Walk the data once more and write both indexes anew. Used when one is missing or wrong."""
     walker = kernel.Walker(segment.base, interval)
+    walk_segment(files, segment, walker)
+    write_atomically(files.disk, segment.path(paths.INDEX), bytes(walker.index))
+    write_atomically(files.disk, segment.path(paths.TIME_INDEX), bytes(walker.time_index))
+    return walker.index, walker.time_index
+
+
+def walk_segment(files: Files, segment: Segment, walker: kernel.Walker) -> None:
     path = segment.path()
     while walker.position < segment.size:
         at = walker.position
@@ -258,6 +271,3 @@ def rebuild_index(files: Files, segment: Segment, interval: int) -> tuple[bytear
             if size <= len(data) or at + size > segment.size:
                 raise CorruptLog(path, at, "a batch is cut short")
             walker.walk(files.read(path, size, at))
-    write_atomically(files.disk, segment.path(paths.INDEX), bytes(walker.index))
-    write_atomically(files.disk, segment.path(paths.TIME_INDEX), bytes(walker.time_index))
-    return walker.index, walker.time_index

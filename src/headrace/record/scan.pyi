@@ -24,5 +24,12 @@ def patch_run(
 # (first position, end position, next offset). When the first wanted batch is longer than the buffer the two
 # positions are equal and the third number is minus the bytes it needs from there.
 def trim(
-    buf: Buffer, start: int, end: int | None, from_offset: int, to_offset: int, bytes_max: int = ...
+    buf: Buffer,
+    start: int,
+    end: int | None,
+    from_offset: int,
+    to_offset: int,
+    bytes_max: int = ...,
+    expected: int = ...,
+    dense: bool = ...,
 ) -> tuple[int, int, int]: ...

@@ -228,7 +228,10 @@ def patch_run(buf, Py_ssize_t start, Py_ssize_t end, int64_t base_offset, int32_
         PyBuffer_Release(&view)
 
 
-def trim(buf, Py_ssize_t start, end, int64_t from_offset, int64_t to_offset, Py_ssize_t bytes_max=PY_SSIZE_T_MAX):
+def trim(
+    buf, Py_ssize_t start, end, int64_t from_offset, int64_t to_offset, Py_ssize_t bytes_max=PY_SSIZE_T_MAX,
+    int64_t expected=-1, bint dense=False,
+):
     """(first position, end position, next offset) of the run of whole batches that hold [from_offset, to_offset).
 
     start is a batch boundary. The first batch may begin before from_offset and the last may end after to_offset;
@@ -236,6 +239,9 @@ def trim(buf, Py_ssize_t start, end, int64_t from_offset, int64_t to_offset, Py_
     and raises CorruptBatch when it would be the first. Without any, first and end position are equal and the third
     number is from_offset, except when the first wanted batch is longer than the buffer: then it is minus the
     bytes needed, counted from first position (at least a header, when not even that is there).
+
+    No checksum covers a batch's base offset, but its neighbours do: each must begin where the one before ended
+    (dense), or later; expected says where the batch at start has to begin. One that does not is a bad batch.
     """
     cdef Py_buffer view
     cdef const uint8_t* base
@@ -252,6 +258,10 @@ def trim(buf, Py_ssize_t start, end, int64_t from_offset, int64_t to_offset, Py_
                 fault = read_batch(base + at, base + stop, False, &batch)
                 if fault != FAULT_NONE:
                     break
+                if expected >= 0 and (batch.base_offset < expected or (dense and batch.base_offset != expected)):
+                    fault = FAULT_ORDER
+                    break
+                expected = batch.last_offset + 1
                 if batch.base_offset >= to_offset or (first >= 0 and at - first >= bytes_max):
                     break
                 if batch.last_offset >= from_offset:
