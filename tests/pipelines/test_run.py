@@ -116,6 +116,15 @@ def test_the_sample_runs_as_it_is_written_and_stops_when_asked(broker: RunningBr
 
         wait_until(lambda: "running" in headrace(broker, "pipeline", "ls"), "it is not listed as running")
         assert json.loads(headrace(broker, "pipeline", "status", "orders", "--json"))["details"]["rows_total"] >= 1
+        flows = broker.ok("GET", "/pipelines/orders")["details"]["flows"]
+        drawn = {name: (flow["sources"], flow["stages"], flow["sink"]) for name, flow in flows.items()}
+        assert drawn == {
+            "totals": (["orders"], ["select", "filter", "select", "aggregate", "select"], "totals"),
+            "totals.dead": (["orders"], ["select", "filter", "select"], "orders.dead"),
+            "large_orders": (["orders"], ["select", "filter", "select", "filter", "select"], "large-orders"),
+        }
+        assert flows["totals"]["state_rows"] == 1 and flows["totals"]["phases_ms"]["addBatch"] > 0
+        assert all(flow["input_rows_per_second"] >= 0 for flow in flows.values())
         assert {c["name"] for c in broker.ok("GET", "/cursors")["cursors"]} == {
             "orders.totals.orders", "orders.large_orders.orders",
         }  # fmt: skip

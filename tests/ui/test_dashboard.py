@@ -179,7 +179,8 @@ def test_whatever_a_client_names_stays_text(live: Served, view: View, amqp: Any)
     amqp.queue_bind(HOSTILE, "hostile", HOSTILE)
     amqp.basic_publish("hostile", HOSTILE, HOSTILE.encode())
     amqp.basic_consume(HOSTILE, lambda *_: None, consumer_tag=HOSTILE)
-    details = {"last_error": HOSTILE, "n": HOSTILE}
+    flow = {"function": HOSTILE, "sources": [HOSTILE], "stages": [HOSTILE], "sink": HOSTILE, "phases_ms": {HOSTILE: 1}}
+    details = {"last_error": HOSTILE, "n": HOSTILE, "flows": {HOSTILE: flow}}
     live.request("PUT", "/pipelines/hostile", json={"state": "failed", "details": details})
     page = view.open("streams?filter=onerror")
     page.get_by_role("link", name="onerror").click()
@@ -234,6 +235,69 @@ def test_dead_letters_go_back_by_a_click(live: Served, view: View) -> None:
     view.sees("The replay has begun.")
     view.sees("3 of 3")
     assert (depth(live, "mortal"), depth(live, "mortal.dead")) == (3, 2)
+
+
+REVENUE = {  # as the demo's pipeline reported it
+    "lag": 12, "input_rows_per_second": 40.5, "rows_per_second": 88.1, "rows_total": 4321, "batch_ms": 712,
+    "last_error": None,
+    "flows": {
+        "revenue": {
+            "function": "revenue", "sources": ["orders"], "sink": "revenue",
+            "stages": ["select", "filter", "watermark", "aggregate"],
+            "batch": 31, "rows": 83, "input_rows_per_second": 40.5, "rows_per_second": 88.1, "batch_ms": 712, "lag": 12,
+            "phases_ms": {"addBatch": 600, "latestOffset": 40}, "state_rows": 18,
+            "watermark": "2026-01-01T00:00:00.000Z",
+        },
+        "revenue.dead": {
+            "function": "revenue", "sources": ["orders"], "sink": "orders.bad", "stages": ["select", "filter"],
+            "dead": True,
+            "batch": 30, "rows": 2, "input_rows_per_second": 1.0, "rows_per_second": 2.0, "batch_ms": 300, "lag": 12,
+            "phases_ms": {},
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
+def test_a_pipeline_is_drawn_from_its_source_to_its_sink(live: Served, view: View, width: int) -> None:
+    live.create("orders-in")
+    report = {**REVENUE, "flows": {name: {**flow, "sources": ["orders-in"]} for name, flow in REVENUE["flows"].items()}}
+    live.request("PUT", "/pipelines/revenue", json={"state": "running", "details": report})
+    view.page.set_viewport_size({"width": width, "height": 800})
+    page = view.open("pipelines")
+    drawing = page.get_by_role("figure", name="Flow revenue")
+    drawing.wait_for()
+    steps = drawing.locator(".flow > li")
+    assert [steps.nth(n).locator(".flow-kind").first.inner_text() for n in range(3)] == ["Source", "Function", "Sink"]
+    assert drawing.locator(".stages li").all_inner_texts() == ["select", "filter", "watermark", "aggregate"]
+    boxes = [steps.nth(n).bounding_box() for n in range(3)]
+    lead = "x" if width > 1000 else "y"  # side by side on a desk, one below the other on a phone
+    assert [box[lead] for box in boxes] == sorted({box[lead] for box in boxes}), boxes
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert "orders.bad" in drawing.locator(".flow-sink.dead").inner_text()
+    assert "88.1 rows/s done, 712 ms a batch" in drawing.inner_text() and "12 behind" in drawing.inner_text()
+
+    drawing.locator("summary").focus()
+    page.keyboard.press("Enter")
+    drawing.get_by_text("600 ms").wait_for()
+    failed = {**report, "last_error": "flow 'revenue' failed: no such column"}
+    live.request("PUT", "/pipelines/revenue", json={"state": "failed", "details": failed})
+    view.sees("no such column")
+    drawing.get_by_role("link", name="orders-in").focus()
+    page.keyboard.press("Enter")
+    view.until("document.querySelector('main h1').innerText === 'orders-in'")
+    live.request("DELETE", "/pipelines/revenue")
+    live.request("DELETE", "/topics/orders-in")
+
+
+def test_a_report_of_any_shape_is_shown_and_breaks_nothing(live: Served, view: View) -> None:
+    for number, flows in enumerate(({"x": None}, {"x": "text"}, "text", [1], {"x": {"stages": {"a": 1}, "sources": 3,
+                                    "sink": {}, "phases_ms": "12", "lag": "much", "function": None}})):  # fmt: skip
+        live.request("PUT", f"/pipelines/odd-{number}", json={"state": "running", "details": {"flows": flows}})
+    view.open("pipelines")
+    for number in range(5):
+        view.sees(f"odd-{number}")
+        live.request("DELETE", f"/pipelines/odd-{number}")
 
 
 def test_a_policy_is_made_and_taken_away(live: Served, view: View) -> None:

@@ -135,7 +135,8 @@ def status(name: str, as_json: bool, url: str | None, config_file: Path | None) 
     if for_people():
         click.echo()
     rows = [{"flow": flow, **said} for flow, said in answer["details"].get("flows", {}).items()]
-    show_rows(rows, ("flow", "batch", "rows", "rows_per_second", "batch_ms", "lag"), empty="no flow has run yet")
+    columns = ("flow", "batch", "rows", "input_rows_per_second", "rows_per_second", "batch_ms", "lag")
+    show_rows(rows, columns, empty="no flow has run yet")
 
 
 @pipeline.command("stop")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from headrace.pipelines.stages import work_of
 from headrace.spark.offsets import from_json
 
 
@@ -24,12 +25,19 @@ def _parsed(offset: Any) -> Mapping[str, Any]:
     return parsed
 
 
-def details(progress: Mapping[str, Mapping[str, Any] | None], rows_total: int, error: str | None) -> dict[str, Any]:
-    """What a pipeline reports: numbers over all flows, and a line for each."""
-    flows = {name: flow_details(last) for name, last in progress.items()}
-    said = [flow for flow in flows.values() if flow]
+def details(
+    progress: Mapping[str, Mapping[str, Any] | None],
+    drawn: Mapping[str, Mapping[str, Any]],
+    rows_total: int,
+    error: str | None,
+) -> dict[str, Any]:
+    """What a pipeline reports: numbers over all flows, and of each flow how it is drawn and what it did last."""
+    numbers = {name: flow_details(last) for name, last in progress.items()}
+    said = [flow for flow in numbers.values() if flow]
+    flows = {name: {**drawn.get(name, {}), **numbers.get(name, {})} for name in {**drawn, **numbers}}
     return {
         "lag": sum(flow["lag"] or 0 for flow in said),
+        "input_rows_per_second": round(sum(flow["input_rows_per_second"] for flow in said), 1),
         "rows_per_second": round(sum(flow["rows_per_second"] for flow in said), 1),
         "rows_total": rows_total,
         "batch_ms": max((flow["batch_ms"] for flow in said), default=0),
@@ -45,9 +53,11 @@ def flow_details(last: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "batch": last["batchId"],
         "rows": last["numInputRows"],
+        "input_rows_per_second": round(last.get("inputRowsPerSecond") or 0.0, 1),
         "rows_per_second": round(last.get("processedRowsPerSecond") or 0.0, 1),
         "batch_ms": last.get("batchDuration") or last.get("durationMs", {}).get("triggerExecution", 0),
         "lag": sum(lags) if lags else None,
+        **work_of(last),
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
-from headrace.pipelines import progress
+from headrace.pipelines import progress, stages
 from headrace.pipelines.declare import Pipeline
 from headrace.spark.broker import BrokerLink
 from headrace.spark.offsets import from_json
@@ -77,6 +77,8 @@ class Running:
         self._attempts: dict[str, int] = {}
         self._counted: dict[str, int] = {}
         self._rows = 0
+        self._drawn: dict[str, dict[str, Any]] = {name: stages.declared(pipeline, name) for name in pipeline.flows}
+        self._last_error: str | None = None
 
     def stop(self) -> None:
         """From any thread or signal: end after the batch that is under way."""
@@ -104,11 +106,14 @@ class Running:
         made = function(*(self._stream(flow, source) for source in self._pipeline.arguments(flow)))
         good, bad = made if isinstance(made, tuple) else (made, None)
         sink = self._pipeline.sinks[sink_name]
+        self._drawn[flow] |= {"stages": stages.stages_of(good)}
         self._write(flow, good, sink.as_options(), sink.output_mode)
         if bad is not None:
             topic = self._pipeline.dead_letter
             if topic is None:
                 raise PipelineFailed(f"flow {flow!r} returns records that failed, and no dead_letter topic is declared")
+            dead = {"sink": topic, "stages": stages.stages_of(bad), "dead": True}
+            self._drawn[flow + DEAD] = self._drawn[flow] | dead
             self._write(flow + DEAD, bad, {"topic": topic}, "append")
 
     def _stream(self, flow: str, source: str) -> "DataFrame":
@@ -153,6 +158,7 @@ class Running:
         if not any(mark in str(error) for mark in START_RACE) or attempt >= START_ATTEMPTS:
             return False
         self._attempts[name] = attempt
+        self._last_error = _first_line(error)
         flow = name.removesuffix(DEAD)
         self._say(f"{self._pipeline.name}  flow {flow} lost the race to start its Python workers; again")
         for other in (flow, flow + DEAD):
@@ -205,7 +211,7 @@ class Running:
         for name, said in last.items():
             if said is not None and self._counted.get(name, -1) < said["batchId"]:
                 self._count(name, self._queries[name])
-        details = progress.details(last, self._rows, error)
+        details = progress.details(last, self._drawn, self._rows, error or self._last_error)
         self._say(progress.line(self._pipeline.name, state, details))
         try:
             answer = self._where.link.report(self._pipeline.name, state, details)
