@@ -122,3 +122,29 @@ async def test_a_cursor_holds_what_it_has_not_read(broker: Broker) -> None:
     settle_all_but(queue, set())
     await broker.reclaim.once()
     assert queue.view.log.start_offset <= 10
+
+
+@pytest.mark.parametrize("kept", [set(), {3, 250}], ids=["whole segments", "around stuck ones"])
+async def test_what_moves_elsewhere_is_there_before_its_old_place_is_taken_away(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, kept: set[int]
+) -> None:
+    """A dead letter counts as settled from when its move begins; a kill before the move is stored would lose it."""
+    host, maintenance = broker.vhosts.get("/"), broker.shard.maintenance
+    dead = await host.declare_queue(
+        "dead", durable=True, exclusive=False, auto_delete=False, arguments={}, owner=object()
+    )
+    queue = await queue_of(broker, 600, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")  # type: ignore[arg-type]
+    stored: list[int] = []
+    for name in ("delete_before", "rewrite_segments"):
+        real = getattr(maintenance, name)
+
+        def spied(*arguments: object, real: Callable[..., object] = real) -> object:
+            stored.append(dead.view.log.durable_end)
+            return real(*arguments)
+
+        monkeypatch.setattr(maintenance, name, spied)
+    while (found := queue.get()) is not None:
+        if found[1] not in kept:
+            queue.reject(found[0], found[1])
+    await broker.reclaim.once()
+    assert stored and set(stored) == {600 - len(kept)}, "removed before the copies were on disk"

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.broker.policy import QueuePolicy
+from headrace.broker.rounds import Rounds
 from headrace.broker.settle import RangeSet
 from headrace.broker.view import View
 from headrace.clock import Clock
-from headrace.errors import StorageError
+from headrace.errors import HeadraceError, StorageError
 from headrace.log.segment import Segment
 from headrace.log.shard import Shard
 from headrace.record.types import BatchInfo
@@ -69,7 +70,10 @@ def mostly_settled(segments: Sequence[Segment], settled: RangeSet, holds: Iterab
     return [run for run in runs if sum(segment.size for segment in run) >= REWRITE_BYTES_MIN]
 
 
-def keep_unsettled(settled: RangeSet) -> Callable[[memoryview, BatchInfo], list[int] | None]:
+Keep = Callable[[memoryview, BatchInfo], list[int] | None]
+
+
+def keep_unsettled(settled: RangeSet) -> Keep:
     """A filter for rewriting, on a copy of the set: it runs in another thread."""
     copy = RangeSet(list(settled))
 
@@ -87,6 +91,9 @@ def keep_unsettled(settled: RangeSet) -> Callable[[memoryview, BatchInfo], list[
 
 
 class Hosts(Protocol):
+    @property
+    def rounds(self) -> Rounds: ...
+
     def views(self) -> Iterator[tuple[QueuePolicy, View]]: ...
 
 
@@ -109,7 +116,7 @@ class Reclaim:
         start = settled_start(
             log.segments, low=view.low, end=log.visible_end, holds=holds, retain=retain, now_ms=self._clock.now_ms()
         )
-        if start > log.start_offset:
+        if start > log.start_offset and await self._moves_are_stored(view):
             before = log.size_bytes
             await self._shard.maintenance.delete_before(log, start)
             self.bytes_freed += max(0, before - log.size_bytes)
@@ -117,9 +124,21 @@ class Reclaim:
             # Their files may be on their way out: what lies before the start is not looked at again.
             wanted = [segment for segment in log.segments if segment.next_offset > log.start_offset]
             for run in mostly_settled(wanted, view.settled, holds):
-                await self._rewrite(view, run)
+                keep = keep_unsettled(view.settled)
+                if not await self._moves_are_stored(view) or any(segment not in log.segments for segment in run):
+                    return
+                await self._rewrite(view, run, keep)
 
-    async def _rewrite(self, view: View, run: list[Segment]) -> None:
+    async def _moves_are_stored(self, view: View) -> bool:
+        """Settled is also what is on its way to another queue, and only when that is on disk may its old place go:
+        a kill, or a disk that is full, would leave it in neither. False: not now."""
+        try:
+            await self._hosts.rounds.settle_down()
+        except HeadraceError:
+            return False
+        return not view.log.is_closed
+
+    async def _rewrite(self, view: View, run: list[Segment], keep: Keep) -> None:
         done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
         def finished(result: object, error: BaseException | None) -> None:
@@ -129,7 +148,7 @@ class Reclaim:
             if not done.done():
                 done.set_result(error)
 
-        self._shard.maintenance.rewrite_segments(view.log, run, keep_unsettled(view.settled), finished)
+        self._shard.maintenance.rewrite_segments(view.log, run, keep, finished)
         error = await done
         if error is not None:
             raise StorageError(f"a segment of {view.log.slug} could not be rewritten: {error}") from error
