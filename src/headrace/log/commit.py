@@ -70,7 +70,8 @@ class Committer:
         if body:
             self._reserve(sum(map(len, body)))
         runs = by_log(direct)
-        self._secure_async(inline, result)
+        if batch.has_async:
+            self._secure_async(inline, result)
         self._write(runs, body, result)
         self._sync(batch, runs, result)
         result.sequence = self._journal.sequence
@@ -82,6 +83,8 @@ class Committer:
 
     def _divide(self, batch: Round) -> tuple[list[Part], list[Part]]:
         """(direct, inline): a log's parts stay on one side, in order. A group is inline whatever its size."""
+        if batch.size <= self._inline_bytes_max and not batch.has_async:
+            return [], batch.parts
         sizes: dict[int, int] = {}
         bound: set[int] = set()
         for part in batch.parts:

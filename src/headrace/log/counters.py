@@ -1,5 +1,6 @@
 """Counters of a shard, plain numbers: they are read when somebody scrapes, never sent anywhere."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 SYNC_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -17,11 +18,7 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         self.total += value
-        for at, bound in enumerate(self.bounds):
-            if value <= bound:
-                self.counts[at] += 1
-                return
-        self.counts[-1] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
 
     @property
     def count(self) -> int:

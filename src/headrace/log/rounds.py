@@ -110,15 +110,9 @@ class Unit:
         self.lazy = False
         self.immediate = False  # a round of its own
 
-    @property
-    def needs_sync(self) -> bool:
-        if self.lazy:
-            return False
-        return bool(self.changes) or any(not part.log.is_async for part in self.parts)
-
 
 class Round:
-    __slots__ = ("changes", "ends", "must_sync", "parts", "size", "units")
+    __slots__ = ("changes", "ends", "has_async", "must_sync", "parts", "size", "units")
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
@@ -129,12 +123,20 @@ class Round:
         ] = []  # log, epoch, end: synced past the journal since the last entry
         self.size = 0
         self.must_sync = False
+        self.has_async = False  # a part of it belongs to a log that is written past the journal
 
     def add(self, unit: Unit) -> None:
         self.units.append(unit)
         self.parts += unit.parts
         self.changes += unit.changes
         self.size += unit.size
+        if unit.changes and not unit.lazy:
+            self.must_sync = True
+        for part in unit.parts:
+            if part.log.is_async:
+                self.has_async = True
+            else:
+                self.must_sync = True
 
 
 def encode(

@@ -9,6 +9,7 @@ import errno
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -211,9 +212,9 @@ def seal_of(walker: kernel.Walker, next_offset: int | None = None) -> Seal:
 _SAVED = struct.Struct("<qqqqqqqIqq")
 
 
-@dataclass(frozen=True, slots=True)
-class SavedWriter:
-    """Where a segment's writer stood: enough to go on without reading the segment again."""
+class SavedWriter(NamedTuple):
+    """Where a segment's writer stood: enough to go on without reading the segment again. Made before every
+    append, in case that has to be taken back: a frozen dataclass of ten fields costs more than the write."""
 
     base: int
     generation: int
@@ -242,10 +243,7 @@ class SavedWriter:
         )  # fmt: skip
 
     def pack(self) -> bytes:
-        return _SAVED.pack(
-            self.base, self.generation, self.position, self.next_offset, self.max_timestamp,
-            self.records, self.batches, self.headers_crc, self.last_indexed, self.index_size,
-        )  # fmt: skip
+        return _SAVED.pack(*self)
 
     @classmethod
     def unpack(cls, raw: bytes) -> "SavedWriter":

@@ -260,14 +260,16 @@ class Shard:
             self._next()
             return
         batch.ends, self._direct_ends = self._direct_ends, []
-        batch.must_sync = any(unit.needs_sync for unit in batch.units)
         self._number(batch)
         self._in_flight = batch
         self._submit(batch, lambda: self.committer.commit(batch))
 
     def _is_wanted(self, unit: Unit) -> bool:
         """Leave out what was staged for a log that is deleted by now; the rest of its group goes on."""
-        if not any(part.log.is_deleted for part in unit.parts):
+        for part in unit.parts:
+            if part.log.is_deleted:
+                break
+        else:
             return True
         unit.parts = [part for part in unit.parts if not part.log.is_deleted]
         if unit.parts or unit.changes:
@@ -340,7 +342,6 @@ class Shard:
         self._close_when_idle()
 
     def _complete(self, batch: Round, result: Committed) -> None:
-        self._count(batch, result)
         self._direct_ends += result.direct_ends
         if batch.must_sync:
             self.unsynced_since = None
@@ -348,8 +349,10 @@ class Shard:
             self.unsynced_since = self.clock.monotonic()
         self.apply_changes(batch.changes)
         touched = {}
+        records = 0
         for part in batch.parts:
             log = part.log
+            records += part.next_offset - part.base_offset
             log.visible_end = part.next_offset
             if log.is_async:
                 log.unflushed_bytes += len(part.data)
@@ -360,6 +363,7 @@ class Shard:
                 part.base_offset if part.ticket.base_offset < 0 else part.ticket.base_offset
             )
             part.ticket.next_offset = part.next_offset
+        self._count(batch, records, result)
         for unit in batch.units:
             self.pending_bytes -= unit.size
             unit.ticket.resolve()
@@ -367,9 +371,8 @@ class Shard:
             log.wake()
         self._checkpoints.wrote(batch.size, touched.values())
 
-    def _count(self, batch: Round, result: Committed) -> None:
+    def _count(self, batch: Round, records: int, result: Committed) -> None:
         counters = self.counters
-        records = sum(part.next_offset - part.base_offset for part in batch.parts)
         counters.rounds += 1
         counters.records_written += records
         counters.bytes_written += batch.size
