@@ -100,7 +100,7 @@ def test_a_leased_segment_keeps_its_file_until_it_is_released(bench: Bench) -> N
     shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset > 0 and Path(first.path()).exists()
-    assert first.state == "archived" and shard.log(1).segments[-1].state == "active"
+    assert first.state == "retired" and shard.log(1).segments[-1].state == "active"
     shard.maintenance.release(1, first.base, first.generation)
     shard.maintenance.sweep()
     shard.pump()

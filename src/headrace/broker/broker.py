@@ -82,6 +82,9 @@ class Broker:
         """Locks the data folder and recovers what is in it. Blocks the loop: nobody is served before."""
         data_dir = os.path.abspath(config.data_dir)
         config = msgspec.structs.replace(config, data_dir=data_dir)
+        if config.log.tier_dir is not None:
+            log = msgspec.structs.replace(config.log, tier_dir=os.path.abspath(config.log.tier_dir))
+            config = msgspec.structs.replace(config, log=log)
         broker = cls(config, clock or SystemClock(), disk or RealDisk())
         loop = asyncio.get_running_loop()
         with _plain_words(data_dir):

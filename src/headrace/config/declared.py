@@ -20,6 +20,13 @@ SETTINGS: tuple[Setting, ...] = (
         aliases=("storage_path",),
     ),
     Setting(
+        "tier_dir",
+        "path",
+        "Folder for segments archived as Parquet (`headrace log tier`); `auto` is `tier` in the data folder. "
+        "What is archived already stays where it is.",
+        path="log.tier_dir",
+    ),
+    Setting(
         "http",
         "address",
         "Where the HTTP door listens, `HOST:PORT`; `off` closes it, port 0 takes a free one.",

@@ -78,7 +78,7 @@ def _from_file(file: Path) -> dict[str, tuple[object, str]]:
     given: dict[str, tuple[object, str]] = {}
     for name, value in content.items():
         setting = find(name, origin)
-        if setting.kind == "path" and isinstance(value, str):
+        if setting.kind == "path" and isinstance(value, str) and value != "auto":
             value = str(file.parent / value)  # a path in the file is meant from where the file is
         given[setting.name] = (value, origin)
     return given

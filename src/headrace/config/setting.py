@@ -150,7 +150,9 @@ def _parse_address(setting: Setting, value: object) -> Address | None:
     return parse_address(str(value), DOORS.get(setting.name, DOORS["kafka"]))
 
 
-def _parse_text(setting: Setting, value: object) -> str:
+def _parse_text(setting: Setting, value: object) -> str | None:
+    if value == "auto" and setting.read(DEFAULTS) is None:
+        return None
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise ValueError(f"{_quote(value)} is not a {'path' if setting.kind == 'path' else 'text'}")
     return value

@@ -35,7 +35,7 @@ def batches(files: Files, segment: Segment) -> Iterator[tuple[memoryview, BatchI
     """Every batch of a sealed segment, checked. Damage is reported, never skipped."""
     position, want = 0, _READ_BYTES
     while position < segment.size:
-        data = memoryview(files.read(segment.path(), min(want, segment.size - position), position))
+        data = memoryview(files.read_segment(segment, min(want, segment.size - position), position))
         try:
             infos = codec.scan(data)
         except CorruptBatch as error:

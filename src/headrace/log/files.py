@@ -10,8 +10,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from headrace.log.disk import Disk, FileId
+from headrace.log.tiered import GroupCache
+
+if TYPE_CHECKING:
+    from headrace.log.segment import Segment
 
 Bytes = bytes | bytearray | memoryview
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -29,6 +34,7 @@ class _Open:
 class Files:
     def __init__(self, disk: Disk, open_files_max: int) -> None:
         self.disk = disk
+        self.groups = GroupCache(disk)
         self._max = max(open_files_max, 8)
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
@@ -92,6 +98,12 @@ class Files:
             return self.disk.pread(entry.file, size, position)
         finally:
             self._release(entry)
+
+    def read_segment(self, segment: "Segment", size: int, position: int) -> bytes:
+        """Bytes of a segment's batches, wherever they are; of an archived one only up to the end of a row group."""
+        if segment.tier is None:
+            return self.read(segment.data_path, size, position)
+        return self.groups.read(segment.tier, size, position)
 
     def read_cached(self, path: str, size: int, position: int) -> bytes | None:
         """None when the bytes are not in the page cache and reading would wait for the disk."""

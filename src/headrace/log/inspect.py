@@ -14,6 +14,7 @@ from headrace.log.disk import Disk, RealDisk, read_whole
 from headrace.log.files import Files
 from headrace.log.paths import SegmentStem
 from headrace.log.segment import Segment, read_seal, rebuild_index
+from headrace.log.tier import read_tier
 from headrace.record.types import BatchInfo
 
 Progress = Callable[[int], object]  # bytes done since the last call
@@ -33,7 +34,12 @@ class LogFacts:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size for segment in self.segments)
+        return sum(segment.stored_bytes for segment in self.segments)
+
+    @property
+    def archived(self) -> int:
+        """How many of its segments are in the tier."""
+        return sum(segment.tier is not None for segment in self.segments)
 
 
 @dataclass(slots=True)
@@ -91,6 +97,10 @@ class Inspector:
             stem = SegmentStem(base, newest[base])
             if found and found[-1].is_sealed and base < found[-1].next_offset:
                 continue  # a rewritten segment covers it, and it is about to go
+            manifest = f"{folder}/{stem}{paths.TIER}"
+            if self._disk.exists(manifest):
+                found.append(Segment.archived(folder, stem.generation, read_tier(self._disk, manifest)))
+                continue
             seal = read_seal(self._disk, f"{folder}/{stem}{paths.SEAL}")
             if seal is not None:
                 found.append(Segment.sealed(folder, stem.generation, seal))
@@ -152,6 +162,9 @@ class Inspector:
                 report.bytes += info.size
                 if progress is not None:
                     progress(info.size)
+        except FileNotFoundError:
+            report.problems.append(f"{segment.path()}: is gone")
+            return None
         except CorruptLog as error:
             if segment.is_sealed or log.visible_end is None or walker.next_offset < log.visible_end:
                 report.problems.append(str(error))
@@ -190,8 +203,8 @@ class Inspector:
                 if log_ids is not None and log.id not in log_ids:
                     continue
                 for segment in log.segments:
-                    if not segment.is_sealed:
-                        continue  # the active one is looked at, and mended, at every start
+                    if not segment.is_sealed or segment.tier is not None:
+                        continue  # the active one is looked at, and mended, at every start; archived ones have none
                     rebuild_index(self._files, segment, INDEX_INTERVAL)
                     done += 1
                     if progress is not None:

@@ -78,7 +78,7 @@ class Log:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size for segment in self.tail.segments)
+        return sum(segment.stored_bytes for segment in self.tail.segments)
 
     @property
     def stable_end(self) -> int:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptLog
@@ -12,6 +13,7 @@ from headrace.log.log import Log, LogSpec
 from headrace.log.paths import SegmentStem
 from headrace.log.rounds import ReplayedPart
 from headrace.log.segment import SavedWriter, Seal, Segment, SegmentWriter, read_seal, rebuild_index, seal_of
+from headrace.log.tier import Tier, read_tier
 from headrace.record import codec
 
 if TYPE_CHECKING:
@@ -73,6 +75,13 @@ class LogRecovery:
     # What is there.
 
     def run(self, *, trust: bool) -> None:
+        try:
+            self._run(trust=trust)
+        except CorruptLog as damage:  # a manifest: without it nobody knows which offsets lie where
+            self._damaged(damage.path, damage.position, damage.reason)
+            self._finish()
+
+    def _run(self, *, trust: bool) -> None:
         stems = self._list()
         known = [stem for stem in stems if self._saved is not None and stem.base < self._saved.base]
         rest = stems[len(known) :]
@@ -101,10 +110,23 @@ class LogRecovery:
         for name in names:
             base, _, suffix = name.partition(".")
             if suffix.endswith(paths.UNFINISHED[1:]) or (
-                "." + suffix in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL) and base not in wanted
+                "." + suffix in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL, paths.TIER)
+                and base not in wanted
             ):
                 self._unlink.append(f"{self._folder}/{name}")
+                if "." + suffix == paths.TIER:
+                    with suppress(CorruptLog):  # its file is then found by its place in the tier
+                        self._unlink.append(read_tier(self._disk, f"{self._folder}/{name}").path)
         return stems
+
+    def _is_archived(self, stem: SegmentStem) -> bool:
+        return self._disk.exists(self._path(stem, paths.TIER))
+
+    def _seal(self, stem: SegmentStem) -> Seal | Tier | None:
+        """What says how far a segment reaches. CorruptLog when that is a manifest and has rotted."""
+        if self._is_archived(stem):
+            return read_tier(self._disk, self._path(stem, paths.TIER))
+        return read_seal(self._disk, self._path(stem, paths.SEAL))
 
     def _reaches_start(self, stem: SegmentStem) -> bool:
         position, offset = 0, stem.base
@@ -112,7 +134,7 @@ class LogRecovery:
             # Its seal, if there is one, is that of a recovery which did not come to its end.
             position, offset = self._saved.position, self._saved.next_offset
         else:
-            seal = read_seal(self._disk, self._path(stem, paths.SEAL))
+            seal = self._seal(stem)
             if seal is not None:
                 return seal.next_offset > self._start
         path = self._path(stem)
@@ -130,7 +152,7 @@ class LogRecovery:
                 continue
             kept.append(stem)
             if stem.generation:
-                seal = read_seal(self._disk, self._path(stem, paths.SEAL))
+                seal = self._seal(stem)
                 covered = seal.next_offset if seal is not None else covered
         return kept
 
@@ -145,17 +167,29 @@ class LogRecovery:
             return False
         for at, stem in enumerate(stems):
             path = self._path(stem)
-            seal = read_seal(self._disk, self._path(stem, paths.SEAL)) or self._seal_again(stem)
+            seal = self._seal(stem) or self._seal_again(stem)
             if seal is None:
                 return False
-            if self._disk.file_size(path) < seal.size:
+            if isinstance(seal, Tier):
+                if not self._is_in_tier(seal):
+                    return False
+                self._segments.append(Segment.archived(self._folder, stem.generation, seal))
+            elif self._disk.file_size(path) < seal.size:
                 self._damaged(path, self._disk.file_size(path), f"{seal.size:,} bytes were sealed")
                 return False
-            self._segments.append(Segment.sealed(self._folder, stem.generation, seal))
+            else:
+                self._segments.append(Segment.sealed(self._folder, stem.generation, seal))
             if at < len(following) and following[at].base != seal.next_offset:
                 self._damaged(path, seal.size, f"the segment at offset {seal.next_offset:,} is missing")
                 return False
         return True
+
+    def _is_in_tier(self, tier: Tier) -> bool:
+        """Its content is checked when it is read; here only that the file is there, and whole."""
+        size = self._disk.file_size(tier.path) if self._disk.exists(tier.path) else 0
+        if size != tier.file_bytes:
+            self._damaged(tier.path, size, f"{tier.file_bytes:,} bytes were archived there")
+        return size == tier.file_bytes
 
     def _seal_again(self, stem: SegmentStem) -> Seal | None:
         """A known segment without a seal: whole it must be, since it was synced."""
@@ -217,6 +251,9 @@ class LogRecovery:
 
     def _take_unknown(self, stems: list[SegmentStem]) -> None:
         for at, stem in enumerate(stems):
+            if self._is_archived(stem):
+                path = self._path(stem, paths.TIER)
+                raise CorruptLog(path, 0, "it is archived, and the last checkpoint does not know of it")
             path = self._path(stem)
             size = self._disk.file_size(path)
             if stem.base > self._end:

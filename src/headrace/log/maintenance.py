@@ -17,6 +17,7 @@ from headrace.log.log_recovery import STARTS, TRUNCATIONS
 from headrace.log.retention import Limits, new_start
 from headrace.log.rounds import Ticket
 from headrace.log.segment import SavedWriter, Segment, SegmentWriter
+from headrace.log.tiering import remove_archived
 from headrace.log.truncation import cut_back
 from headrace.log.work import InlineWorker, ThreadWorker, Worker
 
@@ -107,7 +108,7 @@ class Maintenance:
             self._shard.fail(error)
             return
         for segment in gone or ():
-            segment.is_archived = True
+            segment.is_buried = True
             self._graves.append((log.id, segment))
             self._shard.counters.segments_deleted += 1
         self.sweep()
@@ -142,6 +143,8 @@ class Maintenance:
                 if files.disk.exists(path):
                     files.disk.unlink(path)
             files.folder_changed(segment.folder)
+            if segment.tier is not None:
+                files.groups.forget(segment.tier)
             self._shard.index_cache.drop(segment)
             segment.is_deleted = True
 
@@ -162,6 +165,7 @@ class Maintenance:
             files.forget([f"{folder}/{name}" for name in names])
             doomed = folder + paths.DELETED
             files.disk.rename(folder, doomed)
+            remove_archived(files.disk, self._shard.tier_root, doomed)
             for name in names:
                 files.disk.unlink(f"{doomed}/{name}")
             files.disk.rmdir(doomed)

@@ -3,6 +3,8 @@
 logs/<id>-<slug>/<base>.log             first generation of a segment
 logs/<id>-<slug>/<base>-<gen>.log       the same offsets rewritten (compaction, recovery)
                  <stem>.index .timeindex .seal      beside it
+logs/<id>-<slug>/<base>-<gen>.tier      the same offsets archived: the manifest of
+tier/<id>-<slug>/<base>-<gen>.parquet   which may be in another place (tier_dir)
 """
 
 import re
@@ -14,6 +16,8 @@ STATE = "state"
 CATALOG = "catalog"
 STAGING = "staging"
 SPILL = "spill"
+TIERS = "tier"
+TIER_ID = "tier-id"
 SLOTS = "slots"
 LOCK = "lock"
 
@@ -21,12 +25,14 @@ DATA = ".log"
 INDEX = ".index"
 TIME_INDEX = ".timeindex"
 SEAL = ".seal"
+TIER = ".tier"
+PARQUET = ".parquet"
 CUT = ".cut"
 UNFINISHED = ".tmp"
 DELETED = ".deleted"
 SPILLED = ".spill"
 
-_SEGMENT = re.compile(r"(\d{20})(?:-(\d{6}))?\.log")
+_SEGMENT = re.compile(r"(\d{20})(?:-(\d{6}))?\.(log|tier)")
 _JOURNAL = re.compile(r"(\d{20})\.wal")
 _STATE = re.compile(r"(\d{20})\.state")
 _LOG_FOLDER = re.compile(r"(\d+)(?:-(.*))?")
@@ -42,6 +48,7 @@ class SegmentStem(NamedTuple):
 
 
 def parse_segment(name: str) -> SegmentStem | None:
+    """Of a data file, or of the manifest of an archived segment."""
     match = _SEGMENT.fullmatch(name)
     return None if match is None else SegmentStem(int(match[1]), int(match[2] or 0))
 

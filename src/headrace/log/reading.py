@@ -15,12 +15,15 @@ from headrace.log.paths import SegmentStem
 from headrace.log.reader import cut
 from headrace.log.segment import Segment, read_seal
 from headrace.log.slots import Ends
+from headrace.log.tier import Tier, read_tier
+from headrace.log.tiered import GroupCache
 from headrace.record import codec
 from headrace.record.layout import HEADER_BYTES, PREFIX_BYTES
 from headrace.record.slice import Slice
 from headrace.record.types import BatchInfo
 
 SCAN_BYTES = 1 << 20
+TIERS_MAX = 4096
 
 
 class SegmentGone(NotFound):
@@ -34,6 +37,7 @@ class LogFiles:
         self.root = root
         self._disk = disk or RealDisk()
         self._folders: dict[int, str] = {}
+        self._tiers: dict[str, Tier] = {}
 
     # Where a log begins and ends.
 
@@ -81,6 +85,8 @@ class LogFiles:
 
     def _segment(self, folder: str, stem: SegmentStem) -> Segment | None:
         try:
+            if self._disk.exists(f"{folder}/{stem}{paths.TIER}"):
+                return Segment.archived(folder, stem.generation, self._tier(f"{folder}/{stem}{paths.TIER}"))
             seal = read_seal(self._disk, f"{folder}/{stem}{paths.SEAL}")
             segment = Segment(folder, stem.base, stem.generation)
             segment.size = self._disk.file_size(segment.path())
@@ -89,6 +95,15 @@ class LogFiles:
         if seal is None or seal.size > segment.size:
             return segment
         return Segment.sealed(folder, stem.generation, seal)
+
+    def _tier(self, path: str) -> Tier:
+        """Manifests never change, and planning asks for them again and again."""
+        found = self._tiers.get(path)
+        if found is None:
+            if len(self._tiers) >= TIERS_MAX:
+                self._tiers.clear()
+            found = self._tiers[path] = read_tier(self._disk, path)
+        return found
 
     def start(self, log_id: int, ends: Ends) -> int:
         """The first offset that can be read: the slot may be older than the last removal."""
@@ -102,6 +117,10 @@ class LogFiles:
         found = []
         for segment in self.segments(log_id, end):
             if segment.next_offset <= start or segment.base >= end or segment.size == 0:
+                continue
+            if segment.tier is not None:
+                cuts = segment.tier.group_cuts(start, end, split_bytes)
+                found += [Slice(log_id, segment.base, segment.generation, *cut) for cut in cuts]
                 continue
             entries = self._index(segment)
             position = kernel.find_position(entries, max(start, segment.base) - segment.base)
@@ -126,11 +145,19 @@ class LogFiles:
         try:
             if folder is None:
                 raise FileNotFoundError
-            file = self._disk.open(f"{folder}/{stem}{paths.DATA}", readonly=True)
+            manifest = f"{folder}/{stem}{paths.TIER}"
+            tier = self._tier(manifest) if self._disk.exists(manifest) else None
+            if tier is not None:
+                file = self._disk.open(tier.path, readonly=True)
+            else:
+                file = self._disk.open(f"{folder}/{stem}{paths.DATA}", readonly=True)
         except FileNotFoundError:
             raise SegmentGone(f"segment {stem} of log {piece.log_id} in {self.root} is gone") from None
         try:
-            yield SliceFile(self._disk, file, f"{folder}/{stem}{paths.DATA}", piece)
+            if tier is not None:
+                yield TierSlice(self._disk, file, tier, piece)
+            else:
+                yield SliceFile(self._disk, file, f"{folder}/{stem}{paths.DATA}", piece)
         finally:
             self._disk.close(file)
 
@@ -162,8 +189,11 @@ class LogFiles:
                 continue
             if segment.is_sealed and segment.max_timestamp < timestamp_ms:
                 continue
-            entries = self._index(segment, paths.TIME_INDEX)
-            first = max(segment.base + kernel.find_offset_for_time(entries, timestamp_ms), start)
+            if segment.tier is not None:
+                first = max(segment.tier.first_offset_at(timestamp_ms), start)
+            else:
+                entries = self._index(segment, paths.TIME_INDEX)
+                first = max(segment.base + kernel.find_offset_for_time(entries, timestamp_ms), start)
             for data, info in self.headers(log_id, first, min(segment.next_offset, end)):
                 if info.max_timestamp < timestamp_ms or info.is_control:
                     continue
@@ -236,6 +266,19 @@ class SliceFile:
         if declared <= len(data) or declared > self.end - self.position:
             raise CorruptLog(self.path, self.position, "a batch is cut short")
         self._least = declared
+
+
+class TierSlice(SliceFile):
+    """Row groups of an archived segment: their batches, as if they lay in a file. Holds one group at a time."""
+
+    def __init__(self, disk: Disk, file: FileId, tier: Tier, piece: Slice) -> None:
+        super().__init__(disk, file, tier.path, piece)
+        self._tier = tier
+        self._groups = GroupCache(disk, 0, file)
+
+    def read(self, size: int) -> memoryview:
+        size = min(max(size, self._least), self.end - self.position)
+        return memoryview(self._groups.read(self._tier, size, self.position))
 
 
 def aborted_ranges(

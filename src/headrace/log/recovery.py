@@ -22,6 +22,7 @@ from headrace.log.log_recovery import DAMAGED, STARTS, TRUNCATIONS, LogRecovery
 from headrace.log.rounds import PUT, ReplayedEnd, ReplayedPart, decode
 from headrace.log.slots import Slots
 from headrace.log.state import Marker
+from headrace.log.tiering import remove_archived, remove_strays
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
@@ -92,6 +93,9 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
     _begin(shard, recoveries, replayed.sequence)
     # Before the first append: a file of a former life that came back would be read as its continuation.
     _sync_folders(shard, [recovery.folder for recovery in recoveries if recovery.clean_up()])
+    for recovery in recoveries:
+        if recovery.log.damage is None:
+            remove_strays(shard.disk, shard.tier_root, recovery.folder, recovery.log.segments)
     report.seconds = shard.clock.monotonic() - started
     return report
 
@@ -137,6 +141,7 @@ def _folders(shard: "Shard", known: set[int], report: RecoveryReport) -> dict[in
     for name in shard.disk.listdir(root):
         log_id = paths.parse_log_folder(name)
         if name.endswith(paths.DELETED):
+            remove_archived(shard.disk, shard.tier_root, f"{root}/{name}")
             for inner in shard.disk.listdir(f"{root}/{name}"):
                 shard.disk.unlink(f"{root}/{name}/{inner}")
             shard.disk.rmdir(f"{root}/{name}")

@@ -25,7 +25,7 @@ def new_start(segments: Sequence[Segment], limits: Limits, start: int, end: int,
 
     The last segment counts only by age: it is sealed first, and removed with its records when all are too old.
     """
-    bytes_kept = sum(segment.size for segment in segments)
+    bytes_kept = sum(segment.stored_bytes for segment in segments)
     for at, segment in enumerate(segments):
         last = at == len(segments) - 1
         too_old = (
@@ -38,5 +38,5 @@ def new_start(segments: Sequence[Segment], limits: Limits, start: int, end: int,
         if after > end or (limits.hold is not None and limits.hold < after):
             break
         start = max(start, after)
-        bytes_kept -= segment.size
+        bytes_kept -= segment.stored_bytes
     return start

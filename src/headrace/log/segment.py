@@ -1,7 +1,8 @@
 """A segment: a run of batches in one file, with a sparse offset index and a time index beside it.
 
-Life: active (the last one, appended to), sealed (full; its seal says what it holds), archived (out of the log by
-retention or rewriting, its files kept for those who were handed slices of it), deleted. Index and time index are
+Life: active (the last one, appended to), sealed (full; its seal says what it holds), archived (its records are in
+the tier, see tiering.py), retired (out of the log by retention or rewriting, its files kept for those who were handed
+slices of it), deleted. Index and time index are
 caches: they carry no checksum and are rebuilt whenever they disagree with the data.
 """
 
@@ -18,6 +19,7 @@ from headrace.log import kernel, paths
 from headrace.log.disk import Disk, read_whole, write_atomically
 from headrace.log.files import Files
 from headrace.log.paths import SegmentStem
+from headrace.log.tier import Tier
 
 Bytes = bytes | bytearray | memoryview
 
@@ -64,8 +66,9 @@ class Segment:
     never reads past the offset that the log says is visible, whatever the size is by then."""
 
     __slots__ = (
-        "base", "created_ms", "data_path", "folder", "generation", "index", "index_size", "is_archived",
+        "base", "created_ms", "data_path", "folder", "generation", "index", "index_size", "is_buried",
         "is_checked", "is_deleted", "is_sealed", "max_timestamp", "next_offset", "records", "size",
+        "tier",
     )  # fmt: skip
 
     def __init__(self, folder: str, base: int, generation: int = 0, *, created_ms: int = 0) -> None:
@@ -79,9 +82,10 @@ class Segment:
         self.next_offset = base
         self.max_timestamp = -1
         self.is_sealed = False
-        self.is_archived = False
+        self.is_buried = False
         self.is_checked = False  # its batch headers were compared with its seal
         self.is_deleted = False
+        self.tier: Tier | None = None  # where its records are, when they are not in a file of batches
         self.index: bytes | None = None  # the index file's content while the index cache keeps it
         self.index_size = 0  # how much of the segment it covers
 
@@ -93,8 +97,25 @@ class Segment:
         segment.is_sealed = True
         return segment
 
+    @classmethod
+    def archived(cls, folder: str, generation: int, tier: Tier) -> "Segment":
+        """Its size is that of its batches, as if they lay in a file."""
+        segment = cls(folder, tier.base, generation)
+        segment.tier, segment.data_path = tier, tier.path
+        segment.size, segment.records = tier.size, tier.records
+        segment.next_offset, segment.max_timestamp = tier.next_offset, tier.max_timestamp
+        segment.is_sealed = segment.is_checked = True
+        return segment
+
     def path(self, suffix: str = paths.DATA) -> str:
-        return self.data_path if suffix is paths.DATA else self.data_path.removesuffix(paths.DATA) + suffix
+        if suffix is paths.DATA:
+            return self.data_path
+        return f"{self.folder}/{SegmentStem(self.base, self.generation)}{suffix}"
+
+    @property
+    def stored_bytes(self) -> int:
+        """What it takes on disk."""
+        return self.size if self.tier is None else self.tier.file_bytes
 
     @property
     def is_dense(self) -> bool:
@@ -103,13 +124,17 @@ class Segment:
 
     @property
     def paths(self) -> list[str]:
+        if self.tier is not None:
+            return [self.path(paths.TIER), self.data_path]  # without the first, the second is nobody's
         return [self.path(s) for s in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL)]
 
     @property
     def state(self) -> str:
         if self.is_deleted:
             return "deleted"
-        if self.is_archived:
+        if self.is_buried:
+            return "retired"
+        if self.tier is not None:
             return "archived"
         return "sealed" if self.is_sealed else "active"
 
@@ -263,9 +288,9 @@ def walk_segment(files: Files, segment: Segment, walker: kernel.Walker) -> None:
     path = segment.path()
     while walker.position < segment.size:
         at = walker.position
-        data = files.read(path, min(_SCAN_BYTES, segment.size - at), at)
+        data = files.read_segment(segment, min(_SCAN_BYTES, segment.size - at), at)
         if walker.walk(data) == 0:
             size = 12 + int.from_bytes(data[8:12], "big") if len(data) >= 12 else 0
             if size <= len(data) or at + size > segment.size:
                 raise CorruptLog(path, at, "a batch is cut short")
-            walker.walk(files.read(path, size, at))
+            walker.walk(files.read_segment(segment, size, at))

@@ -47,3 +47,4 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     open_files_max: int = 0  # 0 = a quarter of the process's limit
     index_cache_bytes: int = 16 * MB
     batch_bytes_max: int = 64 * MB  # recovery refuses to believe in a larger batch
+    tier_dir: str | None = None  # where archived segments go; None = `tier` in the data folder

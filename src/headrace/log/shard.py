@@ -27,6 +27,7 @@ from headrace.log.settings import LogSettings
 from headrace.log.slots import Ends, Slots
 from headrace.log.state import Fold, StateStore
 from headrace.log.tail import Tail
+from headrace.log.tiering import tier_root
 from headrace.log.work import InlineWorker, Post, ThreadWorker, Worker
 from headrace.record import codec
 
@@ -39,6 +40,7 @@ class Shard:
     keeper: Worker
     post: Post
     defer: Post
+    tier_root: str
     state: StateStore
     journal: Journal
     slots: Slots
@@ -97,6 +99,7 @@ class Shard:
         shard.disk.sync_dir(root)  # what is synced in a folder without a durable name of its own is lost with it
         shard._lock = shard.disk.lock(f"{root}/{paths.LOCK}")
         try:
+            shard.tier_root = tier_root(shard.disk, root, shard.settings.tier_dir)
             shard.state = StateStore(shard.disk, f"{root}/{paths.STATE}", folds)
             report = recover(shard, list(logs))
         except BaseException:

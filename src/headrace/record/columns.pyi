@@ -16,4 +16,5 @@ def columns(
     microseconds: bool = False,
     verify_crc: bool = True,
     aborted: Iterable[tuple[int, int, int]] = (),
+    control: bool = False,
 ) -> Columns: ...

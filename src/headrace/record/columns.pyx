@@ -251,12 +251,13 @@ def columns(
     buf, Py_ssize_t start=0, end=None, *, int64_t from_offset=0, int64_t to_offset=MAX_OFFSET, int want=WANT_ALL,
     Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX, Py_ssize_t rows_max=INT32_MAX,
     Py_ssize_t bytes_max=INT32_MAX, bint microseconds=False, bint verify_crc=True, aborted=(),
+    bint control=False,
 ):
     """The records of [from_offset, to_offset) as columns; see types.Columns. want is a sum of layout.WANT_ bits.
 
     Stops before a batch cut short by the buffer, at to_offset, and after the batch that reaches rows_max rows or
-    bytes_max bytes of data: go on from Columns.position. Control batches are skipped, and so are transactional
-    ones that `aborted` names by (producer id, first offset, last offset). The first batch that is bad raises
+    bytes_max bytes of data: go on from Columns.position. Control batches are skipped unless asked for; transactional
+    ones that `aborted` names by (producer id, first offset, last offset) always. The first batch that is bad raises
     CorruptBatch, and what was decoded before it is lost: call again with `end` at its position to have that.
     """
     cdef Py_buffer view
@@ -286,7 +287,7 @@ def columns(
                 raise CorruptBatch(fault_reason(fault), at)
             if batch.base_offset >= to_offset:
                 break
-            if batch.last_offset >= from_offset and not batch.attributes & CONTROL_BIT and not (
+            if batch.last_offset >= from_offset and (control or not batch.attributes & CONTROL_BIT) and not (
                 ranges and batch.attributes & TRANSACTIONAL_BIT and _is_aborted(ranges, &batch)
             ):
                 payload.open(buf, base, at, &batch, limit)
