@@ -52,8 +52,9 @@ docs: install
 site: install
 	$(BIN)/zensical build --clean --strict
 
+# The log by itself, with the scorecard; ONLY=amqp, kafka, spark, ... is one of the other modules of bench/.
 bench: install
-	$(BIN)/python -m bench $(if $(BASE),--base $(BASE))
+	$(BIN)/python -m bench$(if $(ONLY),.$(ONLY)) $(if $(BASE),--base $(BASE))
 
 clean:
 	rm -rf build $(VENV)

@@ -39,7 +39,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="bench-kafka-"))
-        self.port = free_port()
+        self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -50,9 +50,11 @@ class Broker:
         raise NotImplementedError
 
     def start(self) -> None:
+        self.port = free_port()  # not earlier: it may be somebody's by now
+        command = self.command()
         with open(self.folder / "output.txt", "ab") as output:
             self._process = subprocess.Popen(
-                self.command(), stdout=output, stderr=output, start_new_session=True, cwd=self.folder
+                command, stdout=output, stderr=output, start_new_session=True, cwd=self.folder
             )
         deadline = time.monotonic() + START_SECONDS_MAX
         while True:
@@ -60,9 +62,8 @@ class Broker:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     break
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"{self.name} did not start:\n{(self.folder / 'output.txt').read_text()[-2000:]}"
-                )
+                said = (self.folder / "output.txt").read_text()[-2000:]
+                raise RuntimeError(f"{self.name} did not start (exit code {self._process.poll()}):\n{said}")
             time.sleep(0.05)
         time.sleep(1.0)  # what starts after the listener
 
@@ -134,11 +135,6 @@ class ApacheKafka(Broker):
 
     def _java(self) -> list[str]:
         return ["java", "-cp", self._classpath]
-
-    def start(self) -> None:
-        command = self.command()
-        self.command = lambda: command  # type: ignore[method-assign]
-        super().start()
 
 
 def kafka_classpath() -> str:

@@ -1,0 +1,96 @@
+"""What bench/kafka.py says in the end: ours beside each Kafka, row by row, and which bars were reached."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+OURS = "headrace"
+TWICE = 2.0
+BARS = {("produce", 100): 0.25, ("produce", 1000): 1.2, ("fetch", 100): 0.12, ("fetch", 1000): 0.8}
+SMALL_MESSAGES_PROMISED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    work: str
+    rate: float
+    cpu_per_million: float  # of the broker
+    client_cpu_per_million: float
+    latency_ms: tuple[float, float] | None  # p50 and p99 of the acknowledgement; a fetch has none
+
+    def line(self) -> str:
+        latency = f"  p50 {self.latency_ms[0]:8.2f}  p99 {self.latency_ms[1]:8.2f} ms" if self.latency_ms else ""
+        return (
+            f"  {self.work:<42} {self.rate:>11,.0f}/s {self.cpu_per_million:8.3f} CPU-s/M "
+            f"(client {self.client_cpu_per_million:7.3f}){latency}"
+        )
+
+
+Rows = Mapping[str, Measured]
+
+
+def report(measured: Mapping[str, Rows], memory: Mapping[str, float]) -> Iterator[str]:
+    ours = measured.get(OURS, {})
+    peers = {name: rows for name, rows in measured.items() if name != OURS and rows}
+    if peers:
+        yield from _ratios(ours, peers)
+    yield ""
+    yield from _bars(ours, peers, memory)
+    yield ""
+    yield "scorecard (promised by the design documents, measured now, `make bench ONLY=kafka`)"
+    for work in ("produce 100 B none, 1 producer", "produce 100 B none, 10 producers"):
+        if work in ours:
+            rate = ours[work].rate
+            held = "reached" if rate >= SMALL_MESSAGES_PROMISED else "MISSED"
+            yield f"  1,000,000 small messages/s        {rate:,.0f}/s, each on disk when acknowledged  ({work})  {held}"
+
+
+def _ratios(ours: Rows, peers: Mapping[str, Rows]) -> Iterator[str]:
+    yield ""
+    yield f"{OURS} beside each: messages per second (wall clock, same cores) and per CPU-second of the broker"
+    for number, name in enumerate(peers, 1):
+        yield f"  [{number}] {name}"
+    heads = "".join(f"{f'[{number}] per s':>12}{'per CPU-s':>11}" for number in range(1, len(peers) + 1))
+    yield f"  {'':<42}{heads}"
+    for work, one in ours.items():
+        cells = ""
+        for rows in peers.values():
+            other = rows.get(work)
+            if other is None:
+                cells += f"{'-':>12}{'-':>11}"
+            else:
+                cells += f"{one.rate / other.rate:>11.2f}x{other.cpu_per_million / one.cpu_per_million:>10.2f}x"
+        yield f"  {work:<42}{cells}"
+
+
+def _bars(ours: Rows, peers: Mapping[str, Rows], memory: Mapping[str, float]) -> Iterator[str]:
+    yield "bars"
+    for work, one in ours.items():
+        bar = _bar_of(work)
+        if bar is not None:
+            yield _bar(f"{work}, CPU-s/M", f"{one.cpu_per_million:.3f}", f"<= {bar}", one.cpu_per_million <= bar)
+    for name, rows in peers.items():
+        # A paced load has the rate it was given: only what ran as fast as it could has a throughput.
+        both = [(one, rows[work]) for work, one in ours.items() if work in rows and not work.startswith("paced")]
+        if not both:
+            continue
+        wall = sorted(one.rate / other.rate for one, other in both)
+        cpu = sorted(other.cpu_per_million / one.cpu_per_million for one, other in both)
+        for what, ratios in (("messages/s", wall), ("messages per broker CPU-second", cpu)):
+            twice = sum(ratio >= TWICE for ratio in ratios)
+            value = f"{twice} of {len(ratios)} rows, median {ratios[len(ratios) // 2]:.2f}x, least {ratios[0]:.2f}x"
+            yield _bar(f"twice the {what} of {name}", value, "all rows", twice == len(ratios))
+    for name, size in memory.items():
+        if name != OURS and OURS in memory:
+            value = f"{memory[OURS]:.0f} of {size:.0f} MB"
+            yield _bar(f"memory beside {name}", value, "half", memory[OURS] <= size / 2)
+
+
+def _bar(what: str, value: str, bar: str, held: bool) -> str:
+    return f"  {what:<58} {value:<42} {bar:<9} {'reached' if held else 'MISSED'}"
+
+
+def _bar_of(work: str) -> float | None:
+    if "none, 1 producer" not in work or work.endswith("producers"):
+        return None
+    kind, size, *_ = work.split()
+    return BARS.get((kind, int(size)))
