@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,15 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.crash.checker import History
+from tests.ports import free_port
 
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class BrokerProcess:

@@ -7,7 +7,6 @@ HEADRACE_CRASH_ROUNDS asks for more rounds than a test run can wait for.
 
 import os
 import random
-import socket
 import threading
 import time
 from collections import defaultdict
@@ -18,24 +17,12 @@ import pytest
 from pika.exceptions import AMQPError
 
 from tests.crash.broker_process import BrokerProcess
+from tests.ports import free_port
 
 ROUNDS = int(os.environ.get("HEADRACE_CRASH_ROUNDS", "3"))
 PUBLISHERS = CONSUMERS = 10
 QUEUES = ["kill-a", "kill-b"]
 QUIET_S = 2.0
-
-
-def quiet_port() -> int:
-    """A free port that no outgoing connection gets by chance: a client that keeps trying a closed port of that
-    range can connect to itself, and the broker could not listen again."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")
 
 
 class Load:
@@ -122,7 +109,7 @@ class Load:
 
 @pytest.mark.slow
 def test_confirmed_messages_survive_kills_and_come_flagged_when_they_come_again(tmp_path: Path) -> None:
-    port = quiet_port()
+    port = free_port()
     broker = BrokerProcess(tmp_path, "--amqp", f"127.0.0.1:{port}")
     broker.start()
     load = Load(port)

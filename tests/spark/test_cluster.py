@@ -13,7 +13,8 @@ import pyspark
 import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
-from tests.spark.world import RunningBroker, free_port, numbered, wait_until
+from tests.ports import free_port
+from tests.spark.world import RunningBroker, numbered, wait_until
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 COUNT = 20_000

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.ports import free_port
 from tests.spark.test_source import WAYS, load, options
-from tests.spark.world import RunningBroker, free_port
+from tests.spark.world import RunningBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,14 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from tests.ports import free_port
+
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class KafkaBroker:
