@@ -82,6 +82,14 @@ class CorruptLog(StorageError):
         self.path, self.position, self.reason = path, position, reason
 
 
+class CorruptJournal(CorruptLog):
+    """What was confirmed since the last checkpoint cannot all be read: a person has to decide how to go on."""
+
+    def __init__(self, path: str, position: int, reason: str) -> None:
+        super().__init__(path, position, f"{reason}; `headrace log repair` says what is left, and how to go on")
+        self.found = reason
+
+
 class DataFolderLocked(StorageError):
     """Another broker has this data folder open."""
 

@@ -1,12 +1,13 @@
 """`headrace log`: looking into a data folder, with and without a broker on it."""
 
 import json
+import signal
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.cli.running import headrace, serving
+from tests.cli.running import Broker, headrace, serving
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +101,32 @@ def test_what_is_not_there_is_exit_code_4(folder: Path, arguments: list[str], se
     done = headrace("log", *arguments, HEADRACE_DATA_DIR=str(folder))
     assert done.returncode == 4
     assert sentence in done.stderr.decode()
+
+
+def test_a_damaged_journal_stops_the_start_and_there_is_a_way_on(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    broker = Broker(data)
+    try:
+        broker.said("pub", "orders", *["first"] * 5)
+        broker.said("pub", "orders", *["last"] * 5)
+    finally:
+        broker.stop(signal.SIGKILL)
+    journal = max((data / "journal").iterdir(), key=lambda path: path.read_bytes().rfind(b"last"))
+    content = bytearray(journal.read_bytes())
+    content[content.rfind(b"last")] ^= 1
+    journal.write_bytes(content)
+    refused = headrace("serve", "--data-dir", str(data), "--http", "localhost:0", "--amqp", "off", "--kafka", "off")
+    assert refused.returncode == 6
+    (sentence,) = refused.stderr.decode().splitlines()
+    assert "were synced and are gone" in sentence and "headrace log repair" in sentence
+    looked = headrace("log", "repair", "--data-dir", str(data))
+    assert looked.returncode == 6 and b"sound\tfalse" in looked.stdout
+    assert b"--accept-loss" in looked.stderr and b"were synced and are gone" in looked.stdout
+    accepted = headrace("log", "repair", "--accept-loss", "--json", "--data-dir", str(data))
+    assert accepted.returncode == 0, accepted.stderr
+    (aside,) = json.loads(accepted.stdout)["set_aside"]
+    assert Path(aside).read_bytes() == bytes(content)
+    assert headrace("log", "repair", "--data-dir", str(data)).returncode == 0
+    with serving(data) as broker:
+        found = [json.loads(line)["value"] for line in broker.said("sub", "orders", "-e", "-J").splitlines()]
+        assert found == ["first"] * 5 + ["last"] * 5, "the segment had them; only the journal's copy was damaged"

@@ -226,8 +226,13 @@ def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)[-3:])
 
 
-def explore(seed: int, *, lives: int = 3, steps: int = 40, effort: Effort | None = None) -> Stats:
-    """One seed: several lives of one data folder, each ended by a crash. Raises Broken."""
+def explore(
+    seed: int, *, lives: int = 3, steps: int = 40, effort: Effort | None = None, states_max: int = 1 << 60
+) -> Stats:
+    """One seed: several lives of one data folder, each ended by a crash. Raises Broken.
+
+    `states_max` only ends it early: what is found up to there does not depend on it.
+    """
     world = World(seed)
     explorer = Explorer(world, effort or Effort())
     world.disk.mkdir("/data")
@@ -242,6 +247,8 @@ def explore(seed: int, *, lives: int = 3, steps: int = 40, effort: Effort | None
             if world.failed is not None:
                 raise Broken(f"L8 failed without a fault: {world.failed!r}\n{_trace(world.failed)}")
             explorer.attach()
+            if explorer.stats.states >= states_max:
+                return explorer.stats
         explorer._at = f"the end of life {life}"
         explorer.crash_here()
         if life + 1 < lives:

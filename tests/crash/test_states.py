@@ -19,7 +19,7 @@ def explore_until(states: int, seed: int, stride: int) -> tuple[Stats, list[str]
     total, broken = Stats(), []
     while total.states < states:
         try:
-            total.add(explore(seed))
+            total.add(explore(seed, states_max=states - total.states))
         except Broken as error:
             broken.append(f"python -m tests.crash.replay {seed}\n  {error}")
             total.states += states // 4  # it goes on with other seeds, but not for ever
@@ -72,6 +72,36 @@ def test_the_explorer_finds_an_epoch_that_does_not_grow(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(StateStore, "write", forgetful)
     assert "L5" in _first_broken()
+
+
+def test_the_explorer_finds_a_journal_slot_written_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sound folder would be refused as damaged: the slot reached the disk and the entry did not."""
+    from headrace.log.commit import Committer
+
+    sync = Committer._sync
+
+    def hasty(self, batch, runs, result):
+        if batch.must_sync:
+            self._slots.write_sequence(self._journal.sequence)
+        sync(self, batch, runs, result)
+
+    monkeypatch.setattr(Committer, "_sync", hasty)
+    assert "L5 cannot be opened: CorruptJournal" in _first_broken()
+
+
+def test_the_explorer_finds_a_journal_slot_that_vouches_for_settles_nobody_synced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from headrace.log.commit import Committer
+
+    tell = Committer.tell
+
+    def careless(self, log, **options):
+        self._slots.write_sequence(self._journal.sequence)
+        tell(self, log, **options)
+
+    monkeypatch.setattr(Committer, "tell", careless)
+    assert "L5 cannot be opened: CorruptJournal" in _first_broken()
 
 
 def _first_broken() -> str:

@@ -10,13 +10,14 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.options import Command, config_option, json_option, settings_file
-from headrace.cli.upkeep import Where, compact, is_for_spark, on_option, recompress, replay
+from headrace.cli.upkeep import Where, compact, is_for_spark, on_option, recompress, replay, tier
 from headrace.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from headrace.log.inspect import Inspector, LogFacts
 
 DAMAGED = 6
+ENTRIES = ("checkpoint", "readable", "synced")
 DUMP_COLUMNS = ("segment", "position", "base_offset", "last_offset", "records", "bytes", "timestamp", "codec", "flags")
 
 
@@ -36,11 +37,11 @@ def log() -> None:
     """Look into a data folder: list, dump and verify its logs, rebuild their indexes; and look after topics.
 
     Looking reads the files themselves and needs no broker; LOG is the number or the name that `log ls` shows. What
-    changes a topic (compact, recompress, replay) asks the broker.
+    changes a topic (compact, recompress, tier, replay) asks the broker; repair is for a folder that no broker can open.
     """
 
 
-for command in (compact, recompress, replay):
+for command in (compact, recompress, tier, replay):
     log.add_command(command)
 
 
@@ -50,7 +51,7 @@ for command in (compact, recompress, replay):
 def ls(as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
     """List the logs of the folder, one per partition.
 
-    Columns: id, name, start, end, segments, bytes. An end of nothing means that no broker has said it yet.
+    Columns: id, name, start, end, segments, archived (those in the tier), bytes. An end of nothing means that no broker has said it yet.
     """
     from headrace.cli.output import Row, show_json, show_rows
 
@@ -62,6 +63,7 @@ def ls(as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
                 "start": facts.start,
                 "end": facts.visible_end,
                 "segments": len(facts.segments),
+                "archived": facts.archived,
                 "bytes": facts.size_bytes,
             }
             for facts in folder.inspector.logs()
@@ -69,7 +71,7 @@ def ls(as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
         if as_json:
             show_json({"data_dir": folder.path, "broker_pid": folder.broker_pid, "logs": rows})
         else:
-            show_rows(rows, ("id", "name", "start", "end", "segments", "bytes"), empty="no logs yet")
+            show_rows(rows, ("id", "name", "start", "end", "segments", "archived", "bytes"), empty="no logs yet")
 
 
 @log.command("dump")
@@ -208,6 +210,47 @@ def reindex(log_names: tuple[str, ...], as_json: bool, data_dir: str | None, con
         show_json({"segments": done})
     else:
         show_facts({"segments": done})
+
+
+@log.command("repair")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Go on with what is left. What cannot be read is set aside, and lost to the broker.",
+)
+@json_option
+@data_dir_option
+def repair(accept_loss: bool, as_json: bool, data_dir: str | None, config_file: Path | None) -> int:
+    """Say what is left of a damaged journal, when the broker refuses to start because of it, and how to go on.
+
+    Without --accept-loss nothing is changed. The broker must be stopped. Entries up to `checkpoint` are in their logs
+    for good, those up to `readable` can still be read, those up to `synced` had been confirmed. The exit code is 0
+    when the journal is sound or was repaired, and 6 when it is damaged.
+    """
+    from dataclasses import asdict
+
+    from headrace.cli.output import show_facts, show_json
+    from headrace.log import repair as journal_repair
+
+    with _Folder(data_dir, config_file, quiet=True) as folder:
+        examined = journal_repair.accept_loss(folder.path) if accept_loss else journal_repair.examine(folder.path)
+    facts = asdict(examined)
+    if as_json:
+        show_json({"sound": examined.problem is None, **facts})
+    else:
+        show_facts({"sound": examined.problem is None, **{name: facts[name] for name in ENTRIES}})
+        for path in examined.set_aside:
+            click.echo(f"set aside\t{path}")
+        if examined.problem is not None:
+            click.echo(f"problem\t{examined.problem}")
+    if examined.problem is None or accept_loss:
+        return 0
+    click.echo(
+        "headrace: restore the folder from a copy if there is one; `headrace log repair --accept-loss` gives up the "
+        "entries that cannot be read, and the next start names every log that lacks confirmed messages",
+        err=True,
+    )
+    return DAMAGED
 
 
 class _Folder:

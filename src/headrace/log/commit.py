@@ -151,6 +151,7 @@ class Committer:
         if batch.must_sync and self._journal.is_unsynced:
             self._journal.sync()
             result.syncs += 1
+            self._tell_sequence()
         result.sync_s = self._monotonic() - started
 
     def apply_rest(self, result: Committed) -> Committed:
@@ -185,8 +186,16 @@ class Committer:
             if error.errno not in NO_ROOM + NO_FILES:
                 raise StorageFailed(f"the slots cannot be written: {error}") from error
 
+    def _tell_sequence(self) -> None:
+        try:
+            self._slots.write_sequence(self._journal.synced)
+        except OSError as error:
+            if error.errno not in NO_ROOM + NO_FILES:
+                raise StorageFailed(f"the slots cannot be written: {error}") from error
+
     def sync_journal(self) -> None:
         self._journal.sync()
+        self._tell_sequence()
 
 
 __all__ = ["Committed", "Committer", "JournalFull"]

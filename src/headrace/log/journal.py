@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from headrace.errors import CorruptLog
+from headrace.errors import CorruptJournal, StorageFailed
 from headrace.log import paths
 from headrace.log.disk import Disk, FileId, read_whole
 
@@ -61,7 +61,8 @@ class Journal:
         self._path = ""
         self._number = 0
         self._position = 0
-        self._synced = 0  # sequence of the last entry known to be on stable storage
+        self._failure: OSError | None = None
+        self._synced = 0
         self.sequence = 0  # of the last entry written
         self.bytes_written = 0
 
@@ -138,14 +139,23 @@ class Journal:
         try:
             self._disk.pwrite(self._file, entry, self._position)
         except OSError:
-            # What was written of it may be a whole entry, the rest being padding. It is refused, so it must never
-            # be found; if this fails, too, the caller hears of that instead, and nothing is refused as clean.
-            self._disk.pwrite(self._file, [_ZEROS], self._position)
-            self._disk.sync(self._file)
+            self._blank()
             raise
         self.sequence += 1
         self._position += needed
         self.bytes_written += needed
+
+    def _blank(self) -> None:
+        """What was written of a refused entry may be a whole one, the rest being padding: it must never be found.
+
+        If this fails, too, whatever the reason, the refusal is no clean one, and nothing may follow.
+        """
+        assert self._file is not None
+        try:
+            self._disk.pwrite(self._file, [_ZEROS], self._position)
+            self._sync_file(self._file)
+        except OSError as error:
+            raise StorageFailed(f"a refused entry cannot be taken out of {self._path}: {error}") from error
 
     def _next_file(self) -> None:
         if not self._free:
@@ -171,13 +181,29 @@ class Journal:
         self._position = SECTOR
 
     @property
+    def synced(self) -> int:
+        """Sequence of the last entry known to be on stable storage."""
+        return self._synced
+
+    @property
     def is_unsynced(self) -> bool:
         return self.sequence > self._synced
 
     def sync(self) -> None:
+        if self._failure is not None:
+            # A job queued before the failure was known comes here: this sync would answer OK and write nothing.
+            raise OSError(self._failure.errno, f"an earlier sync failed: {self._failure}") from self._failure
         if self._file is not None and self.is_unsynced:
-            self._disk.sync(self._file)
-            self._synced = self.sequence
+            covered = self.sequence  # before the sync: what is written while it runs may not be covered
+            self._sync_file(self._file)
+            self._synced = covered
+
+    def _sync_file(self, file: FileId) -> None:
+        try:
+            self._disk.sync(file)
+        except OSError as error:
+            self._failure = error
+            raise
 
     def release(self, sequence: int) -> None:
         """Entries up to sequence are in their segments and state logs for good: recycle their files."""
@@ -243,6 +269,11 @@ def read_header(disk: Disk, path: str) -> tuple[int, int] | None:
     return number, first
 
 
+def is_unused(disk: Disk, path: str) -> bool:
+    """As it was made: a file of zeros that waits for its turn."""
+    return not any(read_whole(disk, path))
+
+
 def replay(disk: Disk, folder: str, after: int) -> Iterator[Entry]:
     """Every entry past sequence `after`, in order, up to the first that is not whole.
 
@@ -259,7 +290,7 @@ def replay(disk: Disk, folder: str, after: int) -> Iterator[Entry]:
     expected = after + 1
     for number, first, path in sorted(found):
         if first > expected:
-            raise CorruptLog(path, 0, f"entries {expected} to {first - 1} of the journal are missing")
+            raise CorruptJournal(path, 0, f"entries {expected} to {first - 1} of the journal are missing")
         for entry in _entries(disk, path, number, first, after):
             if entry.sequence == expected:
                 expected += 1
@@ -281,7 +312,7 @@ def _entries(disk: Disk, path: str, number: int, sequence: int, after: int) -> I
     while at != -1:
         later = _entry_at(data, at - _CRC_BYTES, number)
         if later is not None and later[0] > sequence and later[1] >= sequence:
-            raise CorruptLog(path, position, f"entry {sequence} of the journal was synced and is damaged")
+            raise CorruptJournal(path, position, f"entry {sequence} of the journal was synced and is damaged")
         at = raw.find(magic, at + 1)
 
 

@@ -85,7 +85,10 @@ class LogRecovery:
         stems = self._list()
         known = [stem for stem in stems if self._saved is not None and stem.base < self._saved.base]
         rest = stems[len(known) :]
-        sound = self._take_known(known, [*stems[1 : len(known)], *rest[:1]])
+        # The active segment of the checkpoint must follow them, unless nothing of it was synced: then its name may
+        # be lost, and the journal has its records.
+        active = rest[:1] if self._saved is not None and self._saved.position else []
+        sound = self._take_known(known, [*stems[1 : len(known)], *active])
         if sound:
             self._take_tail(rest, trust=trust)
         self._finish()

@@ -13,9 +13,11 @@ no appends, and no file of it is changed.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headrace.errors import CorruptJournal
 from headrace.log import journal as journals
 from headrace.log import paths, slots
 from headrace.log.checkpoint import ENDS, SYNC_EACH_MAX
+from headrace.log.disk import Disk
 from headrace.log.journal import Journal
 from headrace.log.log import LogSpec
 from headrace.log.log_recovery import DAMAGED, STARTS, TRUNCATIONS, LogRecovery
@@ -68,6 +70,8 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
     marker = shard.state.marker
     hints = slots.read_all(shard.disk, f"{shard.root}/{paths.SLOTS}")
     replayed = _Replayed(shard, marker)
+    check_witness(shard.disk, shard.root, replayed.sequence)
+    replayed.secure()
     report = RecoveryReport(clean=marker.clean and not replayed.entries, logs=len(specs))
     report.new = shard.state.is_new
     report.journal_entries = replayed.entries
@@ -108,12 +112,13 @@ class _Replayed:
         self.sequence = marker.sequence
         self.parts: dict[int, dict[int, ReplayedPart]] = {}
         self.ends: dict[int, int] = {}
-        unsure: list[journals.Entry] = []  # perhaps in the page cache only
-        folder = f"{shard.root}/{paths.JOURNAL}"
-        for entry in journals.replay(shard.disk, folder, marker.sequence):
+        self._unsure: list[journals.Entry] = []  # perhaps in the page cache only
+        self._disk = shard.disk
+        self._folder = f"{shard.root}/{paths.JOURNAL}"
+        for entry in journals.replay(shard.disk, self._folder, marker.sequence):
             self.entries += 1
             self.sequence = entry.sequence
-            unsure = [*(one for one in unsure if one.sequence > entry.synced), entry]
+            self._unsure = [*(one for one in self._unsure if one.sequence > entry.synced), entry]
             cuts: dict[int, int] = {}
             for item in decode(entry.body):
                 if isinstance(item, ReplayedPart):
@@ -127,11 +132,22 @@ class _Replayed:
                         cuts[int.from_bytes(item.key, "big")] = int.from_bytes(item.value, "big")
             for log_id, offset in cuts.items():  # what was proved up to this entry is to be forgotten
                 self.ends[log_id] = min(self.ends.get(log_id, 0), offset)
-        if unsure:
-            journals.write_again(shard.disk, folder, unsure)
+
+    def secure(self) -> None:
+        """From here on the disk is changed: what was replayed is acted upon."""
+        if self._unsure:
+            journals.write_again(self._disk, self._folder, self._unsure)
 
     def _prove(self, log_id: int, end: int) -> None:
         self.ends[log_id] = max(self.ends.get(log_id, 0), end)
+
+
+def check_witness(disk: Disk, root: str, sequence: int) -> None:
+    """The last entries of a journal have none behind them to tell that they were synced: their slot does."""
+    synced = slots.read_sequence(disk, f"{root}/{paths.SLOTS}")
+    if synced > sequence:
+        reason = f"entries {sequence + 1:,} to {synced:,} were synced and are gone"
+        raise CorruptJournal(f"{root}/{paths.JOURNAL}", 0, reason)
 
 
 def _folders(shard: "Shard", known: set[int], report: RecoveryReport) -> dict[int, str]:

@@ -131,7 +131,7 @@ class Shard:
         self.journal = journal
         self.slots = slots
         self.committer = Committer(journal, slots, self.settings.inline_bytes_max, self.clock.monotonic)
-        slots.start(ends_of(log) for log in self.logs.values())
+        slots.start(journal.sequence, map(ends_of, self.logs.values()))
 
     def pump(self) -> bool:
         """Inline only: run what is waiting, one step at a time, until nothing is left. True if anything ran."""

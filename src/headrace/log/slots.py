@@ -3,6 +3,9 @@
 Written after each sync and hardly ever synced for its own sake: what a slot says was durable before it was
 written, so an old slot is merely old, unless the log was cut back since: then it is synced. Deleting the file
 changes no answer; it is written anew at every start.
+
+The first slot is the journal's. Its durable end is the last entry that a sync covered: nothing behind that entry
+could tell that it was ever whole, so this is how a damaged one is told from one that a crash tore.
 """
 
 import struct
@@ -11,13 +14,14 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.log.disk import Disk
+from headrace.log.disk import Disk, read_whole
 
 SLOT = struct.Struct(
     "<qqqqqqi8xI"
 )  # id, epoch, start, visible end, durable end, stable end, flags, spare, crc of the rest
 assert SLOT.size == 64
 _CRC_AT = SLOT.size - 4
+JOURNAL = -1  # in place of a log's id, in the first slot
 
 
 class Ends(NamedTuple):
@@ -53,19 +57,24 @@ class Slots:
         self._next = 0
         self._file: int | None = None
 
-    def start(self, ends: Iterable[Ends]) -> None:
-        ends = list(ends)
+    def start(self, sequence: int, ends: Iterable[Ends]) -> None:
+        """`sequence` is the journal's last entry, and durable. Its slot lies in the synced part of the file from the
+        start: what is written behind that can be anything after a power cut, another broker's old slot, too."""
+        ends = [_journal(sequence), *ends]
         if self._disk.exists(self._path):
             self._disk.unlink(self._path)  # a reader with the old file open sees ends that no longer move
         self._file = self._disk.open(self._path, create=True)
         for entry in ends:
             self._places[entry.log_id] = self._next
             self._next += 1
-        if ends:
-            self._disk.pwrite(self._file, [b"".join(map(pack, ends))], 0)
+        self._disk.pwrite(self._file, [b"".join(map(pack, ends))], 0)
         # Or a power cut brings the former file back, with ends from before a truncation.
         self._disk.sync(self._file)
         self._disk.sync_dir(self._path.rpartition("/")[0])
+
+    def write_sequence(self, sequence: int) -> None:
+        """Only what a sync has covered: a folder whose journal ends before its slot is refused as damaged."""
+        self.write(_journal(sequence))
 
     def write(self, ends: Ends) -> None:
         assert self._file is not None
@@ -93,17 +102,34 @@ class Slots:
             self._file = None
 
 
+def _journal(sequence: int) -> Ends:
+    return Ends(JOURNAL, 0, 0, sequence, sequence, sequence)
+
+
 def read_all(disk: Disk, path: str) -> dict[int, Ends]:
-    if not disk.exists(path):
-        return {}
-    file = disk.open(path, readonly=True)
+    return {ends.log_id: ends for ends in _read(disk, path) if ends is not None and ends.log_id > 0}
+
+
+def read_sequence(disk: Disk, path: str) -> int:
+    """The last journal entry that is known to have been synced; 0 when nothing is known."""
+    first = next(iter(_read(disk, path)), None)
+    return first.durable_end if first is not None and first.log_id == JOURNAL else 0
+
+
+def rewrite_sequence(disk: Disk, path: str, sequence: int) -> None:
+    """Take back what the journal's slot says: somebody accepted that later entries are lost."""
+    if read_sequence(disk, path) == 0:
+        return
+    file = disk.open(path)
     try:
-        raw = memoryview(disk.pread(file, disk.size(file), 0))
+        disk.pwrite(file, [pack(_journal(sequence))], 0)
+        disk.sync(file)
     finally:
         disk.close(file)
-    found = {}
-    for at in range(0, len(raw) - SLOT.size + 1, SLOT.size):
-        ends = unpack(raw[at : at + SLOT.size])
-        if ends is not None and ends.log_id > 0:
-            found[ends.log_id] = ends
-    return found
+
+
+def _read(disk: Disk, path: str) -> list[Ends | None]:
+    if not disk.exists(path):
+        return []
+    raw = memoryview(read_whole(disk, path))
+    return [unpack(raw[at : at + SLOT.size]) for at in range(0, len(raw) - SLOT.size + 1, SLOT.size)]

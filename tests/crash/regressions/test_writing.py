@@ -1,0 +1,209 @@
+"""Bugs that the crash tests found in rounds, checkpoints and full disks, each in a few lines that show it."""
+
+import errno
+from random import Random
+
+import pytest
+
+from headrace.clock import ManualClock
+from headrace.errors import DiskFull, StorageError
+from headrace.log.shard import Shard
+from tests.crash.shards import ROOT, SETTINGS, batch, checkpoint, lost, new_disk, reopen, spec, values, write
+from tests.crash.simdisk import Fault
+
+
+def test_a_direct_append_does_not_take_a_folder_for_synced_that_a_checkpoint_is_about_to_sync() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    shard.checkpoint(lambda error: None)
+    assert shard.worker.pump(), "the checkpoint has taken the list of what to sync, and synced nothing yet"
+    ticket = shard.logs[1].append(batch("b", 1000))
+    while not ticket.done:
+        assert shard._deferred or shard.worker.pump()
+        while shard._deferred:
+            shard._deferred.popleft()()
+    assert values(reopen(lost(disk), spec())) == ["a", "b"]
+
+
+def test_a_group_on_an_async_log_makes_what_lies_before_it_durable() -> None:
+    """The group's records were in the synced journal, those before them nowhere: the log was called damaged."""
+    disk = new_disk()
+    specs = spec(1, write_mode="async"), spec(2)
+    shard = reopen(disk, *specs)
+    write(shard, "a")
+    group = shard.group()
+    group.append(shard.logs[1], batch("b"))
+    group.append(shard.logs[2], batch("b"))
+    ticket = group.commit()
+    shard.pump()
+    assert ticket.done and ticket.error is None
+    again = reopen(lost(disk), *specs)
+    assert values(again, 1) == ["a", "b"] and values(again, 2) == ["b"]
+
+
+def test_a_round_never_outgrows_a_journal_file() -> None:
+    """Many small changes, or a journal smaller than a round, ran into an assertion: nothing was confirmed again."""
+    shard = reopen(new_disk(), spec())
+    tickets = []
+    for number in range(2000):
+        group = shard.group()
+        group.put("a-table", b"%d" % number, b"x")
+        tickets.append(group.commit())
+    tickets += [shard.logs[1].append(batch("a", 500)) for _ in range(40)]
+    shard.pump()
+    assert all(ticket.done and ticket.error is None for ticket in tickets)
+
+
+def test_a_checkpoint_does_not_forget_a_round_that_found_no_room_in_its_segment() -> None:
+    """The marker included the entry, the journal's file was used again, and the record was nowhere."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk.capacity = disk.used
+    ticket = shard.logs[1].append(batch("b", 300))
+    shard.pump()
+    assert not ticket.done, "durable in the journal, but not readable yet"
+    checkpoint(shard)
+    assert values(reopen(lost(disk), spec())) == ["a", "b"]
+    disk.capacity = 1 << 50
+    checkpoint(shard)
+    assert values(reopen(lost(disk), spec())) == ["a", "b"]
+    shard.tick()
+    shard.pump()
+    assert ticket.done and ticket.error is None and values(shard) == ["a", "b"]
+
+
+def test_l8_no_checkpoint_follows_a_failed_sync() -> None:
+    """A later sync answers OK and writes nothing: the marker then named bytes the device never had."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk.arm(Fault("sync", 1, within=".log"))
+    ticket = shard.logs[1].append(batch("b", 1000))
+    shard.checkpoint(lambda error: None)
+    shard.pump()
+    assert ticket.done and ticket.error is not None
+    checkpoint(shard)
+    again = reopen(lost(disk), spec())
+    assert values(again) == ["a"]
+    killed = disk.kill()
+    found = values(reopen(killed, spec()))
+    assert values(reopen(lost(killed), spec())) == found
+
+
+def test_a_journal_file_without_its_header_is_not_written_to() -> None:
+    """The header found no room, the file was kept, and what was confirmed into it was gone."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    disk.arm(Fault("pwrite", 1, errno.ENOSPC, within=".wal"))
+    refused = shard.logs[1].append(batch("a"))
+    shard.pump()
+    assert isinstance(refused.error, DiskFull)
+    shard.tick()
+    write(shard, "b")
+    assert values(reopen(lost(disk), spec())) == ["b"]
+
+
+def test_a_round_that_the_journal_has_no_room_for_is_refused_and_leaves_nothing() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk.arm(Fault("pwrite", 1, errno.ENOSPC, share=0.5, within=".wal"))
+    refused = shard.logs[1].append(batch("b"))
+    shard.pump()
+    assert isinstance(refused.error, DiskFull) and shard.failure is None
+    shard.tick()
+    write(shard, "c")
+    assert values(reopen(lost(disk), spec())) == ["a", "c"]
+
+
+def test_a_read_that_fails_says_so_with_an_error_of_ours() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk.arm(Fault("pread", 1, within=".log"))
+    with pytest.raises(StorageError):
+        shard.logs[1].read(0)
+    assert values(shard) == ["a"]
+
+
+def test_two_retries_on_a_full_disk_do_not_confirm_the_round_behind() -> None:
+    """The answer to the second retry was taken for that of the next round, which had not been written."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk.capacity = disk.used
+    first = shard.logs[1].append(batch("b", 300))
+    shard.pump()
+    second = shard.logs[1].append(batch("c", 300)) if not shard.is_full else None
+    group = shard.group()
+    group.put("t", b"k", b"v")
+    behind = group.commit()
+    assert not first.done and second is None
+    disk.capacity = 1 << 50
+    shard.tick()
+    shard.tick()
+    told: list[bool] = []
+    behind.add_callback(lambda ticket: told.append(disk.unsynced(b"tkv") is None))
+    shard.pump()
+    assert first.done and first.error is None
+    assert told == [True]
+    assert dict(reopen(lost(disk), spec()).state.items("t")) == {b"k": b"v"}
+
+
+def test_the_name_of_a_segment_that_was_begun_early_is_synced_when_its_file_is_made() -> None:
+    """Retention rolls without writing: the folder was synced before the file was there, and not after."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    shard.maintenance.delete_before(shard.logs[1], 1)
+    shard.pump()
+    checkpoint(shard)
+    write(shard, "b")
+    checkpoint(shard)
+    assert values(reopen(lost(disk), spec())) == ["b"]
+
+
+@pytest.mark.parametrize("path", [".wal", ".log"])
+@pytest.mark.parametrize("size", [0, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+def test_d5_what_a_full_disk_refused_never_appears(path: str, size: int, share: float) -> None:
+    """Half an entry may be a whole one, its rest being padding; and what was cut off may come back."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a", size=size)
+    disk.arm(Fault("pwrite", 1, errno.ENOSPC, share=share, within=path))
+    refused = shard.logs[1].append(batch("b", size))
+    shard.pump()
+    if isinstance(refused.error, DiskFull):
+        for image in [disk.kill(), lost(disk), *(disk.power_cut(Random(n)) for n in range(30))]:
+            assert values(reopen(image, spec())) == ["a"]
+
+
+def test_a_checkpoint_asked_for_while_stopping_does_not_spoil_the_clean_stop() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    asked: list[BaseException | None] = []
+    disk.before = lambda kind, path: shard.checkpoint(asked.append) if "state" in path and not asked else None
+    shard.close()
+    disk.before = None
+    _, report = Shard.open(ROOT, SETTINGS, logs=[spec()], clock=ManualClock(), disk=lost(disk))
+    assert report.clean
+
+
+def test_l8_a_sync_of_the_journal_that_failed_is_not_tried_again() -> None:
+    """The job was queued before the failure was known; its sync answered OK, and lazy changes were called safe."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    group = shard.group()
+    group.put("t", b"k", b"v")
+    group.commit(lazy=True)
+    shard.pump()
+    disk.arm(Fault("sync", 1, within=".wal"))
+    with pytest.raises(OSError):
+        shard.committer.sync_journal()
+    with pytest.raises(OSError):
+        shard.committer.sync_journal()
+    assert dict(reopen(lost(disk), spec()).state.items("t")) == {}

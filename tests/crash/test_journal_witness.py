@@ -1,0 +1,210 @@
+"""The journal's slot says which entry was synced last: damage to it is noticed, and a sound folder never refused."""
+
+import errno
+from random import Random
+
+import pytest
+
+from headrace.errors import CorruptJournal, StorageFailed
+from headrace.log import journal, repair, slots
+from headrace.log.journal import Journal
+from headrace.log.settings import LogSettings
+from tests.crash.shards import ROOT, batch, checkpoint, lost, new_disk, reopen, spec, values, write
+from tests.crash.simdisk import Fault, SimulatedDisk
+
+SLOTS = f"{ROOT}/slots"
+TWO_LOGS = [spec(1), spec(2)]
+
+
+def journal_files(disk: SimulatedDisk) -> dict[str, bytes]:
+    return {path: content for path, content in disk.files().items() if "/journal/" in path}
+
+
+def entry_at(disk: SimulatedDisk, sequence: int) -> tuple[str, int]:
+    """(file, position) of a journal entry."""
+    for path, content in journal_files(disk).items():
+        for at in range(journal.SECTOR, len(content), journal.SECTOR):
+            _, magic, _, number, _, _ = journal.ENTRY_HEADER.unpack_from(content, at)
+            if magic == journal.ENTRY_MAGIC and number == sequence:
+                return path, at
+    raise AssertionError(f"no entry {sequence}")
+
+
+def damaged(disk: SimulatedDisk, sequence: int) -> SimulatedDisk:
+    """Killed, with a flipped bit in the body of one entry."""
+    image = disk.kill()
+    path, at = entry_at(image, sequence)
+    content = bytearray(image.files()[path])
+    content[at + journal.ENTRY_HEADER.size] ^= 1
+    image.replace(path, bytes(content))
+    return image
+
+
+def without_segments(image: SimulatedDisk) -> SimulatedDisk:
+    """What was in the journal is in no segment yet."""
+    for path in list(image.files()):
+        if path.endswith(".log"):
+            image.replace(path, b"")
+    return image
+
+
+def put(shard, key: bytes, *, lazy: bool = False) -> None:
+    group = shard.group()
+    group.put("t", key, b"v")
+    group.commit(lazy=lazy)
+    shard.pump()
+
+
+def filled() -> SimulatedDisk:
+    """Three synced entries: a record in log 1, one in log 2, a value in the state."""
+    disk = new_disk()
+    shard = reopen(disk, *TWO_LOGS)
+    write(shard, "a", 1)
+    write(shard, "b", 2)
+    put(shard, b"k")
+    assert shard.journal.synced == 3
+    return disk
+
+
+def test_a_sync_vouches_only_for_what_was_written_before_it_began() -> None:
+    class Busy(SimulatedDisk):
+        during = None
+
+        def sync(self, file: int) -> None:
+            super().sync(file)
+            if self.during is not None:
+                self.during, call = None, self.during
+                call()
+
+    disk = Busy()
+    log = Journal(disk, "/journal", 8192, 2)
+    log.start(0)
+    log.reserve(10)
+    log.append([b"first"])
+    disk.during = lambda: log.append([b"second"])
+    log.sync()
+    assert (log.sequence, log.synced, log.is_unsynced) == (2, 1, True)
+
+
+def test_l6_a_damaged_last_entry_is_reported_and_nothing_is_changed() -> None:
+    image = damaged(filled(), 3)
+    before = image.files()
+    for _ in range(2):  # and again: a refused start leaves nothing behind
+        with pytest.raises(CorruptJournal, match=r"entries 3 to 3 were synced and are gone.*headrace log repair"):
+            reopen(image, *TWO_LOGS)
+        assert {p: c for p, c in image.files().items() if not p.endswith("/lock")} == {
+            p: c for p, c in before.items() if not p.endswith("/lock")
+        }
+        image = image.kill()
+
+
+def test_l5_entries_that_no_sync_covered_may_be_lost() -> None:
+    disk = filled()
+    shard = reopen(disk.kill(), *TWO_LOGS)
+    put(shard, b"lazy", lazy=True)
+    assert shard.journal.sequence == 4 and slots.read_sequence(shard.disk, SLOTS) == 3
+    shard.slots.sync()  # as a truncation does: what the slots say reaches the disk before the entry
+    assert dict(reopen(lost(shard.disk), *TWO_LOGS).state.items("t")) == {b"k": b"v"}
+
+
+def test_an_older_folder_without_the_journals_slot_opens() -> None:
+    disk = filled()
+    image = disk.kill()
+    image.replace(SLOTS, image.files()[SLOTS][slots.SLOT.size :])
+    assert slots.read_sequence(image, SLOTS) == 0
+    shard = reopen(image, *TWO_LOGS)
+    assert (values(shard, 1), values(shard, 2)) == (["a"], ["b"])
+
+
+def test_a_slot_that_another_broker_left_behind_on_the_disk_is_not_believed() -> None:
+    image = filled().kill()
+    strange = slots.pack(slots.Ends(slots.JOURNAL, 0, 0, 99, 99, 99))
+    image.replace(SLOTS, image.files()[SLOTS] + strange)
+    assert values(reopen(image, *TWO_LOGS)) == ["a"]
+
+
+def test_a_refused_entry_that_cannot_be_taken_out_stops_the_shard() -> None:
+    """It was refused as if nothing of it were left; on a file system that copies on write it can come back."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk.arm(Fault("pwrite", 1, error=errno.ENOSPC, share=1.0, within=".wal", forever=True))
+    ticket = shard.logs[1].append(batch("b"))
+    shard.pump()
+    assert isinstance(ticket.error, StorageFailed)
+
+
+# Going on.
+
+
+def test_a_sound_journal_is_left_as_it_is() -> None:
+    image = filled().kill()
+    before = journal_files(image)
+    assert repair.examine(ROOT, image) == repair.JournalFacts(0, 3, 3, None)
+    assert repair.accept_loss(ROOT, image) == repair.JournalFacts(0, 3, 3, None)
+    assert journal_files(image) == before
+
+
+def test_looking_at_a_damaged_journal_changes_nothing() -> None:
+    image = damaged(filled(), 3)
+    before = image.files()
+    facts = repair.examine(ROOT, image)
+    assert (facts.checkpoint, facts.readable, facts.synced) == (0, 2, 3)
+    assert facts.problem is not None and "entries 3 to 3" in facts.problem
+    assert {p for p, c in image.files().items() if before.get(p) != c} <= {f"{ROOT}/lock"}
+
+
+def test_after_the_loss_is_accepted_the_rest_is_there_and_the_files_are_kept() -> None:
+    image = damaged(filled(), 3)
+    bytes_before = set(journal_files(image).values())
+    facts = repair.accept_loss(ROOT, image)
+    assert set(facts.set_aside) <= journal_files(image).keys()
+    assert {image.files()[path] for path in facts.set_aside} <= bytes_before
+    shard = reopen(image, *TWO_LOGS)
+    assert (values(shard, 1), values(shard, 2), dict(shard.state.items("t"))) == (["a"], ["b"], {})
+    write(shard, "c")
+    assert values(reopen(lost(image), *TWO_LOGS)) == ["a", "c"]
+    assert set(facts.set_aside) <= journal_files(image).keys(), "the files stay for whoever wants to look"
+
+
+@pytest.mark.parametrize("sequence", [1, 2, 3])
+def test_l6_a_log_that_lost_confirmed_records_with_the_journal_is_named(sequence: int) -> None:
+    image = without_segments(damaged(filled(), sequence))
+    repair.accept_loss(ROOT, image)
+    shard = reopen(image, *TWO_LOGS)
+    told = {log_id for log_id, log in shard.logs.items() if log.damage is not None}
+    assert told == {log_id for log_id in (1, 2) if log_id >= sequence}
+
+
+def outcome(image: SimulatedDisk) -> tuple[list[bytes], list[bool]]:
+    shard = reopen(image, *TWO_LOGS)
+    return [key for key, _ in shard.state.items("t")], [log.damage is not None for log in shard.logs.values()]
+
+
+def test_a_repair_that_is_interrupted_can_be_done_again() -> None:
+    disk = new_disk()
+    shard = reopen(disk, *TWO_LOGS, settings=LogSettings(journal_file_bytes=8192, journal_files=4, disk_reserve=0))
+    for text in "abcdefghijklmnopqrstuvwxyz":  # over two files of the journal
+        put(shard, text.encode())
+        if text == "c":
+            checkpoint(shard)
+    write(shard, "last", 2)
+    assert shard.journal.files_live == 2
+    rng = Random(3)
+    image = without_segments(damaged(disk, shard.journal.sequence - 1)).power_cut(rng, "kept")
+    wanted = image.kill()
+    repair.accept_loss(ROOT, wanted)
+    expected = outcome(wanted)
+    assert expected == ([bytes([n]) for n in b"abcdefghijklmnopqrstuvwxy"], [False, True])
+    crashes: list[SimulatedDisk] = []
+
+    def crash(kind: str, path: str) -> None:
+        crashes.extend([image.kill(), *(image.power_cut(rng, mode) for mode in ("lost", "kept", "mixed", "mixed"))])
+
+    image.before = crash
+    repair.accept_loss(ROOT, image)
+    image.before = None
+    assert len(crashes) > 30
+    for crashed in crashes:
+        repair.accept_loss(ROOT, crashed)
+        assert outcome(crashed) == expected
