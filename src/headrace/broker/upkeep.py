@@ -8,7 +8,9 @@ from headrace.broker.staging import Staging
 from headrace.errors import Conflict, HeadraceError, NotFound, StorageError
 from headrace.log.compaction import Rewritten
 from headrace.log.rewriting import adopt
+from headrace.log.segment import Segment
 from headrace.log.shard import Shard
+from headrace.log.tiering import archive, take_back
 
 
 class Gain(NamedTuple):
@@ -23,11 +25,7 @@ async def replace_segment(
 ) -> Gain:
     """Make an upload the next generation of a sealed segment. All of it is checked first."""
     log = partition.log
-    found = next((s for s in log.segments if s.base == base and s.generation == generation), None)
-    if found is None:
-        raise NotFound(f"partition {partition.number} has no segment {base} of generation {generation}")
-    if not found.is_sealed or found.next_offset > log.durable_end:
-        raise Conflict(f"segment {base} is still being written: only sealed ones are rewritten")
+    found = _sealed(partition, base, generation)
     path = staging.path_of(name)
     interval = log.settings.index_interval
     done: asyncio.Future[tuple[Rewritten | None, BaseException | None]] = asyncio.get_running_loop().create_future()
@@ -38,11 +36,34 @@ async def replace_segment(
             [found],
             lambda _data, _info: None,
             lambda made, error: None if done.done() else done.set_result((made, error)),
-            make=lambda: adopt(shard.files, found, path, interval),
+            make=lambda: (adopt if found.tier is None else take_back)(shard.files, found, path, interval),
         )
         return _gain(*await done, what=f"segment {base}")
     finally:
         staging.let_go([name])
+
+
+def _sealed(partition: Partition, base: int, generation: int) -> Segment:
+    log = partition.log
+    found = next((s for s in log.segments if s.base == base and s.generation == generation), None)
+    if found is None:
+        raise NotFound(f"partition {partition.number} has no segment {base} of generation {generation}")
+    if not found.is_sealed or found.next_offset > log.durable_end:
+        raise Conflict(f"segment {base} is still being written: only sealed ones are rewritten")
+    return found
+
+
+async def archive_segment(shard: Shard, partition: Partition, base: int, generation: int) -> Gain:
+    """Make the Parquet file that was written for a sealed segment the next generation of it. The file lies where
+    `parquet_path` says, unfinished; all of it is read back and compared with the segment first."""
+    found = _sealed(partition, base, generation)
+    if found.tier is not None:
+        raise Conflict(f"segment {base} is archived already")
+    done: asyncio.Future[tuple[Rewritten | None, BaseException | None]] = asyncio.get_running_loop().create_future()
+    archive(
+        shard, partition.log, found, lambda made, error: None if done.done() else done.set_result((made, error))
+    )
+    return _gain(*await done, what=f"segment {base}")
 
 
 async def compact(shard: Shard, partition: Partition) -> Gain:

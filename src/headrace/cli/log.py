@@ -51,7 +51,9 @@ for command in (compact, recompress, tier, replay):
 def ls(as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
     """List the logs of the folder, one per partition.
 
-    Columns: id, name, start, end, segments, archived (those in the tier), bytes. An end of nothing means that no broker has said it yet.
+    Columns: id, name, start, end, segments, archived (those in the tier), bytes.
+
+    An end of nothing means that no broker has said it yet.
     """
     from headrace.cli.output import Row, show_json, show_rows
 

@@ -43,6 +43,8 @@ def _show(answer: dict[str, Any], with_settings: bool) -> None:
         "uptime": format_duration(uptime_ms) if uptime_ms < 60_000 else _long(uptime_ms),
         "data_dir": answer["data_dir"],
     }
+    if answer["archived_segments"]:
+        facts |= {name: str(answer[name]) for name in ("tier_dir", "archived_segments", "archived_bytes")}
     for door, addresses in answer["doors"].items():
         facts[door] = ", ".join(addresses) or "off"
     facts["topics"] = answer["topics"]

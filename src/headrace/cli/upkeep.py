@@ -1,4 +1,4 @@
-"""`headrace log compact|recompress|replay`: upkeep of a running broker's topics, here or on Spark."""
+"""`headrace log compact|recompress|tier|replay`: upkeep of a running broker's topics, here or on Spark."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from headrace.cli.options import Command, broker_url, json_option, url_option
+from headrace.errors import InvalidInput
 
 if TYPE_CHECKING:
     from headrace.log.rewriting import Written
@@ -63,6 +64,49 @@ def recompress(topic: str, codec: str, on: Where, as_json: bool, url: str | None
 
     upkeep = Upkeep(broker_url(url, config_file), on=on)
     _show(upkeep.recompress(topic, codec), as_json)
+
+
+@click.command("tier")
+@click.argument("topic")
+@click.option("--restore", is_flag=True, help="The other way: bring what is archived back as segments.")
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    help="Only segments whose newest record is older than this, such as 7d; otherwise every sealed one.",
+)
+@on_option
+@json_option
+@url_option
+def tier(
+    topic: str,
+    restore: bool,
+    older_than: str | None,
+    on: Where,
+    as_json: bool,
+    url: str | None,
+    config_file: Path | None,
+) -> None:
+    """Archive the sealed segments of TOPIC as Parquet files (zstd), in the folder that the setting `tier_dir` names.
+
+    Every door goes on answering with the same records at the same offsets; the segments go once the broker has read
+    the Parquet back and compared it. Interrupted, it is simply run again. Needs pyarrow, here and at the broker.
+    """
+    import time
+
+    from headrace.config import parse_duration
+    from headrace.pipelines.upkeep import Upkeep
+
+    if restore and older_than is not None:
+        raise InvalidInput("--older-than says what to archive: it has no meaning with --restore")
+    try:
+        before_ms = None if older_than is None else int(time.time() * 1000) - parse_duration(older_than)
+    except ValueError as error:
+        raise InvalidInput(f"--older-than: {error}") from None
+    upkeep = Upkeep(broker_url(url, config_file), on=on)
+    done = upkeep.restore(topic) if restore else upkeep.tier(topic, before_ms=before_ms)
+    for reason in done.left:
+        click.echo(f"headrace: {reason}", err=True)
+    _show(done.written, as_json)
 
 
 @click.command("replay")

@@ -7,7 +7,7 @@ row group holds whole batches, in their order. See docs/file-format.md.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.errors import CorruptLog, HeadraceError, InvalidInput
+from headrace.errors import CorruptLog, InvalidInput, StorageError
 from headrace.record import codec
 from headrace.record.layout import CODEC_MASK
 from headrace.record.render import Cells, Numbers, Rows
@@ -30,7 +30,7 @@ MAGIC = b"PAR1"
 FOOTER_BYTES_MAX = 256 << 20
 
 
-class PyArrowMissing(HeadraceError):
+class PyArrowMissing(StorageError):
     """A segment is in the tier, and nothing here can read Parquet."""
 
 

@@ -111,7 +111,7 @@ class Reader:
         except CorruptBatch as error:
             self._counters.crc_failures += 1
             raise CorruptLog(segment.path(), error.position or at, str(error)) from error
-        if segment.is_sealed:
+        if segment.is_sealed and segment.tier is None:
             self._rebuild(segment)
         return chunk
 
@@ -140,7 +140,7 @@ class Reader:
     ) -> Chunk | None:
         dense = segment.is_dense
         while position < segment.size:
-            data = self._files.read(segment.data_path, min(size, segment.size - position), position)
+            data = self._files.read_segment(segment, min(size, segment.size - position), position)
             if len(data) < min(HEADER_BYTES, size):
                 raise CorruptBatch(f"{segment.size - position} bytes expected, {len(data)} found")
             first, end, next_offset = codec.trim(
@@ -176,6 +176,9 @@ class Reader:
     def _find_start(self, segment: Segment, offset: int) -> tuple[int, int]:
         """(position, base offset of the batch there) to begin looking for offset."""
         relative = offset - segment.base
+        if segment.tier is not None:
+            group = segment.tier.at_offset(offset)
+            return group.position, group.first_offset
         if not segment.is_sealed:
             writer = self._tail.writer
             if writer is not None and writer.segment is segment:
@@ -219,8 +222,11 @@ class Reader:
         for segment in self._tail.segments:
             if segment.max_timestamp < timestamp_ms or segment.next_offset <= start or segment.base >= stop:
                 continue
-            entries = self._time_index(segment)
-            offset = max(segment.base + kernel.find_offset_for_time(entries, timestamp_ms), start)
+            if segment.tier is not None:
+                offset = max(segment.tier.first_offset_at(timestamp_ms), start)
+            else:
+                entries = self._time_index(segment)
+                offset = max(segment.base + kernel.find_offset_for_time(entries, timestamp_ms), start)
             while offset < min(segment.next_offset, stop):
                 chunk = self._read_segment(segment, offset, stop, 1 << 20)
                 if chunk is None:
@@ -235,6 +241,10 @@ class Reader:
         found = []
         for segment in self._tail.segments:
             if segment.next_offset <= start or segment.base >= end or segment.size == 0:
+                continue
+            if segment.tier is not None:
+                cuts = segment.tier.group_cuts(start, end, split_bytes)
+                found += [Slice(log_id, segment.base, segment.generation, *cut) for cut in cuts]
                 continue
             position = self.find_position(segment, max(start, segment.base))
             for piece in cut(self._index_entries(segment), segment, position, end, split_bytes):
@@ -259,7 +269,13 @@ class Reader:
     def read_slice(self, piece: Slice) -> bytes:
         for segment in self._tail.segments:
             if segment.base == piece.segment and segment.generation == piece.generation:
-                return self._files.read(segment.path(), piece.length, piece.position)
+                if segment.tier is None:
+                    return self._files.read(segment.path(), piece.length, piece.position)
+                found = bytearray()
+                while len(found) < piece.length:
+                    rest = piece.length - len(found)
+                    found += self._files.read_segment(segment, rest, piece.position + len(found))
+                return bytes(found)
         raise LogClosed(
             f"segment {piece.segment} generation {piece.generation} of log {piece.log_id} is gone"
         )

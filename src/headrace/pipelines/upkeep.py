@@ -5,17 +5,20 @@ what a log is made of. Below a few gigabytes a loop here is done before Spark ha
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from headrace.errors import HeadraceError, InvalidInput, NotFound
+from headrace.log.disk import RealDisk
 from headrace.log.inspect import Inspector, VerifyReport
-from headrace.log.paths import STAGING
+from headrace.log.paths import STAGING, TIER, UNFINISHED
 from headrace.log.reading import LogFiles
 from headrace.log.rewriting import Written, rewrite_file
 from headrace.log.segment import Segment
+from headrace.log.tier import read_tier
+from headrace.log.tiering import parquet_path, write_parquet, write_segment
 from headrace.record import codec
 from headrace.record.layout import CODECS
 from headrace.record.recompress import recompress
@@ -74,6 +77,16 @@ class SegmentItem:
         found.size, found.next_offset, found.is_sealed = self.size, self.next_offset, True
         return found
 
+    @property
+    def archived(self) -> Segment:
+        manifest = self.segment.path(TIER)
+        return Segment.archived(self.folder, self.generation, read_tier(RealDisk(), manifest))
+
+
+class Tiered(NamedTuple):
+    written: list[Written]
+    left: list[str]  # why a segment stayed where it is
+
 
 class Upkeep:
     """The upkeep of one broker's topics. The data folder must be in sight: segments are read and written as files."""
@@ -83,18 +96,22 @@ class Upkeep:
         self._url = url
         self._on = on
         self._session = session
-        self.folder = str(self.link.get("status")["data_dir"])
+        status = self.link.get("status")
+        self.folder, self.tier_root = str(status["data_dir"]), str(status["tier_dir"])
         if not Path(self.folder, "slots").is_file():
             raise NotFound(f"the data folder {self.folder} of {url} is not in sight: run this where it is")
         self._files = LogFiles(self.folder)
 
     def sealed(self, topic: str) -> list[SegmentItem]:
-        """What may be rewritten: sealed, and below the durable end."""
+        """What may be rewritten: sealed, below the durable end, and not in the tier."""
+        return [SegmentItem.of(topic, *found) for found in self._segments(topic) if found[2].tier is None]
+
+    def _segments(self, topic: str) -> list[tuple[int, int, Segment]]:
         logs = self.link.logs(topic)
         if logs is None:
             raise NotFound(f"there is no topic {topic!r}")
         return [
-            SegmentItem.of(topic, log["partition"], log["log"], segment)
+            (log["partition"], log["log"], segment)
             for log in logs
             for segment in self._files.segments(log["log"], log["durable_end"])
             if segment.is_sealed and segment.next_offset <= log["durable_end"] and segment.size
@@ -113,6 +130,58 @@ class Upkeep:
             return rewrite_to_staging(item, folder, change)
 
         return self._rewrite(topic, work)
+
+    def tier(self, topic: str, *, before_ms: int | None = None) -> "Tiered":
+        """Sealed segments to Parquet, those whose newest record is older than before_ms if that is given. Each is
+        taken in by the broker as soon as it is written, so that no more than a few are there twice."""
+        items = [
+            SegmentItem.of(topic, partition, log_id, segment)
+            for partition, log_id, segment in self._segments(topic)
+            if segment.tier is None and (before_ms is None or segment.max_timestamp < before_ms)
+        ]
+        root = self.tier_root
+
+        def work(item: SegmentItem) -> Written:
+            return write_parquet(item.segment, parquet_path(root, item.segment) + UNFINISHED)
+
+        done = Tiered([], [])
+        for item, written in self._worked(items, work):
+            path = ("topics", topic, "partitions", str(item.partition), "segments", str(item.base), "archive")
+            try:
+                self.link.send("POST", *path, body={"generation": item.generation})
+            except InvalidInput as error:
+                done.left.append(str(error))
+            else:
+                done.written.append(written)
+        return done
+
+    def restore(self, topic: str) -> "Tiered":
+        """Archived segments as files of batches again, each under the codec it had."""
+        found = [(p, log_id, s) for p, log_id, s in self._segments(topic) if s.tier is not None]
+        items = [SegmentItem.of(topic, *one) for one in found]
+        folder = self.folder
+
+        def work(item: SegmentItem) -> tuple[str, Written]:
+            name = staged_name(folder)
+            return name, write_segment(item.archived, staged_path(folder, name))
+
+        done = Tiered([], [])
+        for item, (name, written) in self._worked(items, work):
+            self._replace(item, name)
+            done.written.append(written)
+        return done
+
+    def _worked(
+        self, items: Sequence[SegmentItem], work: Callable[[SegmentItem], Result]
+    ) -> Iterator[tuple[SegmentItem, Result]]:
+        """Here one by one; on Spark as many at a time as it can work on twice over."""
+        size = sum(item.size for item in items)
+        here = self._on == "local" or (self._on == "auto" and size < SPARK_BYTES_MIN)
+        step = 1 if here or not items else 2 * self.session().sparkContext.defaultParallelism
+        for at in range(0, len(items), step):
+            some = items[at : at + step]
+            on: Where = "local" if here else "spark"
+            yield from zip(some, run_over(some, work, on=on, size=size, session=self._session), strict=True)
 
     def compact(self, topic: str) -> list[Written]:
         """The latest record of each key. Here by the broker; on Spark the survivors are found from keys and offsets
@@ -183,13 +252,16 @@ class Upkeep:
         if written.bytes_after >= written.bytes_before:
             self.link.discard(name)
             return Written(written.bytes_before, written.bytes_before, written.records)
+        self._replace(item, name)
+        return written
+
+    def _replace(self, item: SegmentItem, name: str) -> None:
         try:
             path = ("topics", item.topic, "partitions", str(item.partition), "segments", str(item.base))
             self.link.send("POST", *path, body={"generation": item.generation, "staged": name})
         except HeadraceError:
             self.link.discard(name)
             raise
-        return written
 
     def replay(self, topic: str, target: str, *, start: str = "earliest", write_id: str | None = None) -> int:
         """Records of a topic once more, to another one, with keys, values, headers and timestamps; how many.
@@ -232,10 +304,17 @@ def rewrite_to_staging(
     item: SegmentItem, folder: str, change: Callable[[memoryview, BatchInfo], Buffer | None]
 ) -> tuple[str, Written]:
     """(name under which it is staged, what it came to)"""
-    name = uuid.uuid4().hex
-    staging = Path(folder, STAGING)
-    staging.mkdir(mode=0o700, exist_ok=True)
-    return name, rewrite_file(item.segment, str(staging / f"{name}.staged"), change)
+    name = staged_name(folder)
+    return name, rewrite_file(item.segment, staged_path(folder, name), change)
+
+
+def staged_name(folder: str) -> str:
+    Path(folder, STAGING).mkdir(mode=0o700, exist_ok=True)
+    return uuid.uuid4().hex
+
+
+def staged_path(folder: str, name: str) -> str:
+    return str(Path(folder, STAGING, f"{name}.staged"))
 
 
 def _any(conditions: Iterable[object]) -> "Column":

@@ -61,6 +61,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/topics/{topic}/compact", upkeep.compact),
     ("DELETE", "/topics/{topic}/partitions/{partition}/records", upkeep.delete_records),
     ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}", upkeep.replace_segment),
+    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}/archive", upkeep.archive_segment),
     ("POST", "/leases", feeds.lease),
     ("PUT", "/staging/{staged}", sinks.stage),
     ("DELETE", "/staging/{staged}", sinks.discard),

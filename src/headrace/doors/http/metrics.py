@@ -17,6 +17,7 @@ from headrace.doors.http import familiar_metrics
 from headrace.doors.http.metrics_pressure import pressure_metrics
 from headrace.doors.http.requests import Query
 from headrace.doors.http.site import Answer, Site
+from headrace.doors.http.status import archived_segments
 from headrace.version import __version__
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ LOG_HELP = {
     "bytes_written": "Bytes of record batches written",
     "records_written": "Records written",
     "bytes_read": "Bytes of record batches read",
+    "tier_reads": "Row groups of archived segments unpacked for a read",
     "rounds": "Rounds: journal entries, each of everything that came in during the sync before",
     "syncs": "Calls that made data stable on disk",
     "checkpoints": "Checkpoints: journal synced into the segments",
@@ -89,6 +91,7 @@ def aggregate(broker: Broker) -> "Iterator[Metric]":
     build.add_metric([__version__], 1)
     yield build
     partitions = [partition for stream in broker.streams for partition in stream.partitions]
+    archived = archived_segments(broker)
     uptime_s = (broker.clock.now_ms() - stats.started_ms) / 1000
     for name, text, value in (
         ("headrace_ready", "1 when messages are taken", float(broker.why_not_ready() is None)),
@@ -100,6 +103,8 @@ def aggregate(broker: Broker) -> "Iterator[Metric]":
         ("headrace_sink_writers", "Writers in the ledger of exactly-once sinks", len(broker.ledger.lines())),
         ("headrace_log_size_bytes", "Bytes of all segments", sum(p.log.size_bytes for p in partitions)),
         ("headrace_log_segments", "Segments of all logs", sum(len(p.log.segments) for p in partitions)),
+        ("headrace_log_archived_segments", "Segments in the tier", len(archived)),
+        ("headrace_log_archived_bytes", "Bytes of the segments in the tier", sum(archived)),
         ("headrace_log_pending_bytes", "Bytes that wait for the disk", shard.pending_bytes),
         ("headrace_log_failed", "1 after a failed write or sync", float(shard.failure is not None)),
         ("headrace_disk_free_bytes", "Free bytes on the data folder's disk", _free_bytes(broker)),

@@ -114,6 +114,18 @@ def paths(kit: Any) -> dict[str, Any]:
                 requestBody=body(record({"generation": INT64, "staged": TEXT}, **CLOSED)),
             ),
         },
+        "/topics/{topic}/partitions/{partition}/segments/{segment}/archive": {
+            "parameters": [kit.TOPIC, number, kit.in_path("segment", INT64, "First offset of the segment.")],
+            "post": operation(
+                "archiveSegment",
+                "Put the Parquet file that was written for a sealed segment in its place",
+                {200: kit.json_of(record(GAIN), "Archived.")},
+                404,
+                409,
+                *kit.WRITING,
+                requestBody=body(record({"generation": INT64}, **CLOSED)),
+            ),
+        },
         "/leases": {
             "post": operation(
                 "lease",

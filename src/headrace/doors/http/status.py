@@ -7,10 +7,17 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.broker.broker import Broker
 from headrace.config import in_force
 from headrace.doors.http.requests import Query
 from headrace.doors.http.site import Site, json_answer
 from headrace.version import __version__
+
+
+def archived_segments(broker: Broker) -> list[int]:
+    """The sizes of the files of all segments in the tier."""
+    logs = (partition.log for stream in broker.streams for partition in stream.partitions)
+    return [segment.stored_bytes for log in logs for segment in log.segments if segment.tier is not None]
 
 
 async def health(site: Site, request: Request) -> Response:
@@ -33,6 +40,7 @@ async def live(site: Site, request: Request) -> Response:
 async def status(site: Site, request: Request) -> Response:
     Query(request)
     broker = site.broker
+    archived = archived_segments(broker)
     return json_answer(
         {
             "version": __version__,
@@ -42,6 +50,9 @@ async def status(site: Site, request: Request) -> Response:
             "ready": broker.why_not_ready() is None,
             "reason": broker.why_not_ready(),
             "data_dir": broker.config.data_dir,
+            "tier_dir": broker.shard.tier_root,
+            "archived_segments": len(archived),
+            "archived_bytes": sum(archived),
             "doors": site.addresses,
             "topics": len(broker.streams),
             "partitions": sum(len(stream.partitions) for stream in broker.streams),

@@ -17,18 +17,25 @@ from headrace.wire.http.messages import integer
 async def replace_segment(site: Site, request: Request) -> Response:
     """A staged file becomes the next generation of a sealed segment."""
     Query(request)
-    partition = _partition(site, request)
-    base = request.path_params["segment"]
-    if not base.isdecimal() or int(base) > OFFSET_MAX:
-        raise InvalidInput(f"a segment is named by its first offset, not {base[:80]!r}")
+    partition, base = _partition(site, request), _base(request)
     fields = await read_json(request, request.state.share)
     generation = integer(fields.get("generation"), "generation", most=OFFSET_MAX)
     if fields.keys() != {"generation", "staged"} or generation is None or type(fields["staged"]) is not str:
         raise MalformedJson('a replacement is {"generation": 0, "staged": "..."}')
     broker = site.broker
-    gain = await upkeep.replace_segment(
-        broker.shard, broker.staging, partition, int(base), generation, fields["staged"]
-    )
+    gain = await upkeep.replace_segment(broker.shard, broker.staging, partition, base, generation, fields["staged"])
+    return json_answer(gain._asdict())
+
+
+async def archive_segment(site: Site, request: Request) -> Response:
+    """The Parquet file written for a sealed segment takes its place."""
+    Query(request)
+    partition, base = _partition(site, request), _base(request)
+    fields = await read_json(request, request.state.share)
+    generation = integer(fields.get("generation"), "generation", most=OFFSET_MAX)
+    if fields.keys() != {"generation"} or generation is None:
+        raise MalformedJson('what is to be archived is {"generation": 0}')
+    gain = await upkeep.archive_segment(site.broker.shard, partition, base, generation)
     return json_answer(gain._asdict())
 
 
@@ -48,6 +55,13 @@ async def delete_records(site: Site, request: Request) -> Response:
     partition = _partition(site, request)
     await upkeep.delete_before(site.broker.shard, partition, before)
     return Response(status_code=204)
+
+
+def _base(request: Request) -> int:
+    text = str(request.path_params["segment"])
+    if not text.isdecimal() or int(text) > OFFSET_MAX:
+        raise InvalidInput(f"a segment is named by its first offset, not {text[:80]!r}")
+    return int(text)
 
 
 def _partition(site: Site, request: Request) -> Partition:
