@@ -6,6 +6,7 @@ import pytest
 
 from headrace.errors import LogClosed, OffsetOutOfRange, Overloaded
 from headrace.log.inspect import Inspector
+from headrace.log.leases import Leases
 from headrace.log.maintenance import runs_of
 from headrace.log.retention import Limits, new_start
 from headrace.log.segment import Segment
@@ -96,16 +97,30 @@ def test_a_leased_segment_keeps_its_file_until_it_is_released(bench: Bench) -> N
     fill(bench)
     first = shard.log(1).segments[0]
     assert first.state == "sealed"
-    shard.maintenance.lease(1, first.base, first.generation, bench.clock.now_ms() + 60_000)
+    key = (1, first.base, first.generation)
+    holder = shard.maintenance.leases.take([key], bench.clock.now_ms() + 60_000)
     shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset > 0 and Path(first.path()).exists()
     assert first.state == "retired" and shard.log(1).segments[-1].state == "active"
-    shard.maintenance.release(1, first.base, first.generation)
+    shard.maintenance.leases.give_back(holder)
     shard.maintenance.sweep()
     shard.pump()
     assert not Path(first.path()).exists() and first.state == "deleted"
     shard.close()
+
+
+def test_what_a_holder_leases_next_replaces_what_it_had() -> None:
+    """A stream that plans batch after batch for ever must not keep an hour of files that it has read."""
+    leases = Leases()
+    one, two, three = (1, 0, 0), (1, 100, 0), (1, 200, 0)
+    leases.take([one, two], 1000, "stream")
+    leases.take([two], 500, "another")
+    leases.take([two], 700)
+    assert leases.held(0) == {one, two}
+    leases.take([three], 1100, "stream")
+    assert leases.held(0) == {two, three}, "others hold the second one still"
+    assert leases.held(600) == {two, three} and leases.held(800) == {three} and leases.held(1100) == set()
 
 
 @pytest.mark.parametrize("offset", [0, 1, 7, 8, 29, 30])

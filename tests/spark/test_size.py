@@ -57,7 +57,7 @@ def test_a_lease_keeps_files_that_retention_is_done_with(tmp_path: "Path") -> No
         pieces = files.slices(log["log"], 0, log["end"], 1 << 30)
         kept, gone = pieces[0], pieces[1]
         link = BrokerLink(broker.url)
-        link.lease([(kept.log_id, kept.segment, kept.generation)], 60_000)
+        link.lease([(kept.log_id, kept.segment, kept.generation)], 60_000, "test")
         broker.ok("DELETE", f"/topics/short/partitions/0/records?before={pieces[-1].base_offset}")
         wait_until(
             lambda: not list(broker.data.glob(f"logs/*/{gone.segment:020d}.log")), "what nobody leased is still there"

@@ -12,6 +12,7 @@ from headrace.log import paths
 from headrace.log.checkpoint import ENDS
 from headrace.log.compaction import Filter, LatestByKey, Rewritten, rewrite
 from headrace.log.files import NO_ROOM
+from headrace.log.leases import Leases
 from headrace.log.log import Log
 from headrace.log.log_recovery import STARTS, TRUNCATIONS
 from headrace.log.retention import Limits, new_start
@@ -47,7 +48,7 @@ class Maintenance:
         self._shard = shard
         self._cleaner: Worker | None = None
         self._busy: set[int] = set()  # logs being compacted or truncated
-        self._leases: dict[tuple[int, int, int], int] = {}  # (log, segment, generation) -> until, in ms
+        self.leases = Leases()
         self._delayed: list[Callable[[], None]] = []  # for want of room: tried again at every tick
         self._starts: dict[int, int] = {}  # log -> start asked for and not yet durable
         self._graves: list[tuple[int, Segment]] = []  # removed from their log, files still leased
@@ -113,23 +114,10 @@ class Maintenance:
             self._shard.counters.segments_deleted += 1
         self.sweep()
 
-    def lease(self, log_id: int, segment: int, generation: int, until_ms: int) -> None:
-        """Keep the files of a segment for somebody who was handed slices of it, even if the log drops it."""
-        key = log_id, segment, generation
-        self._leases[key] = max(until_ms, self._leases.get(key, 0))  # somebody else may need it longer
-
-    def release(self, log_id: int, segment: int, generation: int) -> None:
-        self._leases.pop((log_id, segment, generation), None)
-
     def sweep(self) -> None:
         """Remove the files of buried segments that nobody holds any more."""
-        now_ms = self._shard.clock.now_ms()
-        self._leases = {key: until for key, until in self._leases.items() if until > now_ms}
-        free = [
-            grave
-            for grave in self._graves
-            if (grave[0], grave[1].base, grave[1].generation) not in self._leases
-        ]
+        held = self.leases.held(self._shard.clock.now_ms())
+        free = [grave for grave in self._graves if (grave[0], grave[1].base, grave[1].generation) not in held]
         if not free:
             return
         self._graves = [grave for grave in self._graves if grave not in free]

@@ -14,6 +14,8 @@ TIMEOUT_S = 120.0
 RETRY_S = 60.0
 READ_BYTES = 8 << 20
 
+LEASED_AT_ONCE = 10_000  # slices that the broker takes in one request
+
 
 class BrokerLink:
     """One keep-alive connection, used by one thread at a time."""
@@ -95,10 +97,12 @@ class BrokerLink:
         found = parse_json(self._request("GET", path_of("topics", topic, "messages"), query=query))["messages"]
         return int(found[0]["offset"]) if found else None
 
-    def lease(self, slices: Iterable[tuple[int, int, int]], for_ms: int) -> None:
+    def lease(self, slices: Iterable[tuple[int, int, int]], for_ms: int, holder: str) -> None:
+        """In place of what the holder had before; more than one request takes makes several holders of it."""
         wanted = [{"log": log, "segment": base, "generation": gen} for log, base, gen in sorted(set(slices))]
-        for at in range(0, len(wanted), 10_000):
-            self.send("POST", "leases", body={"slices": wanted[at : at + 10_000], "for_ms": for_ms})
+        for part, at in enumerate(range(0, len(wanted), LEASED_AT_ONCE)):
+            body = {"slices": wanted[at : at + LEASED_AT_ONCE], "for_ms": for_ms, "holder": f"{holder}/{part}"}
+            self.send("POST", "leases", body=body)
 
     def put_cursor(self, name: str, topic: str, offsets: Mapping[int, int], *, pin: bool, max_age_ms: int) -> None:
         partitions = [{"partition": number, "offset": offset} for number, offset in sorted(offsets.items())]

@@ -4,6 +4,7 @@ Planning methods run in a Python process beside the driver, `read` in the execut
 pickled in between and hold no file, socket or lock.
 """
 
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ class _Reading:
         self._planner = Planner(options, access)
         self._schema = schema
         self._broker: BrokerLink | None = None
+        self._holder = f"spark-{secrets.token_hex(8)}"  # a stream's leases replace those of its batch before
         self._rows = Rows(
             access, columns, verify_crc=options.verify_crc, committed=options.isolation == "read_committed"
         )
@@ -66,7 +68,7 @@ class _Reading:
         link = self._link() if slices else None
         if link is not None:
             wanted = ((s.log_id, s.segment, s.generation) for s in slices)
-            link.lease(wanted, min(LEASE_MS, self._options.pin_max_age_ms))
+            link.lease(wanted, min(LEASE_MS, self._options.pin_max_age_ms), self._holder)
         return [SlicePartition(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":

@@ -12,6 +12,7 @@ from headrace.errors import InvalidInput, MalformedJson
 from headrace.wire.http.messages import integer
 
 LEASE_MS_MAX = 24 * 3600 * 1000
+HOLDER_CHARS_MAX = 100
 SLICES_MAX = 100_000
 
 
@@ -40,11 +41,15 @@ async def logs(site: Site, request: Request) -> Response:
 
 
 async def lease(site: Site, request: Request) -> Response:
-    """Keeps the files of segments for a while, even if retention or compaction is done with them."""
+    """Keeps the files of segments for a while, even if retention or compaction is done with them. What a holder asks
+    for replaces what it held before."""
     Query(request)
     fields = await read_json(request, request.state.share, 16 << 20)
-    if fields.keys() != {"slices", "for_ms"} or type(fields["slices"]) is not list:
-        raise MalformedJson('a lease is {"slices": [{"log", "segment", "generation"}], "for_ms": 60000}')
+    if fields.keys() - {"holder"} != {"slices", "for_ms"} or type(fields["slices"]) is not list:
+        raise MalformedJson('a lease is {"slices": [{"log", "segment", "generation"}], "for_ms": 60000, "holder": "I"}')
+    holder = fields.get("holder")
+    if holder is not None and (type(holder) is not str or not 0 < len(holder) <= HOLDER_CHARS_MAX):
+        raise InvalidInput(f"a holder is a string of 1 to {HOLDER_CHARS_MAX} characters")
     if len(fields["slices"]) > SLICES_MAX:
         raise InvalidInput(f"a lease has at most {SLICES_MAX:,} slices")
     for_ms = integer(fields["for_ms"], "for_ms", least=1, most=LEASE_MS_MAX)
@@ -52,8 +57,7 @@ async def lease(site: Site, request: Request) -> Response:
         raise MalformedJson("for_ms is a number")
     wanted = [_slice(entry) for entry in fields["slices"]]
     until_ms = site.broker.clock.now_ms() + for_ms
-    for log_id, segment, generation in wanted:
-        site.broker.shard.maintenance.lease(log_id, segment, generation, until_ms)
+    site.broker.shard.maintenance.leases.take(wanted, until_ms, holder)
     return json_answer({"until": until_ms})
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headrace.doors.http.feeds import LEASE_MS_MAX, SLICES_MAX
+from headrace.doors.http.feeds import HOLDER_CHARS_MAX, LEASE_MS_MAX, SLICES_MAX
 from headrace.doors.http.openapi_schemas import INT32, INT64, TEXT, TIMESTAMP, Schema, array, record, ref
 from headrace.doors.http.upkeep import GAIN
 
@@ -39,7 +39,9 @@ def schemas() -> dict[str, Schema]:
                     record({"log": INT64, "segment": INT64, "generation": INT64}, **CLOSED), maxItems=SLICES_MAX
                 ),
                 "for_ms": {"type": "integer", "minimum": 1, "maximum": LEASE_MS_MAX},
+                "holder": {"type": "string", "minLength": 1, "maxLength": HOLDER_CHARS_MAX},
             },
+            "holder",
             **CLOSED,
         ),
         "SinkCommit": record({"parts": array(record(part, **CLOSED))}, **CLOSED),
