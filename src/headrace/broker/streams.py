@@ -9,6 +9,7 @@ import errno
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -46,6 +47,7 @@ Ids = list[int]
 Specs = list[LogSpec]  # Streams has a method called list, which hides the type
 
 
+@lru_cache(maxsize=4096)  # asked for every request of a Kafka client
 def is_topic_name(name: str) -> bool:
     """Whether Kafka clients can use the name."""
     return TOPIC_NAME.fullmatch(name) is not None and name not in {".", ".."}

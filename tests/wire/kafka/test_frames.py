@@ -61,6 +61,28 @@ def test_a_buffer_that_was_given_back_is_used_again() -> None:
     assert bytes(again[:size]) == b"y" * FIRST_BYTES
 
 
+def test_buffers_that_nobody_needed_for_a_while_are_let_go() -> None:
+    pool = BufferPool()
+    for buffer in [pool.take(FIRST_BYTES) for _ in range(8)]:
+        pool.give(buffer)
+    pool.trim()
+    assert pool.free_bytes == 8 * FIRST_BYTES, "a burst of the last moments"
+    taken = [pool.take(FIRST_BYTES) for _ in range(3)]
+    for buffer in taken:
+        pool.give(buffer)
+    pool.trim()
+    assert pool.free_bytes == 3 * FIRST_BYTES, "five were not needed since the last time"
+    assert pool.release(1) == FIRST_BYTES
+    assert pool.free_bytes == 2 * FIRST_BYTES
+
+
+def test_the_pool_keeps_no_more_than_its_limit() -> None:
+    pool = BufferPool(bytes_max=2 * FIRST_BYTES)
+    for _ in range(4):
+        pool.give(bytearray(FIRST_BYTES))
+    assert pool.free_bytes == 2 * FIRST_BYTES
+
+
 @pytest.mark.parametrize("size", [-1, 0, -(2**31), 100 * 1024 * 1024 + 1, 2**31 - 1])
 def test_a_size_that_can_not_be_is_refused(size: int) -> None:
     with pytest.raises(MalformedRequest):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.errors import HeadraceError, MalformedRequest
 from headrace.wire.kafka import hot
-from headrace.wire.kafka.apis import VERSIONS, Api, is_flexible
+from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.frames import FrameReader
 
 if TYPE_CHECKING:
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.kafka")
 
 REQUESTS_MAX = 128  # of one connection that are not answered; more are not read
-REQUEST_BYTES_WAITING_MAX = 16 << 20
+REQUEST_BYTES_WAITING_MAX = 16 << 20  # of one connection
+DOOR_BYTES_WAITING_MAX = 64 << 20  # of all: more would wait for the disk all the same, in memory touched for it
+FAIR_BYTES_MIN = 1 << 20  # what one connection may have waiting, however many there are
+HEAVY_BYTES = 64 << 10  # who has less waiting takes nobody's share
 ANSWER_BYTES_MAX = 32 << 20  # of one connection that it has not read; more requests are not started
 COLD_REQUEST_BYTES_MAX = 8 << 20  # of every API but Produce
+OFFERED = {int(api): (api, versions) for api, versions in VERSIONS.items()}
 Piece = bytes | bytearray | memoryview
 
 
@@ -53,16 +57,16 @@ class Request:
         self.client_id = client_id or ""
         self.pieces: Sequence[Piece] = ()
         self.answered = False
-        try:
-            self.api = Api(key)
-            versions = VERSIONS[self.api]
-        except (ValueError, KeyError):
-            raise MalformedRequest(f"no API {key}") from None
-        if not versions.lowest <= version <= versions.highest and self.api is not Api.API_VERSIONS:
-            raise MalformedRequest(f"{self.api.name} has no version {version}")
-        if self.api is not Api.PRODUCE and size > COLD_REQUEST_BYTES_MAX:
-            raise MalformedRequest(f"{self.api.name} of {size:,} bytes")
-        if is_flexible(self.api, version) and version <= versions.highest:
+        offered = OFFERED.get(key)
+        if offered is None:
+            raise MalformedRequest(f"no API {key}")
+        api, (lowest, highest, flexible_from) = offered
+        self.api = api
+        if not lowest <= version <= highest and api is not Api.API_VERSIONS:
+            raise MalformedRequest(f"{api.name} has no version {version}")
+        if size > COLD_REQUEST_BYTES_MAX and api is not Api.PRODUCE:
+            raise MalformedRequest(f"{api.name} of {size:,} bytes")
+        if flexible_from <= version <= highest:
             position = hot.skip_header_tags(buffer, position, size)
         self.position = position
 
@@ -135,6 +139,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._not_started.append(request)  # of one read: the next read waits
                 else:
                     self._start(request)
+            self._pause_or_resume()
             self._door.flow.received(self, count)
         except MalformedRequest as error:
             self.abort(error)
@@ -152,6 +157,7 @@ class Connection(asyncio.BufferedProtocol):
         for callback in self.on_close:
             callback()
         self.on_close.clear()
+        self._weigh(-self._waiting_bytes)
         self._waiting.clear()
         self._not_started.clear()
         self._door.forget(self)
@@ -174,9 +180,8 @@ class Connection(asyncio.BufferedProtocol):
         self.requests += 1
         self.client_id = request.client_id
         self._waiting.append(request)
-        self._waiting_bytes += request.size
+        self._weigh(request.size)
         self._door.handle(request)
-        self._pause_or_resume()
 
     def _start_more(self) -> None:
         while self._not_started and not self._is_full and not self.is_closed:
@@ -189,8 +194,20 @@ class Connection(asyncio.BufferedProtocol):
             self._writing_paused
             or self._answer_bytes >= ANSWER_BYTES_MAX
             or len(self._waiting) >= REQUESTS_MAX
-            or self._waiting_bytes >= REQUEST_BYTES_WAITING_MAX
+            or (self._waiting_bytes >= FAIR_BYTES_MIN and self._waiting_bytes >= self._fair_bytes)
         )
+
+    @property
+    def _fair_bytes(self) -> int:
+        """This connection's part of what may wait, in all, for the disk."""
+        fair = DOOR_BYTES_WAITING_MAX // max(1, self._door.heavy)
+        return min(REQUEST_BYTES_WAITING_MAX, max(FAIR_BYTES_MIN, fair))
+
+    def _weigh(self, change: int) -> None:
+        """Count bytes that wait, and whether this connection is one of those that share the door's memory."""
+        before = self._waiting_bytes
+        self._waiting_bytes = before + change
+        self._door.heavy += (self._waiting_bytes >= HEAVY_BYTES) - (before >= HEAVY_BYTES)
 
     def answer_ready(self, pieces: Sequence[Piece]) -> None:
         self._answer_bytes += sum(map(len, pieces))
@@ -204,7 +221,7 @@ class Connection(asyncio.BufferedProtocol):
         pieces: list[Piece] = []
         while waiting and waiting[0].answered:
             request = waiting.popleft()
-            self._waiting_bytes -= request.size
+            self._weigh(-request.size)
             self._answer_bytes -= sum(map(len, request.pieces))
             pieces.extend(request.pieces)
         if self.is_closed:

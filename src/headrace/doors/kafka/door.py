@@ -30,6 +30,23 @@ NODE_ID = 1
 IDENTITY = "kafka"
 CLUSTER_ID = b"cluster"
 PAUSED_WAIT_MS = 1000  # told to producers while nothing of theirs is read
+TRIM_INTERVAL_S = 5.0
+
+
+class SpareBuffers:
+    """The pool as a holder of memory, see pressure.Holder: nobody misses what is free."""
+
+    name = "kafka_buffers"
+    patience_s = 0.0
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+
+    def held_bytes(self) -> int:
+        return self._pool.free_bytes
+
+    def shed(self, wanted_bytes: int) -> int:
+        return self._pool.release(wanted_bytes)
 
 
 class KafkaDoor:
@@ -44,10 +61,12 @@ class KafkaDoor:
         self.node_id = NODE_ID
         self.loop = asyncio.get_running_loop()
         self.pool = BufferPool()
+        broker.pressure.add_holder(SpareBuffers(self.pool))
         self.scratch = bytearray(SCRATCH_BYTES)
         self.topics = TopicIndex(broker.streams, cluster)
         self.metadata = MetadataCache()
         self.connections: set[Connection] = set()
+        self.heavy = 0  # connections with large requests that wait for the disk
         self.stats = broker.stats.door("kafka")
         self.flow = Flow("kafka", broker.pressure, self.connections, slows=False)
         broker.clients.add_door("kafka", lambda: clients(self.connections))
@@ -56,6 +75,7 @@ class KafkaDoor:
         self.share_sessions: dict[tuple[str, str], Any] = {}  # by group and member, see share.py
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
+        self._trimming: asyncio.TimerHandle | None = None
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -69,10 +89,17 @@ class KafkaDoor:
 
     async def listen(self, bind: Address) -> None:
         self._listener = await listen(bind, lambda: Connection(self), flag="--kafka")
+        self._trim()
+
+    def _trim(self) -> None:
+        self.pool.trim()
+        self._trimming = self.loop.call_later(TRIM_INTERVAL_S, self._trim)
 
     async def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
+        if self._trimming is not None:
+            self._trimming.cancel()
         for connection in list(self.connections):
             await connection.close()
         deadline = self.loop.time() + 1.0

@@ -1,5 +1,6 @@
 """Produce: batches are checked and stored as they came, and answered when the log says they are safe."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker import rewriting
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 Result = tuple[int, int, int, int, int, str | None]
 ACKS = (-1, 0, 1)
+NO_BUFFER = bytearray()
 
 
 class Pending:
@@ -37,21 +39,32 @@ class Pending:
     ) -> None:
         results.append((number, code if code is not None else code_of(error), -1, -1, -1, str(error)))
 
+    def stored(
+        self, results: list[Result], number: int, partition: Partition, stamp_ms: int, ticket: Any
+    ) -> None:
+        """A ticket of the request has resolved."""
+        if ticket.error is not None:
+            self.failed(results, number, ticket.error)
+        else:
+            results.append((number, 0, ticket.base_offset, stamp_ms, partition.log.start_offset, None))
+        self.one_done()
+
     def one_done(self) -> None:
         self.left -= 1
         if self.left:
             return
         request, door = self.request, self.door
-        buffer, request.buffer = request.buffer, bytearray()
+        buffer, request.buffer = request.buffer, NO_BUFFER
         door.pool.give(buffer)
-        if self.acks == 0:
-            if any(result[1] for _, results in self.topics for result in results):
-                request.fail(InvalidInput("a batch without acks was refused"))
-            request.connection.throttle(door.throttle_ms(request.size))
-            return
         wait_ms = door.throttle_ms(request.size)
-        request.answer([hot.produce_response(request.version, request.correlation_id, self.topics, wait_ms)])
-        request.connection.throttle(wait_ms)
+        if self.acks != 0:
+            request.answer(
+                (hot.produce_response(request.version, request.correlation_id, self.topics, wait_ms),)
+            )
+        elif any(result[1] for _, results in self.topics for result in results):
+            request.fail(InvalidInput("a batch without acks was refused"))
+        if wait_ms:
+            request.connection.throttle(wait_ms)
 
 
 def produce(door: "KafkaDoor", request: Request) -> None:
@@ -78,23 +91,10 @@ def produce(door: "KafkaDoor", request: Request) -> None:
                 pending.failed(results, number, error, code)
                 continue
             pending.left += 1
-            _when_stored(pending, results, number, partition, stamp_ms, ticket)
+            ticket.add_callback(partial(pending.stored, results, number, partition, stamp_ms))
     if acks == 0:
         request.answer(())
     pending.one_done()
-
-
-def _when_stored(
-    pending: Pending, results: list[Result], number: int, partition: Partition, stamp_ms: int, ticket: Any
-) -> None:
-    def stored(done: Any) -> None:
-        if done.error is not None:
-            pending.failed(results, number, done.error)
-        else:
-            results.append((number, 0, done.base_offset, stamp_ms, partition.log.start_offset, None))
-        pending.one_done()
-
-    ticket.add_callback(stored)
 
 
 def append(door: "KafkaDoor", stream: Stream, partition: Partition, data: memoryview) -> tuple[Any, int]:
@@ -108,7 +108,7 @@ def append(door: "KafkaDoor", stream: Stream, partition: Partition, data: memory
     )
     if not infos:
         raise CorruptBatch("no whole batch")
-    door.stats.messages_in += sum([info.count for info in infos])
+    door.stats.messages_in += infos[0].count if len(infos) == 1 else sum([info.count for info in infos])
     door.stats.bytes_in += len(data)
     first = infos[0]
     stamp_ms = -1

@@ -12,21 +12,31 @@ REQUEST_BYTES_MAX = 100 * 1024 * 1024  # Kafka's socket.request.max.bytes
 SCRATCH_BYTES = 256 * 1024
 FIRST_BYTES = 256 * 1024  # a larger request has to deliver this much before it gets more
 EAGER_BYTES_MAX = 16 * 1024 * 1024  # up to this size the rest is then given at once, above it by doubling
+POOL_BYTES_MAX = 64 * 1024 * 1024
 
 
 class BufferPool:
-    """Keeps buffers of large requests for the next one: fresh memory costs more than the copy into it."""
+    """Keeps buffers of large requests for the next one: fresh memory costs more than the copy into it.
 
-    def __init__(self, bytes_max: int = 16 * 1024 * 1024) -> None:
+    What was not needed between two calls of trim is let go: a burst's buffers do not stay for ever.
+    """
+
+    def __init__(self, bytes_max: int = POOL_BYTES_MAX) -> None:
         self._free: list[bytearray] = []
         self._bytes = 0
         self._bytes_max = bytes_max
+        self._unused = 0  # the least that was free since the last trim
+
+    @property
+    def free_bytes(self) -> int:
+        return self._bytes
 
     def take(self, size: int) -> bytearray:
         for index, buffer in enumerate(self._free):
             if size <= len(buffer) <= 4 * size:
                 del self._free[index]
                 self._bytes -= len(buffer)
+                self._unused = min(self._unused, self._bytes)
                 return buffer
         return bytearray(size)
 
@@ -35,6 +45,19 @@ class BufferPool:
         if len(buffer) >= FIRST_BYTES and self._bytes + len(buffer) <= self._bytes_max:
             self._free.append(buffer)
             self._bytes += len(buffer)
+
+    def trim(self) -> None:
+        """Called every few seconds."""
+        self.release(self._unused)
+        self._unused = self._bytes
+
+    def release(self, wanted_bytes: int) -> int:
+        """Lets go of about that much; how much it really was."""
+        released = 0
+        while self._free and released < wanted_bytes:
+            released += len(self._free.pop())
+        self._bytes -= released
+        return released
 
 
 class FrameReader:
