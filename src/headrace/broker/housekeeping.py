@@ -47,11 +47,20 @@ class Housekeeping:
         for stream in self._streams:
             for partition in stream.partitions:
                 if not stream.is_deleted:
-                    await self._look_after(partition.log)
+                    await self._look_after_safely(partition.log)
             await asyncio.sleep(0)  # thousands of logs must not keep the loop to themselves
         self._shard.maintenance.sweep()
         for chore in self._chores:
             await chore()
+
+    async def _look_after_safely(self, log: Log) -> None:
+        """One log that is damaged must not keep retention from all those behind it."""
+        try:
+            await self._look_after(log)
+        except HeadraceError as error:
+            self._stats.maintenance_errors += 1
+            if not log.is_closed:
+                logger.error("housekeeping of %s failed: %s", log.slug, error)
 
     async def _look_after(self, log: Log) -> None:
         ticket = self._shard.maintenance.apply_retention(log, self._clock.now_ms())

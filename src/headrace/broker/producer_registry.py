@@ -12,7 +12,7 @@ from headrace.log.log import Log
 from headrace.log.rounds import Ticket
 from headrace.log.shard import Shard
 from headrace.record import codec
-from headrace.record.layout import CONTROL_COMMIT
+from headrace.record.control import is_commit
 from headrace.record.types import BatchInfo
 
 PRODUCERS = "producers"
@@ -209,11 +209,6 @@ def batches_from(log: Log, offset: int) -> Iterator[tuple[bytes | memoryview, Ba
         for info in codec.scan(chunk.data, verify_crc=False):
             yield chunk.data, info
         offset = chunk.next_offset
-
-
-def is_commit(data: bytes | memoryview, info: BatchInfo) -> bool:
-    [marker] = codec.records(data, info.position, info.end, control=True)
-    return marker.key is not None and int.from_bytes(marker.key[2:4], "big") == CONTROL_COMMIT
 
 
 def log_key(log_id: int) -> bytes:

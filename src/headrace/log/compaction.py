@@ -14,6 +14,7 @@ from headrace.log import kernel, paths
 from headrace.log.files import Files
 from headrace.log.segment import Segment, seal_of
 from headrace.record import codec
+from headrace.record.control import is_commit
 from headrace.record.types import BatchInfo
 
 _READ_BYTES = 4 << 20
@@ -119,17 +120,38 @@ class LatestByKey:
         self.until = 0  # offsets from here on were not looked at
 
     def learn(self, files: Files, segments: Sequence[Segment], end: int) -> None:
+        """What a transaction wrote counts once its commit is seen, and never if it was aborted. While neither is,
+        the records from its first one on stay as they are."""
+        undecided: dict[int, dict[bytes, int]] = {}
+        begun: dict[int, int] = {}
+        for data, info in self._within(files, segments, end):
+            if info.is_control:
+                begun.pop(info.producer_id, None)
+                written = undecided.pop(info.producer_id, {})
+                if written and is_commit(data, info):
+                    for key, offset in written.items():
+                        self._latest[key] = max(offset, self._latest.get(key, -1))
+            else:
+                latest = self._latest
+                if info.is_transactional:
+                    begun.setdefault(info.producer_id, info.base_offset)
+                    latest = undecided.setdefault(info.producer_id, {})
+                for record in codec.records(data, info.position, info.position + info.size):
+                    if record.key is not None:
+                        latest[record.key] = record.offset
+            self.until = info.last_offset + 1
+        self.until = min(self.until, *begun.values()) if begun else self.until
+
+    def _within(
+        self, files: Files, segments: Sequence[Segment], end: int
+    ) -> Iterator[tuple[memoryview, BatchInfo]]:
         for segment in segments:
             for data, info in batches(files, segment):
                 if info.base_offset >= end or self._is_young(info.max_timestamp):
                     return
                 if len(self._latest) >= self._keys_max:
                     return
-                if not info.is_control:
-                    for record in codec.records(data, info.position, info.position + info.size):
-                        if record.key is not None:
-                            self._latest[record.key] = record.offset
-                self.until = info.last_offset + 1
+                yield data, info
 
     def _is_young(self, timestamp: int) -> bool:
         return self._lag_ms > 0 and self._now_ms - timestamp < self._lag_ms

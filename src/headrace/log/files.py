@@ -70,9 +70,11 @@ class Files:
         self._evict(len(self._open) // 2)
         return self.disk.open(path, create=create)
 
-    def _release(self, entry: _Open) -> None:
+    def _release(self, entry: _Open, *, dirty: bool = False) -> None:
         with self._lock:
             entry.users -= 1
+            if dirty:
+                self._dirty.add(entry.path)
             if entry.users == 0 and self._open.get(entry.path) is not entry:
                 self.disk.close(entry.file)  # forgotten while it was in use
 
@@ -116,11 +118,11 @@ class Files:
     def write(self, path: str, buffers: Sequence[Bytes], position: int, *, create: bool = False) -> int:
         entry = self._acquire(path, create)
         try:
-            # Dirty before the write: a write that fails half-way leaves dirty pages behind, too.
-            self._dirty.add(path)
             return self.disk.pwrite(entry.file, buffers, position)
         finally:
-            self._release(entry)
+            # Only now, and also if it failed half-way: a checkpoint that syncs the file while it is being written
+            # takes the mark away, and nobody would sync what came after.
+            self._release(entry, dirty=True)
 
     def write_derived(self, path: str, data: Bytes, position: int) -> None:
         """Write what can be made again from other files: never dirty, so never worth a sync."""
@@ -154,10 +156,9 @@ class Files:
     def truncate(self, path: str, size: int) -> None:
         entry = self._acquire(path)
         try:
-            self._dirty.add(path)
             self.disk.truncate(entry.file, size)
         finally:
-            self._release(entry)
+            self._release(entry, dirty=True)
 
     def size(self, path: str) -> int:
         entry = self._acquire(path)

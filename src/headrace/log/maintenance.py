@@ -84,15 +84,21 @@ class Maintenance:
             return
         log.start_offset = max(log.start_offset, offset)
 
-        def drop() -> list[Segment]:
+        def drop() -> tuple[list[Segment], bool]:
             tail = log.tail
+            has_room = True
             if (
                 tail.segments
                 and offset >= tail.next_offset
                 and tail.writer is not None
                 and tail.writer.position
             ):
-                tail.roll(tail.next_offset)  # even the last one is too old: it goes, its end stays known
+                try:
+                    tail.roll(tail.next_offset)  # even the last one is too old: it goes, its end stays known
+                except OSError as error:
+                    if error.errno not in NO_ROOM:
+                        raise
+                    has_room = False
             gone = [
                 s
                 for s, following in zip(tail.segments, tail.segments[1:], strict=False)
@@ -100,9 +106,15 @@ class Maintenance:
             ]
             tail.segments = tail.segments[len(gone) :]
             self._shard.committer.tell(log)
-            return gone
+            return gone, has_room
 
-        self._shard.worker.submit(drop, lambda gone, error: self._bury(log, gone, error))
+        def dropped(result: tuple[list[Segment], bool] | None, error: BaseException | None) -> None:
+            gone, has_room = result or ([], True)
+            if not has_room:  # a full disk needs retention most of all: what can go without a new file is gone
+                self._delayed.append(lambda: self._drop_before(log, offset))
+            self._bury(log, gone, error)
+
+        self._shard.worker.submit(drop, dropped)
 
     def _bury(self, log: Log, gone: list[Segment] | None, error: BaseException | None) -> None:
         if error is not None:
@@ -121,6 +133,9 @@ class Maintenance:
         if not free:
             return
         self._graves = [grave for grave in self._graves if grave not in free]
+        for _, segment in free:
+            self._shard.index_cache.drop(segment)
+            segment.is_deleted = True
         self._shard.worker.submit(lambda: self._unlink([segment for _, segment in free]), self._checked)
 
     def _unlink(self, segments: list[Segment]) -> None:
@@ -133,8 +148,6 @@ class Maintenance:
             files.folder_changed(segment.folder)
             if segment.tier is not None:
                 files.groups.forget(segment.tier)
-            self._shard.index_cache.drop(segment)
-            segment.is_deleted = True
 
     def _checked(self, _result: object, error: BaseException | None) -> None:
         if error is not None:
@@ -149,11 +162,12 @@ class Maintenance:
             files, folder = self._shard.files, log.tail.folder
             if not files.disk.exists(folder):
                 return
-            names = files.disk.listdir(folder)
-            files.forget([f"{folder}/{name}" for name in names])
             doomed = folder + paths.DELETED
             files.disk.rename(folder, doomed)
             remove_archived(files.disk, self._shard.tier_root, doomed)
+            # Listed by its new name, under which a compaction that still runs adds nothing any more.
+            names = files.disk.listdir(doomed)
+            files.forget([f"{folder}/{name}" for name in names])
             for name in names:
                 files.disk.unlink(f"{doomed}/{name}")
             files.disk.rmdir(doomed)

@@ -18,6 +18,7 @@ from headrace.log.slots import Ends
 from headrace.log.tier import Tier, read_tier
 from headrace.log.tiered import GroupCache
 from headrace.record import codec
+from headrace.record.control import is_commit
 from headrace.record.layout import HEADER_BYTES, PREFIX_BYTES
 from headrace.record.slice import Slice
 from headrace.record.types import BatchInfo
@@ -298,16 +299,11 @@ def aborted_ranges(
                 open_since.setdefault(info.producer_id, info.base_offset)
             continue
         first = open_since.pop(info.producer_id, None)
-        if first is not None and not _is_commit(data, info):
+        if first is not None and not is_commit(data, info):
             found.append((info.producer_id, first, info.base_offset))
         if not open_since and info.next_offset >= end:
             break
     return found
-
-
-def _is_commit(data: memoryview | bytes, info: BatchInfo) -> bool:
-    [marker] = codec.records(data, info.position, info.end, control=True)
-    return marker.key is not None and int.from_bytes(marker.key[2:4], "big") == 1
 
 
 __all__ = ["CorruptBatch", "Ends", "LogFiles", "SegmentGone", "SliceFile", "aborted_ranges"]

@@ -28,9 +28,10 @@ def new_start(segments: Sequence[Segment], limits: Limits, start: int, end: int,
     bytes_kept = sum(segment.stored_bytes for segment in segments)
     for at, segment in enumerate(segments):
         last = at == len(segments) - 1
-        too_old = (
-            limits.age_ms_max >= 0 and segment.records and now_ms - segment.max_timestamp > limits.age_ms_max
-        )
+        if segment.records:
+            too_old = limits.age_ms_max >= 0 and now_ms - segment.max_timestamp > limits.age_ms_max
+        else:
+            too_old = limits.age_ms_max >= 0 and not last  # all rewritten away: it must not keep those behind it
         too_big = limits.bytes_max >= 0 and bytes_kept > limits.bytes_max and not last
         if not (too_old or too_big):
             break  # a later segment can only be younger

@@ -1,0 +1,173 @@
+"""What two threads, a full disk or an aborted transaction can do to the upkeep of a log."""
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from headrace.log.disk import RealDisk
+from headrace.log.files import Files
+from headrace.log.log import Log
+from headrace.log.retention import Limits, new_start
+from headrace.log.segment import Segment
+from headrace.log.settings import StreamSettings
+from headrace.record import codec
+from tests.log.helpers import Bench, values
+
+
+class SyncedWhileWritten(RealDisk):
+    """The keeper syncs a file at the very moment in which the worker writes to it."""
+
+    files: Files
+
+    def pwrite(self, file: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
+        self.files.sync(self.path)
+        return super().pwrite(file, buffers, position)
+
+    path = ""
+
+
+def test_d1_what_is_written_while_a_checkpoint_syncs_the_file_is_synced_by_the_next(tmp_path: Path) -> None:
+    disk = SyncedWhileWritten()
+    disk.files, disk.path = Files(disk, 8), f"{tmp_path}/segment"
+    disk.files.write(disk.path, [b"confirmed"], 0, create=True)
+    assert disk.path in disk.files.take_dirty()[0]
+    disk.files.close()
+
+
+def test_a_log_deleted_while_it_is_compacted_stops_nobody(tmp_path: Path) -> None:
+    class Adding(RealDisk):
+        """A compaction makes its file right before the folder gets the name that says it is to go."""
+
+        def rename(self, source: str, target: str) -> None:
+            if target.endswith(".deleted"):
+                Path(source, "00000000000000000000-000001.log.tmp").write_bytes(b"half")
+            super().rename(source, target)
+
+    bench = Bench(tmp_path, Adding())
+    shard = bench.open(1, 2)
+    bench.append(1, [b"gone"])
+    shard.delete_log(1)
+    shard.pump()
+    assert shard.failure is None
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == []
+    bench.append(2, [b"goes on"])
+    shard.close()
+
+
+class NoRoomForSeals(RealDisk):
+    is_full = False
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> int:
+        if self.is_full and create and path.endswith(".seal"):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return super().open(path, create=create, exclusive=exclusive, readonly=readonly)
+
+
+def test_retention_on_a_full_disk_frees_what_it_can_and_the_rest_when_there_is_room(tmp_path: Path) -> None:
+    disk = NoRoomForSeals()
+    bench = Bench(tmp_path, disk)
+    shard = bench.open(stream=StreamSettings(segment_size=1000, retention_ms=1000))
+    for i in range(30):
+        bench.append(1, [b"%02d" % i * 50])
+    log = shard.log(1)
+    assert len(log.segments) > 2
+    disk.is_full = True
+    shard.maintenance.apply_retention(log, bench.clock.now_ms())
+    shard.pump()
+    assert shard.failure is None
+    assert len(log.segments) == 1 and log.start_offset == 30
+    disk.is_full = False
+    shard.tick()
+    shard.pump()
+    assert log.size_bytes == 0
+    bench.append(1, [b"after"])
+    assert values(log) == [b"after"]
+    shard.close()
+
+
+def segment(base: int, end: int, records: int, last_ms: int) -> Segment:
+    made = Segment("f", base)
+    made.next_offset, made.size, made.max_timestamp, made.records = end, records * 10, last_ms, records
+    return made
+
+
+@pytest.mark.parametrize(("age_ms_max", "start"), [(500, 20), (-1, 0)])
+def test_a_segment_without_records_does_not_keep_those_behind_it(age_ms_max: int, start: int) -> None:
+    rewritten_away, old, young = segment(0, 10, 0, -1), segment(10, 20, 10, 1000), segment(20, 30, 10, 2000)
+    assert new_start([rewritten_away, old, young], Limits(age_ms_max, -1, None), 0, 30, 2100) == start
+
+
+# Compaction and transactions.
+
+COMMIT, ABORT = b"\0\0\0\1", b"\0\0\0\0"
+
+
+def written(bench: Bench, producer: int, key: bytes, value: bytes) -> None:
+    _append(bench, codec.build([(key, value, (), 1000)], producer_id=producer, producer_epoch=0, transactional=True))
+
+
+def ended(bench: Bench, producer: int, how: bytes) -> None:
+    record = (how, b"\0\0\0\0\0\0", (), 1000)
+    marker = codec.build([record], producer_id=producer, producer_epoch=0, transactional=True, control=True)
+    _append(bench, marker)
+
+
+def _append(bench: Bench, data: bytearray) -> None:
+    bench.shard.log(1).append(data)
+    bench.shard.pump()
+
+
+def compacted(bench: Bench) -> Log:
+    log = bench.shard.log(1)
+    for _ in range(12):
+        bench.append(1, [b"x" * 100])  # without keys: they only fill and seal the segment
+    told: list[object] = []
+    bench.shard.maintenance.compact(log, lambda gained, error: told.append(error))
+    bench.shard.pump()
+    assert told == [None]
+    return log
+
+
+def kept(log: Log) -> list[tuple[bytes | None, bytes | None]]:
+    found = []
+    offset = log.start_offset
+    while offset < log.visible_end:
+        chunk = log.read(offset, 1)
+        found += [(r.key, r.value) for r in codec.records(chunk.data, from_offset=offset) if r.key is not None]
+        offset = chunk.next_offset
+    return found
+
+
+COMPACTED = StreamSettings(segment_size=1000, cleanup_policy="compact")
+
+
+def test_what_an_aborted_transaction_wrote_does_not_replace_what_was_committed(bench: Bench) -> None:
+    bench.open(stream=COMPACTED)
+    written(bench, 7, b"k", b"committed")
+    ended(bench, 7, COMMIT)
+    written(bench, 7, b"k", b"aborted")
+    ended(bench, 7, ABORT)
+    assert kept(compacted(bench)) == [(b"k", b"committed")]
+    bench.shard.close()
+
+
+def test_a_committed_transaction_replaces_what_came_before_it(bench: Bench) -> None:
+    bench.open(stream=COMPACTED)
+    _append(bench, codec.build([(b"k", b"old", (), 1000)]))
+    written(bench, 7, b"k", b"new")
+    ended(bench, 7, COMMIT)
+    assert kept(compacted(bench)) == [(b"k", b"new")]
+    bench.shard.close()
+
+
+def test_nothing_is_dropped_for_a_transaction_whose_end_was_not_seen(bench: Bench) -> None:
+    bench.open(stream=COMPACTED)
+    _append(bench, codec.build([(b"k", b"old", (), 1000)]))
+    written(bench, 7, b"k", b"perhaps")
+    _append(bench, codec.build([(b"other", b"1", (), 1000)]))
+    _append(bench, codec.build([(b"other", b"2", (), 1000)]))
+    log = compacted(bench)
+    assert kept(log) == [(b"k", b"old"), (b"k", b"perhaps"), (b"other", b"1"), (b"other", b"2")]
+    bench.shard.close()
