@@ -11,6 +11,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.cursors import CURSORS_MAX
+from headrace.broker.partition import ReadWaits
 from headrace.broker.publishing import Shape, prepare
 from headrace.broker.reading import read_page
 from headrace.clock import ManualClock
@@ -50,7 +51,13 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 def values(broker: Broker, name: str, partition: int = 0) -> list[bytes | None]:
     target = broker.streams.get(name).partitions[partition]
-    page = read_page(name, target, target.start_offset, limit=10_000, bytes_max=1 << 24, decompressed_bytes_max=1 << 24)
+    start, most = target.start_offset, 1 << 24
+    while True:
+        try:
+            page = read_page(name, target, start, limit=10_000, bytes_max=most, decompressed_bytes_max=most)
+            break
+        except ReadWaits as cold:
+            cold.load()
     return [record.value for record in page.records]
 
 

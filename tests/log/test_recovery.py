@@ -137,6 +137,7 @@ def test_a_wrong_index_is_rebuilt_and_the_answer_is_right(bench: Bench) -> None:
         path.write_bytes(b"\0\0\0\1\0\0\0\7" * (path.stat().st_size // 8))
     shard = bench.open(stream=stream)
     assert [v for i in range(40) for v in values(shard.log(1), i)[:1]] == [b"%02d" % i * 100 for i in range(40)]
+    shard.pump()
     assert shard.counters.indexes_rebuilt > 0
     shard.close()
 

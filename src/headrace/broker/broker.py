@@ -19,7 +19,7 @@ from headrace.broker.history import History
 from headrace.broker.holders import Indexes, ReadAhead
 from headrace.broker.housekeeping import Housekeeping
 from headrace.broker.ledger import Ledger
-from headrace.broker.partition import Partition
+from headrace.broker.partition import Partition, when_loaded
 from headrace.broker.pipelines import Pipelines
 from headrace.broker.policies import Policies
 from headrace.broker.pressure import Pressure
@@ -174,17 +174,21 @@ class Broker:
             await asyncio.sleep(delay_s)
         return await publishing.publish(self.shard, stream, prepared)
 
-    def read(self, stream: Stream, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
+    async def read(
+        self, stream: Stream, partition: Partition, offset: int, *, limit: int, bytes_max: int
+    ) -> Page:
         """A page of committed messages."""
         producers = self.coordination.producers.of(partition.log)
-        return read_page(
-            stream.name,
-            partition,
-            offset,
-            limit=limit,
-            bytes_max=bytes_max,
-            decompressed_bytes_max=self.config.decompressed_bytes_max,
-            aborted=() if producers is None else producers.aborted,
+        return await when_loaded(
+            lambda: read_page(
+                stream.name,
+                partition,
+                offset,
+                limit=limit,
+                bytes_max=bytes_max,
+                decompressed_bytes_max=self.config.decompressed_bytes_max,
+                aborted=() if producers is None else producers.aborted,
+            )
         )
 
     def why_not_ready(self) -> str | None:

@@ -29,15 +29,18 @@ def browse(
     decompressed_bytes_max: int,
     wanted: Callable[[Record], bool] | None = None,
     scan_max: int = SCAN_RECORDS_MAX,
+    waits: bool = True,
 ) -> Found:
-    """Records from an offset on that are wanted; stops at the limit, the end, or after scanning enough."""
+    """Records from an offset on that are wanted; stops at the limit, the end, or after scanning enough. ReadWaits
+    when not all is in memory and the caller must not wait."""
+    read = log.read if waits else log.read_now
     found: list[Record] = []
     size = scanned = 0
     offset = max(offset, log.start_offset)
     end = log.stable_end
     while offset < end and len(found) < limit and size < bytes_max and scanned < scan_max:
         try:
-            chunk = log.read(offset, READ_BYTES)
+            chunk = read(offset, READ_BYTES)
         except OffsetOutOfRange as error:  # retention was faster
             if error.start <= offset:
                 raise

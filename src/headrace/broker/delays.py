@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.exchanges import Exchange
 from headrace.broker.memory_log import MemoryLog
 from headrace.broker.message import Message, from_record
+from headrace.broker.partition import ReadWaits
 from headrace.broker.timers import DueIndex
 from headrace.broker.view import Run, View
 from headrace.record import codec
@@ -63,7 +64,13 @@ class DelayLog:
         log = self.view.log
         gap = self.view.settled.gap(self._indexed, log.stable_end)
         if gap is not None:
-            chunk = log.read(gap[0], READ_BYTES)
+            try:
+                chunk = log.read_now(gap[0], READ_BYTES)
+            except ReadWaits as cold:
+                if not self._indexing:
+                    self._indexing = True
+                    cold.then(self._index_more)
+                return
             for record in codec.records(chunk.data, from_offset=gap[0], to_offset=gap[1]):
                 self._index.add(_due_of(record), record.offset)
             self._indexed = max(min(chunk.next_offset, gap[1]), gap[0] + 1)

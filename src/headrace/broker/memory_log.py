@@ -91,6 +91,8 @@ class MemoryLog:
         end = self._bases[last] if last < len(self._bases) else self.visible_end
         return MemoryChunk(data, self._bases[first], end)
 
+    read_now = read
+
     def _bytes_of(self, batch: bytearray | Spilled) -> bytes | bytearray:
         if not isinstance(batch, Spilled):
             return batch

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from headrace.log.loading import ReadWaits
 from headrace.log.log import Log
 from headrace.log.reader import Chunk
 from headrace.log.rounds import Ticket
@@ -11,6 +12,19 @@ from headrace.log.settings import StreamSettings
 from headrace.record.types import BatchInfo
 
 READ_BYTES = 1 << 20
+
+T = TypeVar("T")
+
+
+async def when_loaded(read: Callable[[], T]) -> T:
+    """What `read` returns, as soon as all it needs is in memory: others are served while the disk is read."""
+    while True:
+        try:
+            return read()
+        except ReadWaits as cold:
+            loaded = asyncio.Event()
+            cold.then(loaded.set)
+            await loaded.wait()
 
 
 class Cancellable(Protocol):
@@ -46,12 +60,13 @@ class Partition:
     def append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None = None) -> Ticket:
         return self.log.append(batch, infos)
 
-    def read(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> Chunk:
-        return self.log.read(offset, max_bytes, end=end)
+    def read_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> Chunk:
+        """ReadWaits when it is not in memory."""
+        return self.log.read_now(offset, max_bytes, end=end)
 
-    def offset_at(self, timestamp_ms: int) -> int:
+    async def offset_at(self, timestamp_ms: int) -> int:
         """The first offset at or after a time; the end when everything is older."""
-        found = self.log.offset_for_timestamp(timestamp_ms)
+        found = await when_loaded(lambda: self.log.offset_for_timestamp_now(timestamp_ms))
         return self.end_offset if found is None else found[0]
 
     def wait(self, offset: int, callback: Callable[[], object], *, committed: bool = True) -> Cancellable:
@@ -76,3 +91,6 @@ class Readable:
         for waiter in self._waiters:
             waiter.cancel()
         self.future.cancel()
+
+
+__all__ = ["Partition", "ReadWaits", "Readable", "when_loaded"]

@@ -6,10 +6,12 @@ in one turn of the loop (acks, new messages, new consumers) is done once, by dis
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.consumers import Consumer, Consumers
 from headrace.broker.message import Message, from_record
+from headrace.broker.partition import ReadWaits, when_loaded
 from headrace.broker.policy import DROP_HEAD, REJECT_DLX, STREAM, QueuePolicy
 from headrace.broker.view import Run, View
 from headrace.errors import ExclusiveUse
@@ -49,7 +51,6 @@ class Queue:
         self.owner = owner  # the connection of an exclusive queue
         self.arguments = arguments or {}
         self.consumers = Consumers(single_active=policy.single_active)
-        self.delivery_counts: dict[tuple[int, int], int] = {}  # (level, offset) of what was delivered before
         self.ready_bytes = 0  # kept only where the policy bounds it
         self.had_consumer = False
         self.is_deleted = False
@@ -57,6 +58,7 @@ class Queue:
         self.published = self.delivered = self.acked = self.redelivered = self.dead_lettered = 0
         self._scheduled = False
         self._waits: dict[View, Any] = {}
+        self._loading: list[Callable[[], object]] = []  # what goes on when something was read from the disk
         self._timer: Any = None
         self._timer_at = 0.0
         self._checked_at = -1
@@ -74,6 +76,11 @@ class Queue:
     @property
     def ready(self) -> int:
         return sum(view.ready for view in self.views)
+
+    @property
+    def most_returns(self) -> int:
+        """Of the message that came back most often."""
+        return max(view.counts.highest for view in self.views)
 
     @property
     def unacked(self) -> int:
@@ -197,7 +204,7 @@ class Queue:
         for view in self.views:
             while view.has_ready:
                 run = view.next_run_unreserved()
-                if run is None:
+                if run is None or not self._is_loaded(view, run, self.drop_expired):
                     break
                 message = self._read(view, run)
                 if message is None:
@@ -263,6 +270,8 @@ class Queue:
                 self._wait_for_more()
                 return
             view, run = found
+            if not self._is_loaded(view, run, self.wake):
+                return
             consumer, credit, peers = chosen
             # A few for each in turn: with many ready, one consumer does not take all of them.
             share = min(credit, SHARE_MAX if peers == 1 else max(1, min(SHARE_MAX, self.ready // peers)))
@@ -270,6 +279,22 @@ class Queue:
             left -= count + 1
             left_bytes -= size
         self.wake()
+
+    def _is_loaded(self, view: View, run: Run, then: Callable[[], object]) -> bool:
+        """False: it is being read from the disk, and `then` is called when it is there."""
+        try:
+            view.load_chunk(run)
+        except ReadWaits as cold:
+            if then not in self._loading:
+                self._loading.append(then)
+                cold.then(lambda: self._loaded(then))
+            return False
+        return True
+
+    def _loaded(self, then: Callable[[], object]) -> None:
+        self._loading.remove(then)
+        if not self.is_deleted:
+            then()
 
     def _next_run(self) -> tuple[View, Run] | None:
         for view in self.views:
@@ -294,8 +319,10 @@ class Queue:
         if not chunk.data:
             self._skip(view, run, min(run.end, chunk.next_offset))
             return 0, 0
-        if run.returned and self.policy.counts_deliveries:
-            return self._deliver_one(consumer, view, run)
+        if view.counts and self.policy.counts_deliveries:
+            if run.start in view.counts:
+                return self._deliver_one(consumer, view, run)
+            run = run._replace(end=view.counts.next_in(run.start, run.end))
         next_offset, count, foreign, gaps, size = consumer.deliver(
             view,
             chunk.data,
@@ -339,7 +366,7 @@ class Queue:
             self.vhost.dead_letters.move(self, view, offset, message, "expired")
             return 0, 0
         redelivered = offset < run.redelivered_below
-        count = self.delivery_counts.get((view.level, offset))
+        count = view.counts.get(offset)
         if count and self.policy.counts_deliveries:
             message = message.with_headers(**{"x-delivery-count": count})
         consumer.deliver_message(view, offset, message, redelivered)
@@ -370,7 +397,14 @@ class Queue:
         for view in self.views:
             await view.reserve_next()
             if view.has_ready:
+                await when_loaded(partial(self._load_head, view))
                 return
+
+    @staticmethod
+    def _load_head(view: View) -> None:
+        run = view.next_run_unreserved()
+        if run is not None:
+            view.load_chunk(run)
 
     def get(self) -> tuple[View, int, Message, bool] | None:
         """The next message, for basic.get: it is out until it is settled or given back."""
@@ -385,7 +419,7 @@ class Queue:
             at = self.expires_at(message)
             self._forget_bytes(message)
             if at is None or at > self.vhost.clock.now_ms():
-                count = self.delivery_counts.get((view.level, offset))
+                count = view.counts.get(offset)
                 if count and self.policy.counts_deliveries:
                     message = message.with_headers(**{"x-delivery-count": count})
                 self.delivered += 1
@@ -411,9 +445,6 @@ class Queue:
     def settle(self, view: View, start: int, end: int) -> None:
         view.settle(start, end)
         self.acked += end - start
-        if self.delivery_counts:
-            for offset in range(start, end):
-                self.delivery_counts.pop((view.level, offset), None)
 
     def give_back(self, view: View, offset: int, *, counts: bool = True) -> None:
         """To be delivered again; past the delivery limit it is dead-lettered instead."""
@@ -421,8 +452,7 @@ class Queue:
             return
         limit = self.policy.delivery_limit
         if counts and self.policy.counts_deliveries:
-            count = self.delivery_counts.get((view.level, offset), 0) + 1
-            self.delivery_counts[view.level, offset] = count
+            count = view.count_return(offset)
             if limit is not None and count > limit:
                 self.reject(view, offset, "delivery_limit")
                 return
@@ -439,7 +469,6 @@ class Queue:
 
     def reject(self, view: View, offset: int, reason: str = "rejected") -> None:
         """Not wanted: to the dead letter exchange if there is one, else gone."""
-        self.delivery_counts.pop((view.level, offset), None)
         if self.policy.dead_letter_exchange is None:
             view.settle(offset, offset + 1)
             return

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.broker.partition import Partition
+from headrace.broker.partition import Partition, ReadWaits
 from headrace.broker.producers import Aborted
 from headrace.errors import CorruptBatch, DecompressedTooLarge, UnreadableBatch
 from headrace.record import codec
@@ -28,13 +28,19 @@ def read_page(
     decompressed_bytes_max: int,
     aborted: Sequence[Aborted] = (),
 ) -> Page:
-    """Committed messages from an offset on: at most `limit`, about `bytes_max`, at least one if any is there."""
+    """Committed messages from an offset on: at most `limit`, about `bytes_max`, at least one if any is there.
+    ReadWaits when the first is not in memory."""
     records: list[Record] = []
     size = 0
     step = min(STEP_BYTES, bytes_max)
     end = partition.stable_end
     while len(records) < limit and size < bytes_max:
-        chunk = partition.read(offset, step, end=end)
+        try:
+            chunk = partition.read_now(offset, step, end=end)
+        except ReadWaits:
+            if records:
+                break  # these first
+            raise
         if chunk.next_offset <= offset:
             break
         try:

@@ -6,6 +6,7 @@ import msgspec
 
 from headrace.broker.consumers import Consumer
 from headrace.broker.message import Message, from_record
+from headrace.broker.partition import ReadWaits
 from headrace.broker.policy import QueuePolicy
 from headrace.broker.queue import Queue
 from headrace.broker.view import View
@@ -26,6 +27,7 @@ class Reader:
         self.log = log
         self.next = offset
         self.waiter: Any = None
+        self.is_loading = False
 
 
 class StreamQueue(Queue):
@@ -109,7 +111,13 @@ class StreamQueue(Queue):
             if reader.waiter is None:
                 reader.waiter = log.wait(reader.next, lambda: self._arrived(reader))
             return False
-        chunk = log.read(reader.next, READ_BYTES)
+        try:
+            chunk = log.read_now(reader.next, READ_BYTES)
+        except ReadWaits as cold:
+            if not reader.is_loading:
+                reader.is_loading = True
+                cold.then(lambda: self._loaded_for(reader))
+            return False
         for record in codec.records(
             chunk.data, from_offset=reader.next, to_offset=log.stable_end, limit=left
         ):
@@ -121,6 +129,10 @@ class StreamQueue(Queue):
         if left > 0:
             reader.next = max(reader.next, chunk.next_offset)
         return True
+
+    def _loaded_for(self, reader: Reader) -> None:
+        reader.is_loading = False
+        self.wake()
 
     def _arrived(self, reader: Reader) -> None:
         reader.waiter = None

@@ -7,9 +7,11 @@ crash whatever may have been delivered carries the redelivered flag.
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from headrace.broker.delivery_counts import DeliveryCounts, pack, unpack
 from headrace.broker.rounds import Rounds
 from headrace.broker.settle import RangeSet
 from headrace.errors import OffsetOutOfRange
@@ -28,41 +30,56 @@ SEALED_BYTES_MAX = 1 << 20
 
 _HEAD = struct.Struct(">Bq")
 _RANGE = struct.Struct(">qq")
-_RAISE, _SET = 0, 1
+_RAISE, _SET, _COUNTED = 0, 1, 2  # how `reserved` changes; with delivery counts before the ranges, or without
 
 _writers: list[BatchWriter] = []
 
 
 class Delta(NamedTuple):
-    """What changed since the last save: ranges settled, and how far deliveries are allowed to go."""
+    """What changed since the last save: ranges settled, how far deliveries may go, how often messages came back."""
 
     ranges: RangeSet
     moving: RangeSet
     reserved: int
     exact: bool = False
+    counts: Mapping[int, int] = MappingProxyType({})
 
     def encode(self) -> bytes:
-        return _HEAD.pack(_SET if self.exact else _RAISE, self.reserved) + b"".join(
+        kind = (_SET if self.exact else _RAISE) | (_COUNTED if self.counts else 0)
+        counts = pack(self.counts) if self.counts else b""
+        return _HEAD.pack(kind, self.reserved) + counts + b"".join(
             _RANGE.pack(start, end) for ranges in (self.ranges, self.moving) for start, end in ranges
         )
 
 
 def fold_settles(value: bytes | None, deltas: Sequence[bytes]) -> bytes | None:
     """The state table's fold: a value is a delta that holds everything so far."""
-    reserved, ranges = decode_settles(value)
+    reserved, ranges, counts = decode_settles(value)
     for delta in deltas:
-        kind, raised = _HEAD.unpack_from(delta)
-        reserved = raised if kind == _SET else max(reserved, raised)
-        for pair in _RANGE.iter_unpack(memoryview(delta)[_HEAD.size :]):
+        kind, raised, more, pairs = _split(delta)
+        reserved = raised if kind & _SET else max(reserved, raised)
+        counts.update(more)
+        for pair in _RANGE.iter_unpack(pairs):
             ranges.add(*pair)
-    return Delta(ranges, RangeSet(), reserved).encode()
+    counts = {offset: count for offset, count in counts.items() if offset not in ranges}
+    return Delta(ranges, RangeSet(), reserved, counts=counts).encode()
 
 
-def decode_settles(value: bytes | None) -> tuple[int, RangeSet]:
+def decode_settles(value: bytes | None) -> tuple[int, RangeSet, dict[int, int]]:
+    """(reserved, settled ranges, delivery counts)."""
     if value is None:
-        return 0, RangeSet()
-    _, reserved = _HEAD.unpack_from(value)
-    return reserved, RangeSet(_RANGE.iter_unpack(memoryview(value)[_HEAD.size :]))
+        return 0, RangeSet(), {}
+    _, reserved, counts, pairs = _split(value)
+    return reserved, RangeSet(_RANGE.iter_unpack(pairs)), counts
+
+
+def _split(raw: bytes) -> tuple[int, int, dict[int, int], memoryview]:
+    kind, reserved = _HEAD.unpack_from(raw)
+    counts: dict[int, int] = {}
+    rest = memoryview(raw)[_HEAD.size :]
+    if kind & _COUNTED:
+        counts, rest = unpack(rest)
+    return kind, reserved, counts, rest
 
 
 class Run(NamedTuple):
@@ -94,7 +111,8 @@ class View:
         self.level = level
         self._rounds = rounds
         self._compression = compression
-        reserved, self.settled = decode_settles(saved)
+        reserved, self.settled, counts = decode_settles(saved)
+        self.counts = DeliveryCounts(counts)
         self.settled.add(0, log.start_offset)
         self.returned = RangeSet()
         self.next = self.low
@@ -268,7 +286,16 @@ class View:
         cached = self._chunk
         if cached is not None and cached.base_offset <= run.start < cached.next_offset:
             return cached
-        chunk = self.log.read(run.start, READ_BYTES_ONE if run.returned else READ_BYTES)
+        return self._keep_chunk(run, self.log.read)
+
+    def load_chunk(self, run: Run) -> None:
+        """Makes the next call of `chunk` for this run one that does not wait, or raises ReadWaits."""
+        cached = self._chunk
+        if cached is None or not cached.base_offset <= run.start < cached.next_offset:
+            self._keep_chunk(run, self.log.read_now)
+
+    def _keep_chunk(self, run: Run, read: Callable[[int, int], Any]) -> Any:
+        chunk = read(run.start, READ_BYTES_ONE if run.returned else READ_BYTES)
         if chunk.next_offset <= run.start:
             raise OffsetOutOfRange(run.start, self.log.start_offset, self.log.visible_end)
         self._chunk = chunk
@@ -304,7 +331,15 @@ class View:
                 self._unsaved.add(start, end)
             self._rounds.settled(self)
         else:
+            self.counts.forget(start, end)
             self.log.drop_below(self.low)
+
+    def count_return(self, offset: int) -> int:
+        """How often it has come back, this time included."""
+        count = self.counts.add(offset)
+        if self.durable:
+            self._rounds.settled(self)
+        return count
 
     def give_back(self, start: int, end: int) -> None:
         """Delivered, not settled, to be delivered again: in its old place, before what is new."""
@@ -312,7 +347,7 @@ class View:
 
     def take_unsaved(self, *, exact: bool = False) -> Delta:
         reserved = self.next if exact else max(self._reserving, self.reserved)
-        delta = Delta(self._unsaved, self._moving, reserved, exact)
+        delta = Delta(self._unsaved, self._moving, reserved, exact, self.counts.take_unsaved())
         self._unsaved, self._moving = RangeSet(), RangeSet()
         return delta
 
@@ -320,6 +355,7 @@ class View:
         """It was not stored: acks are kept for the next time, what was to move elsewhere is here again."""
         self._reserving = self.reserved
         self.release_waiters()
+        self.counts.put_back(delta.counts)
         for start, end in delta.ranges:
             self._unsaved.add(start, end)
         for start, end in delta.moving:
@@ -327,6 +363,10 @@ class View:
             self.returned.add(start, end)
 
     def saved(self, delta: Delta) -> None:
+        if self.counts:
+            for ranges in (delta.ranges, delta.moving):
+                for start, end in ranges:
+                    self.counts.forget(start, end)
         woke = delta.reserved > self.reserved
         self.reserved = max(self.reserved, delta.reserved)
         self.release_waiters()

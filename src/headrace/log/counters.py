@@ -30,6 +30,8 @@ class Counters:
     bytes_written: int = 0
     records_written: int = 0
     bytes_read: int = 0
+    records_read: int = 0
+    cold_reads: int = 0
     tier_reads: int = 0
     rounds: int = 0
     syncs: int = 0

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.errors import DataFolderLocked
+from headrace.log.pread import pread_nowait
 
 FileId = int
 IOV_MAX = 512  # Linux takes 1,024; half keeps the list of one call small
@@ -68,18 +69,17 @@ class RealDisk:
 
     def pread_cached(self, file: FileId, size: int, position: int) -> bytes | None:
         """The bytes if the page cache has them, None if reading would wait for the disk."""
-        buffer = bytearray(size)
         try:
-            got = os.preadv(file, [buffer], position, os.RWF_NOWAIT)
+            data = pread_nowait(file, size, position)
         except BlockingIOError:
             return None
         except OSError as error:
-            if error.errno == errno.EOPNOTSUPP:  # a filesystem without the flag: read, even if it waits
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # no such flag here: read, even if it waits
                 return os.pread(file, size, position)
             raise
-        if got < size and position + got < os.fstat(file).st_size:
+        if len(data) < size and position + len(data) < os.fstat(file).st_size:
             return None
-        return bytes(memoryview(buffer)[:got])
+        return data
 
     def pwrite(self, file: FileId, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
         written = 0

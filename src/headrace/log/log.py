@@ -6,9 +6,10 @@ Reads see only what lies below the visible end, whatever is being written behind
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from headrace.errors import BatchTooLarge, CorruptLog, LogClosed, OffsetOutOfRange, Overloaded, StorageError
+from headrace.log.loading import ReadWaits
 from headrace.log.reader import Chunk, Reader
 from headrace.log.rounds import Part, Ticket, Unit
 from headrace.log.segment import Segment
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
 READ_BYTES = 1 << 20
+
+T = TypeVar("T")
 
 
 class LogSpec(NamedTuple):
@@ -62,7 +65,7 @@ class Log:
         self.unflushed_bytes = 0  # async only: written since the last flush
         self.holds: dict[str, int] = {}
         self._stable_hold: int | None = None
-        self._reader = Reader(shard.files, shard.index_cache, tail, shard.counters)
+        self._reader = Reader(shard.files, shard.index_cache, tail, shard.counters, shard.loader)
         self._waiters: list[Waiter] = []
         self._waiters_max = 64
 
@@ -127,7 +130,16 @@ class Log:
     # Reading.
 
     def read(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> Chunk:
-        """Whole batches from the one that holds offset, at least one, about max_bytes in all.
+        """As read_now, for those who may wait for the disk."""
+        while True:
+            try:
+                return self.read_now(offset, max_bytes, end=end)
+            except ReadWaits as cold:
+                cold.load()
+
+    def read_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> Chunk:
+        """Whole batches from the one that holds offset, at least one, about max_bytes in all. ReadWaits when they
+        are not in memory.
 
         An empty chunk at the visible end (or at `end`, if that comes first). The first batch may begin before
         offset: batches are never cut.
@@ -149,22 +161,30 @@ class Log:
     def _unreadable(self, error: OSError) -> StorageError:
         return StorageError(f"log {self.id} ({self.slug}) cannot be read: {error}")
 
+    def _waiting(self, read: Callable[[], T]) -> T:
+        while True:
+            try:
+                return read()
+            except ReadWaits as cold:
+                cold.load()
+            except OSError as error:
+                raise self._unreadable(error) from error
+
     def read_slice(self, piece: Slice) -> bytes:
-        try:
-            return self._reader.read_slice(piece)
-        except OSError as error:
-            raise self._unreadable(error) from error
+        return self._waiting(lambda: self._reader.read_slice(piece))
 
     def slices(self, start: int, end: int, split_bytes: int) -> list[Slice]:
         """Cut [start, end) into pieces of about split_bytes on batch boundaries known to the index."""
         start, end = max(start, self.start_offset), min(end, self.visible_end)
-        try:
-            return self._reader.slices(self.id, start, end, split_bytes)
-        except OSError as error:
-            raise self._unreadable(error) from error
+        return self._waiting(lambda: self._reader.slices(self.id, start, end, split_bytes))
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record at or after timestamp_ms, None when there is none."""
+        """As offset_for_timestamp_now, for those who may wait for the disk."""
+        return self._waiting(lambda: self.offset_for_timestamp_now(timestamp_ms))
+
+    def offset_for_timestamp_now(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record at or after timestamp_ms, None when there is none. ReadWaits when
+        what has to be looked at is not in memory."""
         try:
             return self._reader.offset_for_timestamp(timestamp_ms, self.start_offset, self.visible_end)
         except OSError as error:

@@ -3,18 +3,23 @@
 The index gives a position at or before the offset; from there batch headers lead on. An index that points at
 something that is not a batch is wrong, not the data: it is rebuilt once and asked again. Data that fails its
 checksum is never handed out.
+
+Runs on the owner thread and takes only what is in memory: everything else is a ReadWaits (loading.py).
 """
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.errors import CorruptBatch, CorruptLog, LogClosed
 from headrace.log import kernel, paths
 from headrace.log.counters import Counters
 from headrace.log.files import Files
+from headrace.log.loading import Loader, Loads
 from headrace.log.segment import Segment, read_seal, rebuild_index, walk_segment
 from headrace.log.tail import Tail
+from headrace.log.tiered import within
 from headrace.record import codec
 from headrace.record.layout import HEADER_BYTES
 from headrace.record.slice import Slice
@@ -33,8 +38,11 @@ class Chunk(NamedTuple):
     next_offset: int  # where to read on
 
 
+Read = Callable[[str, int, int], bytes]  # path, size, position
+
+
 class IndexCache:
-    """Index files in memory, oldest out first unless they were used since, bounded by bytes."""
+    """Index files in memory, those loaded first go first, bounded by bytes. Used by the owner thread only."""
 
     def __init__(self, files: Files, bytes_max: int) -> None:
         self._files = files
@@ -42,17 +50,21 @@ class IndexCache:
         self._bytes = 0
         self._segments: OrderedDict[Segment, int] = OrderedDict()
 
-    def load(self, segment: Segment) -> bytes:
+    def load(self, segment: Segment, read: Read) -> bytes:
         path = segment.path(paths.INDEX)
-        covered = segment.size
-        data = self._files.read(path, self._files.size(path), 0) if self._files.disk.exists(path) else b""
+        # Both before the file is looked at: the worker may write and seal at any moment.
+        covered, is_whole = segment.size, segment.is_sealed
+        data = read(path, self._files.size(path), 0) if self._files.disk.exists(path) else b""
+        self.keep(segment, data, covered, is_whole=is_whole)
+        return data
+
+    def keep(self, segment: Segment, data: bytes, covered: int, *, is_whole: bool) -> None:
         self.drop(segment)
-        segment.index, segment.index_size = data, covered
+        segment.index, segment.index_size, segment.index_is_whole = data, covered, is_whole
         self._segments[segment] = len(data)
         self._bytes += len(data)
         while self._bytes > self._bytes_max and len(self._segments) > 1:
             self.drop(next(iter(self._segments)))
-        return data
 
     def drop(self, segment: Segment) -> None:
         segment.index = None
@@ -68,13 +80,48 @@ class IndexCache:
 
 
 class Reader:
-    def __init__(self, files: Files, cache: IndexCache, tail: Tail, counters: Counters) -> None:
+    def __init__(
+        self, files: Files, cache: IndexCache, tail: Tail, counters: Counters, loader: Loader
+    ) -> None:
         self._files = files
+        self._loads = Loads(loader)
         self._index_cache = cache
         self._tail = tail
         self._counters = counters
         # Where sequential readers go on, so that they need no index: next offset -> (segment, position).
         self._resume: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
+
+    def _read(self, path: str, size: int, position: int) -> bytes:
+        data = self._files.read_cached(path, size, position)
+        if data is not None:
+            if self._loads.outcomes:
+                self._loads.forget((path, position, size))
+            return data
+        self._counters.cold_reads += 1
+        self._loads.result((path, position, size), lambda: self._warm(path, size, position))
+        # It was loaded and is gone again: with memory that short, wait rather than never get on.
+        return self._files.read(path, size, position)
+
+    def _warm(self, path: str, size: int, position: int) -> bool:
+        """Into the page cache, and nowhere else: nobody may come back for it."""
+        self._files.read(path, size, position)
+        return True
+
+    def _read_batches(self, segment: Segment, size: int, position: int) -> bytes:
+        """Of an archived segment only up to the end of a row group: the next one may have to be waited for."""
+        tier = segment.tier
+        if tier is None:
+            return self._read(segment.data_path, size, position)
+        group = tier.at_position(position)
+        batches = self._files.groups.cached(tier, group)
+        key = tier.path, group.number
+        if batches is None:
+            self._counters.tier_reads += 1
+            self._loads.result(key, lambda: bool(self._files.groups.load(tier, group)))
+            batches = self._files.groups.load(tier, group)  # gone again already, if it takes long
+        else:
+            self._loads.forget(key)
+        return within(batches, group, size, position)
 
     def read(self, offset: int, stop: int, max_bytes: int) -> Chunk:
         segments = self._tail.segments
@@ -112,21 +159,32 @@ class Reader:
             self._counters.crc_failures += 1
             raise CorruptLog(segment.path(), error.position or at, str(error)) from error
         if segment.is_sealed and segment.tier is None:
-            self._rebuild(segment)
+            # Not waited for: until it is done, or if it cannot be, the walk from the beginning serves.
+            key = "index", segment.path()
+            self._loads.run(key, lambda: self._rebuild(segment), lambda: self._rebuilt(key, segment))
         return chunk
+
+    def _rebuilt(self, key: tuple[str, str], segment: Segment) -> None:
+        self._loads.forget(key)
+        self._index_cache.drop(segment)
 
     def _check_headers(self, segment: Segment) -> None:
         """Where offsets have gaps a wrong base offset does not stand out, so compare with the seal, once."""
         if segment.is_checked or not segment.is_sealed or segment.is_dense:
-            return
-        seal = read_seal(self._files.disk, segment.path(paths.SEAL))
-        walker = kernel.Walker(segment.base, self._tail.settings.index_interval)
-        if seal is not None:
-            walk_segment(self._files, segment, walker)
-            if walker.headers_crc != seal.headers_crc:
-                self._counters.crc_failures += 1
-                raise CorruptLog(segment.path(), 0, "the batches' headers are not those that were sealed")
+            return  # of an archived one every byte was compared
+        if not self._loads.result(("headers", segment.path()), lambda: self._agrees_with_seal(segment)):
+            self._counters.crc_failures += 1
+            raise CorruptLog(segment.path(), 0, "the batches' headers are not those that were sealed")
         segment.is_checked = True
+
+    def _agrees_with_seal(self, segment: Segment) -> bool:
+        """Reads the whole segment: a job for the loader."""
+        seal = read_seal(self._files.disk, segment.path(paths.SEAL))
+        if seal is None:
+            return True
+        walker = kernel.Walker(segment.base, self._tail.settings.index_interval)
+        walk_segment(self._files, segment, walker)
+        return bool(walker.headers_crc == seal.headers_crc)
 
     def _read_at(
         self,
@@ -140,7 +198,7 @@ class Reader:
     ) -> Chunk | None:
         dense = segment.is_dense
         while position < segment.size:
-            data = self._files.read_segment(segment, min(size, segment.size - position), position)
+            data = self._read_batches(segment, min(size, segment.size - position), position)
             if len(data) < min(HEADER_BYTES, size):
                 raise CorruptBatch(f"{segment.size - position} bytes expected, {len(data)} found")
             first, end, next_offset = codec.trim(
@@ -148,8 +206,9 @@ class Reader:
             )
             if end > first:
                 self._remember(next_offset, segment, position + end)
-                self._counters.bytes_read += end - first
                 base = int.from_bytes(data[first : first + 8], "big")
+                self._counters.bytes_read += end - first
+                self._counters.records_read += next_offset - base
                 whole = first == 0 and end == len(data)
                 return Chunk(data if whole else memoryview(data)[first:end], base, next_offset)
             if next_offset < 0:
@@ -205,18 +264,23 @@ class Reader:
 
     def _index_of(self, segment: Segment) -> bytes:
         entries = segment.index
-        # An active segment's index grows; a stale copy only means a longer walk.
-        if entries is None or (not segment.is_sealed and segment.size - segment.index_size > _STALE_BYTES):
-            entries = self._index_cache.load(segment)
+        # An active segment's index grows, and a stale copy only means a longer walk; a sealed one's is complete.
+        if entries is None or (
+            not segment.index_is_whole
+            and (segment.is_sealed or segment.size - segment.index_size > _STALE_BYTES)
+        ):
+            entries = self._index_cache.load(segment, self._read)
             if not entries and segment.is_sealed and segment.size:
-                entries = self._rebuild(segment)
+                self._index_cache.drop(segment)
+                entries = self._loads.result(("index", segment.path()), lambda: self._rebuild(segment))
+                self._index_cache.keep(segment, entries, segment.size, is_whole=True)
         return entries
 
     def _rebuild(self, segment: Segment) -> bytes:
+        """Reads the whole segment: a job for the loader."""
         self._counters.indexes_rebuilt += 1
         self._files.forget([segment.path(paths.INDEX), segment.path(paths.TIME_INDEX)])
-        rebuild_index(self._files, segment, self._tail.settings.index_interval)
-        return self._index_cache.load(segment)
+        return bytes(rebuild_index(self._files, segment, self._tail.settings.index_interval)[0])
 
     def offset_for_timestamp(self, timestamp_ms: int, start: int, stop: int) -> tuple[int, int] | None:
         for segment in self._tail.segments:
@@ -253,14 +317,14 @@ class Reader:
 
     def _time_index(self, segment: Segment) -> bytes:
         path = segment.path(paths.TIME_INDEX)
-        entries = self._files.read(path, self._files.size(path), 0) if self._files.disk.exists(path) else b""
+        entries = self._read(path, self._files.size(path), 0) if self._files.disk.exists(path) else b""
         writer = self._tail.writer
         if writer is not None and writer.segment is segment:
             entries += bytes(writer.walker.time_index)
         return entries
 
     def _index_entries(self, segment: Segment) -> bytes:
-        entries = self._index_cache.load(segment)
+        entries = self._index_cache.load(segment, self._read)
         writer = self._tail.writer
         if writer is not None and writer.segment is segment:
             entries += bytes(writer.walker.index)
@@ -270,7 +334,7 @@ class Reader:
         for segment in self._tail.segments:
             if segment.base == piece.segment and segment.generation == piece.generation:
                 if segment.tier is None:
-                    return self._files.read(segment.path(), piece.length, piece.position)
+                    return self._read(segment.path(), piece.length, piece.position)
                 found = bytearray()
                 while len(found) < piece.length:
                     rest = piece.length - len(found)

@@ -66,8 +66,8 @@ class Segment:
     never reads past the offset that the log says is visible, whatever the size is by then."""
 
     __slots__ = (
-        "base", "created_ms", "data_path", "folder", "generation", "index", "index_size", "is_buried",
-        "is_checked", "is_deleted", "is_sealed", "max_timestamp", "next_offset", "records", "size",
+        "base", "created_ms", "data_path", "folder", "generation", "index", "index_is_whole", "index_size",
+        "is_buried", "is_checked", "is_deleted", "is_sealed", "max_timestamp", "next_offset", "records", "size",
         "tier",
     )  # fmt: skip
 
@@ -88,6 +88,7 @@ class Segment:
         self.tier: Tier | None = None  # where its records are, when they are not in a file of batches
         self.index: bytes | None = None  # the index file's content while the index cache keeps it
         self.index_size = 0  # how much of the segment it covers
+        self.index_is_whole = False  # it was read after the segment was sealed
 
     @classmethod
     def sealed(cls, folder: str, generation: int, seal: Seal) -> "Segment":

@@ -18,6 +18,7 @@ from headrace.log.disk import Disk, FileId, RealDisk, make_folder
 from headrace.log.files import Files
 from headrace.log.group import Group
 from headrace.log.journal import Journal, JournalFull
+from headrace.log.loading import Loader
 from headrace.log.log import Log, LogSpec
 from headrace.log.maintenance import Maintenance
 from headrace.log.reader import IndexCache
@@ -38,6 +39,7 @@ class Shard:
     # Set while opening, in this order.
     worker: Worker
     keeper: Worker
+    loader: Loader
     post: Post
     defer: Post
     tier_root: str
@@ -121,10 +123,12 @@ class Shard:
             self.worker, self.keeper = self._inline
             self._deferred: deque[Callable[[], object]] = deque()
             self.defer = self._deferred.append
+            self.loader = Loader(None, self.keeper)
         else:
             self.worker = ThreadWorker("headrace-log", post)
             self.keeper = ThreadWorker("headrace-keeper", post)
             self.defer = defer or post
+            self.loader = Loader(post)
 
     def begin(self, journal: Journal, slots: Slots) -> None:
         """Called by recovery once everything on disk is known."""
@@ -179,6 +183,7 @@ class Shard:
             self.maintenance.close()
         self.worker.close()
         self.keeper.close()
+        self.loader.close()
         for part in ("journal", "slots", "state"):
             if hasattr(self, part):
                 getattr(self, part).close()

@@ -21,12 +21,15 @@ class Worker(Protocol):
 
 
 class ThreadWorker:
-    def __init__(self, name: str, post: Post) -> None:
+    """With more than one thread, jobs begin in order and end in any."""
+
+    def __init__(self, name: str, post: Post, threads: int = 1) -> None:
         self._post = post
         # Waiting for it is part of every confirm: a Semaphore is a dozen Python calls more, and as many locks.
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, job: Job, done: Done) -> None:
         self._jobs.put((job, done))
@@ -45,8 +48,10 @@ class ThreadWorker:
             self._post(partial(done, result, error))
 
     def close(self) -> None:
-        self._jobs.put(None)
-        self._thread.join()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
 
 
 class InlineWorker:

@@ -74,7 +74,7 @@ def test_errors_of_ours_say_nothing_about_the_inside(own: type[Live], caplog: py
     server.publish("t", {"value": 1})
 
     async def spoil() -> None:
-        server.broker.streams.get("t").partitions[0].log.read = lambda *_, **__: 1 / 0  # type: ignore[method-assign]
+        server.broker.streams.get("t").partitions[0].log.read_now = lambda *_, **__: 1 / 0  # type: ignore[method-assign]
 
     server.call(spoil())
     answer = server.get("/topics/t/messages")

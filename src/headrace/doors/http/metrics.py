@@ -29,6 +29,8 @@ LOG_HELP = {
     "bytes_written": "Bytes of record batches written",
     "records_written": "Records written",
     "bytes_read": "Bytes of record batches read",
+    "records_read": "Records read",
+    "cold_reads": "Reads that were not in memory and were done off the event loop",
     "tier_reads": "Row groups of archived segments unpacked for a read",
     "rounds": "Rounds: journal entries, each of everything that came in during the sync before",
     "syncs": "Calls that made data stable on disk",
@@ -84,6 +86,7 @@ def _exposition(families: "Iterable[Metric]") -> Response:
 
 
 def aggregate(broker: Broker) -> "Iterator[Metric]":
+    from prometheus_client.metrics_core import CounterMetricFamily
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
     shard, stats = broker.shard, broker.stats
@@ -113,6 +116,7 @@ def aggregate(broker: Broker) -> "Iterator[Metric]":
     yield from pressure_metrics(broker.pressure)
     yield from _process()
     yield from _of_struct(shard.counters, "headrace_log_", LOG_HELP)
+    yield CounterMetricFamily("headrace_log_journal_bytes", "Bytes written to the journal", shard.journal.bytes_written)
     yield _histogram("headrace_loop_stall_seconds", "Times the event loop came back late", stats.loop_stall_s)
     yield _histogram("headrace_gc_pause_seconds", "Times Python's garbage collection took", stats.gc_pause_s)
     yield from _doors(stats.doors)

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.partition import Partition, Readable
+from headrace.broker.partition import Partition, Readable, when_loaded
 from headrace.broker.reading import Page
 from headrace.broker.streams import Stream
 from headrace.doors.http.requests import Gone, Query, hung_up
@@ -36,13 +36,13 @@ async def read(site: Site, request: Request) -> Response:
     bytes_max = bytes_wanted(site, query)
     binary = query.choice("encoding", "text", "base64") == "base64"
     wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
-    offset = start_of(partition, query)
+    offset = await start_of(partition, query)
     request.state.share.take(bytes_max)
-    page = site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
+    page = await site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
     if not page.records and wait_s > 0:
         offset = page.next_offset
         if await wait_for(site, request, stream, [(partition, offset)], wait_s):
-            page = site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
+            page = await site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
     site.stats.messages_out += len(page.records)
     answer = _render(partition.number, page, media, binary)
     site.stats.bytes_out += len(answer.body)
@@ -59,11 +59,11 @@ async def batches(site: Site, request: Request) -> Response:
     partition = stream.partition(int(text))
     bytes_max = bytes_wanted(site, query)
     wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
-    offset = start_of(partition, query)
+    offset = await start_of(partition, query)
     request.state.share.take(bytes_max)
-    chunk = partition.read(offset, bytes_max)
+    chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
     if not chunk.data and wait_s > 0 and await wait_for(site, request, stream, [(partition, offset)], wait_s):
-        chunk = partition.read(offset, bytes_max)
+        chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
     site.stats.bytes_out += len(chunk.data)
     return Answer(bytes(chunk.data), 200, {NEXT_OFFSET: str(chunk.next_offset)}, media_type=bodies.RAW)
 
@@ -73,7 +73,7 @@ def bytes_wanted(site: Site, query: Query) -> int:
     return query.integer("max_bytes", least=1, most=most) or min(BYTES, most)
 
 
-def start_of(partition: Partition, query: Query) -> int:
+async def start_of(partition: Partition, query: Query) -> int:
     """The offset to read from: given, by time, or the first there is."""
     if "offset" in query and "timestamp" in query:
         raise InvalidInput("offset and timestamp say the same thing twice: give one of them")
@@ -84,7 +84,7 @@ def start_of(partition: Partition, query: Query) -> int:
     if offset is not None:
         return offset
     timestamp = query.integer("timestamp", most=messages.TIMESTAMP_MAX)
-    return partition.start_offset if timestamp is None else partition.offset_at(timestamp)
+    return partition.start_offset if timestamp is None else await partition.offset_at(timestamp)
 
 
 async def wait_for(

@@ -35,7 +35,7 @@ async def stream(site: Site, request: Request) -> Response:
     elif len(partitions) > 1 and offset is not None and offset not in {"earliest", "latest"}:
         raise InvalidInput("an offset belongs to one partition: say which, or use earliest, latest or timestamp")
     else:
-        positions = {p.number: start_of(p, query) for p in partitions}
+        positions = {p.number: await start_of(p, query) for p in partitions}
         for p in partitions:
             if not p.start_offset <= positions[p.number] <= p.end_offset:
                 raise OffsetOutOfRange(positions[p.number], p.start_offset, p.end_offset)
@@ -103,17 +103,17 @@ class EventStream(Response):
         for partition in self._partitions:
             if self._positions[partition.number] >= partition.stable_end:
                 continue
-            data = self._page(partition)
+            data = await self._page(partition)
             if data:
                 await self._send(send, data)
             await asyncio.sleep(0)  # a client that keeps up must not keep the loop to itself
             sent = True
         return sent
 
-    def _page(self, partition: Partition) -> bytes:
+    async def _page(self, partition: Partition) -> bytes:
         number = partition.number
         try:
-            page = self._site.broker.read(
+            page = await self._site.broker.read(
                 self._topic, partition, self._positions[number], limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES
             )
         except OffsetOutOfRange as error:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.partition import Partition
+from headrace.broker.partition import Partition, ReadWaits
 from headrace.doors.kafka.connection import Connection, Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.sessions import Key, Opened, Wanted, open_session
@@ -68,6 +68,8 @@ class Fetch:
         self.opened: Opened = open_session(door, request.connection, session_id, epoch, topics, gone)
         self._timer: asyncio.TimerHandle | None = None
         self._recheck: asyncio.TimerHandle | None = None
+        self._cold: ReadWaits | None = None  # something to read is not in memory
+        self._is_loading = self._is_final = False
 
     def start(self) -> None:
         if self.opened.error:
@@ -78,11 +80,31 @@ class Fetch:
 
     def _try(self, *, final: bool) -> bool:
         """Answer if there is enough, or if this was the last chance."""
+        self._is_final = self._is_final or final
+        if self._is_loading:
+            return True  # and looks again when it is done
         results, size, has_error = self._read()
+        cold, self._cold = self._cold, None
+        if cold is not None and not (has_error or size >= max(self.min_bytes, 1)):
+            # Not even at the end of the client's patience: that there is nothing would be untrue.
+            self._is_loading = True
+            cold.then(self._loaded)
+            return True
         if not (final or has_error or size >= max(self.min_bytes, 1)):
             return False
         self._answer(self._changed(results) if self.opened.is_incremental else results)
         return True
+
+    def _loaded(self) -> None:
+        self._is_loading = False
+        if self.request.connection.is_closed:
+            self._stop()
+        elif not self._try(final=self._is_final):
+            if self._timer is None:
+                self._wait()
+            else:
+                self._stop_waiting()
+                self._rewatch()
 
     # Reading.
 
@@ -120,12 +142,15 @@ class Fetch:
             next_offset = wanted.offset
             # The first batch is sent whatever its size: a client that asks for less than it could never go on.
             if (room > 0 or first) and wanted.offset != end:
-                chunk = partition.read(wanted.offset, max(1, min(wanted.max_bytes, room)), end=end)
+                chunk = partition.read_now(wanted.offset, max(1, min(wanted.max_bytes, room)), end=end)
                 records, next_offset = chunk.data, chunk.next_offset
                 self.door.stats.messages_out += max(0, next_offset - wanted.offset)
                 self.door.stats.bytes_out += len(records)
             aborted = self._aborted(log, wanted.offset, next_offset) if committed else None
             return number, Code.NONE, log.visible_end, stable, log.start_offset, aborted, records
+        except ReadWaits as cold:
+            self._cold = cold
+            return number, Code.NONE, log.visible_end, stable, log.start_offset, [] if committed else None, None
         except HeadraceError as error:
             return number, code_of(error), -1, -1, -1, None, None
 

@@ -1,8 +1,9 @@
 """Where logs begin and end, by time and by epoch, and moving their beginning."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.partition import Partition
+from headrace.broker.partition import Partition, when_loaded
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.errors import HeadraceError, OffsetOutOfRange
@@ -37,7 +38,9 @@ async def list_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict
                 if check is not None:
                     answer["error_code"] = check
                 else:
-                    timestamp, offset = find_offset(partition, wanted.timestamp, committed)
+                    timestamp, offset = await when_loaded(
+                        partial(find_offset, partition, wanted.timestamp, committed)
+                    )
                     epoch = partition.log.epoch if offset >= 0 else NONE
                     answer.update(timestamp=timestamp, offset=offset, leader_epoch=epoch)
             except HeadraceError as error:
@@ -59,7 +62,7 @@ def find_offset(partition: Partition, timestamp: int, committed: bool) -> tuple[
         return newest(partition)
     if timestamp < 0:
         return NONE, NONE
-    found = log.offset_for_timestamp(timestamp)
+    found = log.offset_for_timestamp_now(timestamp)
     if found is None or found[0] >= end:
         return NONE, NONE
     offset, at = found
@@ -69,14 +72,14 @@ def find_offset(partition: Partition, timestamp: int, committed: bool) -> tuple[
 def newest(partition: Partition) -> tuple[int, int]:
     """The record with the largest timestamp. Halves the range of times, as the index answers 'first at or after'."""
     log = partition.log
-    low, found = 0, log.offset_for_timestamp(0)
+    low, found = 0, log.offset_for_timestamp_now(0)
     if found is None:
         return NONE, NONE
     best = found
     high = 1 << 62
     while low < high:
         middle = (low + high + 1) // 2
-        found = log.offset_for_timestamp(middle)
+        found = log.offset_for_timestamp_now(middle)
         if found is None:
             high = middle - 1
         else:

@@ -1,10 +1,11 @@
 """Share groups at the door: heartbeat, fetch, acknowledge, describe."""
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.partition import Partition
-from headrace.broker.share import ACCEPT
+from headrace.broker.partition import Partition, when_loaded
+from headrace.broker.share import ACCEPT, SharePartition
 from headrace.broker.share_groups import ShareGroup
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.consumer_groups import by_topic
@@ -217,14 +218,14 @@ async def take(
     """Records for the member, waiting for some as long as it is willing to."""
     deadline = door.loop.time() + min(fields.max_wait, door.config.read_wait_ms_max) / 1000
     while True:
-        read = take_now(door, group, session, member_id, fields)
+        read = await take_loaded(door, group, session, member_id, fields)
         left_s = deadline - door.loop.time()
         if read or left_s <= 0 or request.connection.is_closed:
             return read
         await wait_for_more(door, group, session, left_s)
 
 
-def take_now(
+async def take_loaded(
     door: "KafkaDoor", group: ShareGroup, session: ShareSession, member_id: str, fields: Any
 ) -> dict[Key, dict[str, Any]]:
     shares = door.coordination.shares
@@ -237,10 +238,10 @@ def take_now(
         try:
             partition = door.topics.partition(*key)
             share = shares.partition(group, partition.log)
-            first = share.available(partition.log.start_offset, partition.log.visible_end)
-            if first is None:
+            found = await when_loaded(partial(_next_chunk, partition, share, min(CHUNK_BYTES, bytes_left)))
+            if found is None:
                 continue
-            chunk = partition.read(first, min(CHUNK_BYTES, bytes_left))
+            first, chunk = found
             taken = share.acquire(member_id, first, chunk.next_offset, room, shares.lock_deadline())
         except HeadraceError as error:
             read[key] = {"error_code": code_of(error), "error_message": str(error)}
@@ -263,6 +264,12 @@ def take_now(
         session.wanted.pop(key)  # who was served goes to the end
         session.wanted[key] = None
     return read
+
+
+def _next_chunk(partition: Partition, share: SharePartition, bytes_max: int) -> tuple[int, Any] | None:
+    """Asked anew after waiting for the disk: another member may have taken what was available."""
+    first = share.available(partition.log.start_offset, partition.log.visible_end)
+    return None if first is None else (first, partition.read_now(first, bytes_max))
 
 
 async def wait_for_more(door: "KafkaDoor", group: ShareGroup, session: ShareSession, seconds: float) -> None:

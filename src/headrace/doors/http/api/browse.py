@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.broker.browsing import browse, contains, has_key, state_of
 from headrace.broker.message import from_record
+from headrace.broker.partition import when_loaded
 from headrace.doors.http.api.messages import properties_shape
 from headrace.doors.http.api.own import Row, partition_log, row_of
 from headrace.doors.http.api.values import Shape, answer, encode, number, query_of
@@ -70,14 +71,17 @@ async def messages(site: Site, request: Request) -> Response:
     log = partition_log(row, partition)
     limit = number(query.get("limit"), "limit", LIMIT, least=1, most=LIMIT_MAX)
     wanted = _wanted(query)
-    offset = _start(log, query, limit, newest=wanted is None)
-    found = browse(
-        log,
-        offset,
-        limit=limit,
-        bytes_max=BYTES_MAX,
-        decompressed_bytes_max=site.config.decompressed_bytes_max,
-        wanted=wanted,
+    offset = await when_loaded(lambda: _start(log, query, limit, newest=wanted is None))
+    found = await when_loaded(
+        lambda: browse(
+            log,
+            offset,
+            limit=limit,
+            bytes_max=BYTES_MAX,
+            decompressed_bytes_max=site.config.decompressed_bytes_max,
+            wanted=wanted,
+            waits=False,
+        )
     )
     return answer(
         {
@@ -106,8 +110,8 @@ def _wanted(query: dict[str, str]) -> Callable[[Record], bool] | None:
 def _start(log: Any, query: dict[str, str], limit: int, *, newest: bool) -> int:
     if query.get("offset"):
         return number(query["offset"], "offset")
-    if query.get("timestamp") and hasattr(log, "offset_for_timestamp"):
-        found = log.offset_for_timestamp(number(query["timestamp"], "timestamp"))
+    if query.get("timestamp") and hasattr(log, "offset_for_timestamp_now"):
+        found = log.offset_for_timestamp_now(number(query["timestamp"], "timestamp"))
         return int(log.stable_end if found is None else found[0])
     start = int(log.start_offset)
     return max(start, int(log.stable_end) - limit) if newest else start

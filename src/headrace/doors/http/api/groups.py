@@ -131,7 +131,7 @@ async def reset(site: Site, request: Request) -> Response:
         chosen = partitions
     else:
         raise InvalidInput("partitions is a list of numbers")
-    moves = [_move(stream, number_, now.get(number_), fields) for number_ in chosen]
+    moves = [await _move(stream, number_, now.get(number_), fields) for number_ in chosen]
     dry_run = flag(fields.get("dry_run"), True)
     if not dry_run:
         offsets = {move["partition"]: move["to"] for move in moves}
@@ -150,7 +150,7 @@ def _current(site: Site, name: str, kind: str, topic: str) -> dict[int, int]:
     return {number_: one_.offset for (t, number_), one_ in committed.items() if t == topic}
 
 
-def _move(stream: Stream, number_: int, now: int | None, fields: Mapping[str, Any]) -> Shape:
+async def _move(stream: Stream, number_: int, now: int | None, fields: Mapping[str, Any]) -> Shape:
     partition = stream.partition(number_)
     start, end = partition.start_offset, partition.end_offset
     target = fields.get("to", "earliest")
@@ -159,7 +159,7 @@ def _move(stream: Stream, number_: int, now: int | None, fields: Mapping[str, An
     elif target == "latest":
         to = end
     elif target == "timestamp":
-        to = partition.offset_at(number(fields.get("timestamp"), "timestamp"))
+        to = await partition.offset_at(number(fields.get("timestamp"), "timestamp"))
     elif target == "offset":
         to = number(fields.get("offset"), "offset")
     elif target == "shift":

@@ -1,0 +1,198 @@
+"""Reads that are not in memory: never waited for on the owner thread, and right when they come."""
+
+import errno
+import os
+
+import pytest
+
+from headrace.errors import OffsetOutOfRange, StorageError
+from headrace.log.disk import RealDisk
+from headrace.log.loading import ReadWaits
+from headrace.log.log import Log
+from headrace.log.settings import StreamSettings
+from headrace.record import codec
+from tests.log.helpers import Bench, batch, records
+
+ROLLING = StreamSettings(segment_size=3000, index_interval=100)
+
+
+class ColdDisk(RealDisk):
+    """Nothing is in the page cache until somebody has waited for it. Counts what was read."""
+
+    def __init__(self) -> None:
+        self.warm: set[tuple[str, int]] = set()
+        self.is_cold = False
+        self.is_short_of_memory = False
+        self.waits: list[str] = []
+        self.bytes_read = 0
+        self.error: OSError | None = None
+
+    def pread_cached(self, file: int, size: int, position: int) -> bytes | None:
+        if self.is_cold and (_name(file), position) not in self.warm:
+            return None
+        self.bytes_read += size
+        return super().pread_cached(file, size, position)
+
+    def pread(self, file: int, size: int, position: int) -> bytes:
+        if self.error is not None:
+            raise self.error
+        self.waits.append(_name(file))
+        if not self.is_short_of_memory:
+            self.warm.add((_name(file), position))
+        return super().pread(file, size, position)
+
+
+def _name(file: int) -> str:
+    return os.path.basename(os.readlink(f"/proc/self/fd/{file}"))
+
+
+@pytest.fixture
+def disk() -> ColdDisk:
+    return ColdDisk()
+
+
+@pytest.fixture
+def bench(tmp_path: object, disk: ColdDisk) -> Bench:
+    return Bench(str(tmp_path), disk)
+
+
+def filled(bench: Bench, disk: ColdDisk, count: int = 40) -> Log:
+    bench.open(stream=ROLLING)
+    for i in range(count):
+        bench.append(1, [b"%02d" % i * 100])
+    disk.is_cold = True
+    return bench.shard.log(1)
+
+
+def eventually(bench: Bench, log: Log, offset: int) -> bytes | None:
+    """As a door does it: read, and where that waits, let others have their turn."""
+    for _ in range(10):
+        try:
+            chunk = log.read_now(offset, 1)
+        except ReadWaits as cold:
+            cold.then(lambda: None)
+            bench.shard.pump()
+        else:
+            return codec.records(chunk.data, from_offset=offset, limit=1)[0].value
+    raise AssertionError("the read never came to an end")
+
+
+def test_a_read_that_is_not_in_memory_does_not_touch_the_disk(bench: Bench, disk: ColdDisk) -> None:
+    log = filled(bench, disk)
+    disk.waits.clear()
+    with pytest.raises(ReadWaits):
+        log.read_now(3, 1)
+    assert disk.waits == []
+    assert eventually(bench, log, 3) == b"03" * 100
+    assert disk.waits != []
+    assert bench.shard.counters.cold_reads > 0
+    bench.shard.close()
+
+
+def test_every_cold_read_gives_what_a_warm_one_gives(bench: Bench, disk: ColdDisk) -> None:
+    log = filled(bench, disk)
+    assert [eventually(bench, log, offset) for offset in range(40)] == [b"%02d" % i * 100 for i in range(40)]
+    bench.shard.close()
+
+
+def test_who_may_wait_reads_and_waits(bench: Bench, disk: ColdDisk) -> None:
+    log = filled(bench, disk)
+    assert [record.offset for record in records(log)] == list(range(40))
+    assert log.offset_for_timestamp(0) == (0, 1000)
+    bench.shard.close()
+
+
+def test_what_is_thrown_out_of_memory_before_the_retry_is_read_all_the_same(bench: Bench, disk: ColdDisk) -> None:
+    log = filled(bench, disk)
+    disk.is_short_of_memory = True
+    assert eventually(bench, log, 30) == b"30" * 100
+    bench.shard.close()
+
+
+def test_two_that_wait_for_the_same_are_served_by_one_read(bench: Bench, disk: ColdDisk) -> None:
+    log = filled(bench, disk)
+    log.read(3, 1)  # the index is in memory now
+    disk.warm.clear()
+    disk.waits.clear()
+    woken: list[int] = []
+    for client in (1, 2):
+        with pytest.raises(ReadWaits) as caught:
+            log.read_now(3, 1)
+        caught.value.then(lambda client=client: woken.append(client))
+    bench.shard.pump()
+    assert woken == [1, 2] and len(disk.waits) == 1
+    bench.shard.close()
+
+
+def test_a_disk_that_cannot_be_read_is_said_by_the_retry(bench: Bench, disk: ColdDisk) -> None:
+    log = filled(bench, disk)
+    disk.error = OSError(errno.EIO, "broken")
+    with pytest.raises(StorageError, match="broken"):
+        eventually(bench, log, 3)
+    bench.shard.kill() if hasattr(bench.shard, "kill") else bench.shard.join()
+
+
+def test_what_retention_took_while_it_was_loaded_is_out_of_range(bench: Bench, disk: ColdDisk) -> None:
+    log = filled(bench, disk)
+    with pytest.raises(ReadWaits) as caught:
+        log.read_now(0, 1)
+    bench.shard.maintenance.delete_before(log, 30)
+    bench.shard.pump()
+    caught.value.then(lambda: None)  # its file is gone by now
+    bench.shard.pump()
+    with pytest.raises(OffsetOutOfRange):
+        log.read_now(0, 1)
+    assert eventually(bench, log, 30) == b"30" * 100
+    bench.shard.close()
+
+
+def test_a_missing_index_is_made_again_off_the_owner_thread(bench: Bench, disk: ColdDisk) -> None:
+    filled(bench, disk)
+    bench.shard.close()
+    disk.is_cold = False
+    for folder, _, names in os.walk(bench.root):
+        for name in names:
+            if name.endswith(".index"):
+                os.unlink(os.path.join(folder, name))
+    log = bench.open(stream=ROLLING).log(1)
+    disk.waits.clear()
+    with pytest.raises(ReadWaits):
+        log.read_now(3, 1)
+    assert disk.waits == []
+    assert eventually(bench, log, 3) == b"03" * 100
+    bench.shard.close()
+
+
+def test_an_index_read_while_its_segment_grew_is_read_again_once_that_is_sealed(
+    bench: Bench, disk: ColdDisk
+) -> None:
+    """Or every look into the segment would be a walk from the last entry that the early copy had."""
+    stream = StreamSettings(segment_size=600_000, index_interval=1000)
+    log = bench.open(stream=stream).log(1)
+    bench.append(1, [b"x" * 500])
+    log.read(0, 1)
+    for _ in range(70):
+        bench.append(1, [b"x" * 10_000])
+    assert log.segments[0].is_sealed
+    offset = log.segments[0].next_offset - 1
+    log.read(offset, 1)  # may have to load the index
+    log.forget_positions()
+    disk.bytes_read = 0
+    log.read(offset, 1)
+    assert disk.bytes_read < 50_000
+    bench.shard.close()
+
+
+def test_batches_of_the_kernel_are_whole(tmp_path: object) -> None:
+    """The kernel's own read: what is there, a short read at the end of the file, an error for what is no file."""
+    disk = RealDisk()
+    path = f"{tmp_path}/file"
+    file = disk.open(path, create=True)
+    data = bytes(batch([b"v"]))
+    disk.pwrite(file, [data], 0)
+    assert disk.pread_cached(file, len(data), 0) == data
+    assert disk.pread_cached(file, 1000, len(data) - 3) == data[-3:]
+    assert disk.pread_cached(file, 1000, len(data)) == b""
+    disk.close(file)
+    with pytest.raises(OSError):
+        disk.pread_cached(file, 1, 0)
