@@ -23,6 +23,7 @@ from headrace.spark.offsets import Partition, Position, Positions, from_json, to
 from headrace.spark.options import BadOption, ReadOptions
 from headrace.spark.plan import Planner, by_topic
 from headrace.spark.rows import Rows
+from headrace.spark.workers import prepare_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,6 +77,7 @@ class _Reading:
             return iter(())  # Spark's stand-in for a plan without a single piece
         from pyspark.sql.pandas.types import to_arrow_schema
 
+        prepare_worker()
         return self._rows.read(partition.piece, to_arrow_schema(self._schema, timezone="UTC"))
 
 

@@ -1,6 +1,8 @@
 """From batches to Arrow: the compiled decoder fills the columns, this puts names and types on them."""
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptBatch, CorruptLog
@@ -31,7 +33,7 @@ class Rows:
         for start, end, feed in self._access.feeds(piece):
             try:
                 for columns in self._decode(feed, start, end):
-                    yield from _pieces(_record_batch(columns, piece, self._columns, schema))
+                    yield from _record_batches(columns, piece, self._columns, schema)
             finally:
                 feed.close()
 
@@ -85,22 +87,24 @@ def _begins_at(data: memoryview) -> int:
     return int.from_bytes(data[:8], "big") if len(data) >= 8 else 0
 
 
-def _pieces(batch: "pa.RecordBatch") -> "Iterator[pa.RecordBatch]":
-    """A batch of records is never cut by the decoder, so a large one is cut here, without copying."""
-    for at in range(0, batch.num_rows, ROWS_MAX):
-        yield batch.slice(at, ROWS_MAX) if batch.num_rows > ROWS_MAX else batch
-
-
-def _record_batch(
+def _record_batches(
     columns: Columns, piece: Piece, names: Sequence[str], schema: "pa.Schema"
-) -> "pa.RecordBatch":
+) -> "Iterator[pa.RecordBatch]":
+    """A stored batch is never cut by the decoder, so a large one is cut here, without copying."""
     import pyarrow as pa
 
-    arrays = [_array(name, columns, piece, schema.field(at).type) for at, name in enumerate(names)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    kinds = dict(zip(names, schema.types, strict=True))
+    decoded = {name: _array(name, columns, kinds[name]) for name in names if name not in _REPEATED}
+    for at in range(0, columns.count, ROWS_MAX):
+        count = min(columns.count - at, ROWS_MAX)
+        arrays = [
+            _repeated(_REPEATED[name](piece), count, kind) if name in _REPEATED else decoded[name].slice(at, count)
+            for name, kind in kinds.items()
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _array(name: str, columns: Columns, piece: Piece, kind: "pa.DataType") -> "pa.Array":
+def _array(name: str, columns: Columns, kind: "pa.DataType") -> "pa.Array":
     import pyarrow as pa
 
     count = columns.count
@@ -111,16 +115,35 @@ def _array(name: str, columns: Columns, piece: Piece, kind: "pa.DataType") -> "p
         return _binary(columns.keys, count, kind)
     if name == "value":
         return _binary(columns.values, count, kind)
-    if name == "topic":
-        return pa.repeat(pa.scalar(piece.place.topic, kind), count)
-    if name == "partition":
-        return pa.repeat(pa.scalar(piece.place.number, kind), count)
     assert columns.headers is not None
     if name == "headers":
         return _headers(columns.headers, count, kind)
     return _amqp(name, columns, kind)
 
 
+def _repeated(value: str | int, count: int, kind: "pa.DataType") -> "pa.Array":
+    """The same value in every row, made once for as many rows as there may be.
+
+    Not by pa.scalar: that imports pandas where it is installed, which is half a second and 40,000 objects.
+    """
+    return _repeated_often(value, 1 << (count - 1).bit_length(), kind).slice(0, count)
+
+
+@lru_cache(maxsize=4)  # up to 16 MB each, if names are as long as they may be
+def _repeated_often(value: str | int, count: int, kind: "pa.DataType") -> "pa.Array":
+    import pyarrow as pa
+
+    if isinstance(value, int):
+        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(array("i", [value]) * count)])
+    text = value.encode()
+    ends = array("i", range(0, (count + 1) * len(text), len(text)))
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(ends), pa.py_buffer(text * count)])
+
+
+_REPEATED: dict[str, Callable[[Piece], str | int]] = {
+    "topic": lambda piece: piece.place.topic,
+    "partition": lambda piece: piece.place.number,
+}
 _NUMBERS = {"offset": "offsets", "timestamp": "timestamps", "timestampType": "timestamp_types"}
 
 

@@ -19,6 +19,7 @@ from headrace.record.codec import encode_headers
 from headrace.record.partitioned import BinaryRows, PartitionedWriter
 from headrace.spark.broker import BrokerLink
 from headrace.spark.options import BadOption, WriteOptions
+from headrace.spark.workers import prepare_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,6 +75,7 @@ class _Writing:
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
         from pyspark import TaskContext
 
+        prepare_worker()
         context = TaskContext.get()
         staged = Staged(query=context.getLocalProperty(QUERY_ID) if context else None)
         task = Task(self._link, self._options, staged, context.partitionId() if context else 0)
