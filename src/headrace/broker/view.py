@@ -47,9 +47,8 @@ class Delta(NamedTuple):
     def encode(self) -> bytes:
         kind = (_SET if self.exact else _RAISE) | (_COUNTED if self.counts else 0)
         counts = pack(self.counts) if self.counts else b""
-        return _HEAD.pack(kind, self.reserved) + counts + b"".join(
-            _RANGE.pack(start, end) for ranges in (self.ranges, self.moving) for start, end in ranges
-        )
+        pairs = (_RANGE.pack(start, end) for ranges in (self.ranges, self.moving) for start, end in ranges)
+        return b"".join((_HEAD.pack(kind, self.reserved), counts, *pairs))
 
 
 def fold_settles(value: bytes | None, deltas: Sequence[bytes]) -> bytes | None:

@@ -105,7 +105,7 @@ def _queues(broker: Broker) -> "Iterator[Metric]":
         consumers.add_metric(values, len(queue.consumers))
         redelivered.add_metric(values, queue.redelivered)
         dead.add_metric(values, queue.dead_lettered)
-        deliveries.add_metric(values, max(queue.delivery_counts.values(), default=0))
+        deliveries.add_metric(values, queue.most_returns)
         if waiting + out:
             oldest = _oldest_ms(queue)
             if oldest is not None:
