@@ -1,0 +1,85 @@
+"""A message that is given back again and again reaches its dead letter queue, however often the broker is killed."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pytest
+
+from tests.crash.broker_process import BrokerProcess
+from tests.ports import free_port
+
+LIMIT = 2
+PATIENCE_S = 20.0
+
+
+class Killable:
+    def __init__(self, folder: Path) -> None:
+        self.amqp = free_port()
+        self.process = BrokerProcess(folder, "--amqp", f"127.0.0.1:{self.amqp}")
+        self.process.start()
+
+    def channel(self) -> pika.adapters.blocking_connection.BlockingChannel:
+        self.connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.amqp))
+        channel = self.connection.channel()
+        channel.confirm_delivery()
+        return channel
+
+    def kill_and_start(self) -> None:
+        self.process.kill()
+        self.leave()
+        self.process.start()
+
+    def leave(self) -> None:
+        with contextlib.suppress(pika.exceptions.AMQPError):  # nobody answers
+            self.connection.close()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Killable]:
+    broker = Killable(tmp_path)
+    yield broker
+    broker.leave()
+    broker.process.close()
+
+
+def get(channel: pika.adapters.blocking_connection.BlockingChannel, queue: str):  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        method, properties, body = channel.basic_get(queue)
+        if method is not None:
+            return method, properties, body
+        assert time.monotonic() < deadline, f"nothing came to {queue}"
+        time.sleep(0.02)
+
+
+def test_a_poison_message_is_dead_lettered_even_if_the_broker_is_killed_after_each_return(
+    broker: Killable,
+) -> None:
+    channel = broker.channel()
+    for name in ("dead", "other"):
+        channel.queue_declare(name, durable=True)
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": LIMIT, "x-dead-letter-exchange": "",
+                 "x-dead-letter-routing-key": "dead"}  # fmt: skip
+    channel.queue_declare("work", durable=True, arguments=arguments)
+    channel.basic_publish("", "work", b"fine before")
+    channel.basic_publish("", "work", b"poison")
+    channel.basic_publish("", "work", b"fine after")
+    method, _, body = get(channel, "work")
+    assert body == b"fine before"
+    channel.basic_ack(method.delivery_tag)
+    for returned in range(LIMIT + 1):
+        method, properties, body = get(channel, "work")
+        assert body == b"poison"
+        assert (properties.headers or {}).get("x-delivery-count", 0) == returned
+        channel.basic_nack(method.delivery_tag, requeue=True)
+        channel.basic_publish("", "other", b"")  # its confirm: what was settled before it is in the journal
+        broker.kill_and_start()
+        channel = broker.channel()
+    _, properties, body = get(channel, "dead")
+    assert body == b"poison"
+    assert properties.headers["x-first-death-reason"] == "delivery_limit"
+    method, properties, body = get(channel, "work")
+    assert (body, (properties.headers or {}).get("x-delivery-count")) == (b"fine after", None)
