@@ -1,150 +1,33 @@
-"""The AMQP door beside RabbitMQ: `python -m bench.amqp`. CPU-seconds of the broker per million messages, and rates.
+"""The AMQP door beside RabbitMQ: `make bench ONLY=amqp`, or `python -m bench.amqp` with its options.
 
-The load generator is compiled (bench/amqp_load.c). RabbitMQ is the machine's own package, started here on a
-free port with a data folder of its own, with classic and with quorum queues; without it only our rows are
-printed. All messages are persistent and confirmed: on disk, with ours. Windows are in the names of the rows.
+CPU-seconds of the broker per million messages, rates, latencies, memory and restarts. The load generator is
+compiled (bench/amqp_load.c). RabbitMQ is the machine's own package, started here on a free port with a data folder of
+its own, with classic and with quorum queues; without it only our rows are printed. All messages are persistent and
+confirmed: on disk, with ours. Windows are in the names of the rows.
 """
 
 import argparse
 import contextlib
 import os
 import shutil
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-import pika
+from bench.amqp_peers import RABBITMQ, Load, Peer, headrace, rabbitmq
+from bench.machine import describe, fdatasync_ms, warm_page_cache
+from bench.result import Result, number
 
-from bench.machine import describe, measure, warm_page_cache
-from bench.result import Result
-
-HERE = Path(__file__).parent
-RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
-START_S_MAX = 90.0
-RUN_S_MAX = 180.0
-MB = 1 << 20
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def compile_load(folder: str) -> str:
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        sys.exit("bench.amqp needs a C compiler for its load generator")
-    target = f"{folder}/amqp_load"
-    subprocess.run([compiler, "-O2", "-o", target, str(HERE / "amqp_load.c")], check=True)
-    return target
-
-
-class Peer:
-    """A broker under test: a process, a port, and the arguments its queues are declared with."""
-
-    def __init__(self, name: str, port: int, pid: int, arguments: dict[str, str]) -> None:
-        self.name, self.port, self.pid, self.arguments = name, port, pid, arguments
-
-    def cpu_s(self) -> float:
-        """Of all threads, from the scheduler: ticks of 10 ms are too coarse."""
-        total = 0
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                total += int((task / "schedstat").read_text().split()[0])
-        return total / 1e9
-
-    def rss_mb(self) -> float:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
-                return int(line.split()[1]) / 1024
-        return 0.0
-
-    @contextlib.contextmanager
-    def channel(self) -> Iterator[pika.adapters.blocking_connection.BlockingChannel]:
-        connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.port))
-        yield connection.channel()
-        connection.close()
-
-    def declare(self, queue: str, count: int = 1) -> None:
-        with self.channel() as channel:
-            for name in [queue] if count == 1 else [f"{queue}-{n}" for n in range(count)]:
-                channel.queue_declare(name, durable=True, arguments=self.arguments)
-
-    def delete(self, queue: str, count: int = 1) -> None:
-        with self.channel() as channel:
-            for name in [queue] if count == 1 else [f"{queue}-{n}" for n in range(count)]:
-                channel.queue_delete(name)
-
-
-def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S_MAX
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        if process.poll() is not None or time.monotonic() > deadline:
-            sys.exit(f"a broker did not start:\n{log.read_text()[-2000:]}")
-        time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def headrace(folder: str) -> Iterator[Peer]:
-    port, log = free_port(), Path(folder) / "headrace.txt"
-    command = [
-        sys.executable, "-m", "headrace", "serve", "--data-dir", f"{folder}/headrace", "--http", "off", "--kafka",
-        "off", "--amqp", f"127.0.0.1:{port}",
-    ]  # fmt: skip
-    with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        wait_for_port(port, process, log)
-        yield Peer("headrace", port, process.pid, {})
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-@contextlib.contextmanager
-def rabbitmq(folder: str) -> Iterator[tuple[Peer, Peer]]:
-    """(classic, quorum): one node, two kinds of queues."""
-    port, log = free_port(), Path(folder) / "rabbitmq.txt"
-    home = Path(folder) / "rabbitmq"
-    home.mkdir(exist_ok=True)
-    (home / "enabled_plugins").write_text("[].")
-    environment = {
-        **os.environ,
-        "HOME": str(home),
-        "RABBITMQ_NODENAME": f"headrace-bench-{port}@localhost",
-        "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_DIST_PORT": str(free_port()),
-        "ERL_EPMD_PORT": str(free_port()),
-        "RABBITMQ_MNESIA_BASE": f"{home}/data",
-        "RABBITMQ_LOG_BASE": f"{home}/log",
-        "RABBITMQ_PID_FILE": f"{home}/pid",
-        "RABBITMQ_ENABLED_PLUGINS_FILE": f"{home}/enabled_plugins",
-        "RABBITMQ_CONFIG_FILE": f"{home}/rabbitmq",
-        "RABBITMQ_ADVANCED_CONFIG_FILE": f"{home}/advanced.config",
-    }
-    with log.open("ab") as output:
-        process = subprocess.Popen([RABBITMQ], env=environment, stdout=output, stderr=output, start_new_session=True)
-    try:
-        wait_for_port(port, process, log)
-        pid = int((home / "pid").read_text())
-        yield (
-            Peer("rabbitmq classic", port, pid, {"x-queue-type": "classic"}),
-            Peer("rabbitmq quorum", port, pid, {"x-queue-type": "quorum"}),
-        )
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
+PEER_SHARE = 20  # a peer gets this part of the messages: its rate does not depend on the count
+LATENCY_RATES = (5_000, 50_000)
+PEER_RATE_MAX = 5_000  # beyond it RabbitMQ does not keep up on two cores, and the figure is its backlog
+SYNC_BAR = 2.5  # confirm p50, as a multiple of the median fdatasync of the same run
+MEMORY_BAR_MB = 100
+FURTHER_BAR_BYTES = 1.0
+CROWD = 20
+PACED_RATE = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,72 +56,60 @@ ROWS = [
     Row("50 connections, window 1, 100 B", "publish", 100, 40_000, 50, 1, bar=35.0),
     Row("100 queues round robin, 100 B", "publish", 100, 400_000, queues=100, bar=3.0),
 ]
-PEER_SHARE = 20  # a peer gets this part of the messages: its rate does not depend on the count
 
 
-class Bench:
-    def __init__(self, load: str) -> None:
-        self._load = load
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What every part of the benchmark needs."""
 
-    def _start(self, peer: Peer, kind: str, row: Row, count: int) -> subprocess.Popen[str]:
-        many, window = (row.publishers, row.window) if kind == "publish" else (row.consumers, row.prefetch)
-        command = [self._load, kind, "127.0.0.1", str(peer.port), "bench", str(count), str(row.size), str(many)]
-        return subprocess.Popen([*command, str(window), str(row.queues)], stdout=subprocess.PIPE, text=True)
+    load: Load
+    folder: str
+    quick: bool
+    peers: bool
 
-    @staticmethod
-    def _rate(process: subprocess.Popen[str]) -> float:
-        try:
-            out, _ = process.communicate(timeout=RUN_S_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        if process.returncode:
-            raise RuntimeError("the load generator failed")
-        return float(out.split()[1])
 
-    def run(self, peer: Peer, row: Row, count: int) -> tuple[float, float]:
-        """(CPU-s per million, messages per second)."""
-        peer.declare("bench", row.queues)
-        if row.kind == "consume":
-            self._rate(self._start(peer, "publish", Row("", "publish", row.size, count), count))
-        before = peer.cpu_s()
+def run_row(load: Load, peer: Peer, row: Row, count: int) -> tuple[float, float]:
+    """(CPU-s per million, messages per second)."""
+
+    def publish() -> float:
+        return load.wait(
+            load.start(peer, "publish", count=count, size=row.size, connections=row.publishers, window=row.window,
+                       queues=row.queues)
+        ).rate  # fmt: skip
+
+    peer.declare("bench", row.queues)
+    if row.kind == "consume":
+        load.publish(peer, count, row.size)
+    before = peer.cpu_s()
+    if row.kind == "publish":
+        rate = publish()
+    else:
+        consumer = load.start(
+            peer, "consume", count=count, size=row.size, connections=row.consumers, window=row.prefetch
+        )
         if row.kind == "both":
-            consumer = self._start(peer, "consume", row, count)
-            self._rate(self._start(peer, "publish", row, count))
-            rate = self._rate(consumer)
-        else:
-            rate = self._rate(self._start(peer, row.kind, row, count))
-        cpu = peer.cpu_s() - before
-        peer.delete("bench", row.queues)
-        return cpu * 1e6 / count, rate
-
-    def latency(self, peer: Peer, rate: int, seconds: float) -> tuple[float, float]:
-        """(p50, p99) in ms of a confirm, from when the message was due; 10 connections, 1 KB."""
-        peer.declare("bench")
-        command = [self._load, "publish", "127.0.0.1", str(peer.port), "bench", str(int(rate * seconds)), "1024", "10"]
-        command += ["5000", "1", str(rate)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-        peer.delete("bench")
-        p50, p99 = done.stdout.split()[2:4]
-        return float(p50), float(p99)
+            publish()
+        rate = load.wait(consumer).rate
+    cpu = peer.cpu_s() - before
+    peer.delete("bench", row.queues)
+    return cpu * 1e6 / count, rate
 
 
-def rows(load: str, folder: str, *, quick: bool, peers: bool) -> list[Result]:
-    results: list[Result] = []
-    bench = Bench(load)
-    chosen = [(row, row.count // (4 if quick else 1)) for row in ROWS]
+def work(run: Run) -> Iterator[Result]:
+    """The rows of the design: CPU per million messages, and the rate."""
+    chosen = [(row, row.count // (4 if run.quick else 1)) for row in ROWS]
     ours: dict[str, tuple[float, float]] = {}
-    with headrace(folder) as peer:
-        bench.run(peer, ROWS[0], 200_000)  # buffers and page cache are warm before the first figure
+    with headrace(run.folder) as peer:
+        run_row(run.load, peer, ROWS[0], 200_000)  # buffers and page cache are warm before the first figure
         for row, count in chosen:
-            runs = sorted(bench.run(peer, row, count) for _ in range(1 if quick else 3))
+            runs = sorted(run_row(run.load, peer, row, count) for _ in range(1 if run.quick else 3))
             ours[row.name] = runs[len(runs) // 2]
     theirs: dict[str, list[tuple[str, float, float]]] = {row.name: [] for row in ROWS}
-    if peers:
-        with rabbitmq(folder) as both:
+    if run.peers:
+        with rabbitmq(run.folder) as both:
             for row, count in chosen:
                 for peer in both:
-                    cpu, rate = bench.run(peer, row, max(2000, count // PEER_SHARE))
+                    cpu, rate = run_row(run.load, peer, row, max(2000, count // PEER_SHARE))
                     theirs[row.name].append((peer.name, cpu, rate))
     for row, _ in chosen:
         cpu, rate = ours[row.name]
@@ -246,89 +117,171 @@ def rows(load: str, folder: str, *, quick: bool, peers: bool) -> list[Result]:
             f"{name.removeprefix('rabbitmq ')} {their_cpu / cpu:.0f}x CPU, {rate / their_rate:.0f}x rate"
             for name, their_cpu, their_rate in theirs[row.name]
         )
-        results.append(Result(f"AMQP {row.name}", cpu, "CPU-s/M", beside, f"<= {row.bar}", cpu <= row.bar))
-        results.append(Result(f"  rate of {row.name}", rate, "msg/s"))
-    return results
+        yield Result(f"AMQP {row.name}", cpu, "CPU-s/M", beside, f"<= {row.bar}", cpu <= row.bar)
+        yield Result(f"  rate of {row.name}", rate, "msg/s")
 
 
-def backlog(load: str, folder: str, *, quick: bool) -> list[Result]:
-    """Memory with a million queued messages, and how long a start with them takes."""
-    count = 250_000 if quick else 1_000_000
-    bench = Bench(load)
-    shutil.rmtree(f"{folder}/headrace", ignore_errors=True)
-    with headrace(folder) as peer:
+def latency(run: Run) -> Iterator[Result]:
+    """Confirm latency at a fixed rate, 10 connections, 1 KB, from when a message was due. Ours, the machine's
+    fdatasync and RabbitMQ's take turns, so that what disturbs one disturbs them all."""
+    seconds, turns = (2.0, 2) if run.quick else (5.0, 3)
+    syncs: list[float] = []
+    seen: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    with contextlib.ExitStack() as stack:
+        brokers = [stack.enter_context(headrace(run.folder))]
+        if run.peers:
+            brokers += stack.enter_context(rabbitmq(run.folder))
+        for _ in range(turns):
+            for peer in brokers:
+                for rate in LATENCY_RATES:
+                    if peer is not brokers[0] and rate > PEER_RATE_MAX:
+                        continue
+                    syncs += fdatasync_ms(run.folder)
+                    peer.declare("bench")
+                    got = run.load.publish(peer, int(rate * seconds), 1024, 10, rate=rate)
+                    peer.delete("bench")
+                    seen.setdefault((peer.name, rate), []).append((got.p50_ms, got.p99_ms))
+    sync_ms = statistics.median(syncs)
+    yield Result("fdatasync of 4 KB, p50 of the same run", sync_ms, "ms", f"p99 {quantile(syncs, 0.99):.2f} ms")
+    medians = {key: tuple(statistics.median(one[at] for one in runs) for at in (0, 1)) for key, runs in seen.items()}
+    quorum = medians.get(("rabbitmq quorum", PEER_RATE_MAX))
+    for (name, rate), (p50, p99) in medians.items():
+        if name != "headrace":
+            yield Result(f"  {name} confirm p50 at {rate:,} msg/s", p50, "ms", f"p99 {p99:.2f} ms")
+            continue
+        bar = SYNC_BAR * sync_ms
+        yield Result(f"AMQP confirm p50 at {rate:,} msg/s", p50, "ms", f"{p50 / sync_ms:.1f} x fdatasync",
+                     f"<= {bar:.2f}", p50 <= bar)  # fmt: skip
+        if rate <= PEER_RATE_MAX and quorum is not None:
+            yield Result(f"AMQP confirm p99 at {rate:,} msg/s", p99, "ms", "the bar is a quorum queue's",
+                         f"<= {quorum[1]:.2f}", p99 <= quorum[1])  # fmt: skip
+        else:
+            yield Result(f"AMQP confirm p99 at {rate:,} msg/s", p99, "ms")
+
+
+def quantile(values: list[float], part: float) -> float:
+    return sorted(values)[int(len(values) * part)]
+
+
+def backlog(run: Run) -> Iterator[Result]:
+    """Memory with a million queued messages, what a further one costs, and how long a start with them takes."""
+    count, further = (250_000, 250_000) if run.quick else (1_000_000, 1_000_000)
+    shutil.rmtree(f"{run.folder}/headrace", ignore_errors=True)
+    with headrace(run.folder) as peer:
         peer.declare("bench")
         empty = peer.rss_mb()
-        bench._rate(bench._start(peer, "publish", Row("", "publish", 1024, count), count))
+        run.load.publish(peer, count, 1024)
         full = peer.rss_mb()
+        run.load.publish(peer, further, 1024)
+        each = (peer.rss_mb() - full) * (1 << 20) / further
+    opened = _start_s(run.folder)
+    killed = _start_s(run.folder, after_kill=True)
+    queued = f"{count + further:,} queued 1 KB messages"
+    yield Result(f"AMQP memory with {count:,} queued 1 KB messages", full, "MB", f"{empty:.0f} MB when empty",
+                 f"<= {MEMORY_BAR_MB}", full <= MEMORY_BAR_MB)  # fmt: skip
+    yield Result("AMQP memory for each further message", each, "bytes", f"of {further:,}", f"<= {FURTHER_BAR_BYTES}",
+                 each <= FURTHER_BAR_BYTES)  # fmt: skip
+    yield Result(f"AMQP start with {queued}, clean stop", opened, "s", "process start included")
+    yield Result(f"AMQP start with {queued}, killed", killed, "s", "process start included")
+    shutil.rmtree(f"{run.folder}/headrace", ignore_errors=True)
+    if run.peers:
+        yield from _peer_backlog(run)
+
+
+def _start_s(folder: str, *, after_kill: bool = False) -> float:
+    """Until the port answers. For the start after a kill another one is killed first, with the queue in use."""
+    if after_kill:
+        with headrace(folder, kill=True) as peer, peer.channel() as channel:
+            channel.basic_publish("", "bench", b"x" * 1024)
     began = time.perf_counter()
-    with headrace(folder) as peer:
-        opened = time.perf_counter() - began
-    shutil.rmtree(f"{folder}/headrace", ignore_errors=True)
-    return [
-        Result(f"AMQP memory with {count:,} queued 1 KB messages", full, "MB", f"{empty:.0f} MB when empty", "<= 100",
-               full <= 100),
-        Result(f"AMQP start with {count:,} queued messages", opened, "s", "process start included"),
-    ]  # fmt: skip
+    with headrace(folder):
+        return time.perf_counter() - began
 
 
-def latencies(load: str, folder: str, *, quick: bool, peers: bool) -> list[Result]:
-    seconds = 2.0 if quick else 5.0
-    bench = Bench(load)
-    sync_p50 = measure(folder).fdatasync_4k_p50_ms
-    results = []
-    with headrace(folder) as peer:
-        for rate in (5_000, 50_000):
-            runs = [bench.latency(peer, rate, seconds) for _ in range(3)]
-            p50, p99 = (statistics.median(run[at] for run in runs) for at in (0, 1))
-            bar = 2.5 * sync_p50
-            results.append(
-                Result(f"AMQP confirm p50 at {rate:,} msg/s", p50, "ms", f"p99 {p99:.1f} ms; fdatasync p50 "
-                       f"{sync_p50:.2f} ms", f"<= {bar:.2f}", p50 <= bar)
-            )  # fmt: skip
-    if peers:
-        with rabbitmq(folder) as both:
-            for peer in both:
-                p50, p99 = bench.latency(peer, 5_000, seconds)
-                results.append(Result(f"  {peer.name} confirm p50 at 5,000 msg/s", p50, "ms", f"p99 {p99:.1f} ms"))
-    return results
+def _peer_backlog(run: Run) -> Iterator[Result]:
+    count = 20_000 if run.quick else 100_000
+    with rabbitmq(run.folder) as both:
+        for peer in both:
+            peer.declare("bench")
+            before = peer.rss_mb()
+            run.load.publish(peer, count, 1024)
+            grown = peer.rss_mb() - before
+            yield Result(f"  {peer.name} memory, {count:,} queued 1 KB messages", grown, "MB more",
+                         f"{grown * (1 << 20) / count:,.0f} bytes a message")  # fmt: skip
+            peer.delete("bench")
 
 
-def sustained(load: str, folder: str, *, quick: bool) -> list[Result]:
-    """20 publishers and 20 consumers at once, as long as the seeds' figures ask."""
-    row = Row("", "both", 100, 2_000_000 if quick else 10_000_000, 20, 1000, 20, 1000)
-    bench = Bench(load)
-    with headrace(folder) as peer:
-        peer.declare("bench")
-        consumer = bench._start(peer, "consume", row, row.count)
-        published = bench._rate(bench._start(peer, "publish", row, row.count))
-        consumed = bench._rate(consumer)
-        peak = peer.rss_mb()
-    return [
-        Result("AMQP 20 publishers + 20 consumers, published", published, "msg/s", "sync, 100 B"),
-        Result("AMQP 20 publishers + 20 consumers, consumed", consumed, "msg/s", f"{peak:.0f} MB at the end"),
-    ]
+def sustained(run: Run) -> Iterator[Result]:
+    """20 publishers and 20 consumers for 30 s: as fast as it goes, then at a fixed rate in sync and in async."""
+    seconds = 5.0 if run.quick else 30.0
+    with headrace(run.folder) as peer:
+        published, consumed, delivery, peak = _both(run, peer, 0, seconds)
+    yield Result("AMQP 20 publishers + 20 consumers, published", published, "msg/s", f"{seconds:.0f} s, sync, 100 B")
+    yield Result("AMQP 20 publishers + 20 consumers, consumed", consumed, "msg/s",
+                 f"window 1000 each: delivered after {delivery[1]:.1f} ms (p99)")  # fmt: skip
+    yield Result("AMQP 20 publishers + 20 consumers, peak memory", peak, "MB")
+    for mode in ("sync", "async"):
+        with headrace(run.folder, "--write-mode", mode) as peer:
+            _, _, delivery, _ = _both(run, peer, PACED_RATE, seconds / 3)
+        yield Result(f"AMQP delivery p99 in {mode}, 20 + 20 at {PACED_RATE:,} msg/s", delivery[1], "ms",
+                     f"p50 {delivery[0]:.2f} ms")  # fmt: skip
 
 
-def run(*, quick: bool, peers: bool = True) -> list[Result]:
-    peers = peers and os.path.exists(RABBITMQ)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        load = compile_load(folder)
-        results = rows(load, folder, quick=quick, peers=peers)
-        results += latencies(load, folder, quick=quick, peers=peers)
-        results += backlog(load, folder, quick=quick)
-        return results + sustained(load, folder, quick=quick)
+def _both(run: Run, peer: Peer, rate: int, seconds: float) -> tuple[float, float, tuple[float, float], float]:
+    """(published/s, consumed/s, delivery p50 and p99 in ms, peak MB)."""
+    shared = {"size": 100, "connections": CROWD, "window": 1000}
+    peer.declare("bench")
+    consumer = run.load.start(peer, "consume", **shared)
+    published = run.load.wait(run.load.start(peer, "publish", rate=rate, seconds=seconds, **shared))
+    consumed = run.load.wait(consumer)
+    if consumed.count != published.count:
+        raise RuntimeError(f"{published.count:,} were published and {consumed.count:,} consumed")
+    peak = peer.rss_mb(peak=True)
+    peer.delete("bench")
+    return published.rate, consumed.rate, (consumed.p50_ms, consumed.p99_ms), peak
+
+
+PARTS: dict[str, Callable[[Run], Iterator[Result]]] = {
+    "work": work,
+    "latency": latency,
+    "backlog": backlog,
+    "sustained": sustained,
+}
+
+
+def scorecard(results: list[Result]) -> Iterator[str]:
+    yield "scorecard (promised by the design documents, measured now, `make bench ONLY=amqp`)"
+    for promise, name in (
+        ("750,000 published/s (20 publishers + 20 consumers)", "AMQP 20 publishers + 20 consumers, published"),
+        ("1,000,000 consumed/s", "AMQP 20 publishers + 20 consumers, consumed"),
+        ("p99 < 1 ms (each message on disk before it is delivered)", "AMQP delivery p99 in sync"),
+        ("p99 < 1 ms (delivered at once, synced later)", "AMQP delivery p99 in async"),
+        ("< 1 GB of memory", "AMQP 20 publishers + 20 consumers, peak memory"),
+    ):
+        for result in results:
+            if result.name.startswith(name):
+                yield f"  {promise:<64} {number(result.value)} {result.unit}  ({result.name})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.amqp", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a quarter of the messages, one run of each row")
     parser.add_argument("--alone", action="store_true", help="without RabbitMQ")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part, and no other; may be repeated")
     options = parser.parse_args()
     print(f"machine    {describe()}", flush=True)
     warm_page_cache(tempfile.gettempdir())
-    for result in run(quick=options.quick, peers=not options.alone):
-        print(result.line())
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        run = Run(Load(folder), folder, options.quick, not options.alone and os.path.exists(RABBITMQ))
+        for name in options.only or PARTS:
+            for result in PARTS[name](run):
+                results.append(result)
+                print(result.line(), flush=True)
+            shutil.rmtree(f"{folder}/headrace", ignore_errors=True)
+    print()
+    for line in scorecard(results):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 /* A load generator for AMQP 0-9-1 that is not the limit: one thread, epoll, frames made once.
  *
- *   amqp_load publish HOST PORT QUEUE COUNT SIZE CONNECTIONS WINDOW QUEUES [RATE]
+ *   amqp_load publish HOST PORT QUEUE COUNT SIZE CONNECTIONS WINDOW QUEUES [RATE [SECONDS]]
  *   amqp_load consume HOST PORT QUEUE COUNT SIZE CONNECTIONS PREFETCH QUEUES
  *
  * publish: persistent messages with confirms, at most WINDOW unconfirmed per connection; QUEUES > 1 spreads
- * them round robin over QUEUE-0, QUEUE-1, ... With RATE (messages per second, all connections) it sends on a
- * schedule and prints confirm latencies measured from the scheduled time.
- * consume: one consumer per connection with an ack for each message; ends after COUNT messages in all.
- * Queues must exist. Prints one line: seconds, messages per second, p50 and p99 latency in milliseconds. */
+ * them round robin over QUEUE-0, QUEUE-1, ... With RATE (messages per second, all connections; 0 is as fast as it
+ * goes) it sends on a schedule and prints confirm latencies measured from the scheduled time: a broker that
+ * stalls is not asked less often. With SECONDS it ends after that time instead of after COUNT.
+ * consume: one consumer per connection with an ack for each message; ends after COUNT messages in all, or, if COUNT
+ * is 0, two seconds after the last one. Latencies are those of deliveries, from when a message was written
+ * (or was due) to when it was read; SIZE must be at least 8 for that.
+ * Queues must exist. Prints one line: seconds, messages per second, p50, p99 latency in milliseconds, messages. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,6 +22,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,6 +31,8 @@ typedef uint8_t u8;
 #define OUT_MAX (1 << 20)
 #define SAMPLES_MAX (1 << 22)
 #define TAGS (1 << 16) /* more than any window */
+#define QUIET_S 2.0
+#define PACE_NS_MIN 50000 /* a timer faster than this only takes time away from the broker */
 
 struct conn {
     int fd;
@@ -41,10 +47,10 @@ struct conn {
 
 static int publishing, size, windows, queues, connections;
 static uint64_t count, started, done_count;
-static double rate, began;
+static double rate, began, seconds_max, last_at;
 static const char *queue;
 static u8 **frames;
-static size_t *frame_sizes;
+static size_t *frame_sizes, *body_at;
 static double *samples;
 static size_t sample_count;
 static int epoll_fd;
@@ -177,6 +183,7 @@ static void open_connection(struct conn *c, const char *host, const char *port, 
 static void make_frames(void) {
     frames = calloc(queues, sizeof *frames);
     frame_sizes = calloc(queues, sizeof *frame_sizes);
+    body_at = calloc(queues, sizeof *body_at);
     for (int q = 0; q < queues; q++) {
         u8 *start = frames[q] = malloc(size + 512), *p;
         char name[256];
@@ -197,6 +204,7 @@ static void make_frames(void) {
         u8 *body = frame_end(header, p + 15);
         p = frame_begin(body, 3, 1);
         memset(p, 'x', size);
+        body_at[q] = p - start;
         frame_sizes[q] = frame_end(body, p + size) - start;
     }
 }
@@ -221,10 +229,13 @@ static void flush_out(struct conn *c) {
 }
 
 static void fill(struct conn *c) {
-    double at = rate > 0 ? now() : 0;
+    double at = now();
+    if (seconds_max > 0 && at - began > seconds_max) {
+        if (count != started) count = started; /* what is out is waited for, nothing else is sent */
+    }
     for (;;) {
         while (started < count && c->sent - c->confirmed < (uint64_t)windows) {
-            double due = 0;
+            double due = at;
             if (rate > 0) {
                 due = began + started / rate;
                 if (due > at) break;
@@ -232,6 +243,7 @@ static void fill(struct conn *c) {
             int q = queues > 1 ? started % queues : 0;
             if (c->out_used + frame_sizes[q] > OUT_MAX) break;
             memcpy(c->out + c->out_used, frames[q], frame_sizes[q]);
+            if (size >= 8) memcpy(c->out + c->out_used + body_at[q], &due, 8);
             c->out_used += frame_sizes[q];
             c->sent++;
             if (c->due) c->due[c->sent % TAGS] = due;
@@ -241,11 +253,25 @@ static void fill(struct conn *c) {
         flush_out(c);
         if (c->out_used) return;
         if (rate > 0 || c->sent - c->confirmed >= (uint64_t)windows || started >= count) return;
+        at = now();
     }
+}
+
+static void sample(double latency) {
+    static uint64_t seen;
+    /* past the first few million every so-and-so-manyth: the quantiles do not need more */
+    if (sample_count < SAMPLES_MAX) samples[sample_count++] = latency;
+    else if (seen % 16 == 0) samples[(seen / 16 * 7919) % SAMPLES_MAX] = latency;
+    seen++;
 }
 
 static void on_frame(struct conn *c, const u8 *frame) {
     const u8 *p = frame + 7;
+    if (frame[0] == 3 && !publishing && size >= 8) {
+        double due;
+        memcpy(&due, p, 8);
+        sample(last_at - due); /* bodies are smaller than a frame */
+    }
     if (frame[0] != 1) return;
     int class_id = p[0] << 8 | p[1], method_id = p[2] << 8 | p[3];
     if (class_id == 60 && publishing && (method_id == 80 || method_id == 120)) {
@@ -257,7 +283,7 @@ static void on_frame(struct conn *c, const u8 *frame) {
             c->answered[t % TAGS] = 1;
             c->confirmed++;
             done_count++;
-            if (c->due && sample_count < SAMPLES_MAX) samples[sample_count++] = at - c->due[t % TAGS];
+            if (c->due) sample(at - c->due[t % TAGS]);
         }
         while (c->answered[c->lowest % TAGS]) c->answered[c->lowest++ % TAGS] = 0;
     } else if (class_id == 60 && method_id == 60) {
@@ -299,7 +325,21 @@ static void on_readable(struct conn *c) {
     if (k == 0) { fprintf(stderr, "connection lost\n"); exit(1); }
     if (k < 0) { if (errno == EAGAIN) return; die("read"); }
     c->in_used += k;
+    if (!publishing) last_at = now();
     take_frames(c);
+}
+
+/* A timer in the epoll set: epoll's own time-outs are whole milliseconds, more than a confirm takes. */
+static void start_pacing(void) {
+    int fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+    long every = 1e9 / rate < PACE_NS_MIN ? PACE_NS_MIN : (long)(1e9 / rate);
+    struct itimerspec when = {.it_interval = {every / 1000000000, every % 1000000000}, .it_value = {0, 1}};
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    static int timer;
+    timer = fd;
+    timerfd_settime(timer, 0, &when, NULL);
+    event.data.ptr = &timer;
+    epoll_ctl(epoll_fd, EPOLL_CTL_ADD, timer, &event);
 }
 
 static int by_value(const void *a, const void *b) {
@@ -318,17 +358,21 @@ int main(int argc, char **argv) {
     queues = atoi(argv[9]);
     if (windows >= TAGS) { fprintf(stderr, "the window must be below %d\n", TAGS); return 2; }
     rate = argc > 10 ? atof(argv[10]) : 0;
+    seconds_max = argc > 11 ? atof(argv[11]) : 0;
+    int until_quiet = !publishing && count == 0;
+    if (until_quiet || seconds_max > 0) count = UINT64_MAX;
     epoll_fd = epoll_create1(0);
     struct conn *conns = calloc(connections, sizeof *conns);
     if (publishing) make_frames();
-    if (rate > 0) samples = malloc(SAMPLES_MAX * sizeof *samples);
+    samples = malloc(SAMPLES_MAX * sizeof *samples);
     for (int i = 0; i < connections; i++) {
         if (rate > 0) conns[i].due = calloc(TAGS, sizeof(double));
         conns[i].answered = calloc(TAGS, 1);
         conns[i].lowest = 1;
         open_connection(&conns[i], argv[2], argv[3], i);
     }
-    began = now();
+    began = last_at = now();
+    if (rate > 0) start_pacing();
     if (publishing)
         for (int i = 0; i < connections; i++) fill(&conns[i]);
     else
@@ -336,9 +380,16 @@ int main(int argc, char **argv) {
     int turn = 0;
     while (done_count < count) {
         struct epoll_event events[256];
-        int n = epoll_wait(epoll_fd, events, 256, rate > 0 ? 1 : 1000);
+        int n = epoll_wait(epoll_fd, events, 256, 200);
+        if (until_quiet && done_count && now() - last_at > QUIET_S) break;
+        if (until_quiet && done_count == 0) began = now();
         for (int i = 0; i < n; i++) {
             struct conn *c = events[i].data.ptr;
+            if ((u8 *)c < (u8 *)conns || (u8 *)c >= (u8 *)(conns + connections)) {
+                uint64_t ticks;
+                if (read(*(int *)events[i].data.ptr, &ticks, sizeof ticks) < 0 && errno != EAGAIN) die("timer");
+                continue;
+            }
             if (events[i].events & EPOLLOUT) flush_out(c);
             if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) on_readable(c);
             if (publishing && !c->out_used && rate == 0) fill(c);
@@ -349,7 +400,7 @@ int main(int argc, char **argv) {
                 if (!c->out_used) fill(c);
             }
     }
-    double seconds = now() - began, p50 = 0, p99 = 0;
+    double seconds = (until_quiet ? last_at : now()) - began, p50 = 0, p99 = 0;
     if (sample_count) {
         qsort(samples, sample_count, sizeof *samples, by_value);
         p50 = samples[sample_count / 2] * 1e3;
@@ -360,6 +411,6 @@ int main(int argc, char **argv) {
         for (int i = 0; i < connections; i++) flush_out(&conns[i]);
         usleep(200000);
     }
-    printf("%.4f %.0f %.3f %.3f\n", seconds, done_count / seconds, p50, p99);
+    printf("%.4f %.0f %.3f %.3f %llu\n", seconds, done_count / seconds, p50, p99, (unsigned long long)done_count);
     return 0;
 }

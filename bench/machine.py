@@ -44,6 +44,20 @@ def warm_page_cache(folder: str, size_mb: int = 1024) -> None:
             file.write(block)
 
 
+def fdatasync_ms(folder: str, count: int = 300) -> list[float]:
+    """How long a sync of 4 KB takes, again and again."""
+    syncs = []
+    block = os.urandom(4096)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        fd = file.fileno()
+        for at in range(0, count * len(block), len(block)):
+            os.pwrite(fd, block, at)
+            began = time.perf_counter()
+            os.fdatasync(fd)
+            syncs.append((time.perf_counter() - began) * 1000)
+    return syncs
+
+
 def measure(folder: str) -> Limits:
     with tempfile.TemporaryFile(dir=folder) as file:
         fd = file.fileno()
@@ -58,14 +72,7 @@ def measure(folder: str) -> Limits:
         for at in range(0, 256 * MB, len(block)):
             os.pread(fd, len(block), at)
         read = 256 / (time.process_time() - started)
-    syncs = []
-    with tempfile.TemporaryFile(dir=folder) as file:
-        fd = file.fileno()
-        for at in range(0, 300 * 4096, 4096):
-            os.pwrite(fd, block[:4096], at)
-            began = time.perf_counter()
-            os.fdatasync(fd)
-            syncs.append((time.perf_counter() - began) * 1000)
+    syncs = fdatasync_ms(folder)
     big = bytearray(os.urandom(64 * MB))
     target = bytearray(len(big))
     began = time.perf_counter()
