@@ -210,7 +210,7 @@ from pyspark.sql.types import StructType
 from headrace.spark.source import HeadraceSource
 
 source = HeadraceSource(dict(path=sys.argv[1], topic="orders"))
-columns = {"key": "binary", "value": "binary", "topic": "string", "partition": "int", "timestamp": "timestamp"}
+columns = {"key": "binary", "value": "binary", "topic": "string", "partition": "integer", "timestamp": "timestamp"}
 schema = StructType()
 for name, kind in columns.items():
     schema.add(name, kind)
