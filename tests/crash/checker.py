@@ -85,9 +85,7 @@ class History:
     def ends(self, stream: str, partition: int, start: int, end: int) -> None:
         self.events.append(Event("ends", stream=stream, partition=partition, offset=start, end=end))
 
-    def drained(
-        self, stream: str, partition: int, offset: int, producer: str, sequence: int, crc: int
-    ) -> None:
+    def drained(self, stream: str, partition: int, offset: int, producer: str, sequence: int, crc: int) -> None:
         self.events.append(Event("drained", producer, sequence, crc, stream, partition, offset))
 
     def drained_ends(self, stream: str, partition: int, start: int, end: int) -> None:
@@ -334,7 +332,5 @@ class Checker:
                 last[producer] = sequence
 
 
-def check(
-    history: History, *, dense: bool = True, ordered: bool = True, queue: bool = False
-) -> list[Violation]:
+def check(history: History, *, dense: bool = True, ordered: bool = True, queue: bool = False) -> list[Violation]:
     return Checker(dense=dense, ordered=ordered, queue=queue).run(history)

@@ -135,9 +135,7 @@ class Explorer:
             self._live_on(image, found, power_cut)
         return found
 
-    def _crash_inside(
-        self, image: SimulatedDisk, kind: str, depth: int, power_cut: bool, inner: list[Broken]
-    ) -> None:
+    def _crash_inside(self, image: SimulatedDisk, kind: str, depth: int, power_cut: bool, inner: list[Broken]) -> None:
         if inner:
             return
         outer, self._at = self._at, f"{self._at} > {kind} in recovery"
@@ -176,9 +174,7 @@ class Explorer:
         for path in list(image.files()):
             if path.endswith(DERIVED):
                 image.remove(path)
-        image.name_changes = [
-            change for change in image.name_changes if not f"/{change.name}".endswith(DERIVED)
-        ]
+        image.name_changes = [change for change in image.name_changes if not f"/{change.name}".endswith(DERIVED)]
         _, again = self._reopen(image)
         for difference in same(found, again):
             raise Broken(f"L9 differs without indexes and slots: {difference} [before {self._at}]")

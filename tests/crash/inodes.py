@@ -75,9 +75,7 @@ def put(content: bytearray, position: int, data: bytes | None) -> None:
     content[position : position + len(data)] = data
 
 
-def survivor(
-    node: File, rng: Random, mode: str, horizon: int | None, noise: float, donors: list[bytes]
-) -> bytes:
+def survivor(node: File, rng: Random, mode: str, horizon: int | None, noise: float, donors: list[bytes]) -> bytes:
     if not node.pending or mode == "lost":
         return node.durable
     if mode == "kept":

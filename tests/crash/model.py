@@ -303,8 +303,7 @@ class Model:
             if there.epoch < self.epoch or (there.epoch == self.epoch and not found.clean):
                 raise Broken(f"L5 the epoch of log {log_id} is {there.epoch} and was {self.epoch}")
         versions = {
-            key: model.check(key, found.tables.get(key), power_cut=power_cut)
-            for key, model in self.keys.items()
+            key: model.check(key, found.tables.get(key), power_cut=power_cut) for key, model in self.keys.items()
         }
         strangers = found.tables.keys() - self.keys.keys()
         if strangers:

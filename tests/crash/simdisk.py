@@ -40,12 +40,14 @@ import errno
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from headrace.errors import DataFolderLocked
-from tests.crash.inodes import File, Folder, NameChange, Node, put, replay, survivor
+from tests.crash import crashes
+from tests.crash.inodes import File, Folder, NameChange, put, replay
+from tests.crash.tree import Tree
 
 CHANGES = frozenset(
     "create pwrite truncate sync sync_dir sync_filesystem rename unlink mkdir rmdir".split()  # noqa: SIM905
@@ -67,31 +69,24 @@ class Fault:
     within: str = ""  # only calls on paths that contain this
 
 
-class SimulatedDisk:
-    def __init__(
-        self, *, capacity: int = 1 << 50, files_limit: int = 1 << 30, stale: bool = False
-    ) -> None:
-        self.root = Folder()
+class SimulatedDisk(Tree):
+    def __init__(self, *, capacity: int = 1 << 50, files_limit: int = 1 << 30, stale: bool = False) -> None:
+        super().__init__()
         self.sequence = 0
-        self.name_changes: list[NameChange] = []
         self.capacity = capacity
         self.files_limit = files_limit
         self.stale = stale
         self.read_only = False
-        self.used = 0
         self.before: Callable[[str, str], None] | None = None  # each call that changes something
         self.calls: Counter[str] = Counter()
         self.trace: list[tuple[str, str]] | None = None
         self._faults: list[tuple[Fault, int]] = []
         self._seen: Counter[int] = Counter()
-        self._files: dict[int, tuple[File, str, bool]] = {}
         self._next_file = 3
 
     # -- the Disk protocol ------------------------------------------------------------------------
 
-    def open(
-        self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False
-    ) -> int:
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> int:
         folder, name = self._parent(path)
         node = folder.names.get(name)
         if node is None and create:
@@ -201,7 +196,7 @@ class SimulatedDisk:
         if isinstance(replaced, Folder):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
         self._change(NameChange(self._tick(), node, target_folder, target_name, folder, name))
-        del folder.names[name]
+        self._drop_name(folder, name)
         target_folder.names[target_name] = node
         if isinstance(replaced, File) and replaced is not node:
             replaced.links = 0
@@ -214,7 +209,7 @@ class SimulatedDisk:
         if isinstance(node, Folder):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         self._change(NameChange(self._tick(), node, None, "", folder, name))
-        del folder.names[name]
+        self._drop_name(folder, name)
         node.links = 0
         self._forget(node)
 
@@ -240,7 +235,7 @@ class SimulatedDisk:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         folder, name = self._parent(path)
         self._change(NameChange(self._tick(), node, None, "", folder, name))
-        del folder.names[name]
+        self._drop_name(folder, name)
 
     def listdir(self, path: str) -> list[str]:
         self._step("listdir", path)
@@ -269,9 +264,6 @@ class SimulatedDisk:
                 later.append(change)
         self.name_changes = later
 
-    def files_limit(self) -> int:
-        return 4096
-
     def free_bytes(self, path: str) -> int:
         self._step("free_bytes", path)
         return max(0, self.capacity - self.used)
@@ -298,196 +290,22 @@ class SimulatedDisk:
 
     def kill(self) -> "SimulatedDisk":
         """The disk as the next process finds it when this one dies now."""
-        copies: dict[int, Node] = {}
-        disk = self._like()
-
-        def copy(node: Node) -> Node:
-            known = copies.get(id(node))
-            if known is not None:
-                return known
-            made: Node
-            if isinstance(node, File):
-                made = File(node.durable)
-                made.data = node.durable if node.data is node.durable else bytes(node.data)
-                made.pending = list(node.pending)
-                made.diverged = node.diverged
-                copies[id(node)] = made
-                return made
-            made = copies[id(node)] = Folder()
-            made.names = {name: copy(child) for name, child in node.names.items()}
-            made.durable = {name: copy(child) for name, child in node.durable.items()}
-            return made
-
-        root = copy(self.root)
-        assert isinstance(root, Folder)
-        disk.root = root
-        for change in self.name_changes:
-            disk.name_changes.append(
-                NameChange(
-                    change.sequence,
-                    copy(change.node),
-                    None if change.folder is None else _folder(copy(change.folder)),
-                    change.name,
-                    None if change.gone_folder is None else _folder(copy(change.gone_folder)),
-                    change.gone_name,
-                )
-            )
-        disk._count_used()
-        return disk
+        found = self._like()
+        crashes.killed(self, found)
+        found._count_used()
+        return found
 
     def power_cut(self, rng: Random, mode: str = "mixed") -> "SimulatedDisk":
         """One of the disks that could be found when the power fails now."""
-        horizon = self._horizon(rng) if mode == "prefix" else None
-        names_kept = self._names_kept(rng, mode, horizon)
-        survivors: dict[int, File] = {}
-        donors = self._donors() if self.stale else []
-        noise = rng.random() if mode == "mixed" else 0.0
-
-        def survive(node: File) -> File:
-            known = survivors.get(id(node))
-            if known is None:
-                known = survivors[id(node)] = File(survivor(node, rng, mode, horizon, noise, donors))
-            return known
-
-        changed: dict[int, dict[str, Node]] = {}
-
-        def found(folder: Folder) -> dict[str, Node]:
-            return changed.get(id(folder), folder.durable)
-
-        def rebuild(folder: Folder) -> Folder:
-            made = Folder()
-            for name, child in found(folder).items():
-                made.names[name] = rebuild(child) if isinstance(child, Folder) else survive(child)
-            made.durable = dict(made.names)
-            return made
-
-        for change in names_kept:
-            if change.gone_folder is not None:
-                names = changed.setdefault(id(change.gone_folder), dict(found(change.gone_folder)))
-                names.pop(change.gone_name, None)
-            if change.folder is not None:
-                names = changed.setdefault(id(change.folder), dict(found(change.folder)))
-                names[change.name] = change.node
-        disk = self._like()
-        disk.root = rebuild(self.root)
-        disk._count_used()
-        return disk
-
-    def _horizon(self, rng: Random) -> int:
-        sequences = [change.sequence for change in self.name_changes]
-        for _, node in self.walk():
-            if isinstance(node, File):
-                sequences.extend(entry[0] for entry in node.pending)
-        return rng.choice(sequences) if sequences else 0
-
-    def _names_kept(self, rng: Random, mode: str, horizon: int | None) -> list[NameChange]:
-        if mode == "lost":
-            return []
-        if mode == "kept":
-            return self.name_changes
-        if horizon is not None:
-            return [change for change in self.name_changes if change.sequence < horizon]
-        return [change for change in self.name_changes if rng.random() < 0.5]
-
-    def _donors(self) -> list[bytes]:
-        return [node.durable for _, node in self.walk() if isinstance(node, File) and node.durable]
+        found = self._like()
+        crashes.cut(self, found, rng, mode, stale=self.stale)
+        found._count_used()
+        return found
 
     def _like(self) -> "SimulatedDisk":
         disk = SimulatedDisk(capacity=self.capacity, files_limit=self.files_limit, stale=self.stale)
         disk.sequence = self.sequence
         return disk
-
-    # -- looking at it, and damaging it -----------------------------------------------------------
-
-    def walk(self) -> Iterator[tuple[str, Node]]:
-        """Every file and folder with its path, names in order; and those that only lost their name."""
-        seen: set[int] = set()
-        for path, node in self._named():
-            seen.add(id(node))
-            yield path, node
-        for node, path, _ in list(self._files.values()):
-            if id(node) not in seen:
-                seen.add(id(node))
-                yield path, node
-        for change in self.name_changes:  # renamed over or removed, and still on the device
-            if id(change.node) not in seen:
-                seen.add(id(change.node))
-                yield change.gone_name, change.node
-
-    def files(self) -> dict[str, bytes]:
-        """Path and visible content of every file."""
-        return {path: bytes(node.data) for path, node in self._named() if isinstance(node, File)}
-
-    def key(self) -> int:
-        """Equal for equal content: recovery is a function of it, so equal images need one recovery."""
-        parts: list[object] = []
-        for path, node in self._named():
-            parts.append(path)
-            if isinstance(node, File):
-                parts.append(bytes(node.data))  # bytes remember their hash, and images share them
-                if node.pending or node.diverged:
-                    parts.append((node.durable, node.diverged, tuple(node.pending)))
-        for change in self.name_changes:
-            parts.append((change.sequence, change.name, change.gone_name))
-        return hash(tuple(parts))
-
-    def open_paths(self) -> list[str]:
-        return sorted(path for _, path, _ in self._files.values())
-
-    def flip(self, path: str, position: int, mask: int = 1) -> None:
-        node = self._file_at(path)
-        content = bytearray(node.data)
-        content[position] ^= mask
-        self._settle(node, bytes(content))
-
-    def replace(self, path: str, content: bytes) -> None:
-        """Rot, or the hand of an operator: the file durably has another content."""
-        self._settle(self._file_at(path), content)
-
-    def remove(self, path: str) -> None:
-        folder, name = self._parent(path)
-        del folder.names[name]
-        folder.durable.pop(name, None)
-
-    def unsynced(self, payload: bytes) -> str | None:
-        """Why a power cut now could lose `payload`, or None: it lies, whole, in a durable file that can be
-        reached by durable names. The lint behind every acknowledgement."""
-        reasons = []
-        durable = self._durable_names()
-        for path, node in self._named():
-            if not isinstance(node, File) or payload not in node.data:
-                continue
-            if payload not in node.durable:
-                reasons.append(f"{path} is not synced")
-            elif id(node) not in durable:
-                reasons.append(f"{path} is synced, but its name is not")
-            else:
-                return None
-        return "; ".join(reasons) or "it is in no file"
-
-    def _named(self) -> Iterator[tuple[str, Node]]:
-        stack: list[tuple[str, Node]] = [("", self.root)]
-        while stack:
-            path, node = stack.pop()
-            yield path or "/", node
-            if isinstance(node, Folder):
-                names = node.names
-                stack.extend([(f"{path}/{name}", names[name]) for name in sorted(names, reverse=True)])
-
-    def _durable_names(self) -> set[int]:
-        reached: set[int] = set()
-        stack: list[Node] = [self.root]
-        while stack:
-            node = stack.pop()
-            reached.add(id(node))
-            if isinstance(node, Folder):
-                stack.extend(node.durable.values())
-        return reached
-
-    def _settle(self, node: File, content: bytes) -> None:
-        node.data = node.durable = content
-        node.pending = []
-        node.diverged = False
 
     # -- faults -----------------------------------------------------------------------------------
 
@@ -565,43 +383,8 @@ class SimulatedDisk:
             self.used -= len(node.data)
             node.links = -1
 
-    def _count_used(self) -> None:
-        self.used = sum(len(node.data) for _, node in self._named() if isinstance(node, File))
-
     def _open_file(self, file: int) -> tuple[File, str, bool]:
         entry = self._files.get(file)
         if entry is None:
             raise OSError(errno.EBADF, "a file that is not open was used")
         return entry
-
-    def _parent(self, path: str) -> tuple[Folder, str]:
-        folder, _, name = path.rpartition("/")
-        node = self._find(folder)
-        if not isinstance(node, Folder):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return node, name
-
-    def _find(self, path: str) -> Node | None:
-        node: Node | None = self.root
-        for part in path.split("/"):
-            if part:
-                if not isinstance(node, Folder):
-                    return None
-                node = node.names.get(part)
-        return node
-
-    def _node(self, path: str) -> Node:
-        node = self._find(path)
-        if node is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return node
-
-    def _file_at(self, path: str) -> File:
-        node = self._node(path)
-        assert isinstance(node, File)
-        return node
-
-
-def _folder(node: Node) -> Folder:
-    assert isinstance(node, Folder)
-    return node

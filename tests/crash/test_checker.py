@@ -79,9 +79,7 @@ def lost(h: History) -> History:
 def lost_tail(h: History) -> History:
     last = max(e.offset for e in h.events if e.kind == "drained" and e.partition == 1)
     events = [e for e in h.events if not (e.kind == "drained" and e.partition == 1 and e.offset == last)]
-    return History(
-        e._replace(end=last) if e.kind == "drained_ends" and e.partition == 1 else e for e in events
-    )
+    return History(e._replace(end=last) if e.kind == "drained_ends" and e.partition == 1 else e for e in events)
 
 
 def taken_back(h: History) -> History:
@@ -111,9 +109,7 @@ def offset_moved(h: History) -> History:
     one, two = place_of(h, "p", 16), place_of(h, "p", 17)
     swap = {one.offset: two.offset, two.offset: one.offset}
     return History(
-        e._replace(offset=swap[e.offset])
-        if e.kind == "drained" and e.partition == 0 and e.offset in swap
-        else e
+        e._replace(offset=swap[e.offset]) if e.kind == "drained" and e.partition == 0 and e.offset in swap else e
         for e in h.events
     )
 
@@ -133,9 +129,7 @@ def duplicate(h: History) -> History:
 def producer_order(h: History) -> History:
     """Both unconfirmed, so no offset was promised, and yet the order must hold."""
     return History(
-        e
-        for e in offset_moved(h).events
-        if not (e.kind == "confirmed" and e.who == "p" and e.sequence in (16, 17))
+        e for e in offset_moved(h).events if not (e.kind == "confirmed" and e.who == "p" and e.sequence in (16, 17))
     )
 
 

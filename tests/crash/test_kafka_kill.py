@@ -41,9 +41,7 @@ def make_topic(broker: KafkaBroker, name: str, partitions: int) -> None:
     admin.create_topics([NewTopic(name, partitions, 1)])[name].result(SECONDS)
 
 
-def read_all(
-    broker: KafkaBroker, topic: str, partitions: int, **config: Any
-) -> dict[int, list[tuple[int, bytes]]]:
+def read_all(broker: KafkaBroker, topic: str, partitions: int, **config: Any) -> dict[int, list[tuple[int, bytes]]]:
     """(offset, value) of every record, per partition, in order."""
     reader = Consumer(
         {

@@ -13,9 +13,7 @@ from tests.crash.simdisk import Fault, SimulatedDisk
 MODES = ("lost", "kept", "prefix", "mixed")
 
 
-def make(
-    content: bytes = b"", path: str = "/d/f", disk: SimulatedDisk | None = None
-) -> tuple[SimulatedDisk, int]:
+def make(content: bytes = b"", path: str = "/d/f", disk: SimulatedDisk | None = None) -> tuple[SimulatedDisk, int]:
     """A durable file with a durable name."""
     disk = disk or SimulatedDisk()
     disk.mkdir("/d")
@@ -145,12 +143,12 @@ def test_unsynced_bytes_may_be_kept_lost_and_torn_at_sectors_and_bytes() -> None
     assert {b"a" * 4 * SECTOR, b"b" * 4 * SECTOR} <= found
     by_sector = [c for c in found if all(len(set(c[i : i + SECTOR])) == 1 for i in range(0, len(c), SECTOR))]
     assert len(by_sector) == 2**4, "every combination of old and new sectors"
-    assert any(
-        sum(len(set(c[i : i + SECTOR])) == 2 for i in range(0, len(c), SECTOR)) == 1 for c in found
-    ), "one sector torn inside"
-    assert not any(
-        sum(len(set(c[i : i + SECTOR])) == 2 for i in range(0, len(c), SECTOR)) > 1 for c in found
-    ), "never two"
+    assert any(sum(len(set(c[i : i + SECTOR])) == 2 for i in range(0, len(c), SECTOR)) == 1 for c in found), (
+        "one sector torn inside"
+    )
+    assert not any(sum(len(set(c[i : i + SECTOR])) == 2 for i in range(0, len(c), SECTOR)) > 1 for c in found), (
+        "never two"
+    )
 
 
 def test_a_later_write_may_arrive_without_the_earlier_one() -> None:
@@ -321,9 +319,7 @@ def test_the_nth_write_fails_and_may_have_written_a_part(share: float) -> None:
     disk.pwrite(file, [b"three"], 3)
 
 
-@pytest.mark.parametrize(
-    "kind", ["create", "pwrite", "sync", "truncate", "rename", "unlink", "mkdir", "sync_dir"]
-)
+@pytest.mark.parametrize("kind", ["create", "pwrite", "sync", "truncate", "rename", "unlink", "mkdir", "sync_dir"])
 def test_every_kind_of_call_can_fail_for_ever(kind: str) -> None:
     disk, file = make(b"x")
     disk.arm(Fault(kind, 1, errno.EIO, forever=True))

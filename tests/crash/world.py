@@ -259,9 +259,7 @@ class World:
                 group.delete("sets", name)
         return changes
 
-    def _follow(
-        self, ticket: Ticket, unit: int, *, lazy: bool, log_id: int = 0, payload: bytes = b""
-    ) -> None:
+    def _follow(self, ticket: Ticket, unit: int, *, lazy: bool, log_id: int = 0, payload: bytes = b"") -> None:
         def resolved(ticket: Ticket) -> None:
             if ticket.error is None:
                 self.model.confirm(unit, lazy=lazy)
@@ -332,16 +330,12 @@ class World:
             return
         there = self.shard.logs[log.spec.id]
         now_ms = self.clock.now_ms()
-        limit = new_start(
-            there.segments, Limits.of(there.settings, ()), there.start_offset, there.visible_end, now_ms
-        )
+        limit = new_start(there.segments, Limits.of(there.settings, ()), there.start_offset, there.visible_end, now_ms)
         self._judge_retention(log, limit, now_ms)
         log.start_max = max(log.start_max, limit)
         ticket = self.shard.maintenance.apply_retention(there, now_ms)
         if ticket is not None:
-            ticket.add_callback(
-                lambda t: None if t.error else setattr(log, "start", max(log.start, limit))
-            )
+            ticket.add_callback(lambda t: None if t.error else setattr(log, "start", max(log.start, limit)))
 
     @staticmethod
     def _judge_retention(log: LogModel, start: int, now_ms: int) -> None:

@@ -1,0 +1,147 @@
+"""The files and folders of the simulated disk: finding them, looking at them, damaging them."""
+
+import errno
+import os
+from collections.abc import Iterator
+
+from tests.crash.inodes import File, Folder, NameChange, Node
+
+
+class Tree:
+    def __init__(self) -> None:
+        self.root = Folder()
+        self.name_changes: list[NameChange] = []  # not durable yet, oldest first
+        self.used = 0
+        self._files: dict[int, tuple[File, str, bool]] = {}  # open ones: file, path, read only
+        self._known: dict[str, Node] = {}  # by path; forgotten whenever a name goes
+
+    def walk(self) -> Iterator[tuple[str, Node]]:
+        """Every file and folder with its path, names in order; and those that only lost their name."""
+        seen: set[int] = set()
+        for path, node in self._named():
+            seen.add(id(node))
+            yield path, node
+        for node, path, _ in list(self._files.values()):
+            if id(node) not in seen:
+                seen.add(id(node))
+                yield path, node
+        for change in self.name_changes:  # renamed over or removed, and still on the device
+            if id(change.node) not in seen:
+                seen.add(id(change.node))
+                yield change.gone_name, change.node
+
+    def files(self) -> dict[str, bytes]:
+        """Path and visible content of every file."""
+        return {path: bytes(node.data) for path, node in self._named() if isinstance(node, File)}
+
+    def key(self) -> int:
+        """Equal for equal content: recovery is a function of it, so equal images need one recovery."""
+        parts: list[object] = []
+        for path, node in self._named():
+            parts.append(path)
+            if isinstance(node, File):
+                parts.append(bytes(node.data))  # bytes remember their hash, and images share them
+                if node.pending or node.diverged:
+                    parts.append((node.durable, node.diverged, tuple(node.pending)))
+        for change in self.name_changes:
+            parts.append((change.sequence, change.name, change.gone_name))
+        return hash(tuple(parts))
+
+    def open_paths(self) -> list[str]:
+        return sorted(path for _, path, _ in self._files.values())
+
+    def flip(self, path: str, position: int, mask: int = 1) -> None:
+        node = self._file_at(path)
+        content = bytearray(node.data)
+        content[position] ^= mask
+        self._settle(node, bytes(content))
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Rot, or the hand of an operator: the file durably has another content."""
+        self._settle(self._file_at(path), content)
+
+    def remove(self, path: str) -> None:
+        folder, name = self._parent(path)
+        self._drop_name(folder, name)
+        folder.durable.pop(name, None)
+
+    def unsynced(self, payload: bytes) -> str | None:
+        """Why a power cut now could lose `payload`, or None: it lies, whole, in a durable file that can be
+        reached by durable names. The lint behind every acknowledgement."""
+        reasons = []
+        durable = self._durable_names()
+        for path, node in self._named():
+            if not isinstance(node, File) or payload not in node.data:
+                continue
+            if payload not in node.durable:
+                reasons.append(f"{path} is not synced")
+            elif id(node) not in durable:
+                reasons.append(f"{path} is synced, but its name is not")
+            else:
+                return None
+        return "; ".join(reasons) or "it is in no file"
+
+    # Small parts.
+
+    def _named(self) -> Iterator[tuple[str, Node]]:
+        stack: list[tuple[str, Node]] = [("", self.root)]
+        while stack:
+            path, node = stack.pop()
+            yield path or "/", node
+            if isinstance(node, Folder):
+                names = node.names
+                stack.extend([(f"{path}/{name}", names[name]) for name in sorted(names, reverse=True)])
+
+    def _durable_names(self) -> set[int]:
+        reached: set[int] = set()
+        stack: list[Node] = [self.root]
+        while stack:
+            node = stack.pop()
+            reached.add(id(node))
+            if isinstance(node, Folder):
+                stack.extend(node.durable.values())
+        return reached
+
+    def _settle(self, node: File, content: bytes) -> None:
+        node.data = node.durable = content
+        node.pending = []
+        node.diverged = False
+
+    def _count_used(self) -> None:
+        self.used = sum(len(node.data) for _, node in self._named() if isinstance(node, File))
+
+    def _drop_name(self, folder: Folder, name: str) -> None:
+        del folder.names[name]
+        self._known.clear()
+
+    def _parent(self, path: str) -> tuple[Folder, str]:
+        folder, _, name = path.rpartition("/")
+        node = self._find(folder)
+        if not isinstance(node, Folder):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return node, name
+
+    def _find(self, path: str) -> Node | None:
+        known = self._known.get(path)
+        if known is not None:
+            return known
+        node: Node | None = self.root
+        for part in path.split("/"):
+            if part:
+                if not isinstance(node, Folder):
+                    return None
+                node = node.names.get(part)
+        if node is not None:
+            self._known[path] = node
+        return node
+
+    def _node(self, path: str) -> Node:
+        node = self._find(path)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return node
+
+    def _file_at(self, path: str) -> File:
+        node = self._node(path)
+        assert isinstance(node, File)
+        return node
