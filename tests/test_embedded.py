@@ -172,6 +172,21 @@ def test_housekeeping_removes_what_is_past_its_time(tmp_path: Path) -> None:
         assert [record.offset for record in log] == list(range(log.start_offset, 100))
 
 
+def test_records_are_the_same_when_they_are_archived_and_when_they_are_back(tmp_path: Path) -> None:
+    with headrace.Log(tmp_path, segment_size="4KB") as log:
+        for n in range(100):
+            log.append(f"value {n} " * 10, key=f"k{n % 7}", headers=[("n", b"%d" % n)], timestamp=1000 + n)
+        before = list(log)
+        assert log.tier() >= 3 and log.tier() == 0
+        assert list(log) == before and log.offset_at(1050) == 50 and log.verify().is_sound
+    with headrace.Log(tmp_path, segment_size="4KB") as log:
+        assert log.recovery.clean and list(log) == before
+        assert log.read(50, limit=1) == [before[50]]
+        assert log.restore() >= 3 and log.restore() == 0
+        assert list(log) == before and log.verify().is_sound
+    assert not list(tmp_path.rglob("*.parquet")) and not list(tmp_path.rglob("*.tmp"))
+
+
 def test_verifying_finds_a_flipped_bit(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.append_many([(None, "x" * 100)] * 10)

@@ -11,13 +11,15 @@ from typing import TypeVar
 
 from headrace.clock import Clock, SystemClock
 from headrace.config import load
-from headrace.errors import InvalidInput, LogClosed
+from headrace.errors import Conflict, InvalidInput, LogClosed
 from headrace.log.inspect import Inspector, VerifyReport
 from headrace.log.log import Log as StoredLog
+from headrace.log.paths import RESTORED, UNFINISHED
 from headrace.log.recovery import RecoveryReport
 from headrace.log.rounds import Ticket
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import LogSpec, Shard
+from headrace.log.tiering import archive, bring_back, is_archivable, parquet_path, write_parquet, write_segment
 from headrace.record import codec
 from headrace.record.layout import CODECS
 from headrace.record.types import Record
@@ -179,6 +181,36 @@ class Log:
             return inspector.verify()
         finally:
             inspector.close()
+
+    def tier(self) -> int:
+        """Archives the sealed segments as Parquet; how many there were. Reads stay the same; pyarrow is needed."""
+        found = self._on_owner(lambda: [s for s in self._log.segments if is_archivable(self._log, s)])
+        for segment in found:
+            write_parquet(segment, parquet_path(self._shard.tier_root, segment) + UNFINISHED)
+            self._swapped(partial(archive, self._shard, self._log, segment))
+        return len(found)
+
+    def restore(self) -> int:
+        """Brings archived segments back as files of batches; how many there were."""
+        found = self._on_owner(lambda: [s for s in self._log.segments if s.tier is not None])
+        for segment in found:
+            path = segment.path(RESTORED)
+            write_segment(segment, path)
+            self._swapped(partial(bring_back, self._shard, self._log, segment, path))
+        return len(found)
+
+    def _swapped(self, swap: Callable[[Callable[[object, BaseException | None], object]], None]) -> None:
+        done: Future[bool] = Future()
+
+        def finish(made: object, error: BaseException | None) -> None:
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(made is not None)
+
+        self._on_owner(lambda: swap(finish))
+        if not done.result():
+            raise Conflict("the log is being compacted: try again")
 
     def maintain(self) -> None:
         """Applies retention and compaction now; it happens by itself every `retention_interval`."""

@@ -16,7 +16,7 @@ from headrace.broker.cursors import Cursors
 from headrace.broker.dead_letters import DeadLetterOffice
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.history import History
-from headrace.broker.holders import Indexes, ReadAhead
+from headrace.broker.holders import Indexes, ReadAhead, RowGroups
 from headrace.broker.housekeeping import Housekeeping
 from headrace.broker.ledger import Ledger
 from headrace.broker.partition import Partition, when_loaded
@@ -112,7 +112,8 @@ class Broker:
         broker._connections_max = broker.pressure.connections_max
         broker.spill = Spill(broker.shard.files, broker.disk, data_dir)
         broker.vhosts = VirtualHosts(broker)
-        for holder in (broker.spill, Indexes(broker.shard.index_cache), ReadAhead(broker.vhosts)):
+        row_groups = RowGroups(broker.shard.files.groups)
+        for holder in (broker.spill, Indexes(broker.shard.index_cache), row_groups, ReadAhead(broker.vhosts)):
             broker.pressure.add_holder(holder)
         broker.policies.attach(lambda: broker.vhosts)
         broker.dead_letters = DeadLetterOffice(broker)

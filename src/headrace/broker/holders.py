@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from headrace.broker.vhost import VirtualHost
 from headrace.broker.view import View
 from headrace.log.reader import IndexCache
+from headrace.log.tiered import GroupCache
 
 
 class Indexes:
@@ -14,6 +15,24 @@ class Indexes:
     patience_s = 0.0
 
     def __init__(self, cache: IndexCache) -> None:
+        self._cache = cache
+
+    def held_bytes(self) -> int:
+        return self._cache.size_bytes
+
+    def shed(self, wanted_bytes: int) -> int:
+        freed = self._cache.size_bytes
+        self._cache.clear()
+        return freed
+
+
+class RowGroups:
+    """Batches made of archived row groups: unpacked again when they are needed."""
+
+    name = "row_groups"
+    patience_s = 0.0
+
+    def __init__(self, cache: GroupCache) -> None:
         self._cache = cache
 
     def held_bytes(self) -> int:

@@ -29,6 +29,7 @@ TIER = ".tier"
 PARQUET = ".parquet"
 CUT = ".cut"
 UNFINISHED = ".tmp"
+RESTORED = ".restored" + UNFINISHED
 DELETED = ".deleted"
 SPILLED = ".spill"
 

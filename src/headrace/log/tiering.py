@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from headrace.errors import CorruptBatch, CorruptLog, HeadraceError, InvalidInput, NotFound
+from headrace.errors import CorruptBatch, CorruptLog, HeadraceError, InvalidInput, NotFound, StorageError
 from headrace.log import paths
 from headrace.log.compaction import Rewritten, batches
 from headrace.log.disk import Disk, RealDisk, make_folder, read_whole, write_atomically
@@ -103,17 +103,25 @@ def write_parquet(source: Segment, target: str, disk: Disk | None = None) -> Wri
             raise NotArchivable(f"{source!r} holds no record")
         writer.close()
         disk.sync(file)
-    except BaseException:
+    except BaseException as error:
         if writer is not None:
             writer.abandon()
         with suppress(OSError):
             disk.unlink(target)
-        raise
+        raise _plainly(error, source, target) from error
     finally:
         disk.close(file)
         files.close()
     disk.sync_dir(target.rpartition("/")[0])
     return Written(source.size, size, records)
+
+
+def _plainly(error: BaseException, source: Segment, target: str) -> BaseException:
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"{source.path()} is gone: it was removed or rewritten meanwhile")
+    if isinstance(error, OSError):
+        return StorageError(f"{target} cannot be written: {error}")
+    return error
 
 
 def _row_groups(files: Files, source: Segment) -> Iterator[tuple[list[BatchInfo], Columns]]:
@@ -164,6 +172,10 @@ def take_in(files: Files, segment: Segment, source: str, target: str, *, batch_b
     made = Segment.archived(segment.folder, segment.generation + 1, tier)
     write_tier(disk, made.path(paths.TIER), tier)
     return Rewritten(made, segment.size, tier.file_bytes, segment.records, tier.records)
+
+
+def is_archivable(log: "Log", segment: Segment) -> bool:
+    return segment.is_sealed and segment.size > 0 and segment.next_offset <= log.durable_end and segment.tier is None
 
 
 def archive(shard: "Shard", log: "Log", segment: Segment, done: Done) -> None:
@@ -281,10 +293,10 @@ def write_segment(source: Segment, target: str, disk: Disk | None = None) -> Wri
                 position += disk.pwrite(file, [made], position)
                 records += info.count
         disk.sync(file)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             disk.unlink(target)
-        raise
+        raise _plainly(error, source, target) from error
     finally:
         disk.close(file)
     disk.sync_dir(target.rpartition("/")[0])
@@ -336,10 +348,22 @@ def remove_archived(disk: Disk, tier_root: str, doomed: str) -> None:
 
 def take_back(files: Files, segment: Segment, source: str, interval: int) -> Rewritten:
     """Make a file of batches the next generation of an archived segment, once it was compared with it."""
-    staged = Segment(segment.folder, segment.base)
+    staged = Segment(segment.folder, segment.base)  # only to be read as one
     staged.data_path, staged.size = source, files.disk.file_size(source)
     try:
         check_same(files, segment, batches(files, staged), source)
     finally:
         files.forget([source])
     return adopt(files, segment, source, interval)
+
+
+def bring_back(shard: "Shard", log: "Log", segment: Segment, source: str, done: Done) -> None:
+    """As archive, the other way: `source` is what write_segment has written."""
+    interval = log.settings.index_interval
+    shard.maintenance.rewrite_segments(
+        log,
+        [segment],
+        lambda _data, _info: None,
+        done,
+        make=lambda: take_back(shard.files, segment, source, interval),
+    )
