@@ -2,6 +2,8 @@
 
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -137,3 +139,22 @@ def test_the_log_can_be_json(tmp_path: Path) -> None:
     broker.stop()
     for line in broker.errors.splitlines():
         assert "level" in msgspec.json.decode(line)
+
+
+def test_a_start_imports_nothing_that_no_client_has_asked_for(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, "--kafka", "localhost:0", "--amqp", "localhost:0", PYTHONPROFILEIMPORTTIME="1")
+    assert broker.stop() == 0
+    imported = {line.rpartition("|")[2].strip() for line in broker.errors.splitlines()}
+    assert "headrace.doors.kafka.door" in imported
+    for name in ("kio", "hypothesis", "prometheus_client", "pyarrow", "pyspark", "pandas"):
+        assert not [one for one in imported if one.partition(".")[0] == name], name
+
+
+def test_the_schemas_of_kafka_bring_no_test_tools_with_them() -> None:
+    """kio imports hypothesis where it finds it, which is here, but not where a broker runs."""
+    code = (
+        "import sys; from headrace.wire.kafka.schema import request_struct; request_struct(3, 9); "
+        "print(sorted(name for name in sys.modules if name.startswith(('hypothesis', 'kio.index'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['kio.index']"

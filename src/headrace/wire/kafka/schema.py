@@ -1,15 +1,13 @@
 """kio's dataclasses, compiled to what codec.pyx runs. Loaded per API and version when first asked for:
-all of them would cost seconds and 200 MB."""
+all of them would cost seconds and 200 MB, and a broker that no Kafka client comes to needs none."""
 
 import dataclasses
+import sys
 import types
 import typing
 from functools import cache
 from importlib import import_module
 from typing import Any
-
-from kio.index import load_request_schema, load_response_schema
-from kio.schema.index import api_key_map, schema_name_map
 
 from headrace.wire.kafka.codec import KINDS, Field, Struct
 
@@ -36,21 +34,36 @@ class Shape:
 
 
 @cache
-def request_struct(api_key: int, version: int) -> Struct:
-    return compile_struct(
-        load_request_schema(api_key, version), load_request_schema(api_key, newest(api_key))
+def _kio() -> types.SimpleNamespace:
+    """Without hypothesis, which kio imports wherever it is installed, for strategies that no broker needs."""
+    hidden = "hypothesis" not in sys.modules
+    if hidden:
+        sys.modules["hypothesis"] = None  # type: ignore[assignment]  # how Python says: not to be imported
+    try:
+        from kio.index import load_request_schema, load_response_schema
+        from kio.schema.index import api_key_map, schema_name_map
+    finally:
+        if hidden:
+            del sys.modules["hypothesis"]
+    return types.SimpleNamespace(
+        request=load_request_schema, response=load_response_schema, versions=schema_name_map, names=api_key_map
     )
 
 
 @cache
+def request_struct(api_key: int, version: int) -> Struct:
+    load = _kio().request
+    return compile_struct(load(api_key, version), load(api_key, newest(api_key)))
+
+
+@cache
 def response_struct(api_key: int, version: int) -> Struct:
-    return compile_struct(
-        load_response_schema(api_key, version), load_response_schema(api_key, newest(api_key))
-    )
+    load = _kio().response
+    return compile_struct(load(api_key, version), load(api_key, newest(api_key)))
 
 
 def newest(api_key: int) -> int:
-    return max(schema_name_map[api_key_map[api_key]])
+    return int(max(_kio().versions[_kio().names[api_key]]))
 
 
 def compile_struct(entity: type, latest: type | None) -> Struct:
@@ -94,9 +107,9 @@ def names_in_all_versions(entity: type) -> frozenset[str]:
     """Every field that a struct of this name has in any version of its API."""
     api_key: int = entity.__api_key__  # type: ignore[attr-defined]
     path = entity.__module__.split(".")  # kio.schema.<name>.v<version>.<request or response>
-    load = load_request_schema if path[-1] == "request" else load_response_schema
+    load = _kio().request if path[-1] == "request" else _kio().response
     names: set[str] = set()
-    for version in schema_name_map[api_key_map[api_key]]:
+    for version in _kio().versions[_kio().names[api_key]]:
         twin = getattr(import_module(load(api_key, version).__module__), entity.__name__, None)
         if twin is not None:
             names |= {field.name for field in dataclasses.fields(twin)}
