@@ -54,6 +54,10 @@ class SharePartition:
     def locked(self) -> int:
         return len(self._locks)
 
+    def lag(self, end: int) -> int:
+        """How many records below end are not done."""
+        return max(0, end - self.start - self._settled.count(self.start, end))
+
     def save(self) -> bytes:
         attempts = dict(self._attempts)
         attempts.update({offset: lock.count for offset, lock in self._locks.items()})

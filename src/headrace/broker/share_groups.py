@@ -1,12 +1,12 @@
 """Share groups (KIP-932): members that take records from the same partitions, one record at a time each.
 
-Every member reads all partitions of its topics; the broker hands out records under a lock. What a group has
-settled is durable before an acknowledgement is answered.
+Every member reads all partitions of its topics; the broker hands out records under a lock. Where a group begins
+is durable before its first member is answered, what it has settled before an acknowledgement is.
 """
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,7 +15,15 @@ from headrace.broker.groups.coordinator import check_group_id
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.broker.share import SavedShare, SharePartition
 from headrace.clock import Clock
-from headrace.errors import FencedMemberEpoch, HeadraceError, InvalidInput, UnknownMember
+from headrace.errors import (
+    FencedMemberEpoch,
+    GroupNotEmpty,
+    GroupNotFound,
+    HeadraceError,
+    InvalidInput,
+    InvalidRecordState,
+    UnknownMember,
+)
 from headrace.log.log import Log
 from headrace.log.shard import Shard
 
@@ -50,7 +58,6 @@ class ShareGroup:
     epoch: int = 0
     members: dict[str, ShareMember] = field(default_factory=dict)
     partitions: dict[int, SharePartition] = field(default_factory=dict)  # by log id
-    from_start: bool = False  # share.auto.offset.reset=earliest
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # something came back
 
     @property
@@ -70,15 +77,18 @@ class ShareGroups:
         self._timers = timers
         self._topics = topics
         self._groups: dict[str, ShareGroup] = {}
+        self._from_start: dict[str, bool] = {}  # by group, of those where somebody set it
         self._lock_timer: Timer | None = None
+        self._beginning = asyncio.Lock()
 
     def load(self) -> None:
         for key, value in self._shard.state.items(CONFIGS):
-            self.group(key.decode()).from_start = value == b"earliest"
+            self._from_start[key.decode()] = value == b"earliest"
         for key, value in self._shard.state.items(SHARES):
             group_id, _, log_id = key.rpartition(b"\0")
             saved = msgspec.msgpack.decode(value, type=SavedShare)
-            self.group(group_id.decode()).partitions[int(log_id)] = SharePartition(0, saved)
+            if int(log_id) in self._shard.logs:
+                self.group(group_id.decode()).partitions[int(log_id)] = SharePartition(0, saved)
 
     def close(self) -> None:
         for group in self._groups.values():
@@ -98,12 +108,23 @@ class ShareGroups:
     def all(self) -> list[ShareGroup]:
         return list(self._groups.values())
 
+    def known(self, group_id: str) -> ShareGroup:
+        group = self._groups.get(group_id)
+        if group is None:
+            raise GroupNotFound(group_id)
+        return group
+
+    def begins_at_start(self, group_id: str) -> bool:
+        """share.auto.offset.reset=earliest"""
+        return self._from_start.get(group_id, False)
+
     async def configure(self, group_id: str, from_start: bool) -> None:
         """Where the group begins on partitions it has not read yet."""
-        self.group(group_id).from_start = from_start
+        check_group_id(group_id)
         entry = self._shard.group()
         entry.put(CONFIGS, group_id.encode(), b"earliest" if from_start else b"latest")
         await entry.commit()
+        self._from_start[group_id] = from_start
 
     # Members.
 
@@ -179,14 +200,38 @@ class ShareGroups:
         group.members.pop(member.member_id, None)
         group.epoch += 1
         self.release_member(group, member.member_id)
+        if not group.members and not group.partitions:
+            self._groups.pop(group.group_id, None)
 
     # Records.
+
+    async def begin(self, group: ShareGroup, logs: Iterable[Log]) -> None:
+        """Fixes, for good, where the group begins on logs that are new to it."""
+        logs = [log for log in logs if log.id not in group.partitions]
+        if not logs:
+            return
+        async with self._beginning:  # two members come at once: the first one's beginning holds
+            from_start = self.begins_at_start(group.group_id)
+            await self._set(
+                group,
+                {
+                    log: SharePartition(log.start_offset if from_start else log.visible_end)
+                    for log in logs
+                    if log.id not in group.partitions
+                },
+            )
+
+    async def _set(self, group: ShareGroup, started: Mapping[Log, SharePartition]) -> None:
+        entry = self._shard.group()
+        for log, share in started.items():
+            entry.put(SHARES, share_key(group, log.id), share.save())
+        await entry.commit()
+        group.partitions.update({log.id: share for log, share in started.items() if not log.is_deleted})
 
     def partition(self, group: ShareGroup, log: Log) -> SharePartition:
         known = group.partitions.get(log.id)
         if known is None:
-            start = log.start_offset if group.from_start else log.visible_end
-            known = group.partitions[log.id] = SharePartition(start)
+            raise InvalidRecordState(f"group {group.group_id!r} does not read log {log.id}")
         return known
 
     def lock_deadline(self) -> float:
@@ -223,10 +268,40 @@ class ShareGroups:
         """Durable on return. Also wakes those who wait for what was released."""
         entry = self._shard.group()
         for log_id in log_ids:
-            key = group.group_id.encode() + b"\0" + str(log_id).encode()
-            entry.put(SHARES, key, group.partitions[log_id].save())
+            entry.put(SHARES, share_key(group, log_id), group.partitions[log_id].save())
         await entry.commit()
         self._wake(group)
+
+    # Administration. What a member holds or waits for may not be pulled away from under it.
+
+    def _idle(self, group_id: str) -> ShareGroup:
+        group = self.known(group_id)
+        if group.members:
+            raise GroupNotEmpty(f"share group {group_id!r} has members")
+        return group
+
+    async def move(self, group_id: str, starts: Mapping[Log, int]) -> None:
+        """Everything below the offset given counts as done, nothing above it does."""
+        group = self._idle(group_id)
+        async with self._beginning:
+            await self._set(group, {log: SharePartition(offset) for log, offset in starts.items()})
+
+    async def forget(self, group_id: str, log_ids: Iterable[int]) -> None:
+        """As if the group had never read these logs."""
+        group = self._idle(group_id)
+        entry = self._shard.group()
+        gone = [log_id for log_id in log_ids if log_id in group.partitions]
+        for log_id in gone:
+            entry.delete(SHARES, share_key(group, log_id))
+        await entry.commit()
+        for log_id in gone:
+            group.partitions.pop(log_id, None)
+
+    async def delete(self, group_id: str) -> None:
+        """How it is configured stays, as in Kafka."""
+        await self.forget(group_id, list(self._idle(group_id).partitions))
+        if not self._groups[group_id].members:
+            del self._groups[group_id]
 
     def topic_deleted(self, log_ids: list[int]) -> None:
         for group in self._groups.values():
@@ -234,8 +309,12 @@ class ShareGroups:
             if gone:
                 entry = self._shard.group()
                 for log_id in gone:
-                    entry.delete(SHARES, group.group_id.encode() + b"\0" + str(log_id).encode())
+                    entry.delete(SHARES, share_key(group, log_id))
                 try:
                     entry.commit(lazy=True)
                 except HeadraceError:
-                    return
+                    return  # whoever loads it finds no log of that number
+
+
+def share_key(group: ShareGroup, log_id: int) -> bytes:
+    return group.group_id.encode() + b"\0" + str(log_id).encode()

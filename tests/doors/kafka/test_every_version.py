@@ -117,6 +117,12 @@ FILLED: dict[Api, dict[str, Any]] = {
     Api.SHARE_GROUP_DESCRIBE: {"group_ids": ["s", "nobody"]},
     Api.SHARE_FETCH: {"group_id": "s", "member_id": "m", "max_records": 10, "max_bytes": 1000},
     Api.SHARE_ACKNOWLEDGE: {"group_id": "s", "member_id": "m"},
+    Api.DESCRIBE_SHARE_GROUP_OFFSETS: {"groups": [{"group_id": "s", "topics": None}, {"group_id": "nobody"}]},
+    Api.ALTER_SHARE_GROUP_OFFSETS: {
+        "group_id": "s",
+        "topics": [{"topic_name": TOPIC, "partitions": [{"partition_index": 0, "start_offset": 1}]}],
+    },
+    Api.DELETE_SHARE_GROUP_OFFSETS: {"group_id": "s", "topics": [{"topic_name": TOPIC}]},
     Api.DESCRIBE_TOPIC_PARTITIONS: {"topics": [{"name": TOPIC}, {"name": "nowhere"}]},
     Api.METADATA: {"topics": [{"name": TOPIC}, {"name": "made by asking"}, {"name": "auto"}]},
     Api.FETCH: {

@@ -98,6 +98,22 @@ def test_the_performance_tools_run(tool: Tool, name: Name) -> None:
     assert float(read.splitlines()[-1].split(",")[4]) >= 50_000
 
 
+def test_transactions_of_the_java_client_with_the_versions_we_offer(tool: Tool, name: Name) -> None:
+    """It knows newer ones (KIP-890), and makes do with ours."""
+    topic = name("t")
+    sent = tool(
+        f"{TOOLS}.ProducerPerformance",
+        *("--topic", topic, "--num-records", "2000", "--record-size", "100", "--throughput", "-1"),
+        *("--transactional-id", name("x"), "--transaction-duration-ms", "100"),
+    )
+    assert "2000 records sent" in sent
+    committed = ("--command-property", "isolation.level=read_committed")
+    read = tool(
+        CONSUME, "--topic", topic, "--from-beginning", "--max-messages", "2000", "--timeout-ms", "30000", *committed
+    )
+    assert len(read.splitlines()) >= 2000
+
+
 def test_the_small_tools_run(tool: Tool, name: Name, tmp_path: Path) -> None:
     topic = name("t")
     tool(PRODUCE, "--topic", topic, stdin="a\nb\nc\n")

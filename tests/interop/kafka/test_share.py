@@ -79,17 +79,22 @@ def test_what_is_not_accepted_before_closing_comes_back(broker: KafkaBroker, nam
 
 @pytest.mark.peer
 @pytest.mark.slow
-def test_the_console_share_consumer_of_kafka(broker: KafkaBroker, name: Name) -> None:
-    jars = kafka_tools()
+def test_the_share_consumer_and_the_share_group_tool_of_kafka(broker: KafkaBroker, name: Name) -> None:
     topic, group = make_topic(broker, name("t")), begin_at_start(broker, name("g"))
     produce(broker, topic, [b"one", b"two", b"three"])
-    command = ["java", "-cp", jars, "org.apache.kafka.tools.consumer.ConsoleShareConsumer"]
-    arguments = ["--bootstrap-server", broker.address, "--topic", topic, "--group", group]
-    done = subprocess.run(
-        [*command, *arguments, "--max-messages", "3", "--timeout-ms", "30000"],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.stdout.splitlines()[:3] == ["one", "two", "three"], done.stdout + done.stderr
+    read_three = ("--topic", topic, "--group", group, "--max-messages", "3", "--timeout-ms", "30000")
+    assert java(broker, "ConsoleShareConsumer", *read_three).splitlines()[:3] == ["one", "two", "three"]
+    which = ("--group", group, "--topic", topic)
+    reset = java(broker, "group.ShareGroupCommand", "--reset-offsets", "--to-earliest", *which, "--execute")
+    assert [line.split()[-3:] for line in reset.splitlines() if topic in line] == [[topic, "0", "0"]], reset
+    shown = java(broker, "group.ShareGroupCommand", "--describe", "--group", group)
+    [line] = [line for line in shown.splitlines() if topic in line]
+    assert line.split()[:4] == [group, topic, "0", "0"], shown
+
+
+def java(broker: KafkaBroker, tool: str, *arguments: str) -> str:
+    command = ["java", "-Xmx256m", "-cp", kafka_tools(), f"org.apache.kafka.tools.consumer.{tool}"]
+    command += ["--bootstrap-server", broker.address, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -182,8 +182,7 @@ def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list
             raise InvalidInput(f"there is one broker, {door.node_id}, not {resource.resource_name}")
         return broker_configs(door, door.address_for(request.connection))
     if resource.resource_type == GROUP:
-        group = door.coordination.shares.find(resource.resource_name)
-        start = "earliest" if group is not None and group.from_start else "latest"
+        start = "earliest" if door.coordination.shares.begins_at_start(resource.resource_name) else "latest"
         return [Config(SHARE_START, start, SOURCE_DEFAULT, STRING)]
     return []
 

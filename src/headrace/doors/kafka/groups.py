@@ -200,6 +200,10 @@ async def delete_groups(door: "KafkaDoor", request: Request, fields: Any) -> dic
         answer: dict[str, Any] = {"group_id": group_id}
         future, done = future_answer(door)
         try:
+            if door.coordination.shares.find(group_id) is not None:
+                await door.coordination.shares.delete(group_id)
+                results.append(answer)
+                continue
             door.coordination.groups.delete(group_id, done)
             error = await future
             if error is not None:

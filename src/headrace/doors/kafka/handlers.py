@@ -11,6 +11,7 @@ from headrace.doors.kafka import (
     offsets,
     produce,
     share,
+    share_offsets,
     topics,
     transactions,
 )
@@ -45,6 +46,9 @@ ASYNC_HANDLERS: dict[Api, AsyncHandler] = {
     Api.SHARE_GROUP_DESCRIBE: share.share_group_describe,
     Api.SHARE_FETCH: share.share_fetch,
     Api.SHARE_ACKNOWLEDGE: share.share_acknowledge,
+    Api.DESCRIBE_SHARE_GROUP_OFFSETS: share_offsets.describe_share_group_offsets,
+    Api.ALTER_SHARE_GROUP_OFFSETS: share_offsets.alter_share_group_offsets,
+    Api.DELETE_SHARE_GROUP_OFFSETS: share_offsets.delete_share_group_offsets,
     Api.INIT_PRODUCER_ID: transactions.init_producer_id,
     Api.ADD_PARTITIONS_TO_TXN: transactions.add_partitions_to_txn,
     Api.ADD_OFFSETS_TO_TXN: transactions.add_offsets_to_txn,

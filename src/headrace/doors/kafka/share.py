@@ -1,6 +1,8 @@
 """Share groups at the door: heartbeat, fetch, acknowledge, describe."""
 
 import asyncio
+import contextlib
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ from headrace.broker.share_groups import ShareGroup
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.consumer_groups import by_topic
 from headrace.doors.kafka.errors import Code, code_of
-from headrace.errors import GroupKindMismatch, HeadraceError
+from headrace.errors import GroupKindMismatch, HeadraceError, PartitionNotFound, StreamNotFound
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -44,6 +46,8 @@ async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any
             rack_id=fields.rack_id,
             topics=frozenset(names) if names is not None else None,
         )
+        if is_news:
+            await begin(door, shares.group(fields.group_id), member.assigned)
     except HeadraceError as error:
         return {
             "error_code": code_of(error),
@@ -59,6 +63,15 @@ async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any
     if is_news:
         values["assignment"] = {"topic_partitions": by_topic(door, member.assigned)}
     return values
+
+
+async def begin(door: "KafkaDoor", group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]) -> None:
+    """Before a member hears of them: what comes from now on is the group's, whatever happens to the broker."""
+    logs = []
+    for topic, number in partitions:
+        with contextlib.suppress(StreamNotFound, PartitionNotFound):  # deleted meanwhile
+            logs.append(door.topics.partition(topic, number).log)
+    await door.coordination.shares.begin(group, logs)
 
 
 def check_kind(door: "KafkaDoor", group_id: str) -> None:
@@ -195,6 +208,7 @@ async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[
     if fields.share_session_epoch == FINAL:
         shares.release_member(group, member_id)
     else:
+        await begin(door, group, session.wanted)
         read = await take(door, request, group, session, member_id, fields)
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for key in {**results, **read}:

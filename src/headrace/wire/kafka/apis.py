@@ -130,6 +130,9 @@ VERSIONS: dict[Api, Versions] = {
     Api.SHARE_GROUP_DESCRIBE: Versions(1, 1, 0),
     Api.SHARE_FETCH: Versions(1, 2, 0),
     Api.SHARE_ACKNOWLEDGE: Versions(1, 2, 0),
+    Api.DESCRIBE_SHARE_GROUP_OFFSETS: Versions(0, 1, 0),
+    Api.ALTER_SHARE_GROUP_OFFSETS: Versions(0, 0, 0),
+    Api.DELETE_SHARE_GROUP_OFFSETS: Versions(0, 0, 0),
 }
 
 

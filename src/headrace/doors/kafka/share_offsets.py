@@ -1,0 +1,110 @@
+"""Where share groups stand, for those who administer them: shown, moved, removed."""
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.share_groups import ShareGroup
+from headrace.doors.kafka.connection import Request
+from headrace.doors.kafka.errors import code_of
+from headrace.errors import HeadraceError, InvalidInput, StreamNotFound
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.door import KafkaDoor
+
+NONE = -1
+NO_ID = bytes(16)
+
+
+async def describe_share_group_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    return {"groups": [describe(door, one) for one in fields.groups]}
+
+
+def describe(door: "KafkaDoor", asked: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = {"group_id": asked.group_id}
+    try:
+        group = door.coordination.shares.known(asked.group_id)
+    except HeadraceError as error:
+        return {**answer, "error_code": code_of(error), "error_message": str(error)}
+    if asked.topics is None:
+        wanted = read_by(door, group)
+    else:
+        wanted = {topic.topic_name: list(topic.partitions) for topic in asked.topics}
+    answer["topics"] = [
+        {
+            "topic_name": name,
+            "topic_id": id_of(door, name),
+            "partitions": [describe_partition(door, group, name, number) for number in numbers],
+        }
+        for name, numbers in wanted.items()
+    ]
+    return answer
+
+
+def read_by(door: "KafkaDoor", group: ShareGroup) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for log_id in group.partitions:
+        place = door.broker.streams.of_log(log_id)
+        if place is not None:
+            topics.setdefault(place[0].name, []).append(place[1].number)
+    return {name: sorted(topics[name]) for name in sorted(topics)}
+
+
+def describe_partition(door: "KafkaDoor", group: ShareGroup, topic: str, number: int) -> dict[str, Any]:
+    answer: dict[str, Any] = {"partition_index": number, "start_offset": NONE, "lag": NONE}
+    try:
+        log = door.topics.partition(topic, number).log
+    except HeadraceError as error:
+        return {**answer, "error_code": code_of(error), "error_message": str(error)}
+    share = group.partitions.get(log.id)
+    if share is None:
+        return answer
+    start = max(share.start, log.start_offset)
+    return {**answer, "start_offset": start, "leader_epoch": log.epoch, "lag": share.lag(log.visible_end)}
+
+
+def id_of(door: "KafkaDoor", topic: str) -> bytes:
+    try:
+        return door.topics.id_of(door.topics.find(topic))
+    except StreamNotFound:
+        return NO_ID
+
+
+async def alter_share_group_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    starts: dict[Any, int] = {}  # by log
+    responses = []
+    for topic in fields.topics:
+        parts = []
+        for part in topic.partitions:
+            answer: dict[str, Any] = {"partition_index": part.partition_index}
+            try:
+                if part.start_offset < 0:
+                    raise InvalidInput(f"offset {part.start_offset}")
+                starts[door.topics.partition(topic.topic_name, part.partition_index).log] = part.start_offset
+            except HeadraceError as error:
+                answer.update(error_code=code_of(error), error_message=str(error))
+            parts.append(answer)
+        topic_id = id_of(door, topic.topic_name)
+        responses.append({"topic_name": topic.topic_name, "topic_id": topic_id, "partitions": parts})
+    try:
+        await door.coordination.shares.move(fields.group_id, starts)
+    except HeadraceError as error:
+        return {"error_code": code_of(error), "error_message": str(error)}
+    return {"responses": responses}
+
+
+async def delete_share_group_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    log_ids: list[int] = []
+    responses = []
+    for topic in fields.topics:
+        answer: dict[str, Any] = {"topic_name": topic.topic_name, "topic_id": id_of(door, topic.topic_name)}
+        try:
+            log_ids += door.topics.find(topic.topic_name).document.logs
+        except HeadraceError as error:
+            answer.update(error_code=code_of(error), error_message=str(error))
+        responses.append(answer)
+    try:
+        await door.coordination.shares.forget(fields.group_id, log_ids)
+    except HeadraceError as error:
+        return {"error_code": code_of(error), "error_message": str(error)}
+    return {"responses": responses}
+
+
