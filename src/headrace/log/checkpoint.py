@@ -10,7 +10,7 @@ Also the clock of the shard: async logs are flushed, settles synced and full dis
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import DiskFull, LogClosed
@@ -92,6 +92,7 @@ class Checkpoints:
             if (
                 log is None
                 or not log.is_async
+                or log.is_frozen  # this flush could end after the cut, and call durable what is no more
                 or log.durable_end == log.visible_end
                 or log_id in self._flushing
             ):
@@ -107,19 +108,31 @@ class Checkpoints:
         self._flushed[log.id] = now
         log.unflushed_bytes = 0
 
-        def flush() -> int:
-            end = log.tail.next_offset
-            log.tail.sync()
-            return end
+        # The worker only says what there is: a sync of its own would hold up everything that is confirmed at once.
+        def stand() -> tuple[int, dict[str, int]]:
+            return log.tail.next_offset, log.tail.unsynced()
 
-        def flushed(end: int, error: BaseException | None) -> None:
-            self._flushing.discard(log.id)
+        def stood(standing: tuple[int, dict[str, int]], error: BaseException | None) -> None:
             if error is not None:
-                self._shard.fail(error)
-            elif not log.is_closed:
-                log.durable_end = max(log.durable_end, end)
+                self._flush_done(log, error)
+                return
+            end, written = standing
+            self._shard.keeper.submit(
+                lambda: log.tail.sync_files(written), lambda _, failed: self._flush_done(log, failed, end, written)
+            )
 
-        self._shard.worker.submit(flush, flushed)
+        self._shard.worker.submit(stand, stood)
+
+    def _flush_done(
+        self, log: Log, error: BaseException | None, end: int = 0, written: Mapping[str, int] | None = None
+    ) -> None:
+        self._flushing.discard(log.id)
+        if error is not None:
+            self._shard.fail(error)
+            return
+        if not log.is_closed:
+            log.durable_end = max(log.durable_end, end)
+        self._shard.worker.submit(lambda: log.tail.synced(written or {}), self._synced)
 
     def run(self, *, clean: bool = False, done: Done | None = None) -> None:
         """Start one, or have one follow the one that runs: that one may have begun too early for the caller."""

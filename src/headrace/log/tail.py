@@ -3,7 +3,7 @@
 The list of segments is replaced, never changed, so that readers on another thread always see a whole one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -32,7 +32,8 @@ class Tail:
         self.segments: tuple[Segment, ...] = ()
         self.writer: SegmentWriter | None = None
         self.created = False  # the folder exists
-        self._written: set[str] = set()  # data files with bytes that no journal entry holds
+        self._written: dict[str, int] = {}  # data file with bytes that no journal entry holds: its last write
+        self._writes = 0
 
     @property
     def next_offset(self) -> int:
@@ -47,7 +48,8 @@ class Tail:
         assert self.writer is not None
         assert self.writer.walker.next_offset <= base_offset, "offsets only grow"
         if direct:
-            self._written.add(self.writer.segment.path())
+            self._writes += 1
+            self._written[self.writer.segment.path()] = self._writes
         self.writer.append(data)
         return rolled
 
@@ -79,13 +81,26 @@ class Tail:
 
     def sync(self) -> int:
         """Make what was written past the journal durable, names included; returns the number of syncs."""
-        written, self._written = self._written, set()
+        written, self._written = self._written, {}
+        return self.sync_files(written)
+
+    def unsynced(self) -> dict[str, int]:
+        """For `sync_files` on another thread, and then `synced`."""
+        return dict(self._written)
+
+    def synced(self, written: Mapping[str, int]) -> None:
+        """What was written since that list was made is not synced: such a file stays on the list."""
+        self._written = {path: write for path, write in self._written.items() if written.get(path) != write}
+
+    def sync_files(self, written: Iterable[str]) -> int:
+        """On any thread: files and names."""
+        syncs = 0
         for path in sorted(written):
             with suppress(FileNotFoundError):  # retention or a truncation took it away
                 self._files.sync(path)
-        syncs = len(written)
+            syncs += 1
         for folder in (self.folder.rpartition("/")[0], self.folder):
-            if written and self._files.is_folder_dirty(folder):
+            if syncs and self._files.is_folder_dirty(folder):
                 self._files.sync_folder(folder)
                 syncs += 1
         return syncs
@@ -102,7 +117,7 @@ class Tail:
     def undo_to(self, saved: SavedTail) -> None:
         """Take back what was appended since: the disk was full, and the round is refused as a whole."""
         for segment in self.segments[len(saved.segments) :]:
-            self._written.discard(segment.path())
+            self._written.pop(segment.path(), None)
             self._files.forget(segment.paths)
             for path in segment.paths:
                 if self._files.disk.exists(path):
