@@ -4,12 +4,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.exchanges import Arguments, Binding, ConsistentHash, Destination, Exchange
-from headrace.errors import ExchangeNotFound, LimitReached
+from headrace.errors import ExchangeNotFound
 
 if TYPE_CHECKING:
     from headrace.broker.queue import Queue
 
-BINDINGS_MAX = 1_000_000
 ROUTES_CACHED_MAX = 10_000
 
 
@@ -42,8 +41,6 @@ class Routing:
     # Bindings.
 
     def bind(self, exchange: Exchange, binding: Binding) -> bool:
-        if self.bindings_count >= BINDINGS_MAX:
-            raise LimitReached(f"vhost '{self.vhost}' has {BINDINGS_MAX:,} bindings, which is the limit")
         if not exchange.bind(binding):
             return False
         self.bindings_count += 1
@@ -51,6 +48,10 @@ class Routing:
         self._to.setdefault(id(binding.destination), {})[exchange.name, key, arguments] = binding
         self.changed()
         return True
+
+    def has(self, exchange: Exchange, binding: Binding) -> bool:
+        _, key, arguments = binding.identity
+        return (exchange.name, key, arguments) in self._to.get(id(binding.destination), {})
 
     def unbind(self, exchange: Exchange, binding: Binding) -> Binding | None:
         found = exchange.unbind(binding.identity)

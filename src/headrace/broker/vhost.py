@@ -24,6 +24,7 @@ from headrace.errors import (
     AccessRefused,
     ArgumentMismatch,
     InUse,
+    LimitReached,
     QueueNotFound,
     ResourceLocked,
 )
@@ -57,6 +58,7 @@ class VirtualHost:
         self.pressure = broker.pressure
         self.store = store
         self.routing = Routing(name)
+        self._bindings_max = broker.config.amqp_bindings_max
         self.queues: dict[str, Queue] = {}
         self.dead_letters = DeadLetters(self)
         self.delays = Delays(self)
@@ -357,6 +359,8 @@ class VirtualHost:
     ) -> None:
         exchange = self._bindable(source)
         binding = Binding(source, destination, key, arguments)
+        if self.routing.bindings_count >= self._bindings_max and not self.routing.has(exchange, binding):
+            raise LimitReached(f"vhost '{self.name}' has {self._bindings_max:,} bindings, which is the limit")
         if not self.routing.bind(exchange, binding):
             return
         if (

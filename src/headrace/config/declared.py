@@ -213,6 +213,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("amqp_channels_max", "count", "Most channels per AMQP connection.", least=1, most=65_535),
     Setting("amqp_frame_max", "size", "Largest AMQP frame.", least=4 * KB, most=16 * MB),
+    Setting("amqp_bindings_max", "count", "Most bindings of one virtual host.", least=1),
+    Setting("amqp_consumers_max", "count", "Most AMQP consumers, of all connections together.", least=1),
     # Per stream; the broker's value is the default of every stream.
     Setting(
         "segment_size",

@@ -43,6 +43,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     amqp_heartbeat_ms: int = 60_000
     amqp_channels_max: int = 2047
     amqp_frame_max: int = 128 * KB
+    amqp_bindings_max: int = 1_000_000
+    amqp_consumers_max: int = 100_000
     log: LogSettings = LogSettings()
     stream: StreamSettings = StreamSettings()
     origins: dict[str, str] = msgspec.field(default_factory=dict)  # setting -> where its value came from

@@ -126,6 +126,16 @@ class Channel:
             self.confirmed = sequence
             self.connection.write(confirm(self.number, sequence, multiple=True, positive=False))
 
+    def add_consumer(self, consumer: AmqpConsumer) -> None:
+        self.consumers[consumer.tag] = consumer
+        self.connection.door.consumers_count += 1
+
+    def remove_consumer(self, tag: str) -> AmqpConsumer | None:
+        consumer = self.consumers.pop(tag, None)
+        if consumer is not None:
+            self.connection.door.consumers_count -= 1
+        return consumer
+
     # Going away.
 
     def release(self) -> None:
@@ -135,9 +145,9 @@ class Channel:
         self.is_open = False
         self.state.drop_content()
         self.settle()
-        for consumer in list(self.consumers.values()):
+        for tag, consumer in list(self.consumers.items()):
+            self.remove_consumer(tag)
             consumer.queue.remove_consumer(consumer)
-        self.consumers.clear()
         if self.reply_token is not None:
             self.connection.door.replies.remove(self.reply_token)
         self.reject(self.take(0, True), requeue=True)

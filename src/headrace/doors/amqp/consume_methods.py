@@ -17,8 +17,6 @@ from headrace.wire.amqp.protocol import NOT_ALLOWED, NOT_IMPLEMENTED, PRECONDITI
 if TYPE_CHECKING:
     from headrace.doors.amqp.channel import Channel
 
-CONSUMERS_MAX = 65_535  # per channel
-
 
 def qos(channel: "Channel", method: commands.Basic.Qos) -> None:
     """With RabbitMQ, a prefetch without global holds for consumers to come. Here it also reaches those that are
@@ -42,11 +40,12 @@ def consume(channel: "Channel", method: commands.Basic.Consume) -> None:
     tag = method.consumer_tag or server_name("amq.ctag-")
     if tag in channel.consumers:
         raise ProtocolError(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'", 60, 20)
-    if len(channel.consumers) >= CONSUMERS_MAX:
-        raise LimitReached(f"a channel has at most {CONSUMERS_MAX} consumers")
     if method.queue == PSEUDO_QUEUE:
         _consume_replies(channel, method, tag)
         return
+    door = channel.connection.door
+    if door.consumers_count >= door.config.amqp_consumers_max:
+        raise LimitReached(f"there are {door.config.amqp_consumers_max:,} consumers, which is the limit")
     priority = arguments.get("x-priority", 0)
     if not isinstance(priority, int):
         raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority': {priority!r}")
@@ -63,10 +62,10 @@ def consume(channel: "Channel", method: commands.Basic.Consume) -> None:
             )
         queue.attach(consumer, arguments.get("x-stream-offset"))
     queue.add_consumer(consumer)
-    channel.consumers[tag] = consumer
+    channel.add_consumer(consumer)
     limit_ms = arguments.get("x-consumer-timeout", queue.policy.consumer_timeout_ms)
     if isinstance(limit_ms, int) and limit_ms > 0 and not method.no_ack:
-        channel.connection.door.timeouts.watch(channel, limit_ms)
+        door.timeouts.watch(channel, limit_ms)
     # Deliveries start in the next turn of the loop, so the client hears consume-ok first.
     if not method.nowait:
         channel.connection.write(frame(channel.number, commands.Basic.ConsumeOk, consumer_tag=tag))
@@ -85,7 +84,7 @@ def _consume_replies(channel: "Channel", method: commands.Basic.Consume, tag: st
 
 def cancel(channel: "Channel", method: commands.Basic.Cancel) -> None:
     """What was delivered stays out until it is settled; only new deliveries stop."""
-    consumer = channel.consumers.pop(str(method.consumer_tag), None)
+    consumer = channel.remove_consumer(str(method.consumer_tag))
     if consumer is not None:
         consumer.queue.remove_consumer(consumer)
     elif channel.reply_token is not None and channel.reply_tag == method.consumer_tag:

@@ -89,7 +89,7 @@ class AmqpConsumer:
     def cancelled(self) -> None:
         """The queue is gone: tell the client, if it wants to know."""
         channel = self.channel
-        channel.consumers.pop(self.tag, None)
+        channel.remove_consumer(self.tag)
         if channel.connection.wants("consumer_cancel_notify") and channel.is_open:
             channel.connection.write_after_method(
                 frame(channel.number, commands.Basic.Cancel, consumer_tag=self.tag, nowait=True)

@@ -29,6 +29,7 @@ class AmqpDoor:
         self.replies = Replies()
         self.timeouts = Timeouts()
         self.connections: set[Connection] = set()
+        self.consumers_count = 0
         self.flow = Flow("amqp", broker.pressure, self.connections)
         broker.clients.add_door("amqp", lambda: clients(self.connections))
         self._listener: Listener
