@@ -1,19 +1,22 @@
-"""A thousand partitions in one session and hundreds of connections: bounded, and nothing is left behind."""
+"""A thousand partitions in one session, a thousand connections: bounded, idle for nothing, and gone without a trace."""
 
 import asyncio
 import gc
+import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kio.index import load_request_schema
 
-from headrace.doors.kafka import connection
+from headrace.doors.kafka import connection, fetch
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import batch, make, world_at
 from tests.wire.kafka.test_schema_codec import written
 
 PARTITIONS = 1000
 CONNECTIONS = 300
+LONG_POLLS = 1000
 
 
 def produce_body(topic: str, data: bytes) -> bytes:
@@ -88,3 +91,41 @@ async def test_producers_share_the_memory_that_waits_for_the_disk(
         # One request of each is always taken, and the one that fills a share is taken whole.
         assert most <= 8 * 2 * (len(body) + 100)
         assert world.door.heavy == 0
+
+
+async def test_a_thousand_long_polls_cost_nothing_until_their_record_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each connection looks when it asks and when it is woken, however much happens elsewhere."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4 * LONG_POLLS:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4 * LONG_POLLS), hard))
+    looks = 0
+    look = fetch.Fetch._read
+
+    def counted(self: fetch.Fetch) -> Any:
+        nonlocal looks
+        looks += 1
+        return look(self)
+
+    monkeypatch.setattr(fetch.Fetch, "_read", counted)
+    wanted = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+    asked = {"max_wait": 30_000, "min_bytes": 1, "max_bytes": 1 << 24, "session_epoch": -1}
+    topics = [{"topic": "quiet", "partitions": [wanted]}]
+    body = written(make(load_request_schema(Api.FETCH, 12), {**asked, "topics": topics}))
+    async with world_at(tmp_path) as world:
+        await world.topic("quiet")
+        await world.topic("busy")
+        clients = [await world.client() for _ in range(LONG_POLLS)]
+        for client in clients:
+            client.send(Api.FETCH, 12, body)
+        writer = await world.client()
+        while looks < LONG_POLLS:
+            await writer.call(Api.API_VERSIONS, 3)
+        for _ in range(50):
+            await writer.produce("busy", batch(b"elsewhere"))
+        assert looks == LONG_POLLS
+        await writer.produce("quiet", batch(b"the news"))
+        for client in clients:
+            assert b"the news" in await client.receive()
+        assert looks == 2 * LONG_POLLS
