@@ -1,0 +1,82 @@
+"""Tiering as a job, here and on Spark, and what Spark reads of it: archived and live records as one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.errors import NotFound
+from headrace.log import parquet
+from headrace.pipelines.upkeep import Upkeep
+from tests.spark.test_source import WAYS, load, options
+from tests.spark.world import RunningBroker, numbered
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS = "key,value,topic,partition,offset,timestamp,timestampType,headers"
+
+
+def rows(spark: "SparkSession", broker: RunningBroker, way: str, topic: str, **more: str) -> list[Any]:
+    frame = load(spark, options(broker, way, topic=topic, columns=COLUMNS, **more))
+    return frame.orderBy("partition", "offset").collect()
+
+
+def test_archived_and_live_records_are_read_as_one(
+    spark: "SparkSession", shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "GROUP_BYTES", 16_000)  # several row groups to a segment
+    broker, topic = shared_broker, "tiered"
+    broker.create(topic, 2, segment_size="128KB")
+    for part in range(8):
+        broker.publish(topic, numbered(250, first=part * 250, size=300))
+    before = {way: rows(spark, broker, way, topic) for way in WAYS}
+    assert len(before["path"]) == 2000
+    since = {"startingTimestamp": str(int(before["path"][700].timestamp.timestamp() * 1000))}
+    later = rows(spark, broker, "path", topic, **since)
+    upkeep = Upkeep(broker.url, on="local")
+    sealed = len(upkeep.sealed(topic))
+    done = upkeep.tier(topic)
+    assert len(done.written) == sealed >= 2 and not done.left and not upkeep.sealed(topic)
+    assert all(written.bytes_after < written.bytes_before for written in done.written)
+    for way in WAYS:
+        assert rows(spark, broker, way, topic) == before[way], way
+    assert rows(spark, broker, "path", topic, **since) == later
+    split = options(broker, "path", topic=topic, splitBytes="64KB")
+    assert load(spark, split).rdd.getNumPartitions() > sealed + 2, "slices are cut between row groups"
+    assert rows(spark, broker, "path", topic, splitBytes="64KB") == before["path"]
+    plain = spark.read.parquet(*map(str, Path(upkeep.tier_root).glob("*-tiered-*")))
+    assert plain.where("length(value) >= 300").count() == sum(written.records for written in done.written)
+    upkeep.link.close()
+
+
+def test_tiering_and_restoring_on_spark_changes_no_record(spark: "SparkSession", shared_broker: RunningBroker) -> None:
+    broker, topic = shared_broker, "on-spark"
+    broker.create(topic, 2, segment_size="32KB")
+    for part in range(4):
+        broker.publish(topic, numbered(200, first=part * 200, size=300))
+    before = {p: broker.messages(topic, p) for p in broker.ends(topic)}
+    upkeep = Upkeep(broker.url, on="spark", session=spark)
+    sealed = len(upkeep.sealed(topic))
+    assert len(upkeep.tier(topic).written) == sealed >= 4 and not upkeep.sealed(topic)
+    assert {p: broker.messages(topic, p) for p in broker.ends(topic)} == before
+    assert len(upkeep.restore(topic).written) == sealed == len(upkeep.sealed(topic))
+    assert {p: broker.messages(topic, p) for p in broker.ends(topic)} == before
+    upkeep.link.close()
+    assert not list(broker.data.glob("staging/*"))
+
+
+def test_only_old_segments_are_archived_when_asked_to(shared_broker: RunningBroker) -> None:
+    broker = shared_broker
+    broker.create("aging", segment_size="16KB")
+    for day in range(4):
+        broker.publish("aging", ({"value": "v" * 300, "timestamp": 86_400_000 * day + n} for n in range(100)))
+    upkeep = Upkeep(broker.url, on="local")
+    every = len(upkeep.sealed("aging"))
+    done = upkeep.tier("aging", before_ms=2 * 86_400_000)
+    assert 0 < len(done.written) < every and len(upkeep.sealed("aging")) == every - len(done.written)
+    times = [86_400_000 * day + n for day in range(4) for n in range(100)]
+    assert [m["timestamp"] for m in broker.messages("aging")] == times
+    with pytest.raises(NotFound, match="no topic"):
+        upkeep.tier("nobody")
+    upkeep.link.close()
