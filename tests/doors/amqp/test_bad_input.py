@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from headrace.doors.amqp import connection as door_connection
+from headrace.doors.amqp import link as door_link
 from headrace.wire.amqp.methods import frame
 from headrace.wire.amqp.protocol import PROTOCOL_HEADER
 from tests.doors.amqp.raw import Raw, content_header, raw_frame
@@ -58,7 +58,7 @@ def test_01_whoever_speaks_something_else_is_told_what_is_spoken_here(client: Ra
 def test_02_whoever_does_not_finish_the_handshake_is_hung_up_on(
     running: Running, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(door_connection, "HANDSHAKE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(door_link, "HANDSHAKE_TIMEOUT_S", 0.1)
     with closing(Raw(running.port)) as client:
         client.send(said)
         assert client.is_closed()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from headrace.doors.amqp import connection as door_connection
+from headrace.doors.amqp import link as door_link
 from headrace.wire.amqp.methods import frame
 from headrace.wire.amqp.protocol import PROTOCOL_HEADER
 from tests.doors.amqp.raw import Raw, raw_frame
@@ -43,7 +43,7 @@ def rss_mb() -> float:
 def test_02_a_byte_now_and_then_does_not_prolong_the_handshake(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_connection, "HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(door_link, "HANDSHAKE_TIMEOUT_S", 0.3)
     with closing(Raw(running.port)) as client, contextlib.suppress(ConnectionError):
         client.send(PROTOCOL_HEADER)
         client.expect(commands.Connection.Start)

@@ -5,9 +5,7 @@ what follows on this connection, and nobody else. Publishes do not wait: they ga
 confirms go out when the flush they were part of is on stable storage.
 """
 
-import asyncio
 import logging
-import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +15,11 @@ from pamqp.base import Frame
 from headrace.broker.message import Message
 from headrace.broker.rounds import PartlyStored
 from headrace.broker.vhost import VirtualHost
-from headrace.doors.amqp import handshake, publish
+from headrace.doors.amqp import handshake, opening, publish
 from headrace.doors.amqp.channel import Channel
 from headrace.doors.amqp.errors import HARD, ChannelError, reply
 from headrace.doors.amqp.handshake import Stage
+from headrace.doors.amqp.link import CLOSE_TIMEOUT_S, Link
 from headrace.doors.amqp.methods import HANDLERS
 from headrace.doors.amqp.steps import Steps
 from headrace.errors import HeadraceError
@@ -34,70 +33,42 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.amqp")
 
-HANDSHAKE_TIMEOUT_S = 10.0
-CLOSE_TIMEOUT_S = 5.0
 UNREAD_BYTES_MAX = 1 << 20
-OUTPUT_BYTES_MAX = 8 << 20  # deliveries stop long before; past it a client that asks and does not read is not read
 CLASS_CONNECTION, CLASS_CHANNEL = 10, 20
 QUICK_ACK_BYTES_MAX = 4096  # more than this fills a segment, and Nagle lets full ones go
-QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 
-class Connection(asyncio.Protocol):
+class Connection(Link):
     def __init__(self, door: "AmqpDoor") -> None:
-        self.door = door
+        super().__init__(door)
         self.broker = door.broker
         self.rounds = door.broker.vhosts.rounds
-        self.stage = Stage.HEADER
         self.user = ""
         self.client_properties: dict[str, Any] = {}
         self.capabilities: dict[str, Any] = {}
         self.channels: dict[int, Channel] = {}
         self.frame_max = protocol.FRAME_MAX_BEFORE_TUNE
         self.channel_max = door.config.amqp_channels_max
-        self.heartbeat_s = 0
-        self.is_writable = True
         self.has_published = False
         self.vhost: VirtualHost
-        self.peer: Any = None
-        self.own_address: Any = None
         self.connected_ms = door.broker.clock.now_ms()
         self.secret_updates = 0
-        self._transport: asyncio.Transport
-        self._socket: Any = None
         self._scanner = Scanner(self, protocol.FRAME_MAX_BEFORE_TUNE)
         self._unread = b""
         self._steps: Steps | None = None
         self._flushing = 0
-        self._holds: set[str] = set()
         self._in_method = False
         self._after_method: list[bytes] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._heard = self._spoke = 0.0
-        self._loop = asyncio.get_running_loop()
         self._messages_seen = self._bytes_seen = 0
 
     # The socket.
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        self.peer = transport.get_extra_info("peername")
-        self.own_address = transport.get_extra_info("sockname")
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            self._socket = sock
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        transport.set_write_buffer_limits(high=self.door.flow.write_high())
-        if not self.door.admit(self):
-            transport.close()
-            return
-        self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timeout)
+    def _is_admitted(self) -> bool:
+        return self.door.admit(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.stage = Stage.CLOSED
-        if self._timer is not None:
-            self._timer.cancel()
+        self._disarm()
         if self._steps is not None:
             self._steps.leave()
             self._steps = None
@@ -108,9 +79,6 @@ class Connection(asyncio.Protocol):
             self.vhost.connection_closed(self)
         self.door.forget(self)
 
-    def pause_writing(self) -> None:
-        self.is_writable = False
-
     def resume_writing(self) -> None:
         self.is_writable = True
         if "output" in self._holds:
@@ -119,14 +87,6 @@ class Connection(asyncio.Protocol):
                 self._go_on()
         for channel in self.channels.values():
             channel.wake()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def write(self, data: bytes) -> None:
-        if self.stage is not Stage.CLOSED:
-            self._spoke = self._loop.time()
-            self._transport.write(data)
 
     def write_after_method(self, data: bytes) -> None:
         """For news that a method of this connection causes: the client expects the answer first."""
@@ -156,13 +116,6 @@ class Connection(asyncio.Protocol):
             exchange=message.exchange, routing_key=message.routing_key,
         )
         self.deliver(frames, 1, len(message.body))
-
-    def hold_reading(self, reason: str, held: bool) -> None:
-        """Reading stops while anybody has a reason to hold it."""
-        before = bool(self._holds)
-        (self._holds.add if held else self._holds.discard)(reason)
-        if bool(self._holds) != before and self.stage is not Stage.CLOSED and not self._transport.is_closing():
-            (self._transport.pause_reading if self._holds else self._transport.resume_reading)()
 
     # Bytes in.
 
@@ -202,19 +155,13 @@ class Connection(asyncio.Protocol):
         if not PROTOCOL_HEADER.startswith(data[:8]):
             # Whatever this is, it is not AMQP 0-9-1: say what is spoken here, and goodbye.
             self._transport.write(PROTOCOL_HEADER)
-            self._drop()
+            self.drop()
             return b""
         if len(data) < 8:
             self._unread = data
             return b""
         self.stage = Stage.START
-        self.write(
-            frame(
-                0, commands.Connection.Start, version_major=0, version_minor=9,
-                server_properties=handshake.server_properties(self.door.config), mechanisms="PLAIN AMQPLAIN",
-                locales="en_US",
-            )
-        )
+        self.write(opening.greeting(self))
         return data[8:]
 
     def after_feed(self) -> None:
@@ -253,7 +200,7 @@ class Connection(asyncio.Protocol):
                 self.hold_reading("disk", True)
                 self.broker.shard.on_drain(partial(self.hold_reading, "disk", False))
         if not answered and scanner.bytes - self._bytes_seen < QUICK_ACK_BYTES_MAX:
-            self._acknowledge_now()
+            self.acknowledge_now()
         self._messages_seen, self._bytes_seen = scanner.messages, scanner.bytes
         self.door.flow.published(self)
 
@@ -268,6 +215,11 @@ class Connection(asyncio.Protocol):
         else:
             for channel, sequence in waiting:
                 channel.failed(sequence)
+
+    def tuned(self, channel_max: int, frame_max: int, heartbeat_s: int) -> None:
+        self.channel_max = channel_max
+        self.frame_max = self._scanner.frame_max = frame_max
+        self.heartbeat_s = heartbeat_s
 
     async def flushed(self) -> None:
         """For methods that look at queues: what this connection published before is there to be seen."""
@@ -287,7 +239,7 @@ class Connection(asyncio.Protocol):
             if number != 0:
                 text = "connection methods belong to channel 0"
                 raise ProtocolError(protocol.CHANNEL_ERROR, text, class_id, method_id)
-            return self._on_connection(decode(class_id, method_id, arguments), class_id, method_id)
+            return opening.on_method(self, decode(class_id, method_id, arguments), class_id, method_id)
         if self.stage is Stage.CLOSING:
             return False
         if self.stage is not Stage.RUNNING or number == 0:
@@ -372,87 +324,7 @@ class Connection(asyncio.Protocol):
         self.fail(error, self.channels[state.number], 60, 40)
         return False
 
-    # Connection and channel methods.
-
-    def _on_connection(self, method: Any, class_id: int, method_id: int) -> bool:
-        if isinstance(method, commands.Connection.CloseOk):
-            if self.stage is Stage.CLOSING:
-                self._drop()
-            return True
-        if isinstance(method, commands.Connection.Close):
-            self.write(frame(0, commands.Connection.CloseOk))
-            self._linger()
-            return True
-        if self.stage is Stage.CLOSING:
-            return False
-        if self.stage is Stage.RUNNING and isinstance(method, commands.Connection.UpdateSecret):
-            self.secret_updates += 1
-            self.write(frame(0, commands.Connection.UpdateSecretOk))
-            return False
-        expected = handshake.EXPECTED.get(self.stage)
-        if expected is None or not isinstance(method, expected):
-            raise handshake.unexpected(self.stage, class_id, method_id)
-        if self.stage is Stage.START:
-            return self._on_start_ok(method)
-        if self.stage is Stage.TUNE:
-            return self._on_tune_ok(method)
-        return self._on_open(method)
-
-    def _on_start_ok(self, method: commands.Connection.StartOk) -> bool:
-        properties: Any = method.client_properties
-        self.client_properties = properties
-        found = properties.get("capabilities")
-        self.capabilities = found if isinstance(found, dict) else {}
-        try:
-            self.user = handshake.log_in(method, self.peer)
-        except handshake.Refused as error:
-            self.door.stats.count("logins_refused")
-            logger.warning("login refused from %s: user %r", self.peer, method.mechanism)
-            if self.wants("authentication_failure_close"):
-                self.close(*reply(error))
-            else:
-                self._drop()
-            return True
-        self.stage = Stage.TUNE
-        config = self.door.config
-        self.write(
-            frame(
-                0, commands.Connection.Tune, channel_max=config.amqp_channels_max, frame_max=config.amqp_frame_max,
-                heartbeat=config.amqp_heartbeat_ms // 1000,
-            )
-        )
-        return False
-
-    def _on_tune_ok(self, method: commands.Connection.TuneOk) -> bool:
-        handshake.check_tune(method, self.door.config)
-        self.channel_max = method.channel_max
-        self.frame_max = self._scanner.frame_max = method.frame_max
-        self.heartbeat_s = method.heartbeat
-        self.stage = Stage.OPEN
-        self._acknowledge_now()
-        return False
-
-    def _acknowledge_now(self) -> None:
-        """tune-ok and publishes without confirms have no answer. Clients with Nagle's algorithm hold back what
-        follows until TCP has acknowledged them, and TCP waits 40 ms for an answer to ride on."""
-        if self._socket is not None and QUICK_ACK is not None:
-            self._socket.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
-
-    def _on_open(self, method: commands.Connection.Open) -> bool:
-        try:
-            self.vhost = self.broker.vhosts.get(method.virtual_host)
-        except HeadraceError as error:
-            self.close(*reply(error), 10, 40)
-            return False
-        self.stage = Stage.RUNNING
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self.heartbeat_s:
-            self._timer = self._loop.call_later(self.heartbeat_s / 2, self._beat)
-        self.write(frame(0, commands.Connection.OpenOk))
-        self.door.opened(self)
-        return False
+    # Channel methods.
 
     def _on_channel(self, number: int, method: Any, class_id: int, method_id: int) -> bool:
         channel = self.channels.get(number)
@@ -510,11 +382,9 @@ class Connection(asyncio.Protocol):
         for channel in self.channels.values():
             channel.release()
             channel.state.closing = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._drop)
+        self._arm(CLOSE_TIMEOUT_S, self.drop)
 
-    def _linger(self) -> None:
+    def linger(self) -> None:
         """Some clients still write what they had buffered after connection.close: hanging up on them would be a
         reset, and they would never read close-ok. They hang up when they have read it."""
         self.after_feed()
@@ -522,24 +392,7 @@ class Connection(asyncio.Protocol):
         for channel in self.channels.values():
             channel.release()
         self._holds.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
-
-    def _drop(self) -> None:
-        self.stage = Stage.CLOSED
-        self._transport.close()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def fileno(self) -> int:
-        return -1 if self._socket is None else int(self._socket.fileno())
-
-    def abort_for(self, reason: str) -> None:
-        logger.warning("closing AMQP connection from %s: %s", self.peer, reason)
-        self.door.stats.count("shed")
-        self._transport.abort()
+        self._arm(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def tell_blocked(self, reason: str | None) -> None:
         if self.stage is Stage.RUNNING and self.wants("connection.blocked"):
@@ -547,29 +400,6 @@ class Connection(asyncio.Protocol):
                 self.write(frame(0, commands.Connection.Unblocked))
             else:
                 self.write(frame(0, commands.Connection.Blocked, reason=reason))
-
-    def _handshake_timeout(self) -> None:
-        self._timer = None
-        self.door.stats.count("handshake_timeouts")
-        self._drop()
-
-    def _beat(self) -> None:
-        """Twice per interval: speak if we were silent, hang up if the client was for two intervals."""
-        now = self._loop.time()
-        if self._holds:
-            self._heard = now  # we do not read: its silence is ours
-        if now - self._heard > 2 * self.heartbeat_s:
-            logger.info("no heartbeat from %s for %d s", self.peer, 2 * self.heartbeat_s)
-            self.door.stats.count("missed_heartbeats")
-            self._transport.abort()
-            return
-        if now - self._spoke >= self.heartbeat_s / 2 - 0.01:
-            self.write(protocol.HEARTBEAT)
-        self._timer = self._loop.call_later(self.heartbeat_s / 2, self._beat)
-
-    @property
-    def is_flooded(self) -> bool:
-        return self._transport.get_write_buffer_size() > OUTPUT_BYTES_MAX
 
     @property
     def is_sending(self) -> bool:
@@ -579,11 +409,6 @@ class Connection(asyncio.Protocol):
     def buffered_bytes(self) -> int:
         incoming = sum(c.state.pending_bytes + (c.tx.size_bytes if c.tx else 0) for c in self.channels.values())
         return self._transport.get_write_buffer_size() + len(self._unread) + incoming
-
-    @property
-    def is_held(self) -> bool:
-        """Whether its socket is not read because of memory or disk."""
-        return bool(self._holds & {"pressure", "disk"})
 
     @property
     def messages_in(self) -> int:
