@@ -96,4 +96,8 @@ def _open(connection: "Connection", method: commands.Connection.Open) -> bool:
     return False
 
 
-_STEPS: dict[Stage, Callable[["Connection", Any], bool]] = {Stage.START: _start_ok, Stage.TUNE: _tune_ok, Stage.OPEN: _open}
+_STEPS: dict[Stage, Callable[["Connection", Any], bool]] = {
+    Stage.START: _start_ok,
+    Stage.TUNE: _tune_ok,
+    Stage.OPEN: _open,
+}
