@@ -3,10 +3,12 @@
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError
 
 HERE = Path(__file__).parent
 COMPILE_ARGS = ["-O3", "-g0", "-fno-strict-aliasing"]
@@ -26,7 +28,16 @@ class BuildKernels(build_ext):
                 f"headrace: no C compiler: {compiler!r} was not found. Install one "
                 "(Debian: apt-get install build-essential; Fedora: dnf install gcc; macOS: xcode-select --install)."
             )
-        super().build_extensions()
+        try:
+            super().build_extensions()
+        except (CompileError, LinkError) as error:
+            headers = Path(sysconfig.get_path("include"))
+            if not (headers / "Python.h").exists():
+                sys.exit(
+                    f"headrace: Python's headers are missing: there is no Python.h in {headers}. Install them "
+                    "(Debian: apt-get install python3-dev; Fedora: dnf install python3-devel)."
+                )
+            sys.exit(f"headrace: {compiler!r} could not compile a kernel: {error}")
 
 
 def kernels() -> list[Extension]:

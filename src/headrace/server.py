@@ -79,12 +79,15 @@ class Server:
         await self.broker.close()
 
 
-def run(config: Config, out: TextIO | None = None, *, beside: Beside | None = None) -> int:
+def run(
+    config: Config, out: TextIO | None = None, *, beside: Beside | None = None, as_json: bool = False
+) -> int:
     """Serves until SIGTERM or SIGINT; the exit code. HeadraceError says in one sentence why it cannot."""
     set_up_logging(config)
     _allow_many_files()
+    speaker = (_JsonSpeaker if as_json else _TextSpeaker)(out or sys.stdout)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(config, out or sys.stdout, beside))
+        runner.run(_serve(config, speaker, beside))
     return 0
 
 
@@ -108,7 +111,7 @@ async def _stop_beside(child: asyncio.subprocess.Process | None) -> None:
         await child.wait()
 
 
-async def _serve(config: Config, out: TextIO, beside: Beside | None) -> None:
+async def _serve(config: Config, speaker: "_TextSpeaker | _JsonSpeaker", beside: Beside | None) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -124,34 +127,79 @@ async def _serve(config: Config, out: TextIO, beside: Beside | None) -> None:
     server = await Server.start(config, clock=clock)
     _tune_garbage_collection()
     _watch_garbage_collection(server.broker)
-    _greet(server, clock.monotonic() - started, out, beside)
+    speaker.greet(server, clock.monotonic() - started, beside)
     child = await _start_beside(server, beside)
     await stop.wait()
-    _say(out, "stopping")
+    speaker.stopping()
     await _stop_beside(child)
     await server.close()
-    _say(out, "stopped; everything is on disk")
+    speaker.stopped()
 
 
-def _greet(server: Server, seconds: float, out: TextIO, beside: Beside | None = None) -> None:
-    config = server.broker.config
-    promise = "confirms mean on disk" if config.durability == "sync" else "confirms mean in the page cache"
-    _say(out, f"headrace {__version__}  data in {config.data_dir}  {promise}")
-    _say(out, f"{server.broker.report.summary()}; started in {seconds:.2f} s")
-    for name, door in server.doors.items():
-        scheme = {"http": "http://", "amqp": "amqp://"}.get(name, "")
-        _say(out, f"{name:5}  " + "  ".join(f"{scheme}{address}" for address in door.addresses))
-    for name in server.missing:
-        _say(out, f"{name:5}  this door is not there yet")
-    if "http" in server.doors:
-        home = f"http://{server.doors['http'].addresses[0]}"
-        base = f"{home}/topics/hello/messages"
-        _say(out, f"dashboard  {home}/")
-        _say(out, f"publish  curl {base} -H 'content-type: text/plain' -d 'hello, world'")
-        _say(out, f"read     curl {base}")
-    if beside is not None:
-        _say(out, f"demo     {beside.text}")
-    _say(out, "ready")
+class _TextSpeaker:
+    """For people, and scripts that wait for the line `ready`."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def greet(self, server: Server, seconds: float, beside: Beside | None) -> None:
+        say, config = self._say, server.broker.config
+        promise = "confirms mean on disk" if config.durability == "sync" else "confirms mean in the page cache"
+        say(f"headrace {__version__}  data in {config.data_dir}  {promise}")
+        say(f"{server.broker.report.summary()}; started in {seconds:.2f} s")
+        for name, door in server.doors.items():
+            scheme = {"http": "http://", "amqp": "amqp://"}.get(name, "")
+            say(f"{name:5}  " + "  ".join(f"{scheme}{address}" for address in door.addresses))
+        for name in server.missing:
+            say(f"{name:5}  this door is not there yet")
+        if "http" in server.doors:
+            home = f"http://{server.doors['http'].addresses[0]}"
+            base = f"{home}/topics/hello/messages"
+            say(f"dashboard  {home}/")
+            say(f"publish  curl {base} -H 'content-type: text/plain' -d 'hello, world'")
+            say(f"read     curl {base}")
+        if beside is not None:
+            say(f"demo     {beside.text}")
+        say("ready")
+
+    def stopping(self) -> None:
+        self._say("stopping")
+
+    def stopped(self) -> None:
+        self._say("stopped; everything is on disk")
+
+    def _say(self, line: str) -> None:
+        _say(self._out, line)
+
+
+class _JsonSpeaker:
+    """For programs: an object a line, each with its event."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def greet(self, server: Server, seconds: float, beside: Beside | None) -> None:
+        broker = server.broker
+        self._say(
+            "ready",
+            version=__version__,
+            pid=os.getpid(),
+            data_dir=broker.config.data_dir,
+            durability=broker.config.durability,
+            seconds=seconds,
+            doors={name: list(door.addresses) for name, door in server.doors.items()},
+            missing=server.missing,
+            recovery=broker.report,
+        )
+
+    def stopping(self) -> None:
+        self._say("stopping")
+
+    def stopped(self) -> None:
+        self._say("stopped")
+
+    def _say(self, event: str, **facts: object) -> None:
+        _say(self._out, msgspec.json.encode({"event": event, **facts}).decode())
 
 
 def _say(out: TextIO, line: str) -> None:

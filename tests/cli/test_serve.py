@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace import Client
-from tests.cli.running import ONLY_HTTP, SMALL, Broker, headrace, serving
+from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, headrace, serving
 
 
 def start_that_fails(*arguments: str, cwd: Path | None = None, **env: str) -> tuple[int, str]:
@@ -139,6 +139,16 @@ def test_the_log_can_be_json(tmp_path: Path) -> None:
     broker.stop()
     for line in broker.errors.splitlines():
         assert "level" in msgspec.json.decode(line)
+
+
+def test_a_start_can_be_read_by_programs(tmp_path: Path) -> None:
+    started = Started(["serve", "--data-dir", str(tmp_path), *ONLY_HTTP, *SMALL, "--json"])
+    ready = msgspec.json.decode(started.until("^.*$")[0])
+    assert ready["event"] == "ready" and ready["recovery"]["new"] and ready["data_dir"] == str(tmp_path)
+    said = headrace("status", "--json", "--url", f"http://{ready['doors']['http'][0]}")
+    assert msgspec.json.decode(said.stdout)["pid"] == ready["pid"]
+    assert started.stop() == 0
+    assert [msgspec.json.decode(line)["event"] for line in started.lines] == ["ready", "stopping", "stopped"]
 
 
 def test_a_start_imports_nothing_that_no_client_has_asked_for(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from headrace.cli.options import config_option, settings_file
+from headrace.cli.options import config_option, json_option, settings_file
 from headrace.config import SETTINGS, Setting, load
 
 KIND_NAMES = {"size": "SIZE", "duration": "DURATION", "address": "HOST:PORT", "path": "FOLDER", "count": "N"}
@@ -36,7 +36,8 @@ def _flag_aliases(setting: Setting) -> tuple[str, ...]:
 
 @config_option
 @click.option("--demo", is_flag=True, help="Keep the broker busy with a small shop: something to see at once.")
-def _serve(config_file: Path | None, demo: bool, **flags: Any) -> int:
+@json_option
+def _serve(config_file: Path | None, demo: bool, as_json: bool, **flags: Any) -> int:
     """Run the broker until SIGTERM or Ctrl-C.
 
     \b
@@ -49,9 +50,9 @@ def _serve(config_file: Path | None, demo: bool, **flags: Any) -> int:
     from headrace.server import Beside, run
 
     if not demo:
-        return run(config)
+        return run(config, as_json=as_json)
     text = "orders over AMQP, some die, all are read again over Kafka and summed up in Spark (headrace demo)"
-    return run(config, beside=Beside((sys.executable, "-m", "headrace", "demo", "--quiet"), text))
+    return run(config, beside=Beside((sys.executable, "-m", "headrace", "demo", "--quiet"), text), as_json=as_json)
 
 
 serve = click.command("serve", epilog=EPILOG)(_serve)
