@@ -115,7 +115,7 @@ class Broker:
         row_groups = RowGroups(broker.shard.files.groups)
         for holder in (broker.spill, Indexes(broker.shard.index_cache), row_groups, ReadAhead(broker.vhosts)):
             broker.pressure.add_holder(holder)
-        broker.policies.attach(lambda: broker.vhosts)
+        broker.policies.attach(lambda: broker.vhosts, broker.streams)
         broker.dead_letters = DeadLetterOffice(broker)
         broker._tick_at = loop.time()
         broker._tick()

@@ -19,6 +19,7 @@ from headrace.broker.exchanges import Exchange
 from headrace.broker.groups.patterns import compile_pattern
 from headrace.broker.policy import CLASSIC, QUORUM, STREAM, QueuePolicy, parse_arguments
 from headrace.broker.queue import Queue
+from headrace.broker.streams import Stream, Streams
 from headrace.errors import ArgumentMismatch, InvalidInput, InvalidPattern, NotFound, StorageError
 
 if TYPE_CHECKING:
@@ -72,10 +73,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     apply_to: str = "all"
 
     def fits_queue(self, queue: Queue) -> bool:
-        if self.apply_to == "exchanges":
-            return False
-        wanted = KINDS.get(self.apply_to)
-        return (wanted is None or queue.policy.kind == wanted) and self.fits_name(queue.name)
+        return self.fits_kind(queue.policy.kind) and self.fits_name(queue.name)
+
+    def fits_kind(self, kind: str) -> bool:
+        return self.apply_to != "exchanges" and KINDS.get(self.apply_to, kind) == kind
 
     def fits_exchange(self, exchange: Exchange) -> bool:
         return self.apply_to in ("exchanges", "all") and self.fits_name(exchange.name)
@@ -163,14 +164,17 @@ class Policies:
         self._thread = ThreadPoolExecutor(1, "policies")
         self._changing = asyncio.Lock()
         self._hosts: Callable[[], Iterable[VirtualHost]] = tuple
+        self._streams: Streams
         for kind, known in ((CATALOG_KIND, self._policies), (OPERATOR_KIND, self._operator)):
             for document in catalog.load(kind):
                 vhost, name = document.pop("identity")
                 known[vhost, name] = Policy(vhost=vhost, name=name, **document)
 
-    def attach(self, hosts: Callable[[], Iterable["VirtualHost"]]) -> None:
+    def attach(self, hosts: Callable[[], Iterable["VirtualHost"]], streams: Streams) -> None:
         """Once everything declared has been loaded."""
         self._hosts = hosts
+        self._streams = streams
+        streams.on_create(self.apply_to_topic)
         for host in hosts():
             self._apply_all(host)
 
@@ -232,9 +236,25 @@ class Policies:
     def _apply_all(self, host: "VirtualHost") -> None:
         for queue in list(host.queues.values()):
             self.apply_to_queue(queue)
+        for stream in self._streams:
+            if stream.vhost == host.name:
+                self.apply_to_topic(stream)
         for exchange in list(host.routing.exchanges.values()):
             self.apply_to_exchange(host.name, exchange)
         host.routing.changed()
+
+    def apply_to_topic(self, stream: Stream) -> None:
+        """A topic is bounded like a stream queue, also when no AMQP client ever asked for it."""
+        if stream.kind != "topic":
+            return  # its queue sees to it
+        found = [
+            self._best(stream.vhost, lambda p: p.fits_kind(STREAM) and p.fits_name(stream.name), operator=operator)
+            for operator in (False, True)
+        ]
+        bounds = [limits(policy.definition) for policy in found if policy is not None]
+        ages = [bound.max_age_ms for bound in bounds if bound.max_age_ms is not None]
+        sizes = [bound.bytes_max for bound in bounds if bound.bytes_max is not None]
+        stream.bound(min(ages, default=None), min(sizes, default=None))
 
     def apply_to_queue(self, queue: Queue) -> None:
         """Gives a queue the policy that fits it best, or takes away the one it had."""

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from headrace.broker.consumers import Consumer
 from headrace.broker.message import Message, from_record
 from headrace.broker.partition import ReadWaits
@@ -49,15 +47,8 @@ class StreamQueue(Queue):
         """A stream's bounds are its retention: the tighter of its own settings and the policy's."""
         self.policy = policy
         stream = self.vhost.store.streams.find(self.name, self.vhost.name)
-        if stream is None:
-            return
-        settings = stream.settings
-        for field, bound in (("retention_ms", policy.max_age_ms), ("retention_bytes", policy.bytes_max)):
-            own = getattr(settings, field)
-            if bound is not None and (own < 0 or bound < own):
-                settings = msgspec.structs.replace(settings, **{field: bound})
-        for partition in stream.partitions:
-            partition.configure(settings)
+        if stream is not None:
+            stream.bound(policy.max_age_ms, policy.bytes_max)
 
     def start_offset(self, wanted: Any) -> int:
         """What x-stream-offset asks for: first, last, next, a number, or a time."""

@@ -87,6 +87,8 @@ class Stream:
         self.partitions = partitions
         self.is_deleted = False
         self._turn = 0
+        self._age_ms_max: int | None = None
+        self._bytes_max: int | None = None
 
     @property
     def name(self) -> str:
@@ -99,6 +101,21 @@ class Stream:
     @property
     def kind(self) -> Kind:
         return self.document.kind
+
+    def bound(self, age_ms_max: int | None, bytes_max: int | None) -> None:
+        """What policies allow at most, whatever the stream's own settings are, now and later."""
+        self._age_ms_max, self._bytes_max = age_ms_max, bytes_max
+        self.settle_retention()
+
+    def settle_retention(self) -> None:
+        """Puts the settings into force, each bound the tighter of the stream's own and the policies'."""
+        settings = self.settings
+        for field, most in (("retention_ms", self._age_ms_max), ("retention_bytes", self._bytes_max)):
+            own = getattr(settings, field)
+            if most is not None and (own < 0 or most < own):
+                settings = msgspec.structs.replace(settings, **{field: most})
+        for partition in self.partitions:
+            partition.configure(settings)
 
     def partition(self, number: int | None) -> Partition:
         """The one asked for; the only one if nobody asked."""
@@ -131,6 +148,7 @@ class Streams:
         self._documents: list[StreamDocument] = []
         self._changing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "catalog")
+        self._on_create: list[Callable[[Stream], object]] = []
         self._on_delete: list[Callable[[Stream], Awaitable[None]]] = []
 
     # Opening and closing.
@@ -149,6 +167,9 @@ class Streams:
 
     def close(self) -> None:
         self._thread.shutdown()
+
+    def on_create(self, callback: Callable[[Stream], object]) -> None:
+        self._on_create.append(callback)
 
     def on_delete(self, callback: Callable[[Stream], Awaitable[None]]) -> None:
         """Called after a stream is gone from the catalog and before its logs are removed."""
@@ -236,10 +257,9 @@ class Streams:
             await self._put(document)
             stream.document = document
             stream.settings = self._settings(document)
-            for partition in stream.partitions:
-                partition.configure(stream.settings)
             for spec in self._specs(document)[len(old.logs) :]:
                 stream.partitions.append(Partition(len(stream.partitions), self._shard.create_log(spec)))
+            stream.settle_retention()
             self._register(stream)
             return stream
 
@@ -274,6 +294,8 @@ class Streams:
         ]
         stream = Stream(document, self._settings(document), partitions)
         self._register(stream)
+        for callback in self._on_create:
+            callback(stream)
         return stream
 
     def _register(self, stream: Stream) -> None:
