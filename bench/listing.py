@@ -1,11 +1,16 @@
 """What looking costs: 10,000 queues and 1,000 connections, listed while somebody publishes.
 
-    python -m bench.listing
+    python -m bench.listing              # CPU of each listing, and a paced publisher's confirms beside it
+    python -m bench.listing --turns      # the longest turn of the event loop while each is answered
 
-Prints the broker's CPU seconds for each listing, and the latency of confirms of a publisher while it runs.
+The first starts a broker as everybody does. A publisher sends a message every few milliseconds and waits for its
+confirm: p50, p99 and worst while nobody looks, and while each path is asked for again and again. The second runs the
+broker inside this process on Python's own loop and counts the processor time of every turn: what holds the loop for
+long holds every client for as long, and processor time says so on a busy machine too.
 """
 
 import argparse
+import asyncio
 import os
 import re
 import socket
@@ -14,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -22,17 +28,33 @@ import pika
 PATHS = (
     "/api/queues?page=1&page_size=100&sort=name",
     "/api/queues?page=50&page_size=100&sort=messages&sort_reverse=true",
+    "/api/queues?page=1&page_size=100&sort=message_stats.publish",
     "/api/queues?page=1&page_size=100&name=77&use_regex=true",
     "/api/headrace/streams?page=1&page_size=50&sort=ready&sort_reverse=true",
+    "/api/headrace/streams?page=1&page_size=50&sort=size_bytes",
     "/api/queues?columns=name,messages",
     "/api/queues",
+    "/api/bindings",
+    "/api/exchanges",
+    "/api/vhosts",
+    "/api/definitions",
     "/api/connections?page=1&page_size=100",
     "/api/connections",
     "/api/channels",
+    "/api/consumers",
     "/api/overview",
+    "/api/nodes",
+    "/api/headrace/overview",
+    "/api/headrace/readers",
+    "/api/headrace/dead-letters",
+    "/topics",
     "/metrics",
     "/metrics/detailed",
 )
+FILLERS = 16
+PACE_S = 0.004
+QUIET_S = 8.0
+LISTED_S = 3.0
 
 
 def cpu_s(pid: int) -> float:
@@ -46,8 +68,12 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--queues", type=int, default=10_000)
     options.add_argument("--connections", type=int, default=1_000)
+    options.add_argument("--turns", action="store_true", help="the longest turn of the loop for each path")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if given.turns:
+            asyncio.run(turns(folder, given.queues, given.connections))
+            return
         command = [sys.executable, "-m", "headrace", "serve", "--data-dir", folder]
         command += ["--http", "localhost:0", "--amqp", "localhost:0", "--kafka", "off"]
         broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -56,6 +82,29 @@ def main() -> None:
         finally:
             broker.terminate()
             broker.wait(60)
+
+
+def fill(url: pika.URLParameters, port: int, queues: int, connections: int) -> list[socket.socket]:
+    pika.BlockingConnection(url).channel().exchange_declare("listed", "topic", durable=True)
+    began = time.monotonic()
+
+    def declare(part: range) -> None:
+        channel = pika.BlockingConnection(url).channel()
+        for number in part:
+            name = f"queue-{number:05d}"
+            channel.queue_declare(name, durable=number % 2 == 0)
+            channel.queue_bind(name, "listed", f"key.{number}")
+            channel.basic_publish("", name, b"x")
+
+    with ThreadPoolExecutor(FILLERS) as fillers:
+        list(fillers.map(declare, (range(first, queues, FILLERS) for first in range(FILLERS))))
+    print(f"{queues:,} queues, half durable, each with a binding and a message: {time.monotonic() - began:.1f} s")
+    opened = [connect(port) for _ in range(connections)]
+    print(f"{len(opened):,} connections", flush=True)
+    return opened
+
+
+# From outside: CPU and confirms.
 
 
 def measure(broker: "subprocess.Popen[str]", queues: int, connections: int) -> None:
@@ -68,35 +117,40 @@ def measure(broker: "subprocess.Popen[str]", queues: int, connections: int) -> N
     base = re.search(r"^http\s+(\S+)", said, re.M)[1]  # type: ignore[index]
     port = int(re.search(r"^amqp\s+amqp://127.0.0.1:(\d+)", said, re.M)[1])  # type: ignore[index]
     url = pika.URLParameters(f"amqp://guest:guest@127.0.0.1:{port}/%2F?heartbeat=0")
-    channel = pika.BlockingConnection(url).channel()
-    began = time.monotonic()
-    for number in range(queues):
-        channel.queue_declare(f"queue-{number:05d}", durable=number % 2 == 0)
-    print(f"{queues:,} queues, half of them durable, declared in {time.monotonic() - began:.1f} s")
-    opened = [connect(port) for _ in range(connections)]
-    print(f"{len(opened):,} connections")
+    opened = fill(url, port, queues, connections)
     latencies: list[float] = []
     stop = threading.Event()
     publisher = threading.Thread(target=publish, args=(url, latencies, stop))
     publisher.start()
-    time.sleep(3)
-    quiet = sorted(latencies)
+    time.sleep(QUIET_S)
+    quiet = list(latencies)
+    print(f"confirms, nobody looks      {spread(quiet)}", flush=True)
+    listed: list[float] = []
     with httpx.Client(base_url=base, timeout=120) as client:
         for path in PATHS:
             client.get(path)
             latencies.clear()
-            before, began = cpu_s(broker.pid), time.monotonic()
-            answer = client.get(path)
-            took, cpu = time.monotonic() - began, cpu_s(broker.pid) - before
-            assert answer.status_code == 200, answer.text
-            worst = max(latencies, default=0.0) * 1000
-            size = len(answer.content)
-            print(f"{cpu:6.3f} CPU-s  {took:6.3f} s  {size:>10,} bytes  worst confirm {worst:6.1f} ms  {path}")
+            before, began, asked, size = cpu_s(broker.pid), time.monotonic(), 0, 0
+            while time.monotonic() - began < LISTED_S:
+                answer = client.get(path)
+                assert answer.status_code == 200, answer.text
+                asked, size = asked + 1, len(answer.content)
+            cpu = (cpu_s(broker.pid) - before) / asked
+            listed += latencies
+            cost = f"{cpu:6.3f} CPU-s each  {size:>10,} bytes  {asked:4} times"
+            print(f"{cost}  confirms {spread(latencies)}  {path}", flush=True)
     stop.set()
     publisher.join()
-    print(f"confirms before: median {quiet[len(quiet) // 2] * 1000:.1f} ms, worst {quiet[-1] * 1000:.1f} ms")
+    print(f"confirms, nobody looks      {spread(quiet)}")
+    print(f"confirms, somebody lists    {spread(listed)}")
     for sock in opened:
         sock.close()
+
+
+def spread(latencies: list[float]) -> str:
+    ordered = sorted(latencies) or [0.0]
+    p50, p99, worst = (1000 * ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99, 1.0))
+    return f"p50 {p50:5.1f}  p99 {p99:6.1f}  worst {worst:6.1f} ms"
 
 
 def publish(url: pika.URLParameters, latencies: list[float], stop: threading.Event) -> None:
@@ -105,7 +159,49 @@ def publish(url: pika.URLParameters, latencies: list[float], stop: threading.Eve
     while not stop.is_set():
         began = time.monotonic()
         channel.basic_publish("", "queue-00000", b"x" * 100)
-        latencies.append(time.monotonic() - began)
+        took = time.monotonic() - began
+        latencies.append(took)
+        time.sleep(max(0.0, PACE_S - took))
+
+
+# From inside: turns of the loop.
+
+
+async def turns(folder: str, queues: int, connections: int) -> None:
+    from headrace.config import Address, Config
+    from headrace.server import Server, _tune_garbage_collection
+
+    _tune_garbage_collection()
+    longest = [0.0]
+    run = asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        before = time.thread_time()
+        run(handle)
+        longest[0] = max(longest[0], time.thread_time() - before)
+
+    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    here = Address("localhost", 0)
+    server = await Server.start(Config(data_dir=folder, http=here, amqp=here, kafka=None, durability="os"))
+    base = server.doors["http"].addresses[0]
+    port = int(server.doors["amqp"].addresses[0].rpartition(":")[2])
+    url = pika.URLParameters(f"amqp://guest:guest@127.0.0.1:{port}/%2F?heartbeat=0")
+    opened = await asyncio.to_thread(fill, url, port, queues, connections)
+    base = base if base.startswith("http") else f"http://{base}"
+    with httpx.Client(base_url=base, timeout=120) as client:
+        longest[0] = 0.0
+        await asyncio.sleep(25)
+        print(f"{1000 * longest[0]:6.1f} ms  in 25 s without a request")
+        for path in PATHS:
+            await asyncio.to_thread(client.get, path)
+            longest[0] = 0.0
+            answer = await asyncio.to_thread(client.get, path)
+            held = longest[0]
+            assert answer.status_code == 200, answer.text
+            print(f"{1000 * held:6.1f} ms  {len(answer.content):>10,} bytes  {path}", flush=True)
+    for sock in opened:
+        sock.close()
+    await server.close()
 
 
 def connect(port: int) -> socket.socket:

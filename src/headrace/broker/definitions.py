@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.exchanges import is_kind
 from headrace.broker.policies import Policy, check
 from headrace.broker.policy import parse_arguments
+from headrace.broker.turns import Turns
 from headrace.broker.vhost import PREDECLARED, VirtualHost
 from headrace.errors import ArgumentMismatch, InvalidInput
 
@@ -32,16 +33,19 @@ LISTS = (
 STREAM_ARGUMENT = "x-queue-type"
 
 
-def export(broker: "Broker", vhost: str | None = None) -> Document:
+async def export(broker: "Broker", vhost: str | None = None) -> Document:
     """What was declared to last; what goes with its connection is not part of it."""
     hosts = [host for host in broker.vhosts if vhost in (None, host.name)]
     named = vhost is None
+    turns = Turns()
     document: Document = {name: [] for name in LISTS if named or name in ("parameters", "policies", "queues")}
     for host in hosts:
         if named:
             document["vhosts"].append({"name": host.name})
         for key, items in (("exchanges", _exchanges(host)), ("queues", _queues(host)), ("bindings", _bindings(host))):
-            document.setdefault(key, []).extend(item if named else _without_vhost(item) for item in items)
+            into = document.setdefault(key, [])
+            async for item in turns.each(items):
+                into.append(item if named else _without_vhost(item))
         for policy in broker.policies.list(host.name):
             shape = {
                 "vhost": policy.vhost,
@@ -80,7 +84,7 @@ def _exchanges(host: VirtualHost) -> Iterable[Document]:
 
 
 def _queues(host: VirtualHost) -> Iterable[Document]:
-    for name, queue in sorted(host.queues.items()):
+    for name, queue in [(name, host.queues[name]) for name in sorted(host.queues)]:
         stream = host.store.streams.find(name, host.name)
         is_topic = stream is not None and stream.kind == "topic"
         if queue.durable and not queue.exclusive and not is_topic:
@@ -94,8 +98,8 @@ def _queues(host: VirtualHost) -> Iterable[Document]:
 
 
 def _bindings(host: VirtualHost) -> Iterable[Document]:
-    for exchange in host.routing.exchanges.values():
-        for binding in exchange.bindings.values():
+    for exchange in list(host.routing.exchanges.values()):
+        for binding in list(exchange.bindings.values()):
             lasts = binding.destination.durable and not getattr(binding.destination, "exclusive", False)
             if exchange.durable and lasts:
                 yield {

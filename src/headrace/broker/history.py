@@ -8,6 +8,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.broker.turns import Turns
+
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
 
@@ -44,14 +46,13 @@ class History:
 
     async def run(self) -> None:
         while True:
+            if self._broker.clock.monotonic() >= self._depth_due_s:
+                await self._sum_queues()
             self.take()
             await asyncio.sleep(INTERVAL_S)
 
     def take(self) -> Sample:
         broker = self._broker
-        now_s = broker.clock.monotonic()
-        if now_s >= self._depth_due_s:
-            self._sum_queues(now_s)
         counters, doors = broker.shard.counters, broker.stats.doors
         ready, unacked, delivered, acked = self._depth
         sample = Sample(
@@ -76,18 +77,17 @@ class History:
                 waiter.set_result(None)
         return sample
 
-    def _sum_queues(self, now_s: float) -> None:
-        ready = unacked = delivered = acked = count = 0
-        for host in self._broker.vhosts:
-            count += len(host.queues)
-            for queue in host.queues.values():
-                delivered += queue.delivered
-                acked += queue.acked
-                if not queue.is_stream:
-                    ready += queue.ready
-                    unacked += queue.unacked
+    async def _sum_queues(self) -> None:
+        ready = unacked = delivered = acked = 0
+        queues = [queue for host in self._broker.vhosts for queue in host.queues.values()]
+        async for queue in Turns().each(queues):
+            delivered += queue.delivered
+            acked += queue.acked
+            if not queue.is_stream:
+                ready += queue.ready
+                unacked += queue.unacked
         self._depth = (ready, unacked, delivered, acked)
-        self._depth_due_s = now_s + count / QUEUES_PER_SECOND - INTERVAL_S / 2
+        self._depth_due_s = self._broker.clock.monotonic() + len(queues) / QUEUES_PER_SECOND - INTERVAL_S / 2
 
     def next(self) -> "asyncio.Future[None]":
         """Done when the next sample is there."""

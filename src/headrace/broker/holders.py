@@ -57,7 +57,12 @@ class ReadAhead:
         return (view for host in self._hosts for queue in host.queues.values() for view in queue.views)
 
     def held_bytes(self) -> int:
-        return sum(view.chunk_bytes for view in self._views())
+        held = 0
+        for host in self._hosts:  # plain loops: there may be tens of thousands of views, and a scrape asks
+            for queue in host.queues.values():
+                for view in queue.views:
+                    held += view.chunk_bytes
+        return held
 
     def shed(self, wanted_bytes: int) -> int:
         freed = 0

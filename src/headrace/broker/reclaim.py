@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from headrace.broker.policy import QueuePolicy
 from headrace.broker.rounds import Rounds
 from headrace.broker.settle import RangeSet
+from headrace.broker.turns import Turns
 from headrace.broker.view import View
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, StorageError
@@ -106,7 +107,8 @@ class Reclaim:
         self.bytes_freed = 0
 
     async def once(self) -> None:
-        for policy, view in list(self._hosts.views()):
+        turns = Turns()
+        async for policy, view in turns.each(list(self._hosts.views())):
             if not view.log.is_closed:
                 await self._look_after(view, Retain(policy.retain_ms, policy.retain_bytes))
 

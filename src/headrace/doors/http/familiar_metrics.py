@@ -23,17 +23,29 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 SERIES_MAX = 1_000
+REST_AFTER = 32
 HEAD_BYTES = 4096
 PROTOCOLS = {"amqp": "amqp091", "kafka": "kafka", "http": "http"}
 
 
-def aggregate(broker: Broker) -> "Iterator[Metric]":
+def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     from prometheus_client.metrics_core import CounterMetricFamily as Counter
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
     sample = broker.history.latest()
-    hosts = list(broker.vhosts)
+    queues = [queue for host in broker.vhosts for queue in host.queues.values()]
     clients = broker.clients.all()
+    channels = consumers = redelivered = dead = 0
+    for number, client in enumerate(clients):
+        channels += client.describe()["channels"]
+        if number % REST_AFTER == 0:
+            yield None
+    for number, queue in enumerate(queues):
+        consumers += len(queue.consumers)
+        redelivered += queue.redelivered
+        dead += queue.dead_lettered
+        if number % REST_AFTER == 0:
+            yield None
     identity = Gauge("rabbitmq_identity_info", "Who answers", labels=["rabbitmq_node", "rabbitmq_cluster"])
     identity.add_metric([NODE, NODE], 1)
     yield identity
@@ -42,9 +54,9 @@ def aggregate(broker: Broker) -> "Iterator[Metric]":
     yield build
     for name, text, value in (
         ("rabbitmq_connections", "Connections currently open", len(clients)),
-        ("rabbitmq_channels", "Channels currently open", sum(client.describe()["channels"] for client in clients)),
-        ("rabbitmq_consumers", "Consumers", sum(len(q.consumers) for host in hosts for q in host.queues.values())),
-        ("rabbitmq_queues", "Queues available", sum(len(host.queues) for host in hosts)),
+        ("rabbitmq_channels", "Channels currently open", channels),
+        ("rabbitmq_consumers", "Consumers", consumers),
+        ("rabbitmq_queues", "Queues available", len(queues)),
         ("rabbitmq_queue_messages_ready", "Messages ready to be delivered", sample.ready),
         ("rabbitmq_queue_messages_unacked", "Messages delivered and not acknowledged", sample.unacked),
         ("rabbitmq_queue_messages", "Ready and unacknowledged", sample.ready + sample.unacked),
@@ -65,24 +77,23 @@ def aggregate(broker: Broker) -> "Iterator[Metric]":
         delivered.add_metric([PROTOCOLS.get(door, door)], stats.messages_out)
     yield received
     yield delivered
-    queues = [queue for host in hosts for queue in host.queues.values()]
     opened = sum(door.connections_total for door in broker.stats.doors.values())
     for name, text, total in (
         ("rabbitmq_connections_opened", "Connections opened", opened),
         ("rabbitmq_global_messages_acknowledged", "Messages acknowledged", sample.acked),
-        ("rabbitmq_global_messages_redelivered", "Messages redelivered", sum(q.redelivered for q in queues)),
-        ("rabbitmq_global_messages_dead_lettered", "Dead-lettered", sum(q.dead_lettered for q in queues)),
+        ("rabbitmq_global_messages_redelivered", "Messages redelivered", redelivered),
+        ("rabbitmq_global_messages_dead_lettered", "Dead-lettered", dead),
     ):
         yield Counter(name, text, value=total)
 
 
-def per_object(broker: Broker) -> "Iterator[Metric]":
+def per_object(broker: Broker) -> "Iterator[Metric | None]":
     yield from _queues(broker)
     yield from _topics(broker)
     yield from _groups(broker)
 
 
-def _queues(broker: Broker) -> "Iterator[Metric]":
+def _queues(broker: Broker) -> "Iterator[Metric | None]":
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
     labels = ["vhost", "queue"]
@@ -96,7 +107,10 @@ def _queues(broker: Broker) -> "Iterator[Metric]":
     redelivered = Gauge("headrace_queue_redelivered", "Messages delivered again", labels=labels)
     dead = Gauge("headrace_queue_dead_lettered", "Messages that died here", labels=labels)
     now_ms = broker.clock.now_ms()
-    for queue in islice((q for host in broker.vhosts for q in host.queues.values() if not q.is_stream), SERIES_MAX):
+    found = list(islice((q for h in broker.vhosts for q in h.queues.values() if not q.is_stream), SERIES_MAX))
+    for number, queue in enumerate(found):
+        if number % REST_AFTER == 0:
+            yield None
         values = [_text(queue.vhost.name), _text(queue.name)]
         waiting, out = queue.ready, queue.unacked
         ready.add_metric(values, waiting)
@@ -130,14 +144,18 @@ def _head_ms(view: View) -> int | None:
     return next((info.base_timestamp for info in infos if info.last_offset >= view.low), None)
 
 
-def _topics(broker: Broker) -> "Iterator[Metric]":
+def _topics(broker: Broker) -> "Iterator[Metric | None]":
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
     count = Gauge("kafka_topic_partitions", "Partitions of a topic", labels=["topic"])
     end = Gauge("kafka_topic_partition_current_offset", "Its end", labels=["topic", "partition"])
     start = Gauge("kafka_topic_partition_oldest_offset", "Its start", labels=["topic", "partition"])
     named = 0
-    for stream in broker.streams.list():
+    streams = broker.streams.list()
+    yield None
+    for at, stream in enumerate(streams):
+        if at % REST_AFTER == 0:
+            yield None
         if not is_topic_name(stream.name):
             continue
         count.add_metric([stream.name], len(stream.partitions))
@@ -151,7 +169,7 @@ def _topics(broker: Broker) -> "Iterator[Metric]":
     yield from (count, end, start)
 
 
-def _groups(broker: Broker) -> "Iterator[Metric]":
+def _groups(broker: Broker) -> "Iterator[Metric | None]":
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
     place = ["consumergroup", "topic", "partition"]
@@ -161,7 +179,9 @@ def _groups(broker: Broker) -> "Iterator[Metric]":
     members = Gauge("kafka_consumergroup_members", "Members of a group", labels=place[:1])
     groups: Any = broker.coordination.groups
     named = 0
-    for listed in groups.listing():
+    for at, listed in enumerate(groups.listing()):
+        if at % REST_AFTER == 0:
+            yield None
         found = groups.find(listed.group_id)
         members.add_metric([_text(listed.group_id)], len(found.members) if found is not None else 0)
         named += _positions(broker, listed.group_id, current, lag, lag_sum)

@@ -48,7 +48,7 @@ async def lease(site: Site, request: Request) -> Response:
     if fields.keys() - {"holder"} != {"slices", "for_ms"} or type(fields["slices"]) is not list:
         raise MalformedJson('a lease is {"slices": [{"log", "segment", "generation"}], "for_ms": 60000, "holder": "I"}')
     holder = fields.get("holder")
-    if holder is not None and (type(holder) is not str or not 0 < len(holder) <= HOLDER_CHARS_MAX):
+    if "holder" in fields and (type(holder) is not str or not 0 < len(holder) <= HOLDER_CHARS_MAX):
         raise InvalidInput(f"a holder is a string of 1 to {HOLDER_CHARS_MAX} characters")
     if len(fields["slices"]) > SLICES_MAX:
         raise InvalidInput(f"a lease has at most {SLICES_MAX:,} slices")

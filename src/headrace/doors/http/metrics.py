@@ -13,16 +13,19 @@ from starlette.responses import Response
 
 from headrace.broker.broker import Broker
 from headrace.broker.stats import DoorStats
+from headrace.broker.turns import Turns
 from headrace.doors.http import familiar_metrics
 from headrace.doors.http.metrics_pressure import pressure_metrics
 from headrace.doors.http.requests import Query
-from headrace.doors.http.site import Answer, Site
+from headrace.doors.http.site import Pieces, Site
 from headrace.doors.http.status import archived_segments
 from headrace.version import __version__
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+SAMPLES_AT_ONCE = 64
+REST_AFTER = 64  # streams, queues or cursors that are looked at in one go
 SERIES_MAX = 1_000  # partitions, and again cursors, that /metrics/detailed names
 
 LOG_HELP = {
@@ -61,31 +64,48 @@ DOOR_HELP = {
 
 async def metrics(site: Site, request: Request) -> Response:
     Query(request)
-    return _exposition(aggregate(site.broker))
+    return await _exposition(aggregate(site.broker))
 
 
 async def detailed(site: Site, request: Request) -> Response:
     Query(request)
-    return _exposition(per_object(site.broker))
+    return await _exposition(per_object(site.broker))
 
 
-def _exposition(families: "Iterable[Metric]") -> Response:
-    from prometheus_client import (
-        CollectorRegistry,
-        generate_latest,
-    )  # late: an unscraped broker needs neither
-    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+async def _exposition(families: "Iterable[Metric | None]") -> Response:
+    """Written a few samples at a time. None among the families is a place to rest: others get the loop."""
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4  # late: an unscraped broker needs none of it
 
-    class Now:
-        def collect(self) -> "Iterable[Metric]":
-            return families
+    turns = Turns()
+    pieces: list[bytes] = []
+    for family in families:
+        if family is not None:
+            for at in range(0, max(1, len(family.samples)), SAMPLES_AT_ONCE):
+                pieces.append(_text_of(family, at))
+                await turns.rest()
+        await turns.rest()
+    return Pieces(pieces, {}, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Now())
-    return Answer(generate_latest(registry), 200, {"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+def _text_of(family: "Metric", at: int) -> bytes:
+    """Some samples of a family, with its description before the first."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.metrics_core import Metric
+
+    piece = Metric(family.name, family.documentation, family.type, family.unit)
+    piece.samples = family.samples[at : at + SAMPLES_AT_ONCE]
+
+    class Now(CollectorRegistry):
+        def collect(self) -> "Iterator[Metric]":
+            return iter((piece,))
+
+    text = generate_latest(Now(auto_describe=False))
+    while at and text.startswith(b"# "):
+        text = text[text.index(b"\n") + 1 :]
+    return text
 
 
-def aggregate(broker: Broker) -> "Iterator[Metric]":
+def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     from prometheus_client.metrics_core import CounterMetricFamily
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
@@ -93,19 +113,26 @@ def aggregate(broker: Broker) -> "Iterator[Metric]":
     build = Gauge("headrace_build_info", "The version that runs", labels=["version"])
     build.add_metric([__version__], 1)
     yield build
-    partitions = [partition for stream in broker.streams for partition in stream.partitions]
+    partitions = size = segments = 0
+    for number, stream in enumerate(broker.streams):
+        for partition in stream.partitions:
+            partitions += 1
+            size += partition.log.size_bytes
+            segments += len(partition.log.segments)
+        if number % REST_AFTER == 0:
+            yield None
     archived = archived_segments(broker)
     uptime_s = (broker.clock.now_ms() - stats.started_ms) / 1000
     for name, text, value in (
         ("headrace_ready", "1 when messages are taken", float(broker.why_not_ready() is None)),
         ("headrace_uptime_seconds", "Seconds since the start", uptime_s),
         ("headrace_topics", "Streams, topics and queues", len(broker.streams)),
-        ("headrace_partitions", "Partitions of all streams", len(partitions)),
+        ("headrace_partitions", "Partitions of all streams", partitions),
         ("headrace_cursors", "Named cursors", len(broker.cursors)),
         ("headrace_pipelines", "Pipelines that ever reported", len(broker.pipelines)),
         ("headrace_sink_writers", "Writers in the ledger of exactly-once sinks", len(broker.ledger.lines())),
-        ("headrace_log_size_bytes", "Bytes of all segments", sum(p.log.size_bytes for p in partitions)),
-        ("headrace_log_segments", "Segments of all logs", sum(len(p.log.segments) for p in partitions)),
+        ("headrace_log_size_bytes", "Bytes of all segments", size),
+        ("headrace_log_segments", "Segments of all logs", segments),
         ("headrace_log_archived_segments", "Segments in the tier", len(archived)),
         ("headrace_log_archived_bytes", "Bytes of the segments in the tier", sum(archived)),
         ("headrace_log_pending_bytes", "Bytes that wait for the disk", shard.pending_bytes),
@@ -180,7 +207,7 @@ def _doors(doors: dict[str, DoorStats]) -> "Iterator[Metric]":
     yield events
 
 
-def per_object(broker: Broker) -> "Iterator[Metric]":
+def per_object(broker: Broker) -> "Iterator[Metric | None]":
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
     yield from familiar_metrics.per_object(broker)
@@ -189,7 +216,11 @@ def per_object(broker: Broker) -> "Iterator[Metric]":
     end = Gauge("headrace_partition_end_offset", "First offset not yet durable", labels=labels)
     size = Gauge("headrace_partition_size_bytes", "Bytes of its segments", labels=labels)
     named = left_out = 0
-    for stream in broker.streams.list(None):
+    streams = broker.streams.list(None)
+    yield None
+    for number, stream in enumerate(streams):
+        if number % REST_AFTER == 0:
+            yield None
         for partition in stream.partitions:
             if named == SERIES_MAX:
                 left_out += 1
@@ -202,7 +233,9 @@ def per_object(broker: Broker) -> "Iterator[Metric]":
     yield from (start, end, size)
     lag = Gauge("headrace_cursor_lag", "Messages a cursor has not read yet", labels=["cursor", "topic"])
     cursors = broker.cursors.names()
-    for name in cursors[:SERIES_MAX]:
+    for number, name in enumerate(cursors[:SERIES_MAX]):
+        if number % REST_AFTER == 0:
+            yield None
         lags: dict[str, int] = {}
         for position in broker.cursors.positions(name):
             lags[position.stream.name] = lags.get(position.stream.name, 0) + position.lag

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.streams import Stream, check_topic_name
+from headrace.broker.turns import Turns
 from headrace.config import stream_settings_text
 from headrace.doors.http.requests import Query, path_name, read_json
 from headrace.doors.http.site import Site, json_answer
@@ -18,7 +19,7 @@ PARTITIONS_MAX = 2**31 - 1
 
 async def list_topics(site: Site, request: Request) -> Response:
     Query(request)
-    return json_answer({"topics": [summary(stream) for stream in site.broker.streams.list()]})
+    return json_answer({"topics": await Turns().map(summary, site.broker.streams.list())})
 
 
 async def create_topic(site: Site, request: Request) -> Response:

@@ -5,6 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.broker.turns import Turns
 from headrace.doors.http.api import values
 from headrace.doors.http.api.values import Shape, listing, name_of, one
 from headrace.doors.http.site import Site
@@ -22,7 +23,8 @@ async def list_all(site: Site, request: Request) -> Response:
 
 async def list_in_vhost(site: Site, request: Request) -> Response:
     vhost = site.broker.vhosts.get(name_of(request, "vhost")).name
-    found = [shape for client in site.broker.clients.all() if (shape := _connection(client))["vhost"] == vhost]
+    shaped = await Turns().map(_connection, list(site.broker.clients.all()))
+    found = [shape for shape in shaped if shape["vhost"] == vhost]
     return await listing(site, request, found, lambda shape: shape)
 
 
@@ -42,7 +44,8 @@ async def close(site: Site, request: Request) -> Response:
 
 
 async def channels(site: Site, request: Request) -> Response:
-    found = [channel for client in site.broker.clients.all() for channel in client.describe_channels()]
+    described = await Turns().map(lambda client: client.describe_channels(), list(site.broker.clients.all()))
+    found = [channel for channels_ in described for channel in channels_]
     vhost = _vhost(site, request)
     return await listing(site, request, [c for c in found if vhost in (None, c["vhost"])], lambda shape: shape)
 
@@ -58,11 +61,9 @@ async def channel(site: Site, request: Request) -> Response:
 
 async def consumers(site: Site, request: Request) -> Response:
     vhost = _vhost(site, request)
+    described = await Turns().map(lambda client: client.describe_consumers(), list(site.broker.clients.all()))
     found = [
-        consumer
-        for client in site.broker.clients.all()
-        for consumer in client.describe_consumers()
-        if vhost in (None, consumer["queue"]["vhost"])
+        consumer for consumers_ in described for consumer in consumers_ if vhost in (None, consumer["queue"]["vhost"])
     ]
     return await listing(site, request, found, lambda shape: shape)
 

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from headrace.broker.exchanges import Binding, Exchange, is_kind
 from headrace.broker.posting import post
 from headrace.broker.queue import Queue
+from headrace.broker.turns import Turns
 from headrace.broker.vhost import VirtualHost
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.messages import parse_message
@@ -85,8 +86,10 @@ async def publish(site: Site, request: Request) -> Response:
 async def bindings_from(site: Site, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
     if not exchange.name:
-        return answer([shapes.default_binding_shape(host.name, name) for name in sorted(host.queues)])
-    return answer([shapes.binding_shape(host.name, binding) for binding in exchange.bindings.values()])
+        names = sorted(host.queues)
+        return await listing(site, request, names, lambda name: shapes.default_binding_shape(host.name, name))
+    found = list(exchange.bindings.values())
+    return await listing(site, request, found, lambda binding: shapes.binding_shape(host.name, binding))
 
 
 async def bindings_to(site: Site, request: Request) -> Response:
@@ -95,21 +98,24 @@ async def bindings_to(site: Site, request: Request) -> Response:
 
 
 async def list_bindings(site: Site, request: Request) -> Response:
-    return await listing(site, request, _bindings(site.broker.vhosts), lambda shape: shape)
+    return await listing(site, request, await _bindings(site.broker.vhosts), lambda shape: shape)
 
 
 async def list_bindings_in_vhost(site: Site, request: Request) -> Response:
-    return await listing(site, request, _bindings([host_of(site, request)]), lambda shape: shape)
+    return await listing(site, request, await _bindings([host_of(site, request)]), lambda shape: shape)
 
 
-def _bindings(hosts: Iterable[VirtualHost]) -> Iterable[Shape]:
+async def _bindings(hosts: Iterable[VirtualHost]) -> list[Shape]:
+    turns = Turns()
+    found: list[Shape] = []
     for host in hosts:
-        for name in sorted(host.queues):
-            yield from queue_bindings(host.queues[name])
-        for exchange in host.routing.exchanges.values():
-            for binding in exchange.bindings.values():
+        async for queue in turns.each(list(map(host.queues.__getitem__, sorted(host.queues)))):
+            found += queue_bindings(queue)
+        for exchange in list(host.routing.exchanges.values()):
+            async for binding in turns.each(list(exchange.bindings.values())):
                 if not binding.to_queue:
-                    yield shapes.binding_shape(host.name, binding)
+                    found.append(shapes.binding_shape(host.name, binding))
+    return found
 
 
 def _ends(site: Site, request: Request) -> tuple[VirtualHost, str, Queue | Exchange]:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from headrace.broker.history import Sample
 from headrace.broker.message import NO_PROPERTIES, Message
 from headrace.broker.posting import post
+from headrace.broker.turns import Turns
 from headrace.broker.vhost import VirtualHost
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.definitions import RABBITMQ_VERSION
@@ -80,7 +81,11 @@ def totals(site: Site) -> tuple[Shape, Shape]:
 async def overview(site: Site, request: Request) -> Response:
     queue_totals, message_stats = totals(site)
     hosts = list(site.broker.vhosts)
-    clients = site.broker.clients.all()
+    clients = list(site.broker.clients.all())
+    turns = Turns()
+    channels = sum(await turns.map(lambda client: len(client.describe_channels()), clients))
+    queues = [queue for host in hosts for queue in host.queues.values()]
+    consumers = sum(await turns.map(lambda queue: len(queue.consumers), queues))
     doors = site.addresses
     return one(
         request,
@@ -106,11 +111,11 @@ async def overview(site: Site, request: Request) -> Response:
             "churn_rates": churn(site),
             "queue_totals": queue_totals,
             "object_totals": {
-                "channels": sum(len(client.describe_channels()) for client in clients),
+                "channels": channels,
                 "connections": len(clients),
-                "consumers": sum(len(queue.consumers) for host in hosts for queue in host.queues.values()),
+                "consumers": consumers,
                 "exchanges": sum(len(host.routing.exchanges) for host in hosts),
-                "queues": sum(len(host.queues) for host in hosts),
+                "queues": len(queues),
             },
             "statistics_db_event_queue": 0,
             "node": shapes.NODE,
@@ -270,9 +275,10 @@ async def auth(site: Site, request: Request) -> Response:
 # Virtual hosts.
 
 
-def vhost_shape(site: Site, host: VirtualHost) -> Shape:
-    ready = sum(queue.ready for queue in host.queues.values() if not queue.is_stream)
-    unacked = sum(queue.unacked for queue in host.queues.values())
+async def vhost_shape(host: VirtualHost) -> Shape:
+    turns, queues = Turns(), list(host.queues.values())
+    ready = sum(await turns.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
+    unacked = sum(await turns.map(lambda queue: queue.unacked, queues))
     return {
         "name": host.name,
         "description": "Default virtual host" if host.name == "/" else "",
@@ -289,12 +295,12 @@ def vhost_shape(site: Site, host: VirtualHost) -> Shape:
 
 
 async def vhosts(site: Site, request: Request) -> Response:
-    hosts = sorted(site.broker.vhosts, key=lambda host: host.name)
-    return await listing(site, request, hosts, lambda h: vhost_shape(site, h), name=lambda host: host.name)
+    shaped = [await vhost_shape(host) for host in sorted(site.broker.vhosts, key=lambda host: host.name)]
+    return await listing(site, request, shaped, lambda shape: shape)
 
 
 async def vhost(site: Site, request: Request) -> Response:
-    return one(request, vhost_shape(site, host_of(site, request)))
+    return one(request, await vhost_shape(host_of(site, request)))
 
 
 async def put_vhost(site: Site, request: Request) -> Response:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.broker.history import Sample
 from headrace.broker.queue import Queue
 from headrace.broker.streams import Stream
+from headrace.broker.turns import Turns
 from headrace.broker.vhosts import DEFAULT
 from headrace.config import stream_settings_text
 from headrace.doors.http.api import shapes
@@ -108,7 +109,7 @@ async def overview(site: Site, request: Request) -> Response:
     step = number(query_of(request).get("step"), "step", 1, least=1, most=STEP_S_MAX)
     samples = list(site.broker.history.samples)[::-step][::-1]
     broker = site.broker
-    size = sum(p.log.size_bytes for stream in broker.streams for p in stream.partitions)
+    sizes = await Turns().map(lambda s: sum(p.log.size_bytes for p in s.partitions), list(broker.streams))
     return one(
         request,
         {
@@ -119,7 +120,7 @@ async def overview(site: Site, request: Request) -> Response:
             "data_dir": broker.config.data_dir,
             "durability": broker.config.durability,
             "addresses": site.addresses,
-            "log_size_bytes": size,
+            "log_size_bytes": sum(sizes),
             "recovery": broker.report.summary(),
             "history": history(samples),
         },
@@ -231,18 +232,25 @@ QUICK = {
 }
 
 
-def rows(site: Site) -> list[Row]:
-    found: dict[tuple[str, str], Row] = {}
-    for stream in site.broker.streams:
-        found[stream.vhost, stream.name] = Row(stream.vhost, stream.name, stream, None)
-    for host in site.broker.vhosts:
-        for name, queue in host.queues.items():
-            row = found.get((host.name, name))
-            if row is None:
-                found[host.name, name] = Row(host.name, name, None, queue)
-            else:
-                row.queue = queue
-    return [found[key] for key in sorted(found)]
+async def rows(site: Site) -> list[Row]:
+    turns = Turns()
+    streams = list(site.broker.streams)
+    queues = [(host.name, name, queue) for host in site.broker.vhosts for name, queue in host.queues.items()]
+    found: dict[str, dict[str, Row]] = {}
+    async for stream in turns.each(streams):
+        found.setdefault(stream.vhost, {})[stream.name] = Row(stream.vhost, stream.name, stream, None)
+    async for vhost, name, queue in turns.each(queues):
+        in_vhost = found.setdefault(vhost, {})
+        row = in_vhost.get(name)
+        if row is None:
+            in_vhost[name] = Row(vhost, name, None, queue)
+        else:
+            row.queue = queue
+    ordered: list[Row] = []
+    for _, in_vhost in sorted(found.items()):
+        await turns.rest()
+        ordered += map(in_vhost.__getitem__, sorted(in_vhost))
+    return ordered
 
 
 def row_shape(site: Site, row: Row) -> Shape:
@@ -274,7 +282,7 @@ def row_shape(site: Site, row: Row) -> Shape:
 
 async def list_streams(site: Site, request: Request) -> Response:
     kind = query_of(request).get("kind")
-    found = [row for row in rows(site) if not kind or row.kind == kind]
+    found = [row for row in await rows(site) if not kind or row.kind == kind]
     return await listing(
         site, request, found, lambda row: row_shape(site, row), name=lambda row: row.name, quick=QUICK
     )

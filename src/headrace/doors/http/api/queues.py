@@ -31,15 +31,16 @@ def queue_of(site: Site, request: Request) -> Queue:
     return host.queue(name, found.owner if found is not None else None)
 
 
-def all_queues(site: Site, vhost: str | None = None) -> Iterable[Queue]:
+def all_queues(site: Site, vhost: str | None = None) -> list[Queue]:
     """In the order of their names, topics of one partition among them: each is a queue to AMQP clients."""
     hosts = site.broker.vhosts if vhost is None else [site.broker.vhosts.get(vhost)]
+    found: list[Queue] = []
     for host in hosts:
-        for stream in site.broker.streams.list(host.name):
-            if stream.kind == "topic":
+        for stream in site.broker.streams:
+            if stream.kind == "topic" and stream.vhost == host.name:
                 host.find_topic(stream.name)
-        for name in sorted(host.queues):
-            yield host.queues[name]
+        found += map(host.queues.__getitem__, sorted(host.queues))
+    return found
 
 
 async def list_all(site: Site, request: Request) -> Response:

@@ -1,0 +1,79 @@
+"""Looking at thousands of things leaves the loop to others in between: every list is made in short turns."""
+
+import asyncio
+
+import pytest
+
+from headrace.broker import turns
+from headrace.broker.turns import STEP, Turns
+from tests.doors.api.conftest import Served
+
+QUEUES = 10 * STEP
+
+
+@pytest.fixture(scope="module")
+def crowded(live: Served) -> Served:
+    bindings = [
+        {"source": "amq.topic", "vhost": "/", "destination": f"crowd-{n}", "destination_type": "queue",
+         "routing_key": "k", "arguments": {}}
+        for n in range(QUEUES)
+    ]  # fmt: skip
+    queues = [
+        {"name": f"crowd-{n}", "vhost": "/", "durable": n % 2 == 0, "auto_delete": False, "arguments": {}}
+        for n in range(QUEUES)
+    ]
+    answer = live.request("POST", "/api/definitions", json={"queues": queues, "bindings": bindings})
+    assert answer.status_code == 204, answer.text
+    return live
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/queues",
+        "/api/queues?columns=name,messages",
+        "/api/queues?page=1&name=crowd",
+        "/api/queues?page=1&sort=messages",
+        "/api/queues?page=1&sort=message_stats.publish",
+        "/api/bindings",
+        "/api/exchanges/%2F/amq.topic/bindings/source",
+        "/api/definitions",
+        "/api/vhosts",
+        "/api/overview",
+        "/api/headrace/overview",
+        "/api/headrace/streams?page=1&sort=ready",
+        "/topics",
+        "/metrics",
+        "/metrics/detailed",
+    ],
+)
+def test_others_get_the_loop_while_a_long_list_is_made(
+    crowded: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests = 0
+    rest = Turns.rest
+
+    async def counted(self: Turns) -> None:
+        nonlocal rests
+        rests += 1
+        await rest(self)
+
+    monkeypatch.setattr(Turns, "rest", counted)
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    assert crowded.get(path).status_code == 200
+    assert rests >= QUEUES / 2 / STEP, "half of the queues are durable, and so topics"
+
+
+async def test_a_turn_that_was_long_enough_lets_others_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(turns, "_now", lambda: now)
+    seen: list[object] = []
+    asyncio.get_running_loop().call_soon(seen.append, "another")
+    work = Turns()
+    await work.rest()
+    assert seen == [], "not yet: this turn has only begun"
+    now += turns.TURN_S * 2
+    await work.rest()
+    assert seen == ["another"]
+    assert await work.map(str, range(100)) == [str(n) for n in range(100)]
+    assert [n async for n in work.each(range(100))] == list(range(100))
