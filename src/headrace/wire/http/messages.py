@@ -17,6 +17,7 @@ import msgspec
 from headrace.errors import MalformedJson, MalformedMessage
 from headrace.record.types import Record
 from headrace.wire.http import strict_json
+from headrace.wire.http.amqp import amqp_shape
 
 Headers = tuple[tuple[str, bytes | None], ...]
 LINE = re.compile(rb"\s*+([^\n]+)")  # possessive: blank lines are passed over once, never again
@@ -43,8 +44,8 @@ class _Texts(msgspec.Struct):
     headers: msgspec.Raw = msgspec.Raw()
 
 
-# "offset" is taken and not used, so that what was read can be sent back.
-FIELDS = frozenset({"key", "value", "headers", "partition", "timestamp", "encoding", "offset"})
+# "offset" and "amqp" are taken and not used, so that what was read can be sent back.
+FIELDS = frozenset({"key", "value", "headers", "partition", "timestamp", "encoding", "offset", "amqp"})
 PARTS = ("key", "value", "headers")
 ENCODINGS = ("text", "base64")
 PLAIN: dict[str, str] = {}
@@ -233,6 +234,9 @@ def render(partition: int, record: Record, *, binary: bool = False) -> dict[str,
         value_is_text = value is not None and "value" not in encoding
         apart = key_is_text or value_is_text or "headers" in encoding
         message["encoding"] = encoding if apart else "base64"
+    amqp = amqp_shape(record.headers) if record.headers else None
+    if amqp is not None:
+        message["amqp"] = amqp
     return message
 
 

@@ -3,13 +3,13 @@
 import base64
 import binascii
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
 from headrace.broker.message import NO_PROPERTIES, Message
 from headrace.doors.http.api.values import Shape
 from headrace.errors import CorruptProperties, InvalidInput
 from headrace.record.properties import PROPERTIES, Timestamp, decode_properties, encode_properties
+from headrace.wire.http.amqp import plain
 
 
 def payload_shape(body: bytes, *, base64_always: bool = False) -> tuple[str, str]:
@@ -42,21 +42,6 @@ def properties_shape(properties: bytes) -> Shape:
         return {name: plain(value) for name, value in decode_properties(properties).items() if value is not None}
     except CorruptProperties:
         return {}
-
-
-def plain(value: Any) -> Any:
-    """A field table's value as JSON has it; bytes that are no text become their base64."""
-    if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    if isinstance(value, bytes | bytearray | memoryview):
-        return payload_shape(bytes(value))[0]
-    if isinstance(value, Timestamp):
-        return int(value)
-    if isinstance(value, Decimal):
-        return float(value)
-    return value
 
 
 def parse_message(exchange: str, fields: Mapping[str, Any]) -> Message:
