@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.ports import free_port
+from tests.spark.test_size import planned
 from tests.spark.test_source import WAYS, load, options
-from tests.spark.world import RunningBroker
+from tests.spark.world import RunningBroker, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,3 +90,9 @@ def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_a
     pending.commit_transaction(60)
     for way in WAYS:
         assert read(way) == ["a1", "a2", "plain", "c1", "d1", "behind"], way
+    # Planned, then removed before a task came to it: its markers went with it, and are still minded.
+    reader, pieces = planned(broker, topic="paid")
+    broker.ok("DELETE", f"/topics/paid/partitions/0/records?before={broker.ends('paid')[0][1]}")
+    wait_until(lambda: not list(broker.data.glob(f"logs/*-paid/{0:020d}.log")), "it was not removed")
+    rows = [row for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
+    assert [row["value"].decode() for row in rows] == ["a1", "a2", "plain", "c1", "d1", "behind"]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 MILLION = 1_000_000
 
@@ -67,3 +68,67 @@ def test_a_lease_keeps_files_that_retention_is_done_with(tmp_path: "Path") -> No
         link.close()
     finally:
         broker.close()
+
+
+def planned(broker: RunningBroker, **more: str) -> "tuple[DataSourceReader, list[InputPartition]]":
+    from pyspark.sql.types import StructType
+
+    from headrace.spark.source import HeadraceSource
+
+    source = HeadraceSource({"path": broker.path} | more)
+    reader = source.reader(StructType().add("offset", "long").add("value", "binary"))
+    return reader, list(reader.partitions())
+
+
+def test_a_task_reads_what_was_planned_though_it_was_removed_or_rewritten_meanwhile(tmp_path: "Path") -> None:
+    """By the path alone, without a word to the broker: a task that runs late, and its second attempt, read the same."""
+    broker = RunningBroker(tmp_path, "--retention-interval", "100ms").start()
+    try:
+        broker.create("short", segment_size="64KB")
+        broker.create("keyed", segment_size="64KB", cleanup_policy="compact")
+        for part in range(6):
+            broker.publish("short", numbered(200, first=part * 200, size=300))
+            broker.publish("keyed", numbered(200, first=part * 200, size=300, keys=1200))
+        before = {topic: broker.messages(topic) for topic in ("short", "keyed")}
+        plans = {topic: planned(broker, topic=topic, splitBytes="64KB") for topic in before}
+        end = broker.ends("short")[0][1]
+        broker.ok("DELETE", f"/topics/short/partitions/0/records?before={end}")
+        for part in range(6):  # all keys again, in segments of their own: what was planned on is out of date
+            broker.publish("keyed", numbered(200, first=part * 200, size=300, keys=1200))
+        broker.ok("POST", "/topics/keyed/compact", {})
+        wait_until(lambda: not list(broker.data.glob(f"logs/*-short/{0:020d}.log")), "retention left it there")
+        wait_until(lambda: broker.messages("keyed")[0]["offset"] > 0, "nothing was compacted")
+        for topic, (reader, pieces) in plans.items():
+            assert len(pieces) > 4
+            for _ in range(2):
+                batches = [batch for piece in pieces for batch in reader.read(piece)]
+                found = [(row["offset"], row["value"].decode()) for batch in batches for row in batch.to_pylist()]
+                assert found == [(m["offset"], m["value"]) for m in before[topic]], topic
+        # A reader that died cannot release what it held: the broker does when its time is over.
+        planned(broker, topic="keyed", pinMaxAge="1ms")
+        wait_until(lambda: len(list(broker.data.glob("held/*"))) == 2, "what a dead reader held stays for ever")
+    finally:
+        broker.close()
+
+
+def test_a_stream_releases_what_it_held_when_its_batch_is_done(shared_broker: RunningBroker) -> None:
+    from pyspark.sql.types import StructType
+
+    from headrace.spark.source import HeadraceSource
+
+    broker = shared_broker
+    broker.create("released")
+    broker.publish("released", numbered(10))
+    source = HeadraceSource({"path": broker.path, "topic": "released", "startingOffsets": "earliest"})
+    stream = source.streamReader(StructType().add("offset", "long"))
+    held = set(broker.data.glob("held/*"))
+    first = stream.initialOffset()
+    second = stream.latestOffset(first, stream.getDefaultReadLimit())
+    assert stream.partitions(first, second) and len(set(broker.data.glob("held/*")) - held) == 1
+    broker.publish("released", numbered(10))
+    third = stream.latestOffset(second, stream.getDefaultReadLimit())
+    stream.commit(second)
+    assert set(broker.data.glob("held/*")) == held
+    assert stream.partitions(second, third) and len(set(broker.data.glob("held/*")) - held) == 1
+    stream.stop()
+    assert set(broker.data.glob("held/*")) == held

@@ -15,6 +15,7 @@ from headrace.broker.coordination import Coordination
 from headrace.broker.cursors import Cursors
 from headrace.broker.dead_letters import DeadLetterOffice
 from headrace.broker.groups.settings import GroupSettings
+from headrace.broker.held import sweep_held
 from headrace.broker.history import History
 from headrace.broker.holders import Indexes, ReadAhead, RowGroups
 from headrace.broker.housekeeping import Housekeeping
@@ -122,6 +123,7 @@ class Broker:
         await broker.ledger.finish_open()
         broker.housekeeping = Housekeeping(broker.shard, broker.streams, broker.cursors, broker.stats, broker.clock)
         broker.housekeeping.also(broker.staging.sweep)
+        broker.housekeeping.also(lambda: sweep_held(broker.disk, data_dir, broker.clock))
         broker.housekeeping.also(broker.ledger.expire)
         broker.reclaim = Reclaim(broker.shard, broker.vhosts, broker.clock)
         broker.housekeeping.also(broker.reclaim.once)

@@ -5,6 +5,7 @@ logs/<id>-<slug>/<base>-<gen>.log       the same offsets rewritten (compaction, 
                  <stem>.index .timeindex .seal      beside it
 logs/<id>-<slug>/<base>-<gen>.tier      the same offsets archived: the manifest of
 tier/<id>-<slug>/<base>-<gen>.parquet   which may be in another place (tier_dir)
+held/<until>-<hex>/<id>-<stem>.log      another name of a segment, made by a reader that needs it until then
 """
 
 import re
@@ -15,6 +16,7 @@ JOURNAL = "journal"
 STATE = "state"
 CATALOG = "catalog"
 STAGING = "staging"
+HELD = "held"
 SPILL = "spill"
 TIERS = "tier"
 TIER_ID = "tier-id"
@@ -36,6 +38,7 @@ SPILLED = ".spill"
 _SEGMENT = re.compile(r"(\d{20})(?:-(\d{6}))?\.(log|tier)")
 _JOURNAL = re.compile(r"(\d{20})\.wal")
 _STATE = re.compile(r"(\d{20})\.state")
+_HELD = re.compile(r"(\d{13,16})-[0-9a-f]{32}")
 _LOG_FOLDER = re.compile(r"(\d+)(?:-(.*))?")
 
 
@@ -52,6 +55,16 @@ def parse_segment(name: str) -> SegmentStem | None:
     """Of a data file, or of the manifest of an archived segment."""
     match = _SEGMENT.fullmatch(name)
     return None if match is None else SegmentStem(int(match[1]), int(match[2] or 0))
+
+
+def held_name(until_ms: int, name: str) -> str:
+    """A folder of links to files that somebody is reading, and until when they are to stay."""
+    return f"{until_ms}-{name}"
+
+
+def held_until(name: str) -> int | None:
+    match = _HELD.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def journal_name(number: int) -> str:

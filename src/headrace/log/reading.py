@@ -19,7 +19,7 @@ from headrace.log.tier import Tier, read_tier
 from headrace.log.tiered import GroupCache
 from headrace.record import codec
 from headrace.record.control import is_commit
-from headrace.record.layout import HEADER_BYTES, PREFIX_BYTES
+from headrace.record.layout import HEADER_BYTES, MAX_OFFSET, PREFIX_BYTES
 from headrace.record.slice import Slice
 from headrace.record.types import BatchInfo
 
@@ -162,26 +162,28 @@ class LogFiles:
         finally:
             self._disk.close(file)
 
+    @contextmanager
+    def open_link(self, path: str, piece: Slice) -> "Iterator[SliceFile]":
+        """A slice by another name of its file, which whoever planned it made: the file may have left its log."""
+        try:
+            file = self._disk.open(path, readonly=True)
+        except FileNotFoundError:
+            raise SegmentGone(f"{path} is gone: its time was over") from None
+        try:
+            yield SliceFile(self._disk, file, path, piece)
+        finally:
+            self._disk.close(file)
+
+    def is_archived(self, folder: str, stem: SegmentStem) -> bool:
+        return self._disk.exists(f"{folder}/{stem}{paths.TIER}")
+
     # Looking for something.
 
     def headers(self, log_id: int, start: int, end: int) -> Iterator[tuple[memoryview, BatchInfo]]:
         """The batches of [start, end) by their headers; checksums are left to whoever reads the records."""
         for piece in self.slices(log_id, start, end, 1 << 62):
             with self.open(piece) as source:
-                while source.position < source.end:
-                    data = source.read(SCAN_BYTES)
-                    infos = codec.scan(data, verify_crc=False)
-                    for info in infos:
-                        if info.base_offset >= end:
-                            return
-                        if info.last_offset >= start:
-                            yield data, info
-                    if not infos:
-                        source.need_more(data)
-                        continue
-                    source.advance(infos[-1].end)
-                    if infos[-1].next_offset >= end:
-                        break
+                yield from source.headers(start, end)
 
     def offset_for_timestamp(self, log_id: int, timestamp_ms: int, start: int, end: int) -> int | None:
         """The first offset whose record is at or after a time; None when all are older."""
@@ -255,6 +257,23 @@ class SliceFile:
     def advance(self, size: int) -> None:
         self.position += size
         self._least = HEADER_BYTES
+
+    def headers(self, start: int, end: int = MAX_OFFSET) -> Iterator[tuple[memoryview, BatchInfo]]:
+        """The batches of [start, end) from where the reader stands. What was yielded is gone with the next step."""
+        while self.position < self.end:
+            data = self.read(SCAN_BYTES)
+            infos = codec.scan(data, verify_crc=False)
+            for info in infos:
+                if info.base_offset >= end:
+                    return
+                if info.last_offset >= start:
+                    yield data, info
+            if not infos:
+                self.need_more(data)
+                continue
+            self.advance(infos[-1].end)
+            if infos[-1].next_offset >= end:
+                return
 
     def rewind(self) -> None:
         """To the start of the segment: the index that gave the position was wrong."""

@@ -1,7 +1,6 @@
 """A Spark session as pipelines need it: the right Python, retried tasks, cheap checkpoints, no surprises."""
 
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ def settings(master: str, cores: int, extra: Mapping[str, str] | None = None) ->
         "spark.ui.showConsoleProgress": "false",
         "spark.task.maxFailures": str(TASK_ATTEMPTS),
     }
-    if hasattr(socket, "AF_UNIX"):
+    if os.name == "posix":
         # Rows between the JVM and Python: a fifth cheaper than over TCP, and nobody else can connect.
         chosen["spark.python.unix.domain.socket.enabled"] = "true"
     if master.startswith("local"):

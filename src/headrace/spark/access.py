@@ -3,7 +3,8 @@
 An Access is used on the driver to plan and on executors to read; it is pickled in between.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -37,6 +38,7 @@ class Piece(msgspec.Struct, frozen=True):
     start: int
     end: int
     slice: Slice | None = None
+    held: str | None = None  # another name of the slice's file, which stays until the batch is done
 
 
 class Feed(Protocol):
@@ -68,6 +70,13 @@ class Access(Protocol):
         ...
 
     def pieces(self, place: Partition, state: State, start: int, end: int, split_bytes: int) -> list[Piece]: ...
+    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Path | None]:
+        """See to it that what was planned can be read until it is released or its time is over.
+
+        None where nothing could be done about it; SegmentGone when a piece is not there any more: plan again."""
+        ...
+
+    def release(self, folders: Iterable[Path]) -> None: ...
     def feeds(self, piece: Piece) -> Iterator[tuple[int, int, Feed]]:
         """(start, end, feed) that together give the piece, in order. A feed is closed by whoever took it."""
         ...

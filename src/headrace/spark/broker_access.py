@@ -1,7 +1,8 @@
 """Reading through a broker, where executors cannot see its files: the same batches, over HTTP."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from headrace.errors import OffsetOutOfRange
 from headrace.record import codec
@@ -62,6 +63,13 @@ class BrokerAccess:
         count = max(1, min(-(-size // split_bytes), end - start, PIECES_MAX))
         cuts = [start + (end - start) * at // count for at in range(count + 1)]
         return [Piece(place, state.log_id, a, b) for a, b in pairwise(cuts)]
+
+    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Path | None]:
+        """Offsets are read from the broker, not files: only a cursor with a pin keeps them from retention."""
+        return list(pieces), None
+
+    def release(self, folders: Iterable[Path]) -> None:
+        """Nothing is held."""
 
     def feeds(self, piece: Piece) -> Iterator[tuple[int, int, Feed]]:
         yield piece.start, piece.end, HttpFeed(self._link, piece, self._fail_on_data_loss)

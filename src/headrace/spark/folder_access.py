@@ -1,7 +1,7 @@
 """Reading the files of a data folder, where driver and executors can see them. No broker is asked."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from headrace.log.paths import CATALOG, LOGS
 from headrace.log.reading import LogFiles, SegmentGone, SliceFile
 from headrace.record.types import BatchInfo
 from headrace.spark.access import CHUNK_BYTES, DataLoss, Feed, Piece, State
+from headrace.spark.held import HeldFiles
 from headrace.spark.offsets import Partition
 from headrace.spark.options import BadOption
 
@@ -111,16 +112,25 @@ class FolderAccess:
             if piece.next_offset > start
         ]
 
+    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Path | None]:
+        return HeldFiles(self.path, self._files).hold(pieces, for_ms) if pieces else ([], None)
+
+    def release(self, folders: Iterable[Path]) -> None:
+        HeldFiles(self.path, self._files).release(folders)
+
     # Reading.
 
     def feeds(self, piece: Piece) -> Iterator[tuple[int, int, Feed]]:
         assert piece.slice is not None
-        try:
-            with self._files.open(piece.slice) as source:
-                yield piece.start, piece.end, FileFeed(self._files, piece.log_id, source)
-            return
-        except SegmentGone:
-            pass
+        # By its other name first: it is there whatever became of the log, and it is the same file.
+        for held in (piece.held, None) if piece.held is not None else (None,):
+            files = self._files
+            try:
+                with files.open(piece.slice) if held is None else files.open_link(held, piece.slice) as source:
+                    yield piece.start, piece.end, FileFeed(files, piece, source)
+                return
+            except SegmentGone:
+                continue
         # Rewritten or removed since it was planned: the same offsets, wherever they are now.
         segments = self._files.segments(piece.log_id, piece.end)
         if (not segments or segments[0].base > piece.start) and self._fail_on_data_loss:
@@ -131,13 +141,13 @@ class FolderAccess:
         for again in self._files.slices(piece.log_id, piece.start, piece.end, 1 << 62):
             with self._files.open(again) as source:
                 start, end = max(piece.start, again.base_offset), min(piece.end, again.next_offset)
-                yield start, end, FileFeed(self._files, piece.log_id, source)
+                yield start, end, FileFeed(self._files, piece, source)
 
 
 class FileFeed:
-    def __init__(self, files: LogFiles, log_id: int, source: SliceFile) -> None:
+    def __init__(self, files: LogFiles, piece: Piece, source: SliceFile) -> None:
         self._files = files
-        self._log_id = log_id
+        self._piece = piece
         self._source = source
         self._rest = memoryview(b"")
 
@@ -163,10 +173,16 @@ class FileFeed:
         return True
 
     def headers(self, start: int) -> Iterator[tuple[memoryview | bytes, BatchInfo]]:
-        ends = self._files.ends().get(self._log_id)
+        """From `start` to the visible end: what is held from its link, as it may have left the log, the rest there."""
+        log_id, held, cut = self._piece.log_id, self._piece.held, self._piece.slice
+        ends = self._files.ends().get(log_id)
         if ends is None:
             raise CorruptLog(self._source.path, self._source.position, "its log has no slot")
-        yield from self._files.headers(self._log_id, start, ends.visible_end)
+        if held is not None and cut is not None:
+            with self._files.open_link(held, cut) as source:
+                yield from source.headers(start)
+            start = max(start, cut.next_offset)
+        yield from self._files.headers(log_id, start, ends.visible_end)
 
     def close(self) -> None:
         self._rest = memoryview(b"")

@@ -5,7 +5,8 @@ pickled in between and hold no file, socket or lock.
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -17,7 +18,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headrace.spark.access import Access, Piece, State
+from headrace.log.reading import SegmentGone
+from headrace.spark.access import Access, DataLoss, Piece, State
 from headrace.spark.broker import BrokerLink
 from headrace.spark.offsets import Partition, Position, Positions, from_json, to_json
 from headrace.spark.options import BadOption, ReadOptions
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+PLANS_MAX = 10
 LEASE_MS = 3600 * 1000  # far longer than a batch takes; retention waits no longer for one that died
 
 
@@ -45,6 +48,7 @@ class _Reading:
 
     def __init__(self, options: ReadOptions, access: Access, columns: Sequence[str], schema: "StructType") -> None:
         self._options = options
+        self._access = access
         self._planner = Planner(options, access)
         self._schema = schema
         self._broker: BrokerLink | None = None
@@ -63,14 +67,23 @@ class _Reading:
         if self._broker is not None:
             self._broker.close()
 
-    def _planned(self, pieces: Sequence[Piece]) -> list[InputPartition]:
-        """Have the broker keep the files that were planned until the batch is done, or its time is over."""
-        slices = [piece.slice for piece in pieces if piece.slice is not None]
-        link = self._link() if slices else None
-        if link is not None:
-            wanted = ((s.log_id, s.segment, s.generation) for s in slices)
-            link.lease(wanted, min(LEASE_MS, self._options.pin_max_age_ms), self._holder)
-        return [SlicePartition(piece) for piece in pieces]
+    def _planned(self, plan: Callable[[], list[Piece]]) -> tuple[list[InputPartition], Path | None]:
+        """Plan, and see to it that what was planned stays until the batch is done, or its time is over.
+
+        The files get a second name, in a folder to release; where that may not be (the data can only be read), the
+        broker is asked to keep them, if it was said where it is."""
+        for_ms = min(LEASE_MS, self._options.pin_max_age_ms)
+        for _ in range(PLANS_MAX):
+            try:
+                pieces, folder = self._access.hold(plan(), for_ms)
+            except SegmentGone:
+                continue  # retention or rewriting was faster: plan on what is there now
+            slices = [piece.slice for piece in pieces if piece.slice is not None]
+            link = self._link() if slices and folder is None else None
+            if link is not None:
+                link.lease(((s.log_id, s.segment, s.generation) for s in slices), for_ms, self._holder)
+            return [SlicePartition(piece) for piece in pieces], folder
+        raise DataLoss("segments are rewritten or removed faster than a batch can be planned on them: try again")
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         if not isinstance(partition, SlicePartition):
@@ -88,8 +101,9 @@ class BatchReader(_Reading, DataSourceReader):
             raise BadOption("cursor", "is for streams: a batch has no progress to keep")
         states = self._planner.states()
         start = self._planner.first(states, "earliest")
-        pieces = self._planner.pieces(start, self._planner.last(states), states)
-        planned = self._planned(pieces)
+        end = self._planner.last(states)
+        # Nobody says when a batch is done: what holds its files goes when its time is over.
+        planned, _ = self._planned(lambda: self._planner.pieces(start, end, states))
         self._close_link()
         return planned
 
@@ -101,6 +115,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             name = "endingOffsets" if options.ending is not None else "endingTimestamp"
             raise BadOption(name, "is for batches: a stream has no end (trigger availableNow stops at what is there)")
         self._target: dict[Partition, State] | None = None
+        self._holding: list[tuple[dict[str, Any], Path]] = []  # the end of a batch, what holds its files
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Called once in the life of a checkpoint."""
@@ -140,11 +155,17 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return to_json({place: Position(s.end, s.log_id, s.epoch) for place, s in states.items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        states = self._planner.states()
-        return self._planned(self._planner.pieces(from_json(start), from_json(end), states))
+        began, until, states = from_json(start), from_json(end), self._planner.states()
+        planned, folder = self._planned(lambda: self._planner.pieces(began, until, states))
+        if folder is not None:
+            self._holding.append((end, folder))
+        return planned
 
     def commit(self, end: dict[str, Any]) -> None:
         """Batches up to here are done for good; Spark says so when it plans the next one."""
+        done = next((at for at, (until, _) in enumerate(self._holding) if until == end), -1) + 1
+        self._access.release(folder for _, folder in self._holding[:done])
+        self._holding = self._holding[done:]
         self._move_cursor(from_json(end))
 
     def _move_cursor(self, positions: Positions) -> None:
@@ -157,6 +178,8 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             link.put_cursor(options.cursor, topic, offsets, pin=options.pin, max_age_ms=options.pin_max_age_ms)
 
     def stop(self) -> None:
+        self._access.release(folder for _, folder in self._holding)
+        self._holding = []
         self._close_link()
 
 

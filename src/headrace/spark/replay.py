@@ -1,11 +1,16 @@
 """A topic's records once more, to another topic: what a Spark task does, done here in a loop."""
 
+from typing import TYPE_CHECKING
+
 from headrace.spark import options as parsing
 from headrace.spark.broker import BrokerLink
 from headrace.spark.folder_access import FolderAccess
 from headrace.spark.plan import Planner
 from headrace.spark.rows import Rows
 from headrace.spark.writer import Staged, Task
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 COLUMNS = ("key", "value", "timestamp", "headers")
 
@@ -34,3 +39,17 @@ def replay(url: str, folder: str, topic: str, target: str, *, start: str, write_
     link.commit(f"write:{write_id}", 0, staged.parts)
     link.close()
     return count
+
+
+def replay_on_spark(
+    session: "SparkSession", url: str, folder: str, topic: str, target: str, *, start: str, write_id: str
+) -> int:
+    """The same by the source and the sink: tasks upload what they read, one commit stores it."""
+    reading = {"path": folder, "bootstrap": url, "topic": topic, "startingOffsets": start, "columns": ",".join(COLUMNS)}
+    rows = session.read.format("headrace").options(**reading).load()
+    rows.write.format("headrace").mode("append").options(bootstrap=url, topic=target, writeId=write_id).save()
+    link = BrokerLink(url)
+    try:
+        return int(link.get("sinks", f"write:{write_id}")["records"])
+    finally:
+        link.close()

@@ -1,0 +1,28 @@
+"""Files that readers beside the broker hold by a second name: what is past its time goes. See log/paths.py."""
+
+import asyncio
+
+from headrace.clock import Clock
+from headrace.log.disk import Disk
+from headrace.log.paths import HELD, held_until
+
+
+async def sweep_held(disk: Disk, root: str, clock: Clock) -> list[str]:
+    """A reader releases what it held; one that died cannot, and would fill the disk."""
+    return await asyncio.to_thread(_sweep, disk, f"{root}/{HELD}", clock.now_ms())
+
+
+def _sweep(disk: Disk, folder: str, now_ms: int) -> list[str]:
+    if not disk.exists(folder):
+        return []
+    old = [name for name in disk.listdir(folder) if (until := held_until(name)) is not None and until < now_ms]
+    gone = []
+    for name in old:
+        try:
+            for file in disk.listdir(f"{folder}/{name}"):
+                disk.unlink(f"{folder}/{name}/{file}")
+            disk.rmdir(f"{folder}/{name}")
+        except FileNotFoundError:
+            continue  # a reader swept it at the same time
+        gone.append(name)
+    return gone

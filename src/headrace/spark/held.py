@@ -1,0 +1,85 @@
+"""Keeping the files that were planned: a second name for each, so that nobody has to be asked.
+
+A batch, its retries included, must read what it was planned on, whatever retention and rewriting do meanwhile. A
+hard link is there or it is not: there is no moment between looking and holding, and no broker need run. Links are in a
+folder whose name says until when they are needed; whoever comes by removes what is past its time.
+"""
+
+import contextlib
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from headrace.log.paths import DATA, HELD, SegmentStem, held_name, held_until
+from headrace.log.reading import LogFiles, SegmentGone
+from headrace.record.slice import Slice
+from headrace.spark.access import Piece
+
+
+class HeldFiles:
+    """The links of one reader. `hold` for every plan, `release` when its batch is done."""
+
+    def __init__(self, root: str, files: LogFiles) -> None:
+        self._folder = Path(root, HELD)
+        self._files = files
+
+    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Path | None]:
+        """The pieces with where else their bytes are, and the folder to release; None where links cannot be made.
+
+        SegmentGone when one was removed or rewritten since it was planned: plan again.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        folder = self._folder / held_name(now_ms + for_ms, uuid.uuid4().hex)
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._sweep(now_ms)
+            folder.mkdir(mode=0o700)
+        except OSError:
+            return list(pieces), None  # the folder may only be read, by this user or at all
+        try:
+            return list(self._linked(folder, pieces)), folder
+        except (SegmentGone, OSError) as error:
+            self.release([folder])
+            if isinstance(error, SegmentGone):
+                raise
+            return list(pieces), None
+
+    def _linked(self, folder: Path, pieces: Sequence[Piece]) -> Iterator[Piece]:
+        links: dict[Slice, str] = {}
+        for piece in pieces:
+            assert piece.slice is not None
+            segment = msgspec.structs.replace(piece.slice, position=0, length=0, base_offset=0, next_offset=0)
+            if segment not in links:
+                links[segment] = self._link(folder, segment)
+            yield msgspec.structs.replace(piece, held=links[segment] or None)
+
+    def _link(self, folder: Path, segment: Slice) -> str:
+        """The other name; none for what is archived, which nobody rewrites."""
+        stem = SegmentStem(segment.segment, segment.generation)
+        log = self._files.folder(segment.log_id)
+        target = str(folder / f"{segment.log_id}-{stem}{DATA}")
+        try:
+            if log is None:
+                raise FileNotFoundError
+            os.link(f"{log}/{stem}{DATA}", target)
+        except FileNotFoundError:
+            if log is not None and self._files.is_archived(log, stem):
+                return ""
+            raise SegmentGone(f"segment {stem} of log {segment.log_id} went while it was planned") from None
+        return target
+
+    def release(self, folders: Iterable[Path]) -> None:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)  # what stays goes when its time is over
+
+    def _sweep(self, now_ms: int) -> None:
+        with contextlib.suppress(FileNotFoundError):  # somebody else is sweeping, too
+            for entry in self._folder.iterdir():
+                until = held_until(entry.name)
+                if until is not None and until < now_ms:
+                    self.release([entry])
