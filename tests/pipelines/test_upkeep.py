@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.errors import HeadraceError, InvalidInput
-from headrace.pipelines.upkeep import Upkeep, Where, verify
+from headrace.pipelines.upkeep import Upkeep, Where, reindex, verify
+from tests.ports import free_port
 from tests.spark.world import RunningBroker, numbered
 
 if TYPE_CHECKING:
@@ -100,6 +101,67 @@ def test_compacting_keeps_the_latest_of_each_key(
     assert [r.offset for r in frame.select("offset").orderBy("offset").collect()] == offsets
 
 
+def test_compacting_on_spark_keeps_exactly_what_compacting_here_keeps(spark: "SparkSession", tmp_path: Path) -> None:
+    """Tombstones whose time is over go; what an open transaction has not decided, or a pin still needs, stays."""
+    from confluent_kafka import Producer
+
+    port = free_port()
+    broker = RunningBroker(tmp_path, "--kafka", f"127.0.0.1:{port}", "--retention-interval", "1h").start()
+    try:
+        left = {}
+        for on in ("local", "spark"):
+            config = {"segment_size": "64KB", "cleanup_policy": "compact", "tombstone_retention": "1ms"}
+            for topic in ("open", "pinned"):
+                broker.create(name := f"{topic}-{on}", **config)
+                broker.publish(
+                    name, [{"key": "gone", "value": "x"}, {"key": "gone", "value": None}, {"value": "keyless"}]
+                )
+                for part in range(3):
+                    broker.publish(name, numbered(200, first=part * 200, keys=50, size=300))
+            pin = {"topic": f"pinned-{on}", "partitions": [{"partition": 0, "offset": 300}], "pin": True}
+            broker.ok("PUT", f"/cursors/job-{on}", pin | {"max_age_ms": 3_600_000})
+            producer = Producer({"bootstrap.servers": f"127.0.0.1:{port}", "transactional.id": on})
+            producer.init_transactions(60)
+            producer.begin_transaction()
+            producer.produce(f"open-{on}", "x", key="k1")
+            producer.flush(60)
+            for topic in ("open", "pinned"):
+                for part in range(3, 6):
+                    broker.publish(f"{topic}-{on}", numbered(200, first=part * 200, keys=50, size=300))
+            upkeep = Upkeep(broker.url, on=on, session=spark)  # type: ignore[arg-type]
+            for topic in ("open", "pinned"):
+                upkeep.compact(f"{topic}-{on}")
+            upkeep.link.close()
+            producer.commit_transaction(60)
+            left[on] = [[m["offset"] for m in broker.messages(f"{topic}-{on}")] for topic in ("open", "pinned")]
+        for topic, here, there in zip(("open", "pinned"), left["local"], left["spark"], strict=True):
+            assert here == there, topic
+            assert here[0] == 2 and 400 < len(here) < 1200, "the tombstone is gone, the keyless record and the end stay"
+    finally:
+        broker.close()
+
+
+@pytest.mark.parametrize("on", ["local", "spark"])
+def test_indexes_are_rebuilt_here_and_on_spark(spark: "SparkSession", tmp_path: Path, on: Where) -> None:
+    broker = RunningBroker(tmp_path).start()
+    try:
+        broker.create("t", segment_size="64KB")
+        for part in range(4):
+            broker.publish("t", numbered(200, first=part * 200, size=300))
+        with pytest.raises(HeadraceError):
+            reindex(broker.path, None, on=on, session=spark)  # a broker has the folder
+        broker.stop()
+        sealed = [p.with_suffix(".index") for p in sorted(broker.data.glob("logs/*-t/*.seal"))]
+        right = [p.read_bytes() for p in sealed]
+        assert len(sealed) >= 3
+        for path in sealed:
+            path.write_bytes(b"\x07" * 64)
+        assert reindex(broker.path, None, on=on, session=spark) == len(sealed)
+        assert [p.read_bytes() for p in sealed] == right
+    finally:
+        broker.close()
+
+
 def test_verifying_on_spark_finds_what_verifying_here_finds(spark: "SparkSession", tmp_path: Path) -> None:
     broker = RunningBroker(tmp_path).start()
     try:
@@ -120,16 +182,19 @@ def test_verifying_on_spark_finds_what_verifying_here_finds(spark: "SparkSession
     assert all(str(damaged) in problem for problem in there.problems)
 
 
-def test_a_replay_copies_records_with_all_their_parts_once(shared_broker: RunningBroker) -> None:
-    broker = shared_broker
-    broker.create("past", 2)
-    broker.publish("past", ({"key": f"k{n}", "value": str(n), "headers": {"n": str(n)}} for n in range(300)))
-    upkeep = Upkeep(broker.url, on="local")
-    assert upkeep.replay("past", "again", write_id="once") == 300
-    upkeep.replay("past", "again", write_id="once")
-    assert upkeep.replay("past", "tail", start='{"past": {"0": -1}}') == broker.ends("past")[1][1]
+@pytest.mark.parametrize("on", ["local", "spark"])
+def test_a_replay_copies_records_with_all_their_parts_once(
+    spark: "SparkSession", shared_broker: RunningBroker, on: Where
+) -> None:
+    broker, past, again = shared_broker, f"past-{on}", f"again-{on}"
+    broker.create(past, 2)
+    broker.publish(past, ({"key": f"k{n}", "value": str(n), "headers": {"n": str(n)}} for n in range(300)))
+    upkeep = Upkeep(broker.url, on=on, session=spark)
+    assert upkeep.replay(past, again, write_id=f"once-{on}") == 300
+    upkeep.replay(past, again, write_id=f"once-{on}")
+    assert upkeep.replay(past, f"tail-{on}", start=f'{{"{past}": {{"0": -1}}}}') == broker.ends(past)[1][1]
     upkeep.link.close()
-    strip = [(m[3:], m[2]) for m in records(broker, "past")]
-    assert sorted((m[3:], m[2]) for m in records(broker, "again")) == sorted(strip)
+    strip = [(m[3:], m[2]) for m in records(broker, past)]
+    assert sorted((m[3:], m[2]) for m in records(broker, again)) == sorted(strip)
     with pytest.raises(InvalidInput, match="itself"):
-        upkeep.replay("past", "past")
+        upkeep.replay(past, past)

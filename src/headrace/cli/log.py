@@ -197,17 +197,26 @@ def verify(
 
 @log.command("reindex")
 @click.argument("log_names", nargs=-1, metavar="[LOG]...")
+@on_option
 @json_option
 @data_dir_option
-def reindex(log_names: tuple[str, ...], as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
+def reindex(
+    log_names: tuple[str, ...], on: Where, as_json: bool, data_dir: str | None, config_file: Path | None
+) -> None:
     """Write the indexes of sealed segments anew, of the named LOGs or of all. The broker must be stopped."""
     from headrace.cli.output import show_facts, show_json
     from headrace.cli.progress import bar
 
     with _Folder(data_dir, config_file, quiet=True) as folder:
         chosen = folder.choose(log_names)
-        with bar("reindexing", folder.size_bytes(chosen)) as moved:
-            done = folder.inspector.reindex(chosen, moved)
+        size = folder.size_bytes(chosen)
+        if is_for_spark(on, size):
+            from headrace.pipelines.upkeep import reindex as reindex_logs
+
+            done = reindex_logs(folder.path, chosen, on="spark")
+        else:
+            with bar("reindexing", size) as moved:
+                done = folder.inspector.reindex(chosen, moved)
     if as_json:
         show_json({"segments": done})
     else:

@@ -114,16 +114,24 @@ def tier(
 @click.argument("target")
 @click.option("--start", default="earliest", show_default=True, help="earliest, or offsets as JSON, as in the source.")
 @click.option("--id", "write_id", help="A name under which this replay is stored once, however often it runs.")
+@on_option
 @json_option
 @url_option
 def replay(
-    topic: str, target: str, start: str, write_id: str | None, as_json: bool, url: str | None, config_file: Path | None
+    topic: str,
+    target: str,
+    start: str,
+    write_id: str | None,
+    on: Where,
+    as_json: bool,
+    url: str | None,
+    config_file: Path | None,
 ) -> None:
     """Copy the records of TOPIC to TARGET, with keys, headers and timestamps: all of them or none."""
     from headrace.cli.output import show_facts, show_json
     from headrace.pipelines.upkeep import Upkeep
 
-    count = Upkeep(broker_url(url, config_file)).replay(topic, target, start=start, write_id=write_id)
+    count = Upkeep(broker_url(url, config_file), on=on).replay(topic, target, start=start, write_id=write_id)
     if as_json:
         show_json({"records": count})
     else:

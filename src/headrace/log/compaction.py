@@ -6,7 +6,7 @@ a crash leaves the old one or the new one. Key compaction and the rewriting of m
 differ only in the filter.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from headrace.errors import CorruptBatch, CorruptLog
@@ -69,7 +69,7 @@ def rewrite(files: Files, segments: Sequence[Segment], keep: Filter, interval: i
     try:
         for segment in segments:
             for data, info in batches(files, segment):
-                kept = _kept(data, info, keep)
+                kept = kept_of(data, info, keep)
                 if kept is not None:
                     disk.pwrite(file, [kept], walker.position)
                     walker.walk(kept)
@@ -91,7 +91,7 @@ def rewrite(files: Files, segments: Sequence[Segment], keep: Filter, interval: i
     )
 
 
-def _kept(data: memoryview, info: BatchInfo, keep: Filter) -> bytes | bytearray | memoryview | None:
+def kept_of(data: memoryview, info: BatchInfo, keep: Filter) -> bytes | bytearray | memoryview | None:
     whole = data[info.position : info.position + info.size]
     if info.is_control:
         return whole
@@ -101,23 +101,65 @@ def _kept(data: memoryview, info: BatchInfo, keep: Filter) -> bytes | bytearray 
     return codec.filter_batch(data, info, offsets) if offsets else None
 
 
-class LatestByKey:
-    """The filter of key compaction: the last record of each key stays, and everything that has no key.
+class ByKey:
+    """What key compaction keeps: the last record of each key, everything that has no key, and a tombstone until every
+    reader had time to see it. Who knows which record is the last says so in `is_last`."""
 
-    Built over the segments to be cleaned and those behind them up to `until`; memory is one entry per key, so the
-    caller bounds the number of keys and cleans the rest in another pass.
+    def __init__(self, now_ms: int, *, tombstone_ms: int, hold: int | None, until: int) -> None:
+        self._now_ms = now_ms
+        self._tombstone_ms = tombstone_ms
+        self._hold = hold  # records from here on are needed by a queue view that has not settled them
+        self.until = until  # offsets from here on were not looked at
+
+    def is_last(self, key: bytes, offset: int) -> bool:
+        raise NotImplementedError
+
+    def __call__(self, data: memoryview, info: BatchInfo) -> list[int] | None:
+        if info.base_offset >= self.until or (self._hold is not None and info.base_offset >= self._hold):
+            return None
+        return [
+            record.offset
+            for record in codec.records(data, info.position, info.position + info.size)
+            if self._keeps(record.key, record.value, record.offset, record.timestamp)
+        ]
+
+    def _keeps(self, key: bytes | None, value: bytes | None, offset: int, timestamp: int) -> bool:
+        if key is None or offset >= self.until or (self._hold is not None and offset >= self._hold):
+            return True
+        if not self.is_last(key, offset):
+            return False
+        # A tombstone has done its work once every reader had time to see it.
+        return value is not None or self._now_ms - timestamp < self._tombstone_ms
+
+
+class Survivors(ByKey):
+    """The filter of key compaction where somebody else found the last record of each key, and says their offsets."""
+
+    def __init__(
+        self, offsets: Set[int], now_ms: int, *, tombstone_ms: int, hold: int | None, until: int
+    ) -> None:
+        super().__init__(now_ms, tombstone_ms=tombstone_ms, hold=hold, until=until)
+        self._offsets = offsets
+
+    def is_last(self, key: bytes, offset: int) -> bool:
+        return offset in self._offsets
+
+
+class LatestByKey(ByKey):
+    """The filter of key compaction, learnt from the segments to be cleaned and those behind them up to `until`; memory
+    is one entry per key, so the caller bounds the number of keys and cleans the rest in another pass.
     """
 
     def __init__(
         self, now_ms: int, *, lag_ms: int, tombstone_ms: int, keys_max: int, hold: int | None
     ) -> None:
-        self._now_ms = now_ms
+        super().__init__(now_ms, tombstone_ms=tombstone_ms, hold=hold, until=0)
         self._lag_ms = lag_ms
-        self._tombstone_ms = tombstone_ms
         self._keys_max = keys_max
-        self._hold = hold  # records from here on are needed by a queue view that has not settled them
         self._latest: dict[bytes, int] = {}
-        self.until = 0  # offsets from here on were not looked at
+
+    def is_last(self, key: bytes, offset: int) -> bool:
+        return self._latest.get(key) == offset
 
     def learn(self, files: Files, segments: Sequence[Segment], end: int) -> None:
         """What a transaction wrote counts once its commit is seen, and never if it was aborted. While neither is,
@@ -155,20 +197,3 @@ class LatestByKey:
 
     def _is_young(self, timestamp: int) -> bool:
         return self._lag_ms > 0 and self._now_ms - timestamp < self._lag_ms
-
-    def __call__(self, data: memoryview, info: BatchInfo) -> list[int] | None:
-        if info.base_offset >= self.until or (self._hold is not None and info.base_offset >= self._hold):
-            return None
-        return [
-            record.offset
-            for record in codec.records(data, info.position, info.position + info.size)
-            if self._keeps(record.key, record.value, record.offset, record.timestamp)
-        ]
-
-    def _keeps(self, key: bytes | None, value: bytes | None, offset: int, timestamp: int) -> bool:
-        if key is None or offset >= self.until or (self._hold is not None and offset >= self._hold):
-            return True
-        if self._latest.get(key) != offset:
-            return False
-        # A tombstone has done its work once every reader had time to see it.
-        return value is not None or self._now_ms - timestamp < self._tombstone_ms

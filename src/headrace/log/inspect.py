@@ -5,6 +5,7 @@ Rebuilding takes the folder's lock.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from headrace.errors import CorruptLog, NotFound
@@ -196,22 +197,35 @@ class Inspector:
 
     def reindex(self, log_ids: set[int] | None = None, progress: Progress | None = None) -> int:
         """Write every index anew from the data; the number of segments done. The broker must be stopped."""
-        lock = self._disk.lock(f"{self.root}/{paths.LOCK}")
         done = 0
+        with self.locked():
+            for _, segment in self.indexed(log_ids):
+                size = self.rebuild(segment)
+                done += 1
+                if progress is not None:
+                    progress(size)
+        return done
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else has the folder meanwhile."""
+        lock = self._disk.lock(f"{self.root}/{paths.LOCK}")
         try:
-            for log in self.logs():
-                if log_ids is not None and log.id not in log_ids:
-                    continue
-                for segment in log.segments:
-                    if not segment.is_sealed or segment.tier is not None:
-                        continue  # the active one is looked at, and mended, at every start; archived ones have none
-                    rebuild_index(self._files, segment, INDEX_INTERVAL)
-                    done += 1
-                    if progress is not None:
-                        progress(segment.size)
+            yield
         finally:
             self._disk.close(lock)
-        return done
+
+    def indexed(self, log_ids: set[int] | None = None) -> Iterator[tuple[int, Segment]]:
+        """(log, segment) for all that have an index to be rebuilt: the active one is looked at, and mended, at every
+        start; archived ones have none."""
+        for log in self.logs():
+            if log_ids is None or log.id in log_ids:
+                yield from ((log.id, s) for s in log.segments if s.is_sealed and s.tier is None)
+
+    def rebuild(self, segment: Segment) -> int:
+        """Write the indexes of a sealed segment anew; how many bytes it has."""
+        rebuild_index(self._files, segment, INDEX_INTERVAL)
+        return segment.size
 
     def close(self) -> None:
         self._files.close()

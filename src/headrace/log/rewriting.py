@@ -40,7 +40,7 @@ def rewrite_file(source: Segment, target: str, change: Change, disk: Disk | None
             made = change(data, info)
             if made is not None:
                 position += disk.pwrite(file, [made], position)
-                records += info.count
+                records += sum(found.count for found in codec.scan(made, verify_crc=False))
         disk.sync(file)
     finally:
         disk.close(file)

@@ -4,13 +4,16 @@ A job is planned as items (mostly one per segment), worked on somewhere, and fin
 what a log is made of. Below a few gigabytes a loop here is done before Spark has started.
 """
 
+import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
+from headrace.config import parse_duration
 from headrace.errors import HeadraceError, InvalidInput, NotFound
+from headrace.log.compaction import Survivors, kept_of
 from headrace.log.disk import RealDisk
 from headrace.log.inspect import Inspector, VerifyReport
 from headrace.log.paths import STAGING, TIER, UNFINISHED
@@ -19,7 +22,6 @@ from headrace.log.rewriting import Written, rewrite_file
 from headrace.log.segment import Segment
 from headrace.log.tier import read_tier
 from headrace.log.tiering import parquet_path, write_parquet, write_segment
-from headrace.record import codec
 from headrace.record.layout import CODECS
 from headrace.record.recompress import recompress
 from headrace.record.types import BatchInfo, Buffer
@@ -35,6 +37,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+def is_for_here(on: Where, size: int) -> bool:
+    return on == "local" or (on == "auto" and size < SPARK_BYTES_MIN)
+
+
 def run_over(
     items: Sequence[Item],
     work: Callable[[Item], Result],
@@ -44,7 +50,7 @@ def run_over(
     session: "SparkSession | None" = None,
 ) -> list[Result]:
     """The results of all items, in their order."""
-    if not items or on == "local" or (on == "auto" and size < SPARK_BYTES_MIN):
+    if not items or is_for_here(on, size):
         return [work(item) for item in items]
     if session is None:
         from headrace.pipelines.session import build
@@ -187,46 +193,55 @@ class Upkeep:
         """The latest record of each key. Here by the broker; on Spark the survivors are found from keys and offsets
         alone, and each segment is then rewritten by itself: values are never shuffled."""
         items = self.sealed(topic)
-        if self._on == "local" or (self._on == "auto" and sum(item.size for item in items) < SPARK_BYTES_MIN):
+        if is_for_here(self._on, sum(item.size for item in items)):
             gains = self.link.send("POST", "topics", topic, "compact", body={})["partitions"]
             return [Written(g["bytes_before"], g["bytes_after"], g["records_after"]) for g in gains]
         described = self.link.get("topics", topic)
         if described["kind"] != "topic" or "compact" not in described["config"]["cleanup_policy"]:
             raise InvalidInput(f"{topic!r} is not a topic that is kept by key: set cleanup_policy=compact first")
-        survivors = self._survivors(topic, items)
-        folder = self.folder
+        config, folder = described["config"], self.folder
+        now_ms = time.time_ns() // 1_000_000
+        untils = self._compact_until(topic, items, now_ms, parse_duration(config["compaction_lag"]))
+        survivors = self._survivors(topic, items, untils)
+        holds = {log["partition"]: log["held_from"] for log in self.link.logs(topic) or ()}
+        tombstone_ms = parse_duration(config["tombstone_retention"])
 
         def work(item: SegmentItem) -> tuple[str, Written]:
             kept = survivors.get((item.partition, item.base), frozenset())
-
-            def change(data: memoryview, info: BatchInfo) -> Buffer | None:
-                if info.is_control:
-                    return data[info.position : info.end]
-                return codec.filter_batch(data, info, lambda offset: offset in kept)
-
-            return rewrite_to_staging(item, folder, change)
+            until, hold = untils.get(item.partition, 0), holds.get(item.partition)
+            keep = Survivors(kept, now_ms, tombstone_ms=tombstone_ms, hold=hold, until=until)
+            return rewrite_to_staging(item, folder, lambda data, info: kept_of(data, info, keep))
 
         return self._rewrite(topic, work)
 
-    def _survivors(self, topic: str, items: Sequence[SegmentItem]) -> dict[tuple[int, int], frozenset[int]]:
-        """Per segment the offsets that stay: the last of each key over all sealed segments, and what has no key."""
+    def _compact_until(self, topic: str, items: Sequence[SegmentItem], now_ms: int, lag_ms: int) -> dict[int, int]:
+        """Per partition the offset before which records may go: sealed, decided (no transaction is open before it) and
+        not too young. What is appended and sealed meanwhile lies behind it and stays."""
+        found = {}
+        for log in self.link.logs(topic) or ():
+            sealed_end = max((i.next_offset for i in items if i.partition == log["partition"]), default=0)
+            until = min(sealed_end, log["stable_end"])
+            if lag_ms > 0:
+                young = self._files.offset_for_timestamp(log["log"], now_ms - lag_ms + 1, log["start"], until)
+                until = until if young is None else min(until, young)
+            found[log["partition"]] = until
+        return found
+
+    def _survivors(
+        self, topic: str, items: Sequence[SegmentItem], untils: Mapping[int, int]
+    ) -> dict[tuple[int, int], frozenset[int]]:
+        """Per segment the offsets that are the last of their key, of those before `untils`."""
+        from bisect import bisect_right
+
         from pyspark.sql import functions as f
 
-        session = self.session()
-        ends: dict[int, int] = {}
-        for item in items:
-            ends[item.partition] = max(item.next_offset, ends.get(item.partition, 0))
         options = {"path": self.folder, "topic": topic, "columns": "partition,key,offset"}
-        rows = session.read.format("headrace").options(**options).load()
-        below = [(f.col("partition") == p) & (f.col("offset") < end) for p, end in ends.items()]
-        rows = rows.where(_any(below))
-        keyless = rows.where("key is null").select("partition", "offset")
+        rows = self.session().read.format("headrace").options(**options).load()
+        rows = rows.where(_any((f.col("partition") == p) & (f.col("offset") < end) for p, end in untils.items()))
         latest = rows.where("key is not null").groupBy("partition", "key").agg(f.max("offset").alias("offset"))
         found: dict[tuple[int, int], set[int]] = {}
         starts = sorted((item.partition, item.base) for item in items)
-        from bisect import bisect_right
-
-        for row in latest.select("partition", "offset").unionByName(keyless).toLocalIterator():
+        for row in latest.select("partition", "offset").toLocalIterator():
             at = bisect_right(starts, (row.partition, row.offset)) - 1
             found.setdefault(starts[at], set()).add(row.offset)
         return {place: frozenset(offsets) for place, offsets in found.items()}
@@ -266,12 +281,17 @@ class Upkeep:
     def replay(self, topic: str, target: str, *, start: str = "earliest", write_id: str | None = None) -> int:
         """Records of a topic once more, to another one, with keys, values, headers and timestamps; how many.
 
-        With a `write_id` running it again stores nothing twice."""
+        With a `write_id` running it again stores nothing twice. Decoder, encoder and commit are the same here and on
+        Spark."""
         if topic == target:
             raise InvalidInput("a topic is not replayed to itself: it would never end")
-        from headrace.spark.replay import replay
+        from headrace.spark.replay import replay, replay_on_spark
 
-        return replay(self._url, self.folder, topic, target, start=start, write_id=write_id or uuid.uuid4().hex)
+        write_id = write_id or uuid.uuid4().hex
+        size = sum(log["size_bytes"] for log in self.link.logs(topic) or ())
+        if is_for_here(self._on, size):
+            return replay(self._url, self.folder, topic, target, start=start, write_id=write_id)
+        return replay_on_spark(self.session(), self._url, self.folder, topic, target, start=start, write_id=write_id)
 
 
 def verify(
@@ -290,6 +310,22 @@ def verify(
             setattr(total, name, getattr(total, name) + getattr(part, name))
         total.problems += part.problems
     return total
+
+
+def reindex(folder: str, log_ids: set[int] | None, *, on: Where = "auto", session: "SparkSession | None" = None) -> int:
+    """The indexes of sealed segments anew, one segment at a time; how many. No broker may have the folder."""
+
+    def work(segment: SegmentItem) -> int:
+        return _closed(folder, lambda inspector: inspector.rebuild(segment.segment))
+
+    inspector = Inspector(folder)
+    try:
+        with inspector.locked():
+            items = [SegmentItem.of("", 0, log_id, segment) for log_id, segment in inspector.indexed(log_ids)]
+            size = sum(item.size for item in items)
+            return len(run_over(items, work, on=on, size=size, session=session))
+    finally:
+        inspector.close()
 
 
 def _closed(folder: str, look: Callable[[Inspector], Result]) -> Result:

@@ -28,6 +28,7 @@ def schemas() -> dict[str, Schema]:
         "end": INT64,
         "stable_end": INT64,
         "durable_end": INT64,
+        "held_from": {"type": ["integer", "null"]},
         "size_bytes": INT64,
     }
     part = {"staged": TEXT, "topic": TEXT, "partition": INT32, "position": INT64, "length": INT64}
