@@ -10,7 +10,8 @@
  * consume: one consumer per connection with an ack for each message; ends after COUNT messages in all, or, if COUNT
  * is 0, two seconds after the last one. Latencies are those of deliveries, from when a message was written
  * (or was due) to when it was read; SIZE must be at least 8 for that.
- * Queues must exist. Prints one line: seconds, messages per second, p50, p99 latency in milliseconds, messages. */
+ * Queues must exist. Prints one line: seconds, messages per second, p50, p99 latency in milliseconds, messages, the
+ * smallest and the largest latency. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -53,7 +54,7 @@ static u8 **frames;
 static size_t *frame_sizes, *body_at;
 static double *samples;
 static size_t sample_count;
-static int epoll_fd;
+static int epoll_fd, timer;
 
 static double now(void) {
     struct timespec t;
@@ -331,14 +332,11 @@ static void on_readable(struct conn *c) {
 
 /* A timer in the epoll set: epoll's own time-outs are whole milliseconds, more than a confirm takes. */
 static void start_pacing(void) {
-    int fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+    timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
     long every = 1e9 / rate < PACE_NS_MIN ? PACE_NS_MIN : (long)(1e9 / rate);
     struct itimerspec when = {.it_interval = {every / 1000000000, every % 1000000000}, .it_value = {0, 1}};
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    static int timer;
-    timer = fd;
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = &timer};
     timerfd_settime(timer, 0, &when, NULL);
-    event.data.ptr = &timer;
     epoll_ctl(epoll_fd, EPOLL_CTL_ADD, timer, &event);
 }
 
@@ -385,9 +383,9 @@ int main(int argc, char **argv) {
         if (until_quiet && done_count == 0) began = now();
         for (int i = 0; i < n; i++) {
             struct conn *c = events[i].data.ptr;
-            if ((u8 *)c < (u8 *)conns || (u8 *)c >= (u8 *)(conns + connections)) {
+            if (events[i].data.ptr == &timer) {
                 uint64_t ticks;
-                if (read(*(int *)events[i].data.ptr, &ticks, sizeof ticks) < 0 && errno != EAGAIN) die("timer");
+                if (read(timer, &ticks, sizeof ticks) < 0 && errno != EAGAIN) die("timer");
                 continue;
             }
             if (events[i].events & EPOLLOUT) flush_out(c);
@@ -400,17 +398,20 @@ int main(int argc, char **argv) {
                 if (!c->out_used) fill(c);
             }
     }
-    double seconds = (until_quiet ? last_at : now()) - began, p50 = 0, p99 = 0;
+    double seconds = (until_quiet ? last_at : now()) - began, p50 = 0, p99 = 0, least = 0, most = 0;
     if (sample_count) {
         qsort(samples, sample_count, sizeof *samples, by_value);
         p50 = samples[sample_count / 2] * 1e3;
         p99 = samples[sample_count * 99 / 100] * 1e3;
+        least = samples[0] * 1e3;
+        most = samples[sample_count - 1] * 1e3;
     }
     if (!publishing) {
         /* the last acks must have been read before the connection goes */
         for (int i = 0; i < connections; i++) flush_out(&conns[i]);
         usleep(200000);
     }
-    printf("%.4f %.0f %.3f %.3f %llu\n", seconds, done_count / seconds, p50, p99, (unsigned long long)done_count);
+    printf("%.4f %.0f %.3f %.3f %llu %.3f %.3f\n", seconds, done_count / seconds, p50, p99,
+           (unsigned long long)done_count, least, most);
     return 0;
 }

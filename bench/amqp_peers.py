@@ -136,6 +136,8 @@ class Seen:
     p50_ms: float
     p99_ms: float
     count: int
+    least_ms: float
+    most_ms: float
 
 
 class Load:
@@ -165,8 +167,8 @@ class Load:
             raise
         if process.returncode:
             raise RuntimeError("the load generator failed")
-        seconds, rate, p50, p99, count = out.split()
-        return Seen(float(seconds), float(rate), float(p50), float(p99), int(count))
+        seconds, rate, p50, p99, count, least, most = out.split()
+        return Seen(float(seconds), float(rate), float(p50), float(p99), int(count), float(least), float(most))
 
     def publish(
         self, peer: Peer, count: int, size: int, connections: int = 1, window: int = 5000, *, rate: int = 0
