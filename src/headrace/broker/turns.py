@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from headrace.clock import SystemClock
 
-TURN_S = 0.002
+TURN_S = 0.001
 STEP = 32  # things between two looks at the clock
 _now = SystemClock().monotonic  # not the loop's own time: that stands still within a turn
 T = TypeVar("T")
