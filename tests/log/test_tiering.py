@@ -1,19 +1,22 @@
 """Archiving segments to Parquet and back: the same records, whatever happens in between."""
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from headrace.errors import CorruptLog, HeadraceError, OffsetOutOfRange
+from headrace.errors import CorruptLog, HeadraceError, NotFound, OffsetOutOfRange, StorageError
 from headrace.log import parquet, tiering
 from headrace.log.inspect import Inspector
+from headrace.log.loading import ReadWaits
 from headrace.log.log import Log
 from headrace.log.paths import UNFINISHED
 from headrace.log.reading import LogFiles
 from headrace.log.segment import Segment
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
+from headrace.log.tiered import GroupCache
 from headrace.record import codec
 from headrace.record.layout import GZIP, LOG_APPEND_TIME_BIT, ZSTD
 from headrace.record.recompress import recompress
@@ -391,6 +394,100 @@ def test_a_batch_that_unfolds_too_far_stays_where_it_is(bench: Bench) -> None:
     error = take(shard, segment)
     assert isinstance(error, tiering.NotArchivable) and "unfolds to" in str(error)
     assert segment in shard.log(1).segments and not list(Path(shard.tier_root).rglob("*.p*"))
+    shard.close()
+
+
+def test_what_is_not_unpacked_yet_is_waited_for_elsewhere(bench: Bench) -> None:
+    shard = bench.open(stream=ROLLING)
+    fill(bench)
+    archive(shard)
+    log = shard.log(1)
+    with pytest.raises(ReadWaits) as waits:
+        log.read_now(0)
+    told: list[bool] = []
+    waits.value.then(lambda: told.append(True))
+    assert not told, "the owner goes on meanwhile"
+    shard.pump()
+    assert told and codec.records(log.read_now(0).data)[0].value == b"000" * 50
+    assert shard.counters.tier_reads == 1 and 0 < shard.files.groups.size_bytes <= 16 << 20
+    shard.close()
+
+
+def test_unpacked_row_groups_take_a_bounded_place(bench: Bench) -> None:
+    shard = bench.open(stream=ROLLING)
+    fill(bench)
+    archive(shard)
+    segment = shard.log(1).segments[0]
+    assert segment.tier is not None and len(segment.tier) >= 3
+    cache = GroupCache(shard.disk, 1200)
+    for group in segment.tier.groups():
+        cache.load(segment.tier, group)
+        assert cache.size_bytes <= max(1200, group.size)
+    last = segment.tier.group(len(segment.tier) - 1)
+    assert cache.cached(segment.tier, last) and not cache.cached(segment.tier, segment.tier.group(0))
+    cache.forget(segment.tier)
+    assert cache.size_bytes == 0
+    shard.close()
+
+
+def test_retention_may_take_a_segment_while_it_is_being_archived(bench: Bench) -> None:
+    shard = bench.open(stream=ROLLING)
+    fill(bench)
+    log = shard.log(1)
+    first = sealed(log)[0]
+    write(shard, first)
+    found: list[BaseException | None] = []
+    tiering.archive(shard, log, first, lambda _made, error: found.append(error))
+    shard.maintenance.delete_before(log, first.next_offset)
+    shard.pump()
+    assert len(found) == 1 and log.start_offset == first.next_offset
+    assert values(log) == [b"%03d" % i * 50 for i in range(first.next_offset, 30)]
+    assert not list(Path(bench.root).rglob("*.tier")) and not list(Path(bench.root).rglob("*.parquet"))
+    bench.kill()
+    shard = bench.open(stream=ROLLING)
+    assert values(shard.log(1)) == [b"%03d" % i * 50 for i in range(first.next_offset, 30)]
+    assert not list(Path(bench.root).rglob("*.parquet*"))
+    shard.close()
+
+
+def test_while_the_tier_cannot_be_reached_only_its_offsets_fail(bench: Bench) -> None:
+    shard = bench.open(stream=ROLLING)
+    fill(bench)
+    archive(shard)
+    log = shard.log(1)
+    tier, away = Path(shard.tier_root), Path(bench.root, "away")
+    tier.rename(away)
+    with pytest.raises(StorageError, match="cannot be read"):
+        log.read(0)
+    assert codec.records(log.read(log.segments[-1].base).data)
+    bench.append(1, [b"more"])
+    away.rename(tier)
+    assert values(log) == [*(b"%03d" % i * 50 for i in range(30)), b"more"]
+    shard.close()
+
+
+def test_what_cannot_be_written_is_refused_in_a_sentence(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = bench.open(stream=ROLLING)
+    fill(bench)
+    segment = sealed(shard.log(1))[0]
+    target = tiering.parquet_path(shard.tier_root, segment) + UNFINISHED
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.disk, "pwrite", full)
+        with pytest.raises(StorageError, match="No space left"):
+            write(shard, segment)
+    assert not Path(target).exists()
+    Path(bench.root, "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot be written"):
+        tiering.write_parquet(segment, f"{bench.root}/file/inside/x.parquet.tmp", shard.disk)
+    gone = Segment(segment.folder, 999)
+    gone.size = 100
+    with pytest.raises(NotFound, match="is gone"):
+        tiering.write_parquet(gone, target, shard.disk)
+    assert not Path(target).exists()
     shard.close()
 
 

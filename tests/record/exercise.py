@@ -6,12 +6,17 @@ Called by the tests on damage, by the random fuzzing and by the libFuzzer target
 from collections.abc import Callable
 from typing import Any
 
-from headrace.errors import BatchTooLarge, CorruptBatch, DecompressedTooLarge, UnknownCodec
+from headrace.errors import BatchTooLarge, CorruptBatch, DecompressedTooLarge, InvalidInput, UnknownCodec
 from headrace.record.codec import columns, filter_batch, keys, records, scan, trim, valid_until, validate
 from headrace.record.layout import MAX_OFFSET
+from headrace.record.render import Cells, Numbers, Rows
 from headrace.record.types import BatchInfo, Buffer
 
 LIMIT = 1 << 20
+NUMBERS = (
+    "offset", "timestamp", "batch_offset", "batch_last_offset", "batch_timestamp", "batch_max_timestamp", "attributes",
+    "leader_epoch", "producer_id", "producer_epoch", "sequence",
+)  # fmt: skip
 REFUSALS = (CorruptBatch, BatchTooLarge, DecompressedTooLarge, UnknownCodec)
 
 
@@ -40,6 +45,7 @@ def exercise(data: Buffer) -> str:
         assert found is None or all(r.offset >= 0 for r in found)
     attempt(columns, data, decompressed_bytes_max=LIMIT)
     attempt(columns, data, decompressed_bytes_max=LIMIT, verify_crc=False, want=4)
+    as_columns(data)
     attempt(trim, data, 0, None, 0, MAX_OFFSET)
     attempt(trim, data, 0, None, 5, 7)
     shallow = attempt(validate, data, deep=False)
@@ -49,6 +55,22 @@ def exercise(data: Buffer) -> str:
     assert shallow == accepted == infos
     accepted_is_readable(data, accepted)
     return "accepted"
+
+
+def as_columns(data: Buffer) -> None:
+    """The bytes as columns of rows: batches come of it, or a refusal."""
+    count = len(data) // 8
+    if not count:
+        return
+    view = memoryview(data)
+    whole, half = view[: count * 8], view[: count * 4]
+    try:
+        cells = [Cells(whole, data, data if flag else None, 0, count) for flag in (False, True, True, True)]
+        numbers = {name: Numbers(whole, 0, count) for name in NUMBERS}
+        rendered = Rows(count, numbers, cells[0], cells[1], half, 0, cells[2], cells[3]).render(LIMIT)
+    except InvalidInput:
+        return
+    assert sum(info.count for info in scan(rendered)) == count
 
 
 def accepted_is_readable(data: Buffer, infos: list[BatchInfo]) -> None:

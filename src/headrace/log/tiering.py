@@ -82,10 +82,13 @@ def write_parquet(source: Segment, target: str, disk: Disk | None = None) -> Wri
     from headrace.log import parquet
 
     disk = disk or RealDisk()
-    make_folder(disk, target.rpartition("/")[0])
-    with suppress(FileNotFoundError):
-        disk.unlink(target)
-    file = disk.open(target, create=True, exclusive=True)
+    try:
+        make_folder(disk, target.rpartition("/")[0])
+        with suppress(FileNotFoundError):
+            disk.unlink(target)
+        file = disk.open(target, create=True, exclusive=True)
+    except OSError as error:
+        raise StorageError(f"{target} cannot be written: {error}") from error
     files = Files(disk, 8)
     size = records = 0
 
@@ -159,8 +162,8 @@ def take_in(files: Files, segment: Segment, source: str, target: str, *, batch_b
     disk = files.disk
     try:
         tier = _examine(files, segment, source, target, batch_bytes_max)
-    except FileNotFoundError:
-        raise NotFound(f"{source} is not there") from None
+    except FileNotFoundError as error:
+        raise NotFound(f"{error.filename or source} is gone: removed meanwhile, or never written") from None
     except HeadraceError:
         with suppress(OSError):
             disk.unlink(source)
