@@ -1,9 +1,10 @@
 """What the checklist of bad input asks of the Kafka door, item by item: only the sender is hurt."""
 
 import asyncio
+import logging
 import struct
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest_asyncio
 
 from headrace.doors.kafka.errors import Code
 from headrace.record.checksum import crc32c
-from headrace.record.layout import COUNT_AT, CRC_AT, LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT
+from headrace.record.layout import COUNT_AT, CRC_AT, LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT, RECORDS_AT
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import Client, World, batch, world_at
 
@@ -29,6 +30,14 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(world: World) -> Client:
     return await world.client()
+
+
+@pytest.fixture(autouse=True)
+def no_bug(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A client's mistake is answered or ends its connection by a check, not because something broke on the way."""
+    caplog.set_level(logging.ERROR)
+    yield
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def alive(world: World) -> None:
@@ -102,6 +111,11 @@ async def test_unknown_apis_and_versions_close_the_connection(
         (Api.FETCH, 12, bytes(25) + b"\xff\xff\xff\xff\x0f"),
         (Api.PRODUCE, 9, b"\0\xff\xff" + bytes(4) + b"\xff\xff\xff\xff\x0f"),
         (Api.HEARTBEAT, 0, b"\0\4\xff\xff\xff\xff" + bytes(8)),
+        # Whole requests, but for one thing: null where there is no null, and a varint of six bytes.
+        (Api.HEARTBEAT, 4, b"\0" + bytes(4) + b"\2m\0\0"),
+        (Api.HEARTBEAT, 0, b"\xff\xff" + bytes(4) + b"\0\1m"),
+        (Api.LEAVE_GROUP, 4, b"\2g\0\0"),
+        (Api.METADATA, 12, b"\x81\x80\x80\x80\x80\0" + bytes(3)),
     ],
 )
 async def test_counts_and_lengths_that_lie_close_the_connection(
@@ -130,6 +144,9 @@ async def test_half_a_request_and_then_nothing_hurts_nobody(world: World, client
 # 19. Batches.
 
 
+SECOND_DELTA_AT = RECORDS_AT + 10 + 3  # behind the first record; length, attributes and time of the second
+
+
 def broken(change: dict[int, bytes], *, fix_crc: bool = True) -> bytearray:
     data = batch(b"one", b"two")
     for at, value in change.items():
@@ -149,6 +166,7 @@ def broken(change: dict[int, bytes], *, fix_crc: bool = True) -> bytearray:
         (broken({COUNT_AT: struct.pack(">i", -1)}), Code.INVALID_RECORD),
         (broken({LAST_OFFSET_DELTA_AT: struct.pack(">i", 7)}), Code.INVALID_RECORD),
         (broken({LENGTH_AT: struct.pack(">i", 10)}), Code.INVALID_RECORD),
+        (broken({SECOND_DELTA_AT: b"\4"}), Code.INVALID_RECORD),
         (broken({LENGTH_AT: struct.pack(">i", 2**31 - 1)}), Code.MESSAGE_TOO_LARGE),
         (bytearray(b""), Code.INVALID_RECORD),
         (bytearray(b"short"), Code.INVALID_RECORD),
@@ -178,9 +196,14 @@ async def test_acks_that_do_not_exist_are_refused(client: Client) -> None:
     assert (await client.produce("t", batch(b"x"), acks=2)).error_code == Code.INVALID_REQUIRED_ACKS
 
 
-async def test_a_control_batch_from_a_client_is_refused(client: Client) -> None:
-    forged = batch(b"x", control=True, transactional=True, producer_id=1, producer_epoch=0)
-    assert (await client.produce("t", forged)).error_code != 0
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"transactional": True}, {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}],
+    ids=["nobody's", "of a transaction", "of a producer"],
+)
+async def test_a_control_batch_from_a_client_is_refused(client: Client, kind: dict[str, Any]) -> None:
+    forged = batch(b"x", control=True, **kind)
+    assert (await client.produce("t", forged)).error_code == Code.INVALID_RECORD
 
 
 # 20. Names.
@@ -204,6 +227,21 @@ async def test_a_fetch_of_everything_is_bounded(world: World, client: Client) ->
         await client.produce("large", batch(b"x" * (1 << 20)))
     result = await client.fetch("large", max_bytes=2**31 - 1)
     assert len(result.records) <= (1 << 20) + 1000, "the partition's own limit"
+
+
+async def test_a_fetch_of_everything_from_everywhere_is_bounded(world: World, client: Client) -> None:
+    bound = world.door.flow.answer_bytes_max()
+    partitions = 2 + bound // (1 << 20)
+    await world.topic("wide", partitions)
+    wanted = []
+    for number in range(partitions):
+        await client.produce("wide", batch(b"x" * (1 << 20)), partition=number)
+        wanted.append({"partition": number, "fetch_offset": 0, "partition_max_bytes": 2**31 - 1})
+    topics = [{"topic": "wide", "partitions": wanted}]
+    answer = await client.call(Api.FETCH, 12, max_wait=0, max_bytes=2**31 - 1, session_epoch=-1, topics=topics)
+    sent = sum(len(part.records or b"") for part in answer.responses[0].partitions)
+    assert 0 < sent < partitions << 20
+    assert sent <= bound + (1 << 20) + 1000, "no more than its limit, and the batch that reached it"
 
 
 async def test_a_fetch_of_many_partitions_is_answered(client: Client) -> None:

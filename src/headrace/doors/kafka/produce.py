@@ -116,8 +116,10 @@ def append(door: "KafkaDoor", stream: Stream, partition: Partition, data: memory
     if "compression" in stream.document.config or stream.settings.timestamp_type == "append":
         stamp_ms, stored = rewritten(door, stream, data, infos)
         infos = codec.scan(stored, verify_crc=False)
+    if any(info.is_control for info in infos):
+        raise CorruptBatch("control batches are the broker's")
     if first.producer_id < 0:
-        if first.is_control or first.is_transactional:
+        if first.is_transactional:
             raise CorruptBatch("a transactional batch without a producer")
         return log.append(stored, infos), stamp_ms
     if first.is_transactional:
