@@ -261,6 +261,26 @@ def test_a_parquet_file_that_is_gone_is_damage_and_nothing_is_deleted(bench: Ben
     shard.close()
 
 
+def test_rot_in_a_manifest_is_damage_and_nothing_is_deleted(bench: Bench) -> None:
+    shard = bench.open(stream=ROLLING)
+    fill(bench)
+    archive(shard)
+    path = Path(shard.log(1).segments[1].path(".tier"))
+    shard.close()
+    kept = sorted(str(one) for one in Path(bench.root).rglob("*") if one.suffix in {".tier", ".parquet"})
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    problems = Inspector(bench.root).verify().problems
+    assert any(str(path) in problem for problem in problems), problems
+    with pytest.raises(CorruptLog):
+        LogFiles(bench.root).segments(1, 30)
+    shard = bench.open(stream=ROLLING)
+    assert str(path) in bench.report.damaged[0]
+    shard.close()
+    assert sorted(str(one) for one in Path(bench.root).rglob("*") if one.suffix in {".tier", ".parquet"}) == kept
+
+
 def test_what_does_not_hold_the_same_records_is_not_taken_in(bench: Bench) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
@@ -367,20 +387,25 @@ def test_deleting_a_log_removes_its_part_of_the_tier_even_after_a_kill(
     shard.close()
 
 
-def test_a_log_is_cut_back_into_what_is_archived(bench: Bench) -> None:
+@pytest.mark.parametrize("inside", [0, 2])
+def test_a_log_is_cut_back_into_what_is_archived(bench: Bench, inside: int) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
     archive(shard)
     log = shard.log(1)
-    middle = log.segments[1].base + 2
+    middle = log.segments[1].base + inside
+    assert values(log)  # what was unpacked is kept for a while
     shard.maintenance.truncate(log, middle, lambda error: None)
     shard.pump()
     assert values(log) == [b"%03d" % i * 50 for i in range(middle)]
-    bench.append(1, [b"after"])
+    while len(sealed(log)) < 1:
+        bench.append(1, [b"after" * 40])
+    expected = values(log)
+    archive(shard)  # under names that were there before, with other records
+    assert values(log) == expected
     bench.kill()
     shard = bench.open(stream=ROLLING)
-    assert values(shard.log(1)) == [*(b"%03d" % i * 50 for i in range(middle)), b"after"]
-    assert len(list(Path(shard.tier_root).rglob("*.parquet"))) == 1
+    assert values(shard.log(1)) == expected
     shard.close()
 
 
@@ -425,7 +450,7 @@ def test_unpacked_row_groups_take_a_bounded_place(bench: Bench) -> None:
         assert cache.size_bytes <= max(1200, group.size)
     last = segment.tier.group(len(segment.tier) - 1)
     assert cache.cached(segment.tier, last) and not cache.cached(segment.tier, segment.tier.group(0))
-    cache.forget(segment.tier)
+    cache.forget(segment.tier.path)
     assert cache.size_bytes == 0
     shard.close()
 

@@ -193,6 +193,7 @@ class Files:
         """Close files that are about to be removed or replaced; users of the moment keep theirs."""
         with self._lock:
             for path in paths:
+                self.groups.forget(path)  # a name may come back, after a truncation, for other records
                 self._dirty.discard(path)
                 entry = self._open.pop(path, None)
                 if entry is not None and entry.users == 0:

@@ -62,6 +62,7 @@ class Inspector:
         self.root = root
         self._disk = disk or RealDisk()
         self._files = Files(self._disk, OPEN_FILES)
+        self._unreadable: dict[str, str] = {}  # manifests, and what is wrong with them
         if not self._disk.exists(f"{root}/{paths.LOGS}"):
             raise NotFound(f"{root} is not a data folder: it has no {paths.LOGS}/")
 
@@ -100,7 +101,10 @@ class Inspector:
                 continue  # a rewritten segment covers it, and it is about to go
             manifest = f"{folder}/{stem}{paths.TIER}"
             if self._disk.exists(manifest):
-                found.append(Segment.archived(folder, stem.generation, read_tier(self._disk, manifest)))
+                try:
+                    found.append(Segment.archived(folder, stem.generation, read_tier(self._disk, manifest)))
+                except CorruptLog as error:
+                    self._unreadable[manifest] = str(error)
                 continue
             seal = read_seal(self._disk, f"{folder}/{stem}{paths.SEAL}")
             if seal is not None:
@@ -135,6 +139,7 @@ class Inspector:
             if log_ids is not None and log.id not in log_ids:
                 continue
             report.logs += 1
+            report.problems += [text for path, text in self._unreadable.items() if path.startswith(log.folder + "/")]
             expected = None
             for segment in log.segments:
                 if expected is not None and segment.base != expected:

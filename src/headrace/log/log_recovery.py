@@ -64,6 +64,7 @@ class LogRecovery:
         self._floor = 0  # the end is at least here, even if the records before it were compacted away
         self._to_seal: list[SegmentWriter] = []
         self._cuts: list[tuple[str, int, int]] = []
+        self._manifests: dict[SegmentStem, Tier] = {}
         self._as_found: dict[Segment, Segment] = {}  # fresh segment -> the old one, as far as it is whole
         self.fresh: list[str] = []
         self.records = self.bytes_kept = self.bytes_cut = self.indexes_rebuilt = 0
@@ -127,8 +128,10 @@ class LogRecovery:
 
     def _seal(self, stem: SegmentStem) -> Seal | Tier | None:
         """What says how far a segment reaches. CorruptLog when that is a manifest and has rotted."""
-        if self._is_archived(stem):
-            return read_tier(self._disk, self._path(stem, paths.TIER))
+        if stem in self._manifests or self._is_archived(stem):
+            if stem not in self._manifests:
+                self._manifests[stem] = read_tier(self._disk, self._path(stem, paths.TIER))
+            return self._manifests[stem]
         return read_seal(self._disk, self._path(stem, paths.SEAL))
 
     def _reaches_start(self, stem: SegmentStem) -> bool:

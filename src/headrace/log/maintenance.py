@@ -146,8 +146,6 @@ class Maintenance:
                 if files.disk.exists(path):
                     files.disk.unlink(path)
             files.folder_changed(segment.folder)
-            if segment.tier is not None:
-                files.groups.forget(segment.tier)
 
     def _checked(self, _result: object, error: BaseException | None) -> None:
         if error is not None:

@@ -62,10 +62,11 @@ class GroupCache:
             while self.size_bytes > self._bytes_max and len(self._groups) > 1:
                 self.size_bytes -= len(self._groups.popitem(last=False)[1])
 
-    def forget(self, tier: Tier) -> None:
+    def forget(self, path: str) -> None:
+        """The file is about to go."""
         with self._lock:
-            self._footers.pop(tier.path, None)
-            for key in [key for key in self._groups if key[0] == tier.path]:
+            self._footers.pop(path, None)
+            for key in [key for key in self._groups if key[0] == path]:
                 self.size_bytes -= len(self._groups.pop(key))
 
     def clear(self) -> None:
