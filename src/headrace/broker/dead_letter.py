@@ -10,7 +10,7 @@ from headrace.broker.message import Message, to_bytes, to_text
 from headrace.record.properties import Timestamp, edit, property_of
 
 if TYPE_CHECKING:
-    from headrace.broker.queue import Queue
+    from headrace.broker.queue_contents import QueueContents
     from headrace.broker.vhost import VirtualHost
     from headrace.broker.view import View
 
@@ -25,7 +25,7 @@ class DeadLetters:
         self._vhost = vhost
         self.moved = 0
 
-    def move(self, queue: "Queue", view: "View", offset: int, message: Message, reason: str) -> None:
+    def move(self, queue: "QueueContents", view: "View", offset: int, message: Message, reason: str) -> None:
         """Takes the message out of its queue, to where its queue's dead letters go, if anywhere."""
         rounds = self._vhost.rounds
         rounds.begin_atomic()
@@ -36,7 +36,7 @@ class DeadLetters:
             rounds.end_atomic()
         queue.dead_lettered += 1
 
-    def publish_copy(self, queue: "Queue", message: Message, reason: str, now_ms: int) -> int:
+    def publish_copy(self, queue: "QueueContents", message: Message, reason: str, now_ms: int) -> int:
         """How many queues got it."""
         policy = queue.policy
         if policy.dead_letter_exchange is None:
@@ -76,7 +76,7 @@ class DeadLetters:
 
     @staticmethod
     def _with_death(
-        queue: "Queue", message: Message, headers: dict[str, Any], reason: str, now_ms: int, keys: list[str]
+        queue: "QueueContents", message: Message, headers: dict[str, Any], reason: str, now_ms: int, keys: list[str]
     ) -> Message:
         deaths = [dict(death) for death in headers.get("x-death") or () if isinstance(death, dict)]
         known = next((d for d in deaths if d.get("queue") == queue.name and d.get("reason") == reason), None)

@@ -1,0 +1,331 @@
+"""What a queue holds: messages in views of logs (one for each priority level in use), and the bounds on them.
+
+Publishing, length and age, reading one message, settling. Who gets what is decided in queue.py.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.message import Message, from_record
+from headrace.broker.partition import ReadWaits
+from headrace.broker.policy import DROP_HEAD, REJECT_DLX, STREAM, QueuePolicy
+from headrace.broker.view import Run, View
+from headrace.record import codec
+
+if TYPE_CHECKING:
+    from headrace.broker.vhost import VirtualHost
+
+NEVER = -(2**62)
+SEAL_AT = 1 << 20
+
+
+class QueueContents:
+    def __init__(
+        self,
+        vhost: "VirtualHost",
+        name: str,
+        policy: QueuePolicy,
+        views: list[View],
+        *,
+        durable: bool,
+        auto_delete: bool = False,
+        owner: object | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        self.vhost = vhost
+        self.name = name
+        self.policy = policy  # in force: what was declared, bounded by the policies that fit
+        self.declared_policy = policy
+        self.policy_name: str | None = None
+        self.operator_policy_name: str | None = None
+        self.views = views  # the highest priority first
+        self.durable, self.auto_delete = durable, auto_delete
+        self.owner = owner  # the connection of an exclusive queue
+        self.arguments = arguments or {}
+        self.ready_bytes = 0  # kept only where the policy bounds it
+        self.is_deleted = False
+        self.published = self.delivered = self.acked = self.redelivered = self.dead_lettered = 0
+        self._loading: list[Callable[[], object]] = []  # what goes on when something was read from the disk
+        self._timer: Any = None
+        self._timer_at = 0.0
+        self._checked_at = -1
+        for view in views:
+            view.on_reserved = self.wake
+
+    def wake(self) -> None:
+        """Something changed that consumers may wait for."""
+        raise NotImplementedError
+
+    @property
+    def exclusive(self) -> bool:
+        return self.owner is not None
+
+    @property
+    def ready(self) -> int:
+        return sum(view.ready for view in self.views)
+
+    @property
+    def most_returns(self) -> int:
+        """Of the message that came back most often."""
+        return max(view.counts.highest for view in self.views)
+
+    @property
+    def unacked(self) -> int:
+        return sum(view.out for view in self.views)
+
+    @property
+    def view(self) -> View:
+        return self.views[-1]
+
+    @property
+    def is_stream(self) -> bool:
+        return self.policy.kind == STREAM
+
+    @property
+    def needs_python(self) -> bool:
+        return self.policy.decides_per_message
+
+    # Publishing.
+
+    def open_writer(self, target: Any = None) -> Any:
+        """For the fast path: messages are appended without being looked at."""
+        writer = self.view.open_writer(target)
+        if self.policy.length_max is not None or self.policy.ttl_ms is not None:
+            self._check_after_flush()
+        return writer
+
+    def seal(self) -> None:
+        self.view.seal()
+
+    def publish(self, message: Message, timestamp_ms: int) -> bool:
+        """Appends one message; False when the queue is full and its policy is to refuse."""
+        policy = self.policy
+        if policy.overflow != DROP_HEAD and self._is_full(len(message.body)):
+            if policy.overflow == REJECT_DLX:
+                self.vhost.dead_letters.publish_copy(self, message, "maxlen", timestamp_ms)
+            return False
+        self._append(self._view_for(message), message, timestamp_ms)
+        return True
+
+    def _append(self, view: View, message: Message, timestamp_ms: int) -> None:
+        writer = view.open_writer()
+        if writer.size > SEAL_AT:
+            view.seal()
+        writer.append(message.key, message.body, message.record_headers(), timestamp_ms)
+        self.published += 1
+        if self.policy.bytes_max is not None:
+            self.ready_bytes += len(message.body)
+        if self.policy.length_max is not None or self.policy.bytes_max is not None:
+            self._check_after_flush()
+        if message.has_expiration or self.policy.ttl_ms is not None:
+            self._check_after_flush()
+
+    def _view_for(self, message: Message) -> View:
+        if len(self.views) == 1:
+            return self.views[0]
+        level = min(message.priority(), self.policy.priority_max)
+        return self.views[len(self.views) - 1 - level]
+
+    def _is_full(self, more_bytes: int) -> bool:
+        policy = self.policy
+        pending = sum(view.pending for view in self.views)
+        if policy.length_max is not None and self.ready + pending >= policy.length_max:
+            return True
+        return policy.bytes_max is not None and self.ready_bytes + more_bytes > policy.bytes_max
+
+    def _check_after_flush(self) -> None:
+        rounds = self.vhost.rounds
+        if self._checked_at != rounds.flushes:  # once for each flush, and for none too few
+            self._checked_at = rounds.flushes
+            rounds.after(self._after_flush)
+
+    def _after_flush(self, error: object) -> None:
+        if self.is_deleted:
+            return
+        self.drop_overflow()
+        self.drop_expired()
+
+    # Bounds: length and age.
+
+    def apply_policy(self, policy: QueuePolicy) -> None:
+        """From now on this holds; what is over the new bounds goes now."""
+        before, self.policy = self.policy, policy
+        if policy.bytes_max is not None and before.bytes_max is None:
+            self.ready_bytes = sum(view.ready_bytes() for view in self.views)
+        self._check_after_flush()
+
+    def drop_overflow(self) -> None:
+        policy = self.policy
+        if policy.overflow != DROP_HEAD:
+            return
+        while self.ready and (
+            (policy.length_max is not None and self.ready > policy.length_max)
+            or (policy.bytes_max is not None and self.ready_bytes > policy.bytes_max)
+        ):
+            surplus = self.ready - policy.length_max if policy.length_max is not None else 0
+            if policy.dead_letter_exchange is None and policy.bytes_max is None and len(self.views) == 1:
+                self._drop_run(surplus)
+            else:
+                taken = self._take_head(lowest=True)
+                if taken is None:
+                    return
+                view, offset, message = taken
+                self._forget_bytes(message)
+                self.vhost.dead_letters.move(self, view, offset, message, "maxlen")
+
+    def _drop_run(self, count: int) -> None:
+        view = self.view
+        run = view.next_run_unreserved()
+        if run is None:
+            return
+        end = min(run.end, run.start + count)
+        view.advance(run, end)
+        view.settle(run.start, end)
+
+    def drop_expired(self) -> None:
+        """Judges the heads, dead-letters what is too old, and comes back when the next one will be."""
+        now = self.vhost.clock.now_ms()
+        next_at: int | None = None
+        for view in self.views:
+            while view.has_ready:
+                run = view.next_run_unreserved()
+                if run is None or not self._is_loaded(view, run, self.drop_expired):
+                    break
+                message = self._read(view, run)
+                if message is None:
+                    continue
+                at = self.expires_at(message)
+                if at is None:
+                    break
+                if at > now:
+                    next_at = at if next_at is None else min(at, next_at)
+                    break
+                view.advance(run, run.start + 1)
+                self._forget_bytes(message)
+                self.vhost.dead_letters.move(self, view, run.start, message, "expired")
+        if next_at is not None:
+            self._arm_head_timer(next_at - now)
+
+    def _arm_head_timer(self, delay_ms: int) -> None:
+        loop, when = self.vhost.loop, self.vhost.loop.time() + min(delay_ms, 3_600_000) / 1000 + 0.001
+        if self._timer is not None:
+            if self._timer_at <= when:
+                return
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = loop.call_at(when, self._head_timer)
+
+    def _head_timer(self) -> None:
+        self._timer = None
+        if not self.is_deleted:
+            self.drop_expired()
+
+    def expires_at(self, message: Message) -> int | None:
+        own = message.expiration_ms()
+        limits = [limit for limit in (own, self.policy.ttl_ms) if limit is not None]
+        return message.timestamp + min(limits) if limits else None
+
+    @property
+    def _expired_until(self) -> int:
+        return NEVER if self.policy.ttl_ms is None else self.vhost.clock.now_ms() - self.policy.ttl_ms
+
+    def _forget_bytes(self, message: Message) -> None:
+        if self.policy.bytes_max is not None:
+            self.ready_bytes -= len(message.body)
+
+    # Reading, a message at a time.
+
+    def _is_loaded(self, view: View, run: Run, then: Callable[[], object]) -> bool:
+        """False: it is being read from the disk, and `then` is called when it is there."""
+        try:
+            view.load_chunk(run)
+        except ReadWaits as cold:
+            if then not in self._loading:
+                self._loading.append(then)
+                cold.then(lambda: self._loaded(then))
+            return False
+        return True
+
+    def _loaded(self, then: Callable[[], object]) -> None:
+        self._loading.remove(then)
+        if not self.is_deleted:
+            then()
+
+    def _read(self, view: View, run: Run) -> Message | None:
+        """The message at the start of the run; None when there is none there any more."""
+        chunk = view.chunk(run)
+        found = (
+            codec.records(chunk.data, from_offset=run.start, to_offset=run.start + 1, limit=1)
+            if chunk.data
+            else []
+        )
+        if not found:
+            self._skip(view, run, run.start + 1 if chunk.data else min(run.end, chunk.next_offset))
+            return None
+        return from_record(found[0])
+
+    def _skip(self, view: View, run: Run, to: int) -> None:
+        """Offsets without a message settle themselves."""
+        view.advance(run, to)
+        view.settle(run.start, to)
+
+    def _take_head(self, *, lowest: bool = False) -> tuple[View, int, Message] | None:
+        for view in reversed(self.views) if lowest else self.views:
+            while view.has_ready:
+                run = view.next_run_unreserved()
+                if run is None:
+                    break
+                message = self._read(view, run)
+                if message is None:
+                    continue
+                view.advance(run, run.start + 1)
+                self._last_run = run
+                return view, run.start, message
+        return None
+
+    # Settling.
+
+    def settle(self, view: View, start: int, end: int) -> None:
+        view.settle(start, end)
+        self.acked += end - start
+
+    def give_back(self, view: View, offset: int, *, counts: bool = True) -> None:
+        """To be delivered again; past the delivery limit it is dead-lettered instead."""
+        if self.is_deleted:
+            return
+        limit = self.policy.delivery_limit
+        if counts and self.policy.counts_deliveries:
+            count = view.count_return(offset)
+            if limit is not None and count > limit:
+                self.reject(view, offset, "delivery_limit")
+                return
+        view.give_back(offset, offset + 1)
+        if self.policy.bytes_max is not None:
+            message = self._read(view, Run(offset, offset + 1, 0, True))
+            self.ready_bytes += len(message.body) if message is not None else 0
+        self.wake()
+        self._check_after_flush_if_bounded()
+
+    def _check_after_flush_if_bounded(self) -> None:
+        if self.policy.length_max is not None or self.policy.ttl_ms is not None:
+            self._check_after_flush()
+
+    def reject(self, view: View, offset: int, reason: str = "rejected") -> None:
+        """Not wanted: to the dead letter exchange if there is one, else gone."""
+        if self.policy.dead_letter_exchange is None:
+            view.settle(offset, offset + 1)
+            return
+        message = self._read(view, Run(offset, offset + 1, 0, True))
+        if message is not None:
+            self.vhost.dead_letters.move(self, view, offset, message, reason)
+
+    def purge(self) -> int:
+        """Removes what is ready; what is out stays out."""
+        removed = 0
+        for view in self.views:
+            while (run := view.next_run_unreserved()) is not None:
+                removed += run.end - run.start
+                view.advance(run, run.end)
+                view.settle(run.start, run.end)
+        self.ready_bytes = 0
+        return removed
