@@ -1,0 +1,237 @@
+"""What the APIs say that no client of the other tests asks for, or that one would not notice being wrong."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from headrace.doors.kafka import metadata
+from headrace.doors.kafka.errors import Code
+from headrace.record import codec as records
+from headrace.wire.kafka.apis import Api
+from tests.doors.kafka.world import Client, World, batch, world_at
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(world: World) -> Client:
+    return await world.client()
+
+
+async def offset_at(client: Client, topic: str, timestamp: int, isolation: int = 0) -> tuple[int, int]:
+    parts = [{"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}]
+    answer = await client.call(
+        Api.LIST_OFFSETS, 10, isolation_level=isolation, topics=[{"name": topic, "partitions": parts}]
+    )
+    [part] = answer.topics[0].partitions
+    assert part.error_code == 0
+    return part.offset, part.timestamp
+
+
+def timed(*times_ms: int) -> bytes:
+    return bytes(records.build([(None, b"x", (), time_ms) for time_ms in times_ms]))
+
+
+async def test_offsets_by_every_kind_of_time(world: World, client: Client) -> None:
+    await world.topic("times")
+    assert await offset_at(client, "times", MAX_TIMESTAMP) == (-1, -1), "nothing is there"
+    await client.produce("times", timed(1000, 5000, 3000))
+    await client.produce("times", timed(4000, 2000))
+    assert await offset_at(client, "times", EARLIEST) == (0, -1)
+    assert await offset_at(client, "times", EARLIEST_LOCAL) == (0, -1)
+    assert await offset_at(client, "times", LATEST) == (5, -1)
+    assert await offset_at(client, "times", MAX_TIMESTAMP) == (1, 5000)
+    assert await offset_at(client, "times", LATEST_TIERED) == (-1, -1)
+    assert await offset_at(client, "times", 0) == (0, 1000)
+    assert await offset_at(client, "times", 1001) == (1, 5000), "the first at or after, in the log's order"
+    assert await offset_at(client, "times", 5001) == (-1, -1)
+
+
+@pytest.mark.parametrize(("asked", "epoch", "end"), [(3, 3, 2), (4, 3, 2), (7, 7, 4)])
+async def test_an_epoch_ends_where_the_next_one_begins(
+    world: World, client: Client, asked: int, epoch: int, end: int
+) -> None:
+    """What a consumer asks after a broker was killed, to find out whether what it read is still there."""
+    topic = await world.topic(f"lived-{asked}")
+    log = world.broker.streams.get(topic).partitions[0].log
+    await client.produce(topic, batch(b"a", b"b", b"c", b"d"))
+    log.epoch, log.epochs = 7, [(3, 0), (7, 2)]  # as if it had been killed behind its second record
+    wanted = [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": asked}]
+    answer = await client.call(
+        Api.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=[{"topic": topic, "partitions": wanted}]
+    )
+    [part] = answer.topics[0].partitions
+    assert (part.error_code, part.leader_epoch, part.end_offset) == (0, epoch, end)
+
+
+async def test_a_client_with_another_epoch_is_told(world: World, client: Client) -> None:
+    await world.topic("epochs")
+    epoch = world.broker.streams.get("epochs").partitions[0].log.epoch
+    for known, code in ((epoch, 0), (epoch - 1, Code.FENCED_LEADER_EPOCH), (epoch + 1, Code.UNKNOWN_LEADER_EPOCH)):
+        if known < 0:
+            continue
+        wanted = [{"partition": 0, "current_leader_epoch": known, "leader_epoch": epoch}]
+        answer = await client.call(
+            Api.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=[{"topic": "epochs", "partitions": wanted}]
+        )
+        assert answer.topics[0].partitions[0].error_code == code
+
+
+async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, client: Client) -> None:
+    await world.topic("patient")
+    writer = await world.client()
+    waiting = asyncio.ensure_future(client.fetch("patient", max_wait=20_000, min_bytes=1000))
+    one = batch(b"x" * 400)
+    for _ in range(2):
+        await writer.produce("patient", one)
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+    await writer.produce("patient", one)
+    assert len((await waiting).records) >= 1000
+
+
+async def transaction(client: Client, name: str, topic: str) -> Any:
+    producer = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id=name, transaction_timeout=60_000)
+    await client.call(
+        Api.ADD_PARTITIONS_TO_TXN,
+        3,
+        v3_and_below_transactional_id=name,
+        v3_and_below_producer_id=producer.producer_id,
+        v3_and_below_producer_epoch=producer.producer_epoch,
+        v3_and_below_topics=[{"name": topic, "partitions": [0]}],
+    )
+    data = batch(
+        b"x", b"y", producer_id=producer.producer_id, producer_epoch=producer.producer_epoch, base_sequence=0,
+        transactional=True,
+    )  # fmt: skip
+    assert (await client.produce(topic, bytes(data))).error_code == 0
+    return producer
+
+
+async def test_producers_and_transactions_are_described(world: World, client: Client) -> None:
+    await world.topic("described")
+    await client.produce("described", batch(b"before"))
+    producer = await transaction(client, "mine", "described")
+    asked = [{"name": "described", "partition_indexes": [0, 7]}]
+    known, unknown = (await client.call(Api.DESCRIBE_PRODUCERS, 0, topics=asked)).topics[0].partitions
+    [active] = known.active_producers
+    assert (active.producer_id, active.producer_epoch) == (producer.producer_id, producer.producer_epoch)
+    assert (active.last_sequence, active.current_txn_start_offset) == (1, 1)
+    assert unknown.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    mine, nobodys = (
+        await client.call(Api.DESCRIBE_TRANSACTIONS, 0, transactional_ids=["mine", "nobody's"])
+    ).transaction_states
+    assert (mine.transaction_state, mine.producer_id) == ("Ongoing", producer.producer_id)
+    assert [(one.topic, one.partitions) for one in mine.topics] == [("described", [0])]
+    assert nobodys.error_code == Code.TRANSACTIONAL_ID_NOT_FOUND
+    listed = await client.call(Api.LIST_TRANSACTIONS, 1, state_filters=["Ongoing", "Nonsense"])
+    assert [one.transactional_id for one in listed.transaction_states] == ["mine"]
+    assert listed.unknown_state_filters == ["Nonsense"]
+    assert await offset_at(client, "described", LATEST, isolation=1) == (1, -1), "the last stable offset"
+    ended = await client.call(
+        Api.END_TXN, 3, transactional_id="mine", producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch, committed=False,
+    )  # fmt: skip
+    assert ended.error_code == 0
+    aborted = await client.fetch("described", isolation_level=1)
+    assert [(one.producer_id, one.first_offset) for one in aborted.aborted_transactions] == [(producer.producer_id, 1)]
+    assert (await client.call(Api.LIST_TRANSACTIONS, 1, state_filters=["Ongoing"])).transaction_states == []
+
+
+async def test_one_node_elects_and_moves_nothing(world: World, client: Client) -> None:
+    await world.topic("led")
+    asked = [{"topic": "led", "partitions": [0, 7]}]
+    [result] = (await client.call(Api.ELECT_LEADERS, 2, topic_partitions=asked)).replica_election_results
+    assert [one.error_code for one in result.partition_result] == [
+        Code.ELECTION_NOT_NEEDED,
+        Code.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    moves = [{"partition_index": 0, "replicas": replicas} for replicas in ([1], [2], None)]
+    answer = await client.call(
+        Api.ALTER_PARTITION_REASSIGNMENTS, 1, topics=[{"name": "led", "partitions": moves}]
+    )
+    assert [one.error_code for one in answer.responses[0].partitions] == [
+        0,
+        Code.INVALID_REPLICA_ASSIGNMENT,
+        Code.NO_REASSIGNMENT_IN_PROGRESS,
+    ]
+    assert (await client.call(Api.LIST_PARTITION_REASSIGNMENTS, 0)).topics == []
+
+
+async def test_topic_partitions_come_in_pages(world: World, client: Client) -> None:
+    await world.topic("paged-a", 3)
+    await world.topic("paged-b", 2)
+    topics = [{"name": "paged-a"}, {"name": "paged-b"}]
+    seen: list[tuple[str, int]] = []
+    cursor: Any = None
+    for _ in range(3):
+        answer = await client.call(
+            Api.DESCRIBE_TOPIC_PARTITIONS, 0, topics=topics, response_partition_limit=2, cursor=cursor
+        )
+        seen += [(topic.name, part.partition_index) for topic in answer.topics for part in topic.partitions]
+        if answer.next_cursor is None:
+            break
+        cursor = {
+            "topic_name": answer.next_cursor.topic_name,
+            "partition_index": answer.next_cursor.partition_index,
+        }
+    assert seen == [("paged-a", 0), ("paged-a", 1), ("paged-a", 2), ("paged-b", 0), ("paged-b", 1)]
+
+
+async def test_offsets_of_a_group_are_deleted_unless_it_reads_the_topic(world: World, client: Client) -> None:
+    await world.topic("left")
+    part = {"partition_index": 0, "committed_offset": 3}
+    await client.call(Api.OFFSET_COMMIT, 8, group_id="leaving", topics=[{"name": "left", "partitions": [part]}])
+    asked = [{"name": "left", "partitions": [{"partition_index": 0}]}]
+    deleted = await client.call(Api.OFFSET_DELETE, 0, group_id="leaving", topics=asked)
+    assert (deleted.error_code, deleted.topics[0].partitions[0].error_code) == (0, 0)
+    wanted = [{"name": "left", "partition_indexes": [0]}]
+    fetched = await client.call(Api.OFFSET_FETCH, 7, group_id="leaving", topics=wanted)
+    assert fetched.topics[0].partitions[0].committed_offset == -1
+    assert (await client.call(Api.OFFSET_DELETE, 0, group_id="nobody's", topics=asked)).error_code == (
+        Code.GROUP_ID_NOT_FOUND
+    )
+
+
+async def test_a_topic_is_encoded_once_for_all_who_ask(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10,000 partitions are a megabyte of metadata: nobody waits while it is made again for each client."""
+    for number in range(5):
+        await world.topic(f"cached-{number}", 10)
+    await client.call(Api.METADATA, 12, topics=None)
+    encoded: list[str] = []
+    encode = metadata.metadata.encode_topic
+
+    def counted(topic: Any, version: int, node_id: int) -> bytes:
+        encoded.append(topic.name)
+        return encode(topic, version, node_id)
+
+    monkeypatch.setattr(metadata.metadata, "encode_topic", counted)
+    for _ in range(3):
+        other = await world.client()
+        answer = await other.call(Api.METADATA, 12, topics=None)
+        assert sum(topic.name.startswith("cached-") for topic in answer.topics) == 5
+    assert encoded == []
+    await client.call(
+        Api.CREATE_PARTITIONS, 3, topics=[{"name": "cached-3", "count": 11}], timeout=1000
+    )
+    answer = await client.call(Api.METADATA, 12, topics=[{"name": "cached-3"}])
+    assert len(answer.topics[0].partitions) == 11
+    assert encoded == ["cached-3"]
+
+
+async def test_a_version_we_could_and_do_not_offer_closes_the_connection(client: Client) -> None:
+    body = b"\xff\xff\xff\xff\0\1" + bytes(4) + b"\0"
+    client.send(Api.LIST_OFFSETS, 11, body, flexible=True)
+    assert await client.is_closed()
