@@ -141,11 +141,20 @@ def test_05_a_large_announced_body_costs_nothing_until_it_comes(running: Running
         raw_frame(2, 1, content_header(5)) + raw_frame(2, 1, content_header(5)),
         frame(1, commands.Basic.Qos),
         raw_frame(3, 1, b"x"),
+        raw_frame(3, 1, b""),
     ],
 )
 def test_06_content_out_of_step_is_505(client: Raw, frames: bytes) -> None:
     client.open().channel().send(publish() + frames)
     assert client.expect(commands.Connection.Close).reply_code == 505
+
+
+def test_06_an_empty_body_out_of_nowhere_is_505_and_no_message(running: Running, client: Raw) -> None:
+    """No byte is over what was announced, so only the channel's state tells that it does not belong."""
+    before = running.call(lambda: running.queue("innocent").published)
+    client.open().channel().send(raw_frame(3, 1, b""))
+    assert client.expect(commands.Connection.Close).reply_code == 505
+    assert running.call(lambda: running.queue("innocent").published) == before
 
 
 def nested(depth: int) -> bytes:
