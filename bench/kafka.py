@@ -88,7 +88,7 @@ def measure(program: Path, broker: Broker, scale: float) -> Iterator[Measured]:
         yield load.produce(f"produce {case.label}", topic, case)
         yield load.run(f"fetch {case.label}", case.sent, "consume", topic, case.sent)
     for size, offered in ((100, 50_000), (1000, 20_000)):
-        case = Case(size, "none", 10, int(4 * offered * scale))
+        case = Case(size, "none", 10, int(4 * offered * scale * broker.small_share))
         yield load.produce(f"paced {size} B, 10 producers, {offered:,}/s", f"paced-{size}", case, offered)
 
 
@@ -97,7 +97,8 @@ def java_tools(classpath: str, broker: Broker, scale: float) -> Iterator[Measure
     load = Load(Path(), broker)
     java = ["java", "-Xmx512m", "-cp", classpath]
     server = ["--bootstrap-server", broker.address]
-    for size, count in ((100, int(MILLION * scale)), (1000, int(MILLION * scale * 0.3))):
+    for size, most in ((100, MILLION), (1000, 300_000)):
+        count = int(most * scale * broker.small_share)
         topic = ["--topic", f"java-{size}", "--num-records", str(count)]
         load.warm(count, size)
         produce = [f"{TOOLS}ProducerPerformance", *topic, "--record-size", str(size), "--throughput", "-1"]
