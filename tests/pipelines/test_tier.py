@@ -8,8 +8,9 @@ import pytest
 from headrace.errors import NotFound
 from headrace.log import parquet
 from headrace.pipelines.upkeep import Upkeep
+from tests.spark.test_size import planned
 from tests.spark.test_source import WAYS, load, options
-from tests.spark.world import RunningBroker, numbered
+from tests.spark.world import RunningBroker, numbered, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,3 +81,22 @@ def test_only_old_segments_are_archived_when_asked_to(shared_broker: RunningBrok
     with pytest.raises(NotFound, match="no topic"):
         upkeep.tier("nobody")
     upkeep.link.close()
+
+
+def test_a_task_reads_the_archived_file_it_was_planned_on_though_that_went_meanwhile(
+    shared_broker: RunningBroker,
+) -> None:
+    broker, topic = shared_broker, "planned-on"
+    broker.create(topic, segment_size="32KB")
+    for part in range(4):
+        broker.publish(topic, numbered(100, first=part * 100, size=300))
+    upkeep = Upkeep(broker.url, on="local")
+    assert len(upkeep.tier(topic).written) >= 2
+    before = [(m["offset"], m["value"]) for m in broker.messages(topic)]
+    reader, pieces = planned(broker, topic=topic)
+    upkeep.restore(topic)
+    upkeep.link.close()
+    broker.ok("DELETE", f"/topics/{topic}/partitions/0/records?before={len(before)}")
+    wait_until(lambda: not list(broker.data.glob(f"tier/*-{topic}-*/*")), "the files are still there")
+    batches = [batch for piece in pieces for batch in reader.read(piece)]
+    assert [(r["offset"], r["value"].decode()) for batch in batches for r in batch.to_pylist()] == before

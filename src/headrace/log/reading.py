@@ -164,18 +164,27 @@ class LogFiles:
 
     @contextmanager
     def open_link(self, path: str, piece: Slice) -> "Iterator[SliceFile]":
-        """A slice by another name of its file, which whoever planned it made: the file may have left its log."""
+        """A slice by another name of its file, which whoever planned it made: the file may have left its log. Of what
+        is archived that is the manifest's, with the Parquet file beside it."""
+        tier = None
         try:
-            file = self._disk.open(path, readonly=True)
+            if path.endswith(paths.TIER):
+                tier = read_tier(self._disk, path, path.removesuffix(paths.TIER) + paths.PARQUET)
+            file = self._disk.open(path if tier is None else tier.path, readonly=True)
         except FileNotFoundError:
             raise SegmentGone(f"{path} is gone: its time was over") from None
         try:
-            yield SliceFile(self._disk, file, path, piece)
+            if tier is not None:
+                yield TierSlice(self._disk, file, tier, piece)
+            else:
+                yield SliceFile(self._disk, file, path, piece)
         finally:
             self._disk.close(file)
 
-    def is_archived(self, folder: str, stem: SegmentStem) -> bool:
-        return self._disk.exists(f"{folder}/{stem}{paths.TIER}")
+    def archived_at(self, folder: str, stem: SegmentStem) -> tuple[str, str] | None:
+        """The manifest and the Parquet file of an archived segment."""
+        manifest = f"{folder}/{stem}{paths.TIER}"
+        return (manifest, self._tier(manifest).path) if self._disk.exists(manifest) else None
 
     # Looking for something.
 

@@ -114,8 +114,9 @@ class Tier:
         return cuts
 
 
-def read_tier(disk: Disk, path: str) -> Tier:
-    """The manifest at a path in a log's folder. CorruptLog when it is not one."""
+def read_tier(disk: Disk, path: str, file: str | None = None) -> Tier:
+    """The manifest at a path in a log's folder, or anywhere when `file` says where its Parquet file is. CorruptLog
+    when it is not one."""
     raw = read_whole(disk, path)
     body, _, checksum = raw.rstrip(b"\n").rpartition(b"\n")
     if checksum != b"%08x" % crc32c(body):
@@ -128,8 +129,10 @@ def read_tier(disk: Disk, path: str) -> Tier:
         raise CorruptLog(
             path, 0, f"the manifest of an archived segment has version {stored.version}, {VERSION} is known"
         )
-    root = path.rsplit("/", 3)[0]  # of the data folder: DIR/logs/<log>/<stem>.tier
-    return Tier(stored.file if stored.file.startswith("/") else f"{root}/{stored.file}", stored)
+    if file is None:
+        root = path.rsplit("/", 3)[0]  # of the data folder: DIR/logs/<log>/<stem>.tier
+        file = stored.file if stored.file.startswith("/") else f"{root}/{stored.file}"
+    return Tier(file, stored)
 
 
 def write_tier(disk: Disk, path: str, tier: Tier) -> None:

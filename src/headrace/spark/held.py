@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.log.paths import DATA, HELD, SegmentStem, held_name, held_until
+from headrace.log.paths import DATA, HELD, PARQUET, TIER, SegmentStem, held_name, held_until
 from headrace.log.reading import LogFiles, SegmentGone
 from headrace.record.slice import Slice
 from headrace.spark.access import Piece
@@ -59,7 +59,7 @@ class HeldFiles:
             yield msgspec.structs.replace(piece, held=links[segment] or None)
 
     def _link(self, folder: Path, segment: Slice) -> str:
-        """The other name; none for what is archived, which nobody rewrites."""
+        """The other name; none for what is archived on another disk, where there can be none."""
         stem = SegmentStem(segment.segment, segment.generation)
         log = self._files.folder(segment.log_id)
         target = str(folder / f"{segment.log_id}-{stem}{DATA}")
@@ -68,10 +68,22 @@ class HeldFiles:
                 raise FileNotFoundError
             os.link(f"{log}/{stem}{DATA}", target)
         except FileNotFoundError:
-            if log is not None and self._files.is_archived(log, stem):
-                return ""
+            archived = None if log is None else self._files.archived_at(log, stem)
+            if archived is not None:
+                return self._link_archived(*archived, target.removesuffix(DATA))
             raise SegmentGone(f"segment {stem} of log {segment.log_id} went while it was planned") from None
         return target
+
+    @staticmethod
+    def _link_archived(manifest: str, parquet: str, target: str) -> str:
+        try:
+            os.link(parquet, target + PARQUET)
+            os.link(manifest, target + TIER)
+        except FileNotFoundError:
+            raise SegmentGone(f"{parquet} went while it was planned") from None
+        except OSError:
+            return ""
+        return target + TIER
 
     def release(self, folders: Iterable[Path]) -> None:
         for folder in folders:
