@@ -149,3 +149,27 @@ async def test_after_a_kill_whatever_may_have_been_delivered_is_flagged_and_acks
     fresh = queue.get()
     assert fresh is not None and fresh[3] is False
     await broker.close()
+
+
+def test_what_came_back_before_a_stop_is_counted_after_it_and_nothing_else_is(fresh: Running) -> None:
+    channel = fresh.channel()
+    channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+    for n in range(6):
+        channel.basic_publish("", "q", b"%d" % n)
+    tags = [channel.basic_get("q")[0].delivery_tag for _ in range(4)]
+    channel.basic_nack(tags[1], requeue=True)
+    method, properties, body = channel.basic_get("q")
+    assert (body, properties.headers) == (b"1", {"x-delivery-count": 1})
+    channel.basic_nack(method.delivery_tag, requeue=True)
+    channel.basic_nack(tags[3], requeue=True)
+    channel.basic_ack(tags[0])
+    depth(channel, "q")
+    fresh.restart()
+    channel = fresh.channel()
+    got: list[tuple[bytes, object]] = []
+    channel.basic_consume(
+        "q", lambda _c, _m, p, body: got.append((body, (p.headers or {}).get("x-delivery-count"))), auto_ack=True
+    )
+    eventually(lambda: channel.connection.process_data_events(0.05) or len(got) == 5)
+    assert [body for body, _ in got] == [b"1", b"2", b"3", b"4", b"5"]
+    assert {body: count for body, count in got if count} == {b"1": 2, b"2": 1, b"3": 1}
