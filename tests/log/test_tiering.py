@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -294,6 +295,27 @@ def test_what_does_not_hold_the_same_records_is_not_taken_in(bench: Bench) -> No
         Path(target).write_bytes(garbage)
         assert isinstance(take(shard, first), HeadraceError)
     assert isinstance(take(shard, first), HeadraceError), "nothing was written"
+    assert values(shard.log(1)) == [b"%03d" % i * 50 for i in range(30)]
+    shard.close()
+
+
+def test_what_is_compared_is_what_is_taken_in(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run of the command writes under the same name while the broker compares what the first one wrote."""
+    shard = bench.open(stream=ROLLING)
+    fill(bench)
+    first = sealed(shard.log(1))[0]
+    target = Path(write(shard, first))
+    unpack = parquet.batches_of
+
+    def disturbed(*arguments: Any) -> bytes:
+        target.unlink(missing_ok=True)
+        target.write_bytes(b"PAR1 and not much more")
+        return unpack(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet, "batches_of", disturbed)
+        assert take(shard, first) is None
+    assert shard.log(1).segments[0].state == "archived"
     assert values(shard.log(1)) == [b"%03d" % i * 50 for i in range(30)]
     shard.close()
 

@@ -161,16 +161,16 @@ def take_in(files: Files, segment: Segment, source: str, target: str, *, batch_b
     log's list."""
     disk = files.disk
     try:
-        tier = _examine(files, segment, source, target, batch_bytes_max)
-    except FileNotFoundError as error:
-        raise NotFound(f"{error.filename or source} is gone: removed meanwhile, or never written") from None
-    except HeadraceError:
+        # First out of reach: a second run of the command may be about to write under the same name, and what was
+        # compared would not be what is taken in.
+        disk.rename(source, target)
+        tier = _examine(files, segment, target, batch_bytes_max)
+    except (HeadraceError, OSError) as error:
         with suppress(OSError):
-            disk.unlink(source)
+            disk.unlink(target)
+        if isinstance(error, FileNotFoundError):
+            raise NotFound(f"{error.filename or source} is gone: removed meanwhile, or never written") from None
         raise
-    if disk.exists(target):
-        disk.unlink(target)  # of a try that ended before its manifest
-    disk.rename(source, target)
     disk.sync_dir(target.rpartition("/")[0])
     made = Segment.archived(segment.folder, segment.generation + 1, tier)
     write_tier(disk, made.path(paths.TIER), tier)
@@ -195,17 +195,17 @@ def archive(shard: "Shard", log: "Log", segment: Segment, done: Done) -> None:
     )
 
 
-def _examine(files: Files, segment: Segment, source: str, target: str, batch_bytes_max: int) -> Tier:
+def _examine(files: Files, segment: Segment, path: str, batch_bytes_max: int) -> Tier:
     """Read it all back, and hold every batch it makes beside the one in the segment."""
     from headrace.log import parquet
 
     disk = files.disk
-    file = disk.open(source)
+    file = disk.open(path)
     try:
         file_bytes = disk.size(file)
-        start = parquet.footer_start(disk.pread(file, 8, max(file_bytes - 8, 0)), file_bytes, source)
+        start = parquet.footer_start(disk.pread(file, 8, max(file_bytes - 8, 0)), file_bytes, path)
         raw = disk.pread(file, file_bytes - start, start)
-        footer = parquet.read_footer(raw, file_bytes, source)
+        footer = parquet.read_footer(raw, file_bytes, path)
         groups: list[tuple[int, int, int, int, int]] = []
         originals = _with_records(batches(files, segment))
         position = records = 0
@@ -214,13 +214,13 @@ def _examine(files: Files, segment: Segment, source: str, target: str, batch_byt
             zip(footer.group_starts, [*footer.group_starts[1:], footer.start], strict=True)
         ):
             packed = disk.pread(file, end - begin, begin)
-            made = memoryview(parquet.batches_of(footer, number, packed, GROUP_BYTES_MAX, source))
+            made = memoryview(parquet.batches_of(footer, number, packed, GROUP_BYTES_MAX, path))
             infos = codec.scan(made)
             for info in infos:
                 original = next(originals, None)
                 if original is None or not same_batch(*original, made, info):
                     at = f"the records from offset {info.base_offset} on"
-                    raise CorruptLog(source, begin, f"{at} are not those of the segment")
+                    raise CorruptLog(path, begin, f"{at} are not those of the segment")
                 if info.size > max(batch_bytes_max, original[1].size):
                     raise NotArchivable(
                         f"{segment!r} stays: its batch at offset {info.base_offset} unfolds to {info.size:,} bytes; "
@@ -232,12 +232,12 @@ def _examine(files: Files, segment: Segment, source: str, target: str, batch_byt
             position += len(made)
             latest = max(latest, newest)
         if next(originals, None) is not None or not groups or records != segment.records:
-            raise CorruptLog(source, 0, f"{records:,} records are in it, {segment.records:,} in the segment")
+            raise CorruptLog(path, 0, f"{records:,} records are in it, {segment.records:,} in the segment")
         disk.sync(file)
     finally:
         disk.close(file)
     return make_tier(
-        target,
+        path,
         file_bytes=file_bytes,
         footer=(start, crc32c(raw)),
         base=segment.base,

@@ -157,6 +157,9 @@ class Upkeep:
                 self.link.send("POST", *path, body={"generation": item.generation})
             except InvalidInput as error:
                 done.left.append(str(error))
+            except HeadraceError:
+                Path(parquet_path(root, item.segment) + UNFINISHED).unlink(missing_ok=True)
+                raise
             else:
                 done.written.append(written)
         return done
