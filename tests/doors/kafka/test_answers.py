@@ -229,9 +229,3 @@ async def test_a_topic_is_encoded_once_for_all_who_ask(
     answer = await client.call(Api.METADATA, 12, topics=[{"name": "cached-3"}])
     assert len(answer.topics[0].partitions) == 11
     assert encoded == ["cached-3"]
-
-
-async def test_a_version_we_could_and_do_not_offer_closes_the_connection(client: Client) -> None:
-    body = b"\xff\xff\xff\xff\0\1" + bytes(4) + b"\0"
-    client.send(Api.LIST_OFFSETS, 11, body, flexible=True)
-    assert await client.is_closed()
