@@ -108,6 +108,8 @@ class Queue(QueueContents):
             if run.start in view.counts:
                 return self._deliver_one(consumer, view, run)
             run = run._replace(end=view.counts.next_in(run.start, run.end))
+        if self._bytes is not None:
+            run = run._replace(end=self._bytes.up_to(view, run.start, run.end))
         next_offset, count, foreign, gaps, size = consumer.deliver(
             view,
             chunk.data,
@@ -123,7 +125,7 @@ class Queue(QueueContents):
                 view.settle(start, end)
             if consumer.no_ack and count:
                 self.settle(view, run.start, next_offset)
-            self._count(run, count, size)
+            self._count(view, run, count, size)
         if foreign:
             rest = run._replace(start=next_offset)
             if rest.start < rest.end and count < share:
@@ -131,12 +133,12 @@ class Queue(QueueContents):
                 return count + more, size + more_size
         return count, size
 
-    def _count(self, run: Run, count: int, size: int) -> None:
+    def _count(self, view: View, run: Run, count: int, size: int) -> None:
         self.delivered += count
         if run.returned:
             self.redelivered += count
-        if self.policy.bytes_max is not None:
-            self.ready_bytes -= size
+        if self._bytes is not None:
+            self._bytes.taken(view, run.start, size)
 
     def _deliver_one(self, consumer: Consumer, view: View, run: Run) -> tuple[int, int]:
         """The slow way, for a record that has to be looked at."""
@@ -147,7 +149,7 @@ class Queue(QueueContents):
         view.advance(run, offset + 1)
         at = self.expires_at(message)
         if at is not None and at <= self.vhost.clock.now_ms():
-            self._forget_bytes(message)
+            self._forget_bytes(view, offset, message)
             self.vhost.dead_letters.move(self, view, offset, message, "expired")
             return 0, 0
         redelivered = offset < run.redelivered_below
@@ -155,7 +157,7 @@ class Queue(QueueContents):
         if count and self.policy.counts_deliveries:
             message = message.with_headers(**{"x-delivery-count": count})
         consumer.deliver_message(view, offset, message, redelivered)
-        self._count(run, 1, len(message.body))
+        self._count(view, run, 1, len(message.body))
         if consumer.no_ack:
             self.settle(view, offset, offset + 1)
         return 1, len(message.body) + 200
@@ -184,7 +186,7 @@ class Queue(QueueContents):
             view.reserve_past(offset)
             redelivered = self._last_run.redelivered_below > offset
             at = self.expires_at(message)
-            self._forget_bytes(message)
+            self._forget_bytes(view, offset, message)
             if at is None or at > self.vhost.clock.now_ms():
                 count = view.counts.get(offset)
                 if count and self.policy.counts_deliveries:
@@ -253,6 +255,9 @@ class Queue(QueueContents):
         """The queue is gone: consumers hear of it, nothing is delivered any more."""
         self.is_deleted = True
         self._stop_waiting()
+        for waiter in self._arrivals.values():
+            waiter.cancel()
+        self._arrivals.clear()
         if self._timer is not None:
             self._timer.cancel()
         for consumer in self.consumers:

@@ -4,11 +4,13 @@ Publishing, length and age, reading one message, settling. Who gets what is deci
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.message import Message, from_record
 from headrace.broker.partition import ReadWaits
 from headrace.broker.policy import DROP_HEAD, REJECT_DLX, STREAM, QueuePolicy
+from headrace.broker.ready_bytes import ReadyBytes
 from headrace.broker.view import Run, View
 from headrace.record import codec
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 NEVER = -(2**62)
 SEAL_AT = 1 << 20
+DROPPED_AT_ONCE = 500
 
 
 class QueueContents:
@@ -42,15 +45,18 @@ class QueueContents:
         self.durable, self.auto_delete = durable, auto_delete
         self.owner = owner  # the connection of an exclusive queue
         self.arguments = arguments or {}
-        self.ready_bytes = 0  # kept only where the policy bounds it
+        self._bytes: ReadyBytes | None = None  # kept only where the policy bounds them
         self.is_deleted = False
         self.published = self.delivered = self.acked = self.redelivered = self.dead_lettered = 0
+        self._arrivals: dict[View, Any] = {}  # of messages through any door, where there are bounds to keep
         self._loading: list[Callable[[], object]] = []  # what goes on when something was read from the disk
         self._timer: Any = None
         self._timer_at = 0.0
         self._checked_at = -1
         for view in views:
             view.on_reserved = self.wake
+        self._bound_bytes()
+        self._watch_arrivals()
 
     def wake(self) -> None:
         """Something changed that consumers may wait for."""
@@ -113,8 +119,8 @@ class QueueContents:
             view.seal()
         writer.append(message.key, message.body, message.record_headers(), timestamp_ms)
         self.published += 1
-        if self.policy.bytes_max is not None:
-            self.ready_bytes += len(message.body)
+        if self._bytes is not None:
+            self._bytes.published(self.vhost.rounds.flushes, len(message.body))
         if self.policy.length_max is not None or self.policy.bytes_max is not None:
             self._check_after_flush()
         if message.has_expiration or self.policy.ttl_ms is not None:
@@ -131,17 +137,21 @@ class QueueContents:
         pending = sum(view.pending for view in self.views)
         if policy.length_max is not None and self.ready + pending >= policy.length_max:
             return True
-        return policy.bytes_max is not None and self.ready_bytes + more_bytes > policy.bytes_max
+        if self._bytes is None or policy.bytes_max is None:
+            return False
+        return self._bytes.with_unflushed + more_bytes > policy.bytes_max
 
     def _check_after_flush(self) -> None:
         rounds = self.vhost.rounds
         if self._checked_at != rounds.flushes:  # once for each flush, and for none too few
             self._checked_at = rounds.flushes
-            rounds.after(self._after_flush)
+            rounds.after(partial(self._after_flush, rounds.flushes))
 
-    def _after_flush(self, error: object) -> None:
+    def _after_flush(self, flush: int, error: object) -> None:
         if self.is_deleted:
             return
+        if self._bytes is not None:
+            self._bytes.flushed(flush)
         self.drop_overflow()
         self.drop_expired()
 
@@ -149,29 +159,72 @@ class QueueContents:
 
     def apply_policy(self, policy: QueuePolicy) -> None:
         """From now on this holds; what is over the new bounds goes now."""
-        before, self.policy = self.policy, policy
-        if policy.bytes_max is not None and before.bytes_max is None:
-            self.ready_bytes = sum(view.ready_bytes() for view in self.views)
+        self.policy = policy
+        self._bound_bytes()
+        self._watch_arrivals()
         self._check_after_flush()
+
+    def _bound_bytes(self) -> None:
+        """Begins to count bytes when they are bounded, in the background, and stops when they are not any more."""
+        if self.policy.bytes_max is None or self.is_stream:
+            self._bytes = None
+        elif self._bytes is None:
+            self._bytes = ReadyBytes(self, self.drop_overflow)
+            self.vhost.loop.call_soon(self._bytes.catch_up)
+
+    def _watch_arrivals(self) -> None:
+        """Kafka and HTTP append to the log themselves: the queue hears of it when there is something to read."""
+        if self.is_stream or (self.policy.length_max is None and self.policy.bytes_max is None):
+            return
+        for view in self.views:
+            if view not in self._arrivals and not getattr(view.log, "is_closed", False):
+                self._arrivals[view] = view.log.wait(view.log.stable_end, partial(self._arrived_in, view))
+
+    def _arrived_in(self, view: View) -> None:
+        self._arrivals.pop(view, None)
+        if self.is_deleted:
+            return
+        if self._bytes is not None:
+            self._bytes.catch_up()
+        self.drop_overflow()
+        self._watch_arrivals()
+
+    @property
+    def _is_over(self) -> bool:
+        policy = self.policy
+        if policy.length_max is not None and self.ready > policy.length_max:
+            return True
+        return self._bytes is not None and policy.bytes_max is not None and self._bytes.total > policy.bytes_max
 
     def drop_overflow(self) -> None:
         policy = self.policy
-        if policy.overflow != DROP_HEAD:
+        if policy.overflow != DROP_HEAD or self.is_deleted:
             return
-        while self.ready and (
-            (policy.length_max is not None and self.ready > policy.length_max)
-            or (policy.bytes_max is not None and self.ready_bytes > policy.bytes_max)
-        ):
+        left = DROPPED_AT_ONCE
+        while self.ready and self._is_over:
+            left -= 1
+            if left < 0:  # a bound on a long backlog: others get their turn
+                self.vhost.loop.call_soon(self.drop_overflow)
+                return
             surplus = self.ready - policy.length_max if policy.length_max is not None else 0
             if policy.dead_letter_exchange is None and policy.bytes_max is None and len(self.views) == 1:
                 self._drop_run(surplus)
             else:
+                head = self._lowest_head()
+                if head is None or not self._is_loaded(*head, self.drop_overflow):
+                    return
                 taken = self._take_head(lowest=True)
                 if taken is None:
                     return
                 view, offset, message = taken
-                self._forget_bytes(message)
+                self._forget_bytes(view, offset, message)
                 self.vhost.dead_letters.move(self, view, offset, message, "maxlen")
+
+    def _lowest_head(self) -> tuple[View, Run] | None:
+        for view in reversed(self.views):
+            if view.has_ready and (run := view.next_run_unreserved()) is not None:
+                return view, run
+        return None
 
     def _drop_run(self, count: int) -> None:
         view = self.view
@@ -201,7 +254,7 @@ class QueueContents:
                     next_at = at if next_at is None else min(at, next_at)
                     break
                 view.advance(run, run.start + 1)
-                self._forget_bytes(message)
+                self._forget_bytes(view, run.start, message)
                 self.vhost.dead_letters.move(self, view, run.start, message, "expired")
         if next_at is not None:
             self._arm_head_timer(next_at - now)
@@ -229,9 +282,9 @@ class QueueContents:
     def _expired_until(self) -> int:
         return NEVER if self.policy.ttl_ms is None else self.vhost.clock.now_ms() - self.policy.ttl_ms
 
-    def _forget_bytes(self, message: Message) -> None:
-        if self.policy.bytes_max is not None:
-            self.ready_bytes -= len(message.body)
+    def _forget_bytes(self, view: View, offset: int, message: Message) -> None:
+        if self._bytes is not None:
+            self._bytes.taken(view, offset, len(message.body))
 
     # Reading, a message at a time.
 
@@ -300,9 +353,9 @@ class QueueContents:
                 self.reject(view, offset, "delivery_limit")
                 return
         view.give_back(offset, offset + 1)
-        if self.policy.bytes_max is not None:
+        if self._bytes is not None:
             message = self._read(view, Run(offset, offset + 1, 0, True))
-            self.ready_bytes += len(message.body) if message is not None else 0
+            self._bytes.came_back(view, offset, len(message.body) if message is not None else 0)
         self.wake()
         self._check_after_flush_if_bounded()
 
@@ -327,5 +380,6 @@ class QueueContents:
                 removed += run.end - run.start
                 view.advance(run, run.end)
                 view.settle(run.start, run.end)
-        self.ready_bytes = 0
+        if self._bytes is not None:
+            self._bytes.purged()
         return removed

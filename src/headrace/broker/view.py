@@ -15,7 +15,6 @@ from headrace.broker.delivery_counts import DeliveryCounts, pack, unpack
 from headrace.broker.rounds import Rounds
 from headrace.broker.settle import RangeSet
 from headrace.errors import OffsetOutOfRange
-from headrace.record import codec
 from headrace.record.codec import BatchWriter
 from headrace.record.layout import MAX_OFFSET
 
@@ -152,23 +151,6 @@ class View:
     @property
     def has_ready(self) -> bool:
         return bool(self.returned) or self.next < self.log.stable_end
-
-    def ready_bytes(self) -> int:
-        """Bytes of the bodies that are ready. Reads them: for when a bound on bytes comes into force."""
-        total = 0
-        ranges, at, stable_end = list(self.returned), self.next, self.log.stable_end
-        while (gap := self.settled.gap(at, stable_end)) is not None:
-            ranges.append(gap)
-            at = gap[1]
-        for start, end in ranges:
-            while start < end:
-                chunk = self.log.read(start, READ_BYTES)
-                if chunk.next_offset <= start:
-                    break
-                upto = min(end, chunk.next_offset)
-                total += sum(len(r.value or b"") for r in codec.records(chunk.data, from_offset=start, to_offset=upto))
-                start = upto
-        return total
 
     # Writing.
 

@@ -1,0 +1,112 @@
+"""max-length-bytes: counted beside other work, whatever door a message came through, and after a restart, too."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headrace.broker import ready_bytes
+from headrace.broker.broker import Broker
+from headrace.broker.message import Message
+from headrace.broker.policies import Policy
+from headrace.broker.policy import QueuePolicy
+from headrace.broker.queue import Queue
+from headrace.config import Config
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    made = await Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None))
+    yield made
+    if not made.shard.is_closed:
+        await made.close()
+
+
+async def declare(broker: Broker, **arguments: object) -> Queue:
+    named = {name.replace("_", "-"): value for name, value in arguments.items()}
+    return await broker.vhosts.get("/").declare_queue(
+        "q", durable=True, exclusive=False, auto_delete=False, arguments=named, owner=None
+    )
+
+
+async def publish(broker: Broker, queue: Queue, *bodies: bytes) -> list[bool]:
+    taken = [queue.publish(Message("", "q", b"\0\0", body), broker.clock.now_ms()) for body in bodies]
+    await broker.vhosts.rounds.settle_down()
+    return taken
+
+
+async def waiting(queue: Queue, expected: list[bytes]) -> None:
+    """What is ready, once counting has come so far."""
+    async with asyncio.timeout(20):
+        while queue.ready != len(expected):
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)  # it stays like that
+    found = []
+    while (taken := queue.get()) is not None:
+        found.append(taken)
+    assert [message.body for _, _, message, _ in found] == expected
+    for view, offset, _, _ in found:
+        queue.give_back(view, offset)
+
+
+async def test_a_policy_on_a_long_backlog_reads_it_in_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = await declare(broker)
+    for part in range(20):
+        await publish(broker, queue, *(b"%06d" % n + b"x" * 1000 for n in range(part * 50, part * 50 + 50)))
+    monkeypatch.setattr(ready_bytes, "TURN_BYTES", 64 * 1024)
+    turns = 0
+    count = ready_bytes.ReadyBytes._go_on
+
+    def counted(self: ready_bytes.ReadyBytes) -> None:
+        nonlocal turns
+        turns += 1
+        count(self)
+
+    monkeypatch.setattr(ready_bytes.ReadyBytes, "_go_on", counted)
+    bound = Policy(vhost="/", name="bound", pattern=".*", definition={"max-length-bytes": 3 * 1006})
+    apply, read_at_once = queue.apply_policy, []
+
+    def applied(policy: QueuePolicy) -> None:
+        apply(policy)
+        read_at_once.append((turns, queue.ready))
+
+    monkeypatch.setattr(queue, "apply_policy", applied)
+    await broker.policies.put(bound)
+    assert read_at_once == [(0, 1000)], "the backlog is read after the policy is in force, not before"
+    await waiting(queue, [b"%06d" % n + b"x" * 1000 for n in (997, 998, 999)])
+    assert turns >= 8
+
+
+async def test_the_bound_holds_for_what_was_there_before_a_restart(broker: Broker) -> None:
+    queue = await declare(broker, x_max_length_bytes=30)
+    await publish(broker, queue, b"1" * 10, b"2" * 10, b"3" * 10)
+    await broker.close()
+    again = await Broker.open(broker.config)
+    queue = again.vhosts.get("/").queues["q"]
+    await publish(again, queue, b"4" * 10)
+    await waiting(queue, [b"2" * 10, b"3" * 10, b"4" * 10])
+    await again.close()
+
+
+@pytest.mark.parametrize("bound", [{"x_max_length_bytes": 30}, {"x_max_length": 3}], ids=["bytes", "length"])
+async def test_the_bound_holds_for_what_comes_through_other_doors(broker: Broker, bound: dict[str, int]) -> None:
+    queue = await declare(broker, **bound)
+    stream = broker.streams.get("q")
+    await broker.publish(stream, [(None, b"%d" % n * 10, (), None, -1) for n in range(5)])
+    await waiting(queue, [b"2" * 10, b"3" * 10, b"4" * 10])
+
+
+async def test_what_is_out_does_not_count_and_counts_again_when_it_comes_back(broker: Broker) -> None:
+    queue = await declare(broker, x_max_length_bytes=20, x_overflow="reject-publish")
+    assert await publish(broker, queue, b"1" * 10, b"2" * 10, b"3") == [True, True, False], "as many as fit, at once"
+    taken = queue.get()
+    assert taken is not None
+    assert await publish(broker, queue, b"4" * 10, b"5") == [True, False]
+    queue.settle(taken[0], taken[1], taken[1] + 1)
+    other = queue.get()
+    assert other is not None
+    queue.give_back(other[0], other[1])
+    assert await publish(broker, queue, b"6") == [False]
+    assert queue.purge() == 2
+    assert await publish(broker, queue, b"7" * 20) == [True]
