@@ -83,3 +83,25 @@ def test_a_poison_message_is_dead_lettered_even_if_the_broker_is_killed_after_ea
     assert properties.headers["x-first-death-reason"] == "delivery_limit"
     method, properties, body = get(channel, "work")
     assert (body, (properties.headers or {}).get("x-delivery-count")) == (b"fine after", None)
+
+
+def test_only_what_was_given_back_is_counted_after_a_kill_wherever_it_lies(broker: Killable) -> None:
+    channel = broker.channel()
+    for name, kind in (("work", "quorum"), ("other", "classic")):
+        channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
+    for body in (b"held", b"returned", b"new"):
+        channel.basic_publish("", "work", body)
+    get(channel, "work")
+    method, _, _ = get(channel, "work")
+    channel.basic_nack(method.delivery_tag, requeue=True)
+    channel.basic_publish("", "other", b"")
+    broker.kill_and_start()
+    channel = broker.channel()
+    got = []
+    for method, properties, body in channel.consume("work", inactivity_timeout=PATIENCE_S):
+        got.append((body, (properties.headers or {}).get("x-delivery-count"), method.redelivered))
+        if len(got) == 3:
+            break
+    channel.cancel()
+    assert got[:2] == [(b"held", None, True), (b"returned", 1, True)]
+    assert got[2][:2] == (b"new", None)
