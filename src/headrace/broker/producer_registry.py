@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -114,7 +115,7 @@ class Producers:
         batch = tracked.producers.staged(info, ticket, log.visible_end, self._clock.now_ms())
         if info.is_transactional:
             self._hold(tracked)
-        ticket.add_callback(lambda done: self._appended(tracked, info, batch, done))
+        ticket.add_callback(partial(self._appended, tracked, info, batch))
         return ticket
 
     def _track(self, log: Log) -> Tracked:

@@ -107,15 +107,15 @@ class PartitionProducers:
             if info.base_sequence != 0:
                 raise OutOfOrderSequence(f"a new epoch starts at sequence {info.base_sequence}")
             return None
+        if not producer.batches or info.base_sequence == (producer.last_sequence + 1) & SEQUENCE_MASK:
+            return None
         last = info.last_sequence
         for batch in producer.batches:
             if batch.first == info.base_sequence and batch.last == last:
                 return batch
-        if producer.batches and info.base_sequence != (producer.last_sequence + 1) & SEQUENCE_MASK:
-            raise OutOfOrderSequence(
-                f"producer {info.producer_id}: sequence {info.base_sequence} after {producer.last_sequence}"
-            )
-        return None
+        raise OutOfOrderSequence(
+            f"producer {info.producer_id}: sequence {info.base_sequence} after {producer.last_sequence}"
+        )
 
     def staged(self, info: BatchInfo, ticket: Ticket, visible_end: int, now_ms: int) -> Batch:
         """A checked batch is on its way; what follows is judged as if it were there already."""

@@ -24,6 +24,7 @@ REQUESTS_MAX = 128  # of one connection that are not answered; more are not read
 REQUEST_BYTES_WAITING_MAX = 16 << 20  # of one connection
 DOOR_BYTES_WAITING_MAX = 64 << 20  # of all: more would wait for the disk all the same, in memory touched for it
 FAIR_BYTES_MIN = 1 << 20  # what one connection may have waiting, however many there are
+JOIN_BYTES_MAX = 16 << 10  # answers smaller than this, together, are cheaper copied than gathered
 HEAVY_BYTES = 64 << 10  # who has less waiting takes nobody's share
 ANSWER_BYTES_MAX = 32 << 20  # of one connection that it has not read; more requests are not started
 COLD_REQUEST_BYTES_MAX = 8 << 20  # of every API but Produce
@@ -219,17 +220,23 @@ class Connection(asyncio.BufferedProtocol):
         self._flush_planned = False
         waiting = self._waiting
         pieces: list[Piece] = []
+        total = freed = 0
         while waiting and waiting[0].answered:
             request = waiting.popleft()
-            self._weigh(-request.size)
-            self._answer_bytes -= sum(map(len, request.pieces))
-            pieces.extend(request.pieces)
+            freed += request.size
+            for piece in request.pieces:
+                total += len(piece)
+                pieces.append(piece)
+        self._weigh(-freed)
+        self._answer_bytes -= total
         if self.is_closed:
             return
         if len(pieces) == 1:
             self._transport.write(pieces[0])
-        elif pieces:
+        elif total > JOIN_BYTES_MAX:
             self._transport.writelines(pieces)
+        elif pieces:
+            self._transport.write(b"".join(pieces))
         self._start_more()
         self._pause_or_resume()
 

@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from headrace.broker.broker import Broker
+from headrace.broker.pressure import Verdict
 from headrace.config import Address, Config
 from headrace.doors.flow import Flow
 from headrace.doors.kafka.clients import clients
@@ -31,6 +32,7 @@ IDENTITY = "kafka"
 CLUSTER_ID = b"cluster"
 PAUSED_WAIT_MS = 1000  # told to producers while nothing of theirs is read
 TRIM_INTERVAL_S = 5.0
+FULL_SPEED = Verdict()
 
 
 class SpareBuffers:
@@ -130,7 +132,10 @@ class KafkaDoor:
 
     def throttle_ms(self, size: int) -> int:
         """How long a producer that sent this much is asked to wait, and is not read."""
-        if self.broker.pressure.verdict.paused_by is not None:
+        verdict = self.broker.pressure.verdict
+        if verdict == FULL_SPEED:
+            return 0
+        if verdict.paused_by is not None:
             return PAUSED_WAIT_MS
         return int(self.broker.pressure.delay_s(size) * 1000)
 

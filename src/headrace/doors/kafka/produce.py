@@ -10,7 +10,7 @@ from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.errors import CorruptBatch, HeadraceError, InvalidInput
 from headrace.record import codec
-from headrace.record.layout import CODECS, MAGIC, MAGIC_AT
+from headrace.record.layout import CODECS, CONTROL_BIT, MAGIC, MAGIC_AT, TRANSACTIONAL_BIT
 from headrace.record.types import BatchInfo
 from headrace.wire.kafka import hot
 
@@ -116,13 +116,15 @@ def append(door: "KafkaDoor", stream: Stream, partition: Partition, data: memory
     if "compression" in stream.document.config or stream.settings.timestamp_type == "append":
         stamp_ms, stored = rewritten(door, stream, data, infos)
         infos = codec.scan(stored, verify_crc=False)
-    if any(info.is_control for info in infos):
-        raise CorruptBatch("control batches are the broker's")
+    for info in infos:
+        if info.attributes & CONTROL_BIT:
+            raise CorruptBatch("control batches are the broker's")
+    is_transactional = first.attributes & TRANSACTIONAL_BIT
     if first.producer_id < 0:
-        if first.is_transactional:
+        if is_transactional:
             raise CorruptBatch("a transactional batch without a producer")
         return log.append(stored, infos), stamp_ms
-    if first.is_transactional:
+    if is_transactional:
         door.coordination.transactions.check_append(
             first.producer_id, first.producer_epoch, (stream.name, partition.number)
         )
