@@ -1,5 +1,6 @@
 """Docs that fail the build: what the code has is written down, and what is written down leads somewhere."""
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 sys.path.insert(0, str(ROOT / "tools"))
 import reference  # noqa: E402
+
+import record  # noqa: E402
 
 
 def commands(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
@@ -135,3 +138,17 @@ def test_the_json_of_the_docs_is_json() -> None:
     for page in PAGES:
         for block in re.findall(r"```json\n(.*?)```", page.read_text(), re.S):
             msgspec.json.decode(block)
+
+
+def test_the_first_run_is_shown_as_it_was_recorded() -> None:
+    """At most twelve lines up to `ready`, and page and drawing are those of the recording."""
+    docs = ROOT / "docs"
+    events = [(at, text) for at, _, text in map(json.loads, (docs / "first-run.cast").read_text().splitlines()[1:])]
+    lines = [line for _, line in record.lines_of(events)]
+    greeting = lines[1 : lines.index("ready") + 1]
+    assert lines[0] == "$ headrace serve --demo" and len(greeting) <= 12
+    labels = [line.split()[0] for line in greeting]
+    assert labels == ["headrace", "new", "amqp", "kafka", "http", "dashboard", "publish", "read", "demo", "ready"]
+    assert lines[-1] == "stopped; everything is on disk"
+    assert "\n".join(["```", *greeting, "```"]) in (docs / "first-run.md").read_text()
+    assert (docs / "images" / "first-run.svg").read_text() == record.svg(events), "python tools/record.py --again"
