@@ -111,9 +111,8 @@ def record() -> list[Event]:
         folder = Path(made) / "headrace"
         folder.mkdir()
         terminal = Terminal(folder)
-        broker = terminal.run(
-            [sys.executable, "-m", "headrace", "serve", "--demo"], "headrace serve --demo", r"^ready\r?\n"
-        )
+        python = [sys.executable, "-m", "headrace"]
+        broker = terminal.run([*python, "serve", "--demo"], "headrace serve --demo", r"^ready\r?\n")
         try:
             serving = terminal._master
             greeting = "".join(text for _, text in terminal.events)
