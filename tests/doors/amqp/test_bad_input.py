@@ -191,6 +191,15 @@ def test_07_properties_that_do_not_add_up_are_502(client: Raw, properties: bytes
     assert client.expect(commands.Connection.Close).reply_code == 502
 
 
+def test_07_strings_longer_than_their_frame_are_502(running: Running, client: Raw) -> None:
+    client.open().channel().send(raw_frame(1, 1, b"\x00\x32\x00\x0a\0\0\xffq"))
+    assert client.expect(commands.Connection.Close).reply_code == 502
+    with closing(Raw(running.port)) as early:
+        early.start()
+        early.send(raw_frame(1, 0, b"\x00\x0a\x00\x0b\0\0\0\0\x05PLAIN\x7f\xff\xff\xff\0guest\0guest\x05en_US"))
+        assert early.expect(commands.Connection.Close).reply_code == 502
+
+
 def test_08_names_that_are_not_utf8_are_502(client: Raw) -> None:
     client.open().channel().send(raw_frame(1, 1, b"\x00\x32\x00\x0a\0\0\x02\xff\xfe\0\0\0\0\0"))
     assert client.expect(commands.Connection.Close).reply_code == 502
