@@ -27,7 +27,6 @@ from headrace.broker.pressure import Pressure
 from headrace.broker.reading import Page, read_page
 from headrace.broker.reclaim import Reclaim
 from headrace.broker.rounds import SETTLE_TABLE
-from headrace.broker.spill import Spill
 from headrace.broker.staging import Staging
 from headrace.broker.stats import Stats
 from headrace.broker.streams import Stream, Streams
@@ -40,6 +39,7 @@ from headrace.log.disk import Disk, RealDisk
 from headrace.log.log import LogSpec
 from headrace.log.recovery import RecoveryReport
 from headrace.log.shard import Shard
+from headrace.log.spill import Spill
 
 TICK_S = 0.05
 FOLDS = {SETTLE_TABLE: fold_settles}
@@ -111,7 +111,9 @@ class Broker:
         broker.pipelines = Pipelines(broker.shard, broker.clock)
         broker.pressure = Pressure(broker.shard, config, broker.clock, broker.disk)
         broker._connections_max = broker.pressure.connections_max
-        broker.spill = Spill(broker.shard.files, broker.disk, data_dir)
+        broker.spill = Spill(
+            broker.shard.files, broker.disk, data_dir, broker.shard.loader, broker.shard.counters
+        )
         broker.vhosts = VirtualHosts(broker)
         row_groups = RowGroups(broker.shard.files.groups)
         for holder in (broker.spill, Indexes(broker.shard.index_cache), row_groups, ReadAhead(broker.vhosts)):

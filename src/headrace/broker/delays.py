@@ -7,11 +7,11 @@ message is due, its routing and the settling of its delayed copy are one group.
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.exchanges import Exchange
-from headrace.broker.memory_log import MemoryLog
 from headrace.broker.message import Message, from_record
 from headrace.broker.partition import ReadWaits
 from headrace.broker.timers import DueIndex
 from headrace.broker.view import Run, View
+from headrace.log.memory_log import MemoryLog
 from headrace.record import codec
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.dead_letter import DeadLetters
 from headrace.broker.delays import Delays
 from headrace.broker.exchanges import DELAYED, KINDS, Binding, Exchange, make_exchange
-from headrace.broker.memory_log import MemoryLog
 from headrace.broker.policy import CLASSIC, STREAM, QueuePolicy, check_equivalent, parse_arguments
 from headrace.broker.queue import Queue
 from headrace.broker.queue_store import QueueStore
@@ -28,6 +27,7 @@ from headrace.errors import (
     QueueNotFound,
     ResourceLocked,
 )
+from headrace.log.memory_log import MemoryLog
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

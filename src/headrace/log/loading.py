@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from headrace.log.counters import Counters
+from headrace.log.files import Files
 from headrace.log.work import Done, Job, Post, ThreadWorker, Worker
 
 THREADS = 4  # a slow read must not hold up the next client's
@@ -92,3 +94,28 @@ class Loads:
 
     def forget(self, key: Hashable) -> None:
         self.outcomes.pop(key, None)
+
+
+class CachedFiles:
+    """Files as far as they are in the page cache; ReadWaits where they are not."""
+
+    def __init__(self, files: Files, loads: Loads, counters: Counters) -> None:
+        self._files = files
+        self._loads = loads
+        self._counters = counters
+
+    def read(self, path: str, size: int, position: int) -> bytes:
+        data = self._files.read_cached(path, size, position)
+        if data is not None:
+            if self._loads.outcomes:
+                self._loads.forget((path, position, size))
+            return data
+        self._counters.cold_reads += 1
+        self._loads.result((path, position, size), lambda: self._warm(path, size, position))
+        # It was loaded and is gone again: with memory that short, wait rather than never get on.
+        return self._files.read(path, size, position)
+
+    def _warm(self, path: str, size: int, position: int) -> bool:
+        """Into the page cache, and nowhere else: nobody may come back for it."""
+        self._files.read(path, size, position)
+        return True

@@ -16,7 +16,7 @@ from headrace.errors import CorruptBatch, CorruptLog, LogClosed
 from headrace.log import kernel, paths
 from headrace.log.counters import Counters
 from headrace.log.files import Files
-from headrace.log.loading import Loader, Loads
+from headrace.log.loading import CachedFiles, Loader, Loads
 from headrace.log.segment import Segment, read_seal, rebuild_index, walk_segment
 from headrace.log.tail import Tail
 from headrace.log.tiered import within
@@ -85,27 +85,12 @@ class Reader:
     ) -> None:
         self._files = files
         self._loads = Loads(loader)
+        self._read = CachedFiles(files, self._loads, counters).read
         self._index_cache = cache
         self._tail = tail
         self._counters = counters
         # Where sequential readers go on, so that they need no index: next offset -> (segment, position).
         self._resume: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
-
-    def _read(self, path: str, size: int, position: int) -> bytes:
-        data = self._files.read_cached(path, size, position)
-        if data is not None:
-            if self._loads.outcomes:
-                self._loads.forget((path, position, size))
-            return data
-        self._counters.cold_reads += 1
-        self._loads.result((path, position, size), lambda: self._warm(path, size, position))
-        # It was loaded and is gone again: with memory that short, wait rather than never get on.
-        return self._files.read(path, size, position)
-
-    def _warm(self, path: str, size: int, position: int) -> bool:
-        """Into the page cache, and nowhere else: nobody may come back for it."""
-        self._files.read(path, size, position)
-        return True
 
     def _read_batches(self, segment: Segment, size: int, position: int) -> bytes:
         """Of an archived segment only up to the end of a row group: the next one may have to be waited for."""

@@ -3,12 +3,14 @@
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.log.counters import Counters
 from headrace.log.disk import Disk
 from headrace.log.files import Files
+from headrace.log.loading import CachedFiles, Loader, Loads
 from headrace.log.paths import SPILL, SPILLED
 
 if TYPE_CHECKING:
-    from headrace.broker.memory_log import MemoryLog
+    from headrace.log.memory_log import MemoryLog
 
 FILE_BYTES_MAX = 8 << 20  # a file goes when all of it has been read: small ones go sooner
 LARGE_BYTES = 64 << 10  # a log that holds less is not worth a file
@@ -38,8 +40,9 @@ class Spill:
     name = "memory_logs"
     patience_s = 0.0
 
-    def __init__(self, files: Files, disk: Disk, root: str) -> None:
+    def __init__(self, files: Files, disk: Disk, root: str, loader: Loader, counters: Counters) -> None:
         self._files, self._disk = files, disk
+        self._cached = CachedFiles(files, Loads(loader), counters)
         self._folder = f"{root}/{SPILL}"
         self._number = 0
         self._is_ready = False
@@ -70,6 +73,10 @@ class Spill:
 
     def read(self, file: SpillFile, position: int, size: int) -> bytes:
         return self._files.read(file.path, size, position)
+
+    def read_now(self, file: SpillFile, position: int, size: int) -> bytes:
+        """ReadWaits when it is not in the page cache any more."""
+        return self._cached.read(file.path, size, position)
 
     def drop(self, file: SpillFile) -> None:
         self._files.forget([file.path])

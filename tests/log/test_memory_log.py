@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.memory_log import MemoryLog
-from headrace.broker.spill import LARGE_BYTES, LOG_BYTES_MAX, Spill
+from headrace.log.counters import Counters
 from headrace.log.disk import RealDisk
 from headrace.log.files import Files
+from headrace.log.loading import Loader, ReadWaits
+from headrace.log.memory_log import MemoryLog
+from headrace.log.spill import LARGE_BYTES, LOG_BYTES_MAX, Spill
+from headrace.log.work import InlineWorker
 from headrace.record import codec
 
 KB, MB = 1 << 10, 1 << 20
@@ -26,7 +29,7 @@ class FullDisk(RealDisk):
 
 def make(folder: Path, disk: RealDisk | None = None) -> tuple[MemoryLog, Spill]:
     disk = disk or RealDisk()
-    spill = Spill(Files(disk, 16), disk, str(folder))
+    spill = Spill(Files(disk, 16), disk, str(folder), Loader(None, InlineWorker()), Counters())
     return MemoryLog(spill), spill
 
 
@@ -151,3 +154,18 @@ def test_a_log_that_spills_reads_like_one_that_does_not(
             plain.size_bytes, plain.start_offset, plain.visible_end,
         )  # fmt: skip
     log.close()
+
+
+def test_what_was_spilled_and_left_memory_is_waited_for_by_its_reader_alone(tmp_path: Path) -> None:
+    class Cold(RealDisk):
+        def pread_cached(self, file: int, size: int, position: int) -> bytes | None:
+            return None
+
+    log, _ = make(tmp_path, Cold())
+    for i in range(3):
+        log.append(batch(i, LARGE_BYTES))
+    assert log.spill(0) > 0
+    with pytest.raises(ReadWaits) as caught:
+        log.read_now(0, 1)
+    caught.value.load()
+    assert log.read_now(0, 1).data == log.read(0, 1).data

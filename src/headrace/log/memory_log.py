@@ -9,11 +9,12 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace.broker.spill import FILE_BYTES_MAX, LARGE_BYTES, LOG_BYTES_MAX, Spill, Spilled, SpillFile
 from headrace.errors import OffsetOutOfRange
+from headrace.log.spill import FILE_BYTES_MAX, LARGE_BYTES, LOG_BYTES_MAX, Spill, Spilled, SpillFile
 from headrace.record import codec
 
 NO_EPOCH = -1
+Unspill = Callable[[SpillFile, int, int], bytes]
 
 
 class MemoryChunk(NamedTuple):
@@ -74,6 +75,13 @@ class MemoryLog:
         return base
 
     def read(self, offset: int, max_bytes: int = 65536) -> MemoryChunk:
+        return self._read(offset, max_bytes, self._spill.read if self._spill is not None else _nothing_spilled)
+
+    def read_now(self, offset: int, max_bytes: int = 65536) -> MemoryChunk:
+        """ReadWaits when what was spilled is not in memory any more."""
+        return self._read(offset, max_bytes, self._spill.read_now if self._spill is not None else _nothing_spilled)
+
+    def _read(self, offset: int, max_bytes: int, unspill: Unspill) -> MemoryChunk:
         if not self.start_offset <= offset <= self.visible_end:
             raise OffsetOutOfRange(offset, self.start_offset, self.visible_end)
         if offset == self.visible_end:
@@ -87,17 +95,11 @@ class MemoryLog:
         if last == first + 1 and not isinstance(only, Spilled):
             data: bytes | bytearray = only
         else:
-            data = b"".join(map(self._bytes_of, self._batches[first:last]))
+            data = b"".join(
+                unspill(*batch) if isinstance(batch, Spilled) else batch for batch in self._batches[first:last]
+            )
         end = self._bases[last] if last < len(self._bases) else self.visible_end
         return MemoryChunk(data, self._bases[first], end)
-
-    read_now = read
-
-    def _bytes_of(self, batch: bytearray | Spilled) -> bytes | bytearray:
-        if not isinstance(batch, Spilled):
-            return batch
-        assert self._spill is not None
-        return self._spill.read(*batch)
 
     def wait(self, offset: int, callback: Callable[[], object]) -> Waiter:
         waiter = Waiter(self, callback)
@@ -179,6 +181,10 @@ class MemoryLog:
         self._bases, self._batches, self._in_files = [], [], 0
         self.start_offset = self.visible_end
         self.size_bytes = self.memory_bytes = 0
+
+
+def _nothing_spilled(_file: SpillFile, _position: int, _size: int) -> bytes:
+    raise AssertionError("without a place to spill to, everything is in memory")
 
 
 def _size(batch: bytearray | Spilled) -> int:
