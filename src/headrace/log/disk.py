@@ -161,8 +161,8 @@ class RealDisk:
             raise DataFolderLocked(
                 f"{os.path.dirname(path)} is in use by another broker (process {holder})"
             ) from None
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        # In place, and as wide as any number of a process: on a full disk there is no room for another block.
+        os.pwrite(file, f"{os.getpid():<10}\n".encode(), 0)
         return file
 
 

@@ -30,6 +30,7 @@ ENTRY_MAGIC = 0x48524A45
 ENTRY_HEADER = struct.Struct("<IIQQQI")
 _CRC_BYTES = 4
 _ZEROS = bytes(SECTOR)
+_COPY = b"copy"  # behind the header of a file that recovery wrote
 
 
 def padded(size: int) -> int:
@@ -231,27 +232,44 @@ def _encoded(number: int, sequence: int, synced: int, body: Sequence[Bytes]) -> 
     return [crc.to_bytes(_CRC_BYTES, "little"), rest, *body, tail]
 
 
-def write_again(disk: Disk, folder: str, entries: Sequence[Entry]) -> None:
+def write_again(disk: Disk, folder: str, entries: Sequence[Entry], *, as_copy: bool = True) -> None:
     """Make entries durable that may have been read from the page cache only, in a file of their own.
 
     Recovery acts on them log by log: a power cut in the middle must not find them gone, or a group would be
     in some of its logs and not in the others. Syncing the file they were read from would not do: after a failed
-    sync the next one answers OK and writes nothing.
+    sync the next one answers OK and writes nothing. `as_copy`: the file they were read from stays.
     """
     names = [number for number in map(paths.parse_journal, disk.listdir(folder)) if number is not None]
     headers = [read_header(disk, f"{folder}/{paths.journal_name(name)}") for name in names]
     number = max((header[0] for header in headers if header), default=0) + 1
     path = f"{folder}/{paths.journal_name(max(names, default=-1) + 1)}"
-    blocks: list[Bytes] = [_header(number, entries[0].sequence).ljust(SECTOR, b"\0")]
+    mark = _COPY if as_copy else b""
+    blocks: list[Bytes] = [(_header(number, entries[0].sequence) + mark).ljust(SECTOR, b"\0")]
     for entry in entries:
         blocks += _encoded(number, entry.sequence, entry.synced, [entry.body])
     file = disk.open(path, create=True, exclusive=True)
     try:
         disk.pwrite(file, blocks, 0)
         disk.sync(file)
+    except OSError:
+        disk.close(file)
+        disk.unlink(path)  # or starts that find no room would take more of it, each time
+        raise
+    disk.close(file)
+    disk.sync_dir(folder)
+    # A start that came to no end has written the same entries: they are in this file, too.
+    for name in names if as_copy else ():
+        former = f"{folder}/{paths.journal_name(name)}"
+        if _is_copy(disk, former):
+            disk.unlink(former)
+
+
+def _is_copy(disk: Disk, path: str) -> bool:
+    file = disk.open(path, readonly=True)
+    try:
+        return disk.pread(file, len(_COPY), FILE_HEADER.size) == _COPY
     finally:
         disk.close(file)
-    disk.sync_dir(folder)
 
 
 def read_header(disk: Disk, path: str) -> tuple[int, int] | None:

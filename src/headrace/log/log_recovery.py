@@ -51,9 +51,7 @@ class LogRecovery:
         saved = shard.state.get(ENDS, self._key)
         self._saved = SavedWriter.unpack(saved) if saved else None
         self._truncation = self._state_number(TRUNCATIONS)
-        self._evidence = max(
-            evidence, self._saved.next_offset if self._saved else 0, self._state_number(DAMAGED) or 0
-        )
+        self._evidence = max(evidence, self._saved.next_offset if self._saved else 0, self._state_number(DAMAGED) or 0)
         if self._truncation is not None:
             self._evidence = min(self._evidence, self._truncation)
         self._start = self._state_number(STARTS) or 0
@@ -113,7 +111,7 @@ class LogRecovery:
         wanted = {str(stem) for stem in stems}
         for name in names:
             base, _, suffix = name.partition(".")
-            if suffix.endswith(paths.UNFINISHED[1:]) or (
+            if (
                 "." + suffix in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL, paths.TIER)
                 and base not in wanted
             ):
@@ -266,9 +264,7 @@ class LogRecovery:
                 # The name of a segment was lost and the later one's kept, but the journal may have its records.
                 self._rescue_from_journal(stem.base)
             expected = self._end if self._segments else min(stem.base, self._end)
-            self._unlink += [
-                self._path(stem, s) for s in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL)
-            ]
+            self._unlink += [self._path(stem, s) for s in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL)]
             if stem.base != expected:
                 # Behind the first bad batch: never confirmed, or the evidence says otherwise.
                 self._cuts.append((path, 0, size))
@@ -398,9 +394,7 @@ class LogRecovery:
         file = self._disk.open(name, create=True)
         try:
             for at in range(position, size, _READ_BYTES):
-                self._disk.pwrite(
-                    file, [self._files.read(path, min(_READ_BYTES, size - at), at)], at - position
-                )
+                self._disk.pwrite(file, [self._files.read(path, min(_READ_BYTES, size - at), at)], at - position)
         finally:
             self._disk.close(file)
 
@@ -440,9 +434,7 @@ class LogRecovery:
             self._disk.unlink(path)
         self._unlink, self._truncate, self._renames, self.fresh = [], [], [], []
         self._cuts, self._to_seal = [], []
-        self._segments = _before_gap(
-            [self._as_found.get(segment, segment) for segment in self._segments], self._disk
-        )
+        self._segments = _before_gap([self._as_found.get(segment, segment) for segment in self._segments], self._disk)
         self._tail.writer = None
         self.records = self.bytes_kept = 0
         rescued = [part.data for _, part in sorted(self._parts.items()) if part.next_offset > self._end]
@@ -454,6 +446,12 @@ class LogRecovery:
             finally:
                 self._disk.close(file)
 
+    def abandon(self) -> None:
+        """The start failed: give back the room of what has no name of its own yet."""
+        for path in self.fresh:
+            if self._disk.exists(path):
+                self._disk.unlink(path)
+
     # Making it last.
 
     def sync_fresh(self) -> None:
@@ -464,11 +462,13 @@ class LogRecovery:
             finally:
                 self._disk.close(file)
 
-    def put_in_place(self) -> None:
+    def seal(self) -> None:
         for writer in self._to_seal:
             writer.seal()
             # The marker that follows makes this a known segment, and only the seal says where it ends.
             self._files.sync(writer.segment.path(paths.SEAL))
+
+    def put_in_place(self) -> None:
         for source, target in self._renames:
             self._disk.rename(source, target)
         self._disk.sync_dir(self._folder)

@@ -71,30 +71,27 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
     hints = slots.read_all(shard.disk, f"{shard.root}/{paths.SLOTS}")
     replayed = _Replayed(shard, marker)
     check_witness(shard.disk, shard.root, replayed.sequence)
-    replayed.secure()
     report = RecoveryReport(clean=marker.clean and not replayed.entries, logs=len(specs))
     report.new = shard.state.is_new
     report.journal_entries = replayed.entries
     shard.epoch = marker.epoch if report.clean else marker.epoch + 1
     folders = _folders(shard, {spec.id for spec in specs}, report)
+    replayed.secure()
     if not report.clean:
         # After a kill a name may be seen, or missed, that a power cut would change again: first make them last.
         _sync_folders(shard, list(folders.values()))
-    recoveries = []
-    for spec in specs:
-        evidence = max(hints[spec.id].durable_end if spec.id in hints else 0, replayed.ends.get(spec.id, 0))
-        recovery = LogRecovery(shard, spec, folders.get(spec.id), replayed.parts.get(spec.id, {}), evidence)
-        recovery.run(trust=report.clean)
-        recoveries.append(recovery)
-        report.records += recovery.records
-        report.bytes_kept += recovery.bytes_kept
-        report.bytes_cut += recovery.bytes_cut
-        report.indexes_rebuilt += recovery.indexes_rebuilt
-        if recovery.log.damage is not None:
-            report.damaged.append(str(recovery.log.damage))
-        shard.logs[spec.id] = recovery.log
-    _make_durable(shard, recoveries)
-    _begin(shard, recoveries, replayed.sequence)
+    recoveries: list[LogRecovery] = []
+    try:
+        _recover_logs(shard, specs, folders, hints, replayed, report, recoveries)
+        # The state before the segments get their names: a start that finds no room for it leaves nothing behind.
+        _prepare_state(shard, recoveries, replayed.sequence)
+        _make_durable(shard, recoveries)
+    except OSError:
+        for recovery in recoveries:
+            recovery.abandon()
+        shard.state.abandon()
+        raise
+    _begin(shard, replayed.sequence)
     # Before the first append: a file of a former life that came back would be read as its continuation.
     _sync_folders(shard, [recovery.folder for recovery in recoveries if recovery.clean_up()])
     for recovery in recoveries:
@@ -102,6 +99,29 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
             remove_strays(shard.disk, shard.tier_root, recovery.folder, recovery.log.segments)
     report.seconds = shard.clock.monotonic() - started
     return report
+
+
+def _recover_logs(
+    shard: "Shard",
+    specs: list[LogSpec],
+    folders: dict[int, str],
+    hints: dict[int, slots.Ends],
+    replayed: "_Replayed",
+    report: RecoveryReport,
+    recoveries: list[LogRecovery],
+) -> None:
+    for spec in specs:
+        evidence = max(hints[spec.id].durable_end if spec.id in hints else 0, replayed.ends.get(spec.id, 0))
+        recovery = LogRecovery(shard, spec, folders.get(spec.id), replayed.parts.get(spec.id, {}), evidence)
+        recoveries.append(recovery)
+        recovery.run(trust=report.clean)
+        report.records += recovery.records
+        report.bytes_kept += recovery.bytes_kept
+        report.bytes_cut += recovery.bytes_cut
+        report.indexes_rebuilt += recovery.indexes_rebuilt
+        if recovery.log.damage is not None:
+            report.damaged.append(str(recovery.log.damage))
+        shard.logs[spec.id] = recovery.log
 
 
 class _Replayed:
@@ -163,9 +183,17 @@ def _folders(shard: "Shard", known: set[int], report: RecoveryReport) -> dict[in
             shard.disk.rmdir(f"{root}/{name}")
         elif log_id in known:
             found[log_id] = f"{root}/{name}"
+            _remove_unfinished(shard, found[log_id])
         else:
             report.strays.append(name)
     return found
+
+
+def _remove_unfinished(shard: "Shard", folder: str) -> None:
+    """Of a compaction or a start that was killed. First of all: what follows may need its room."""
+    for name in shard.disk.listdir(folder):
+        if name.endswith(paths.UNFINISHED):
+            shard.disk.unlink(f"{folder}/{name}")
 
 
 def _sync_folders(shard: "Shard", folders: list[str]) -> None:
@@ -184,13 +212,14 @@ def _make_durable(shard: "Shard", recoveries: list[LogRecovery]) -> None:
         for recovery in fresh:
             recovery.sync_fresh()
     for recovery in fresh:
+        recovery.seal()
+    for recovery in fresh:
         recovery.put_in_place()
     if fresh:
         shard.disk.sync_dir(f"{shard.root}/{paths.LOGS}")
 
 
-def _begin(shard: "Shard", recoveries: list[LogRecovery], sequence: int) -> None:
-    """The marker makes the recovery final: epoch, ends and a fresh block of ids, in one durable step."""
+def _prepare_state(shard: "Shard", recoveries: list[LogRecovery], sequence: int) -> None:
     state = shard.state
     for recovery in recoveries:
         recovery.record_state()
@@ -199,7 +228,12 @@ def _begin(shard: "Shard", recoveries: list[LogRecovery], sequence: int) -> None
     shard.ids = range(first, first + ID_BLOCK)
     state.apply_put(IDS, NEXT_LOG_ID, (first + ID_BLOCK).to_bytes(8, "big"))
     # To a fresh file: what was read may be in the page cache only, and nothing may be built on that.
-    state.write(state.take_all(), Marker(sequence, shard.epoch, clean=False), rewrite=True)
+    state.prepare(state.take_all(), Marker(sequence, shard.epoch, clean=False))
+
+
+def _begin(shard: "Shard", sequence: int) -> None:
+    """The marker makes the recovery final: epoch, ends and a fresh block of ids, in one durable step."""
+    shard.state.put_in_place()
     journal = Journal(
         shard.disk,
         f"{shard.root}/{paths.JOURNAL}",

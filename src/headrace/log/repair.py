@@ -73,7 +73,7 @@ def _set_aside(disk: Disk, folder: str, entries: list[journal.Entry]) -> list[st
     names = [name for name in disk.listdir(folder) if paths.parse_journal(name) is not None]
     headers = {name: journal.read_header(disk, f"{folder}/{name}") for name in names}
     if entries:
-        journal.write_again(disk, folder, entries)
+        journal.write_again(disk, folder, entries, as_copy=False)
     # Newest first: as long as one is left, everything before the damage can still be read from the rest.
     moved = []
     for name in sorted(names, key=lambda name: headers[name] or (0, 0), reverse=True):

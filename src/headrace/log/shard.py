@@ -15,7 +15,7 @@ from headrace.log import checkpoint, paths
 from headrace.log.commit import Committed, Committer
 from headrace.log.counters import Counters
 from headrace.log.disk import Disk, FileId, RealDisk, make_folder
-from headrace.log.files import Files
+from headrace.log.files import NO_ROOM, Files
 from headrace.log.group import Group
 from headrace.log.journal import Journal, JournalFull
 from headrace.log.loading import Loader
@@ -95,15 +95,16 @@ class Shard:
         """Lock the folder, recover, and be ready to append. Without `post` nothing runs by itself: see pump()."""
         shard = cls(root, settings or LogSettings(), clock, disk or RealDisk())
         shard._start_workers(post, defer, make_future)
-        make_folder(shard.disk, root)
-        for folder in (paths.LOGS, paths.STATE, paths.JOURNAL):
-            shard.disk.mkdir(f"{root}/{folder}")
-        shard.disk.sync_dir(root)  # what is synced in a folder without a durable name of its own is lost with it
-        shard._lock = shard.disk.lock(f"{root}/{paths.LOCK}")
         try:
-            shard.tier_root = tier_root(shard.disk, root, shard.settings.tier_dir)
-            shard.state = StateStore(shard.disk, f"{root}/{paths.STATE}", folds)
-            report = recover(shard, list(logs))
+            report = shard._recover(logs, folds)
+        except OSError as error:
+            shard._stop()
+            if error.errno not in NO_ROOM:
+                raise
+            raise DiskFull(
+                f"{root} cannot be opened: the disk is full, and a start after a crash writes before it deletes; "
+                "make room and start again, nothing is lost"
+            ) from error
         except BaseException:
             shard._stop()
             raise
@@ -111,6 +112,16 @@ class Shard:
         shard.maintenance = Maintenance(shard)
         shard.maintenance.finish_truncations()
         return shard, report
+
+    def _recover(self, logs: Iterable[LogSpec], folds: Mapping[str, Fold] | None) -> RecoveryReport:
+        make_folder(self.disk, self.root)
+        for folder in (paths.LOGS, paths.STATE, paths.JOURNAL):
+            self.disk.mkdir(f"{self.root}/{folder}")
+        self.disk.sync_dir(self.root)  # what is synced in a folder without a durable name of its own is lost with it
+        self._lock = self.disk.lock(f"{self.root}/{paths.LOCK}")
+        self.tier_root = tier_root(self.disk, self.root, self.settings.tier_dir)
+        self.state = StateStore(self.disk, f"{self.root}/{paths.STATE}", folds)
+        return recover(self, list(logs))  # not before the lock is ours: another broker may be changing them
 
     def _start_workers(
         self, post: Post | None, defer: Post | None, make_future: Callable[[], Any] | None

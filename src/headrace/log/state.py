@@ -45,6 +45,7 @@ class StateStore:
         self._deltas: dict[Key, list[bytes]] = {}
         self._dirty: dict[Key, None] = {}
         self._file: FileId | None = None
+        self._prepared: tuple[FileId, int, Marker] | None = None
         self._generation = 0
         self._position = 0
         self._next_offset = 0
@@ -126,31 +127,36 @@ class StateStore:
         self, records: list[tuple[bytes, bytes | None]], marker: Marker, *, rewrite: bool = False
     ) -> None:
         """Make records and marker durable together: whole, or as if never written."""
-        fresh = rewrite or self._file is None
-        batches = _batches(records, marker, began=0 if fresh else self._position)
-        for batch in batches:
-            codec.patch(batch, 0, self._next_offset, 0)
-            self._next_offset += 1 + int.from_bytes(
-                batch[LAST_OFFSET_DELTA_AT : LAST_OFFSET_DELTA_AT + 4], "big"
-            )
-        if fresh:
-            self._rewrite(batches)
-        else:
-            assert self._file is not None
-            self._position += self._disk.pwrite(self._file, batches, self._position)
-            self._disk.sync(self._file)
+        if rewrite or self._file is None:
+            self.prepare(records, marker)
+            self.put_in_place()
+            return
+        batches = self._numbered(_batches(records, marker, began=self._position))
+        self._position += self._disk.pwrite(self._file, batches, self._position)
+        self._disk.sync(self._file)
         self.marker = marker
 
-    def _rewrite(self, batches: list[bytearray]) -> None:
-        path = self._path(self._generation + 1)
-        temporary = path + paths.UNFINISHED
+    def prepare(self, records: list[tuple[bytes, bytes | None]], marker: Marker) -> None:
+        """The first half of a rewrite, and all of it that needs room. It counts once it is put in place."""
+        temporary = self._path(self._generation + 1) + paths.UNFINISHED
         if self._disk.exists(temporary):
             self._disk.unlink(temporary)
+        batches = self._numbered(_batches(records, marker, began=0))
         file = self._disk.open(temporary, create=True, exclusive=True)
         try:
             size = self._disk.pwrite(file, batches, 0)
             self._disk.sync(file)
-            self._disk.rename(temporary, path)
+        except OSError:
+            self._disk.close(file)
+            raise
+        self._prepared = file, size, marker
+
+    def put_in_place(self) -> None:
+        assert self._prepared is not None
+        (file, size, marker), self._prepared = self._prepared, None
+        path = self._path(self._generation + 1)
+        try:
+            self._disk.rename(path + paths.UNFINISHED, path)
             self._disk.sync_dir(self._folder)
         except OSError:
             self._disk.close(file)
@@ -159,9 +165,25 @@ class StateStore:
             self._disk.close(self._file)
         self._file, self._position = file, size
         self._generation += 1
+        self.marker = marker
         for name in self._disk.listdir(self._folder):
             if paths.parse_state(name) not in (None, self._generation):
                 self._disk.unlink(f"{self._folder}/{name}")
+
+    def abandon(self) -> None:
+        """Take back what was prepared."""
+        if self._prepared is not None:
+            self._disk.close(self._prepared[0])
+            self._disk.unlink(self._path(self._generation + 1) + paths.UNFINISHED)
+            self._prepared = None
+
+    def _numbered(self, batches: list[bytearray]) -> list[bytearray]:
+        for batch in batches:
+            codec.patch(batch, 0, self._next_offset, 0)
+            self._next_offset += 1 + int.from_bytes(
+                batch[LAST_OFFSET_DELTA_AT : LAST_OFFSET_DELTA_AT + 4], "big"
+            )
+        return batches
 
     def _path(self, generation: int) -> str:
         return f"{self._folder}/{paths.state_name(generation)}"
@@ -237,6 +259,7 @@ class StateStore:
         if self._file is not None:
             self._disk.close(self._file)
             self._file = None
+        self.abandon()
 
 
 def _record_key(table: str, key: bytes) -> bytes:

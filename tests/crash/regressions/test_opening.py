@@ -1,9 +1,17 @@
 """Bugs that the crash tests found in opening a folder, each in a few lines that show it."""
 
+from collections.abc import Iterator
 from random import Random
 
+import pytest
+
+from headrace.clock import ManualClock
+from headrace.errors import DataFolderLocked
+from headrace.log.log import LogSpec
+from headrace.log.shard import Shard
 from tests.crash.shards import (
     ROOT,
+    SETTINGS,
     batch,
     checkpoint,
     every_cut,
@@ -205,3 +213,17 @@ def test_an_active_segment_of_which_nothing_was_synced_may_lose_its_name() -> No
     image = disk.kill()
     image.remove(names[1])
     assert values(finished(image, spec(segment_size=100))) == ["a", "c", "d"]
+
+
+def test_the_catalog_is_not_read_before_the_folder_is_locked() -> None:
+    disk = new_disk()
+    reopen(disk, spec())
+    asked = []
+
+    def specs() -> Iterator[LogSpec]:
+        asked.append(True)
+        yield spec()
+
+    with pytest.raises(DataFolderLocked):
+        Shard.open(ROOT, SETTINGS, logs=specs(), clock=ManualClock(), disk=disk)
+    assert not asked

@@ -1,0 +1,309 @@
+"""Queues of a whole broker at work on a simulated disk, and what has been promised about their messages.
+
+Everything runs on one thread: the log's workers are replaced by calls posted to the loop, so that a disk call is an
+instant at which a crash can be looked at, with exactly the promises given up to it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from headrace.broker.broker import Broker
+from headrace.broker.message import Message
+from headrace.broker.queue import Queue
+from headrace.clock import ManualClock
+from headrace.config import Config
+from headrace.errors import HeadraceError
+from headrace.log.settings import LogSettings
+from tests.crash.model import Broken
+from tests.crash.simdisk import SimulatedDisk
+
+TTL_MS = 60_000
+WORK, DEAD, BOUNDED, LEFT, RIGHT = "work", "dead", "bounded", "left", "right"
+BOUND = 2
+
+
+class PostedWorker:
+    """In place of a thread: each job is a turn of the loop of its own."""
+
+    def __init__(self, name: str, post: Callable[[Callable[[], object]], object], threads: int = 1) -> None:
+        self._post = post
+
+    def submit(self, job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self._post(partial(self._run, job, done))
+
+    @staticmethod
+    def _run(job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        result, error = None, None
+        try:
+            result = job()
+        except Exception as caught:  # noqa: BLE001 - as the thread does it
+            error = caught
+        done(result, error)
+
+    def close(self) -> None:
+        pass
+
+
+def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("shard", "loading", "maintenance"):
+        monkeypatch.setattr(f"headrace.log.{module}.ThreadWorker", PostedWorker)
+
+
+def config(folder: Path) -> Config:
+    """Rounds of one unit each: what is to happen together must be one, no round puts it together by chance."""
+    log = LogSettings(
+        round_bytes_max=1,
+        journal_file_bytes=128 * 1024,
+        journal_files=3,
+        checkpoint_interval_ms=2000,
+        settle_sync_interval_ms=1000,
+        disk_reserve=0,
+    )
+    return Config(data_dir=str(folder), http=None, amqp=None, kafka=None, log=log, disk_free_limit=0)
+
+
+@dataclass(slots=True)
+class Promises:
+    """By the body of a message. What is confirmed, out, acked for good or refused stays so."""
+
+    sent: set[bytes] = field(default_factory=set)
+    confirmed: set[bytes] = field(default_factory=set)
+    out: set[bytes] = field(default_factory=set)  # handed to a consumer
+    acked: set[bytes] = field(default_factory=set)
+    acked_for_good: set[bytes] = field(default_factory=set)  # a sync has covered the ack
+    doomed: set[bytes] = field(default_factory=set)  # rejected or expired: on their way to the dead letters
+    refused: set[bytes] = field(default_factory=set)
+    pairs: set[bytes] = field(default_factory=set)  # confirmed transactions
+
+    def copy(self) -> "Promises":
+        return Promises(*(set(getattr(self, one.name)) for one in fields(self)))
+
+
+class QueueWorld:
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.rng = Random(seed)
+        self.disk = SimulatedDisk()
+        self.clock = ManualClock()
+        self.promises = Promises()
+        self.errors: list[BaseException] = []
+        self._acked_in: dict[bytes, int] = {}  # flushes before the ack
+        self.number = 0
+        self._out: list[tuple[Queue, Any, int, bytes]] = []
+
+    async def open(self) -> None:
+        self.broker = await Broker.open(config(self.folder), clock=self.clock, disk=self.disk)
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD, "x-message-ttl": TTL_MS}
+        self.dead = await self._declare(DEAD)
+        self.work = await self._declare(WORK, **arguments)
+        self.bounded = await self._declare(BOUNDED, **{"x-max-length": BOUND, "x-overflow": "reject-publish"})
+        self.left, self.right = await self._declare(LEFT), await self._declare(RIGHT)
+
+    async def _declare(self, name: str, **arguments: object) -> Queue:
+        return await self.broker.vhosts.get("/").declare_queue(
+            name, durable=True, exclusive=False, auto_delete=False, arguments=arguments, owner=object()
+        )
+
+    async def step(self) -> None:
+        names = list(ACTIONS)
+        await getattr(self, self.rng.choices(names, list(ACTIONS.values()))[0])()
+        if self.rng.random() < 0.3:
+            await asyncio.sleep(0)
+
+    # What publishers do.
+
+    def _next(self) -> bytes:
+        self.number += 1
+        body = b"%04d" % self.number
+        self.promises.sent.add(body)
+        return body
+
+    def _send(self, queue: Queue, body: bytes) -> bool:
+        return queue.publish(Message("", queue.name, b"\0\0", body), self.clock.now_ms())
+
+    async def publish(self) -> None:
+        for _ in range(self.rng.choice((1, 1, 3))):
+            body = self._next()
+            assert self._send(self.work, body)
+            self._when_durable(lambda body=body: self.promises.confirmed.add(body))
+
+    async def publish_bounded(self) -> None:
+        body = self._next()
+        if self._send(self.bounded, body):
+            self._when_durable(lambda: self.promises.confirmed.add(body))
+        else:
+            self.promises.refused.add(body)
+
+    async def publish_pair(self) -> None:
+        """As tx.commit does it: one message in two queues, together."""
+        body = self._next()
+        rounds = self.broker.vhosts.rounds
+        rounds.begin_atomic()
+        self._send(self.left, body)
+        self._send(self.right, body)
+        rounds.end_atomic()
+        self._when_durable(lambda: self.promises.pairs.add(body))
+
+    def _when_durable(self, note: Callable[[], object]) -> None:
+        # Acks of earlier flushes are in the journal before the entry that this waits for.
+        flushes = self.broker.vhosts.rounds.flushes
+        acked = {body for body, flush in self._acked_in.items() if flush < flushes}
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                self.errors.append(error)
+                return
+            note()
+            self.promises.acked_for_good |= acked
+
+        self.broker.vhosts.rounds.after(done)
+
+    # What consumers do.
+
+    async def get(self) -> None:
+        queue = self.rng.choice((self.work, self.work, self.dead))
+        await queue.prepare_get()
+        taken = queue.get()
+        if taken is None:
+            return
+        view, offset, message, redelivered = taken
+        if message.body in self.promises.out and queue is self.work and not redelivered:
+            raise Broken(f"D2 {message.body!r} came again without the flag")
+        self.promises.out.add(message.body)
+        self._out.append((queue, view, offset, message.body))
+
+    def _one_out(self) -> tuple[Queue, Any, int, bytes] | None:
+        return self._out.pop(self.rng.randrange(len(self._out))) if self._out else None
+
+    async def ack(self) -> None:
+        if (one := self._one_out()) is not None:
+            queue, view, offset, body = one
+            self.promises.acked.add(body)
+            self._acked_in[body] = self.broker.vhosts.rounds.flushes
+            queue.settle(view, offset, offset + 1)
+
+    async def requeue(self) -> None:
+        if (one := self._one_out()) is not None:
+            queue, view, offset, _ = one
+            queue.give_back(view, offset)
+
+    async def reject(self) -> None:
+        if (one := self._one_out()) is not None:
+            queue, view, offset, body = one
+            (self.promises.doomed if queue is self.work else self.promises.acked).add(body)
+            queue.reject(view, offset)
+
+    # Time passes.
+
+    async def settle_down(self) -> None:
+        await self.broker.vhosts.rounds.settle_down()
+
+    async def wait(self) -> None:
+        self.clock.advance(self.rng.choice((0.2, 1.2, 3.0)))
+        self.broker.shard.tick()
+        await asyncio.sleep(0)
+
+    async def expire(self) -> None:
+        """Every message that waits in the queue becomes too old."""
+        self.promises.doomed |= self.promises.sent - self.promises.acked
+        self.clock.advance(TTL_MS / 1000 + 1)
+        self.work.drop_expired()
+
+    async def checkpoint(self) -> None:
+        self.broker.shard.checkpoint()
+        for _ in range(self.rng.choice((1, 3, 8))):
+            await asyncio.sleep(0)
+
+    async def abandon(self) -> None:
+        """The machine is gone: what is left of the broker only has to let go."""
+        self.disk.before = None
+        assert not self.errors and self.broker.shard.failure is None, (self.errors, self.broker.shard.failure)
+        await let_go(self.broker)
+
+
+async def let_go(broker: Broker) -> None:
+    broker.shard.fail(OSError("no power"))
+    broker.vhosts.rounds.close()
+    await asyncio.gather(broker.close(), return_exceptions=True)
+
+
+ACTIONS = {
+    "publish": 30,
+    "publish_bounded": 6,
+    "publish_pair": 6,
+    "get": 26,
+    "ack": 12,
+    "requeue": 5,
+    "reject": 6,
+    "settle_down": 10,
+    "wait": 8,
+    "expire": 1,
+    "checkpoint": 4,
+}
+
+
+def drain(queue: Queue) -> list[tuple[bytes, bool]]:
+    """Body and redelivered flag of everything in it, in order."""
+    found = []
+    while (taken := queue.get()) is not None:
+        found.append((taken[2].body, taken[3]))
+    return found
+
+
+async def judge(folder: Path, image: SimulatedDisk, before: Promises, after: Promises) -> None:
+    """`before` is what had been promised at the crash, `after` what had been begun. Raises Broken.
+
+    The clock starts where messages are young: what expired is what had expired before the crash.
+    """
+    try:
+        broker = await Broker.open(config(folder), clock=ManualClock(), disk=image)
+    except HeadraceError as error:
+        raise Broken(f"L5 cannot be opened: {error!r}") from error
+    queues = broker.vhosts.get("/").queues
+    found = {name: drain(queues[name]) for name in (WORK, DEAD, BOUNDED, LEFT, RIGHT)}
+    await let_go(broker)
+    _check_queues(found, before, after)
+    _check_moves(found, before, after)
+
+
+Found = dict[str, list[tuple[bytes, bool]]]
+
+
+def _check_queues(found: Found, before: Promises, after: Promises) -> None:
+    everywhere: set[bytes] = set()
+    for name, messages in found.items():
+        there = [body for body, _ in messages]
+        everywhere |= set(there)
+        if len(set(there)) != len(there):
+            raise Broken(f"D5 something is in {name} twice: {there}")
+        if strange := set(there) - after.sent:
+            raise Broken(f"D5 {name} holds what nobody sent: {sorted(strange)}")
+        if name != DEAD and there != sorted(there):
+            raise Broken(f"D4 {name} is out of order: {there}")
+    if lost := before.confirmed - after.acked - everywhere:
+        raise Broken(f"D1 confirmed and gone: {sorted(lost)}")
+    if again := before.acked_for_good & everywhere:
+        raise Broken(f"D3 acked, synced, and there again: {sorted(again)}")
+    if again := before.refused & everywhere:
+        raise Broken(f"D5 refused and there: {sorted(again)}")
+    if unflagged := [body for body, flag in found[WORK] if body in before.out and not flag]:
+        raise Broken(f"D2 delivered before, and not flagged: {unflagged}")
+
+
+def _check_moves(found: Found, before: Promises, after: Promises) -> None:
+    bodies = {name: [body for body, _ in messages] for name, messages in found.items()}
+    if both := set(bodies[WORK]) & set(bodies[DEAD]):
+        raise Broken(f"D10 dead and alive: {sorted(both)}")
+    if early := set(bodies[DEAD]) - after.doomed:
+        raise Broken(f"D10 dead, and nobody rejected it: {sorted(early)}")
+    if bodies[LEFT] != bodies[RIGHT]:
+        raise Broken(f"D9 half a transaction: {bodies[LEFT]} and {bodies[RIGHT]}")
+    if lost := before.pairs - set(bodies[LEFT]):
+        raise Broken(f"D9 a confirmed transaction is gone: {sorted(lost)}")
