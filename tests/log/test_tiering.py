@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.errors import CorruptLog, HeadraceError, NotFound, OffsetOutOfRange, StorageError
@@ -21,7 +22,7 @@ from headrace.log.tiered import GroupCache
 from headrace.record import codec
 from headrace.record.layout import GZIP, LOG_APPEND_TIME_BIT, ZSTD
 from headrace.record.recompress import recompress
-from tests.log.helpers import Bench, batch, records, values
+from tests.log.helpers import SMALL, Bench, batch, records, values
 
 ROLLING = StreamSettings(segment_size=2000)
 
@@ -547,3 +548,24 @@ def test_without_pyarrow_the_reason_is_one_sentence(bench: Bench, monkeypatch: p
     with pytest.raises(parquet.PyArrowMissing, match="pip install"):
         shard.log(1).read(0)
     shard.close()
+
+
+def test_two_data_folders_may_be_given_the_same_place(tmp_path: Path) -> None:
+    settings = msgspec.structs.replace(SMALL, tier_dir=str(tmp_path / "shared"))
+    benches = [Bench(tmp_path / name) for name in ("a", "b")]
+    for bench in benches:
+        shard = bench.open(stream=ROLLING, settings=settings)
+        fill(bench)
+        archive(shard)
+    assert len({bench.shard.tier_root for bench in benches}) == 2
+    for bench in benches:  # each removes what it does not know, of its own
+        bench.shard.close()
+        shard = bench.open(stream=ROLLING, settings=settings)
+        assert values(shard.log(1)) == [b"%03d" % i * 50 for i in range(30)]
+        assert all(s.data_path.startswith(str(tmp_path / "shared")) for s in shard.log(1).segments if s.tier)
+    for bench in benches:
+        assert values(bench.shard.log(1)) == [b"%03d" % i * 50 for i in range(30)]
+        bench.shard.close()
+        moved = bench.open(stream=ROLLING)  # the setting is for what comes
+        assert values(moved.log(1)) == [b"%03d" % i * 50 for i in range(30)]
+        moved.close()
