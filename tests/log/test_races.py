@@ -28,7 +28,7 @@ class SyncedWhileWritten(RealDisk):
     path = ""
 
 
-def test_d1_what_is_written_while_a_checkpoint_syncs_the_file_is_synced_by_the_next(tmp_path: Path) -> None:
+def test_l1_what_is_written_while_a_checkpoint_syncs_the_file_is_synced_by_the_next(tmp_path: Path) -> None:
     disk = SyncedWhileWritten()
     disk.files, disk.path = Files(disk, 8), f"{tmp_path}/segment"
     disk.files.write(disk.path, [b"confirmed"], 0, create=True)
