@@ -5,18 +5,27 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace.pipelines import Pipeline, Sink, Source
 from headrace.pipelines.java import JavaMissing, check_java, parse_version
+from headrace.pipelines.run import Running, Where
 from headrace.pipelines.sample import SAMPLE
 from tests.spark.world import RunningBroker, numbered, wait_until
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# PySpark warns of pandas 3 wherever it could use it, needed or not.
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 QUICK = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-COPY = '''
+COPY = """
 from headrace.pipelines import Pipeline, Sink, Source
 
 pipeline = Pipeline(
@@ -36,7 +45,7 @@ def copy(numbers):
     from pyspark.sql.functions import udf
 
     return numbers.select("key", udf(same, "binary")("value").alias("value"))
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -174,12 +183,113 @@ def test_killing_everything_three_times_neither_loses_nor_repeats_a_record(
         ]
 
 
+def copying(broker: RunningBroker, name: str, change: Callable[[Any], Any], **options: str) -> Pipeline:
+    declared = Pipeline(
+        name, sources={"rows": Source(f"{name}.in", options=options)}, sinks={"out": Sink(f"{name}.out")}, trigger="0s"
+    )
+
+    @declared.flow(to="out")
+    def copy(rows: Any) -> Any:
+        return change(rows.select("value"))
+
+    return declared
+
+
+def test_a_signal_stops_a_pipeline_after_the_batch_that_is_under_way(
+    spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
+) -> None:
+    """Every batch that was planned is done: a stop in the middle would leave one to be done again."""
+    broker = shared_broker
+    broker.create("term.in")
+    broker.create("term.out")
+    broker.publish("term.in", numbered(200))
+
+    def slowly(batches: Any) -> Any:
+        import time
+
+        for batch in batches:
+            time.sleep(0.5)
+            yield batch
+
+    declared = copying(broker, "term", lambda rows: rows.mapInArrow(slowly, "value binary"), maxOffsetsPerTrigger="5")
+    said: list[str] = []
+    running = Running(declared, spark, Where(broker.url, local=True), tmp_path, say=said.append)
+
+    def interrupt() -> None:
+        try:
+            wait_until(lambda: broker.count("term.out") >= 5, "no batch came through", 120)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    watcher = threading.Thread(target=interrupt)
+    try:
+        running.stop_on_signals()
+        watcher.start()
+        running.run()
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+        watcher.join()
+    checkpoint = tmp_path / "term" / "copy"
+    planned, done = ({p.name for p in (checkpoint / kind).glob("[0-9]*")} for kind in ("offsets", "commits"))
+    assert planned == done and broker.count("term.out") == 5 * len(done) < 200
+    assert broker.ok("GET", "/pipelines/term")["state"] == "stopped"
+    assert broker.ok("GET", "/cursors/term.copy.rows")["lag"] == 200 - 5 * len(done)
+
+
+def test_a_flow_that_loses_sparks_race_to_start_python_is_started_again(
+    spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once where the flow is put together, once in its query: with the words that Spark says then."""
+    broker, lost = shared_broker, tmp_path / "lost"
+    words = "org.apache.spark.SparkException: Python worker failed to connect back."
+    broker.create("race.in")
+    broker.create("race2.in")
+    broker.publish("race.in", numbered(20))
+    monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: self.is_set())  # no need to be patient here
+    calls: list[int] = []
+
+    def racing(batches: Any) -> Any:
+        if lost.exists():
+            raise RuntimeError(words)
+        yield from batches
+
+    def change(rows: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError(words)
+        return rows.mapInArrow(racing, "value binary")
+
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "lost the race" in line and len(calls) == 2:
+            lost.unlink()
+
+    lost.touch()
+    where = Where(broker.url, local=True)
+    Running(copying(broker, "race", change), spark, where, tmp_path, once=True, say=say).run()
+    assert len(calls) == 3 and sum("lost the race" in line for line in said) == 2
+    assert broker.count("race.out") == 20
+
+    def fail(rows: Any) -> Any:
+        calls.append(1)
+        raise RuntimeError(words)
+
+    calls.clear()
+    with pytest.raises(RuntimeError, match="failed to connect back"):
+        Running(copying(broker, "race2", fail), spark, where, tmp_path, once=True, say=said.append).run()
+    assert len(calls) == 4, "it is not tried for ever"
+
+
 def test_java_is_asked_for_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match="JAVA_HOME points to no Java"):
         check_java()
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "java").write_text('#!/bin/sh\necho \'java version "1.8.0_292"\' >&2\n')
+    (tmp_path / "bin" / "java").write_text("#!/bin/sh\necho 'java version \"1.8.0_292\"' >&2\n")
     (tmp_path / "bin" / "java").chmod(0o755)
     with pytest.raises(JavaMissing, match="is Java 8"):
         check_java()

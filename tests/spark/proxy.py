@@ -5,7 +5,7 @@ import socket
 import threading
 from types import TracebackType
 
-MARKS = {"stage": b"PUT /staging/", "commit": b"PUT /sinks/"}
+MARKS = {"stage": b"PUT /staging/", "commit": b"PUT /sinks/", "discard": b"DELETE /staging/"}
 REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}"
 
 
@@ -20,20 +20,21 @@ class Proxy:
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._fault: str | None = None
+        self._faults: list[str] = []
         self.broken: list[str] = []
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def break_next(self, fault: str) -> None:
+    def break_next(self, *faults: str) -> None:
+        """One after the other, each at the next request of its kind."""
         with self._lock:
-            self._fault = fault
+            self._faults = list(faults)
 
     def _take(self, head: bytes) -> str | None:
         with self._lock:
-            if self._fault is None or not head.startswith(MARKS[self._fault.partition(":")[0]]):
+            if not self._faults or not head.startswith(MARKS[self._faults[0].partition(":")[0]]):
                 return None
-            fault, self._fault = self._fault, None
+            fault = self._faults.pop(0)
             self.broken.append(fault)
             return fault.partition(":")[2]
 

@@ -146,3 +146,38 @@ def test_lost_records_stop_the_stream_by_name_unless_told_otherwise(
     query = to_parquet(stream(spark, broker, "again"), tmp_path, availableNow=True)
     with pytest.raises(Exception, match="ends at 20, not 25"):
         query.awaitTermination(60)
+
+
+@pytest.mark.parametrize("way", ["path", "bootstrap"])
+def test_records_that_took_the_place_of_lost_ones_are_told_by_their_epoch(broker: RunningBroker, way: str) -> None:
+    """A power cut takes what async mode had not synced; others get the same offsets. The stream had read the first."""
+    from pyspark.sql.types import StructType
+
+    from headrace.spark.access import DataLoss
+    from headrace.spark.source import HeadraceSource
+
+    where = {"path": broker.path} if way == "path" else {"bootstrap": broker.url}
+    schema = StructType().add("offset", "long").add("value", "binary")
+    broker.create("unsafe", write_mode="async", flush_interval="1h", flush_bytes="1GB")
+    broker.publish("unsafe", numbered(10))
+    chosen = where | {"topic": "unsafe", "startingOffsets": "earliest"}
+    stream = HeadraceSource(dict(chosen)).streamReader(schema)
+    first = stream.initialOffset()
+    reached = stream.latestOffset(first, stream.getDefaultReadLimit())
+    assert reached["unsafe"]["0"]["offset"] == 10
+    stream.stop()
+    broker.kill()
+    [segment] = broker.data.glob("logs/*-unsafe/*.log")
+    segment.write_bytes(b"")
+    broker.start()
+    broker.publish("unsafe", numbered(30, first=100))
+    again = HeadraceSource(dict(chosen)).streamReader(schema)
+    latest = again.latestOffset(reached, again.getDefaultReadLimit())
+    with pytest.raises(DataLoss, match="replaced after an unclean stop \\(epoch 0, now 1\\)"):
+        again.partitions(reached, latest)
+    careless = HeadraceSource(chosen | {"failOnDataLoss": "false"}).streamReader(schema)
+    pieces = careless.partitions(reached, latest)
+    offsets = [n for piece in pieces for batch in careless.read(piece) for n in batch.column(0).to_pylist()]
+    assert offsets == list(range(10, 30))
+    again.stop()
+    careless.stop()

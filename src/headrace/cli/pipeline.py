@@ -1,6 +1,5 @@
 """`headrace pipeline`: run a pipeline on Spark, and see how those that run are doing."""
 
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,8 +79,7 @@ def run(
         running = Running(
             declared, session, where, checkpoint.absolute(), once=once, say=lambda line: click.echo(line, err=True)
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: running.stop())
+        running.stop_on_signals()
         running.run()
     except PipelineFailed as failed:
         click.echo(f"headrace: {failed}", err=True)

@@ -1,6 +1,8 @@
 """Running a pipeline: one Spark session, a query per flow, reports to the broker, a stop that ends between batches."""
 
 import json
+import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -74,6 +76,7 @@ class Running:
         self._say = say
         self._queries: dict[str, StreamingQuery] = {}
         self._stopping = threading.Event()
+        self._stop_file: Path
         self._attempts: dict[str, int] = {}
         self._counted: dict[str, int] = {}
         self._rows = 0
@@ -84,11 +87,20 @@ class Running:
         """From any thread or signal: end after the batch that is under way."""
         self._stopping.set()
 
+    def stop_on_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.stop())
+
     def run(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="headrace-pipeline-") as folder:
+            self._stop_file = Path(folder, "stop")
+            self._run()
+
+    def _run(self) -> None:
         self._report("starting")
         try:
             for name in self._pipeline.flows:
-                self._start(name)
+                self._start_patiently(name)
             self._follow()
         except Exception as error:
             self._halt()
@@ -120,6 +132,7 @@ class Running:
         declared = self._pipeline.sources[source]
         options = self._where.reading() | declared.as_options()
         options.setdefault("cursor", f"{self._pipeline.name}.{flow}.{source}")
+        options["stopFile"] = str(self._stop_file)
         if declared.pin:
             options["pin"] = "true"
         return self._session.readStream.format("headrace").options(**options).load()
@@ -152,20 +165,34 @@ class Running:
 
         return write
 
+    def _start_patiently(self, flow: str) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._start(flow)
+                return
+            except Exception as error:
+                if not self._may_try_again(flow, error):
+                    raise
+
     def _restart(self, name: str, error: Exception) -> bool:
         """Try again what failed only because the machine was busy."""
-        attempt = self._attempts.get(name, 0) + 1
+        flow = name.removesuffix(DEAD)
+        if not self._may_try_again(flow, error):
+            return False
+        self._start_patiently(flow)
+        return True
+
+    def _may_try_again(self, flow: str, error: Exception) -> bool:
+        """Whether this is Spark's race to start Python workers, and was not lost too often; waits a moment, then."""
+        attempt = self._attempts.get(flow, 0) + 1
         if not any(mark in str(error) for mark in START_RACE) or attempt >= START_ATTEMPTS:
             return False
-        self._attempts[name] = attempt
-        self._last_error = _first_line(error)
-        flow = name.removesuffix(DEAD)
+        self._attempts[flow] = attempt
         self._say(f"{self._pipeline.name}  flow {flow} lost the race to start its Python workers; again")
         for other in (flow, flow + DEAD):
             if other in self._queries:
                 self._queries.pop(other).stop()
         self._stopping.wait(2.0**attempt)
-        self._start(flow)
         return True
 
     # While it runs.
@@ -188,13 +215,14 @@ class Running:
         self._end_between_batches()
 
     def _end_between_batches(self) -> None:
-        """A query that is stopped in the middle of a batch does that batch again; so each gets to its end."""
+        """A query that is stopped in the middle of a batch does that batch again; so each gets to its end.
+
+        From now on the sources have nothing new. Whoever is then seen between two triggers has no batch under way and
+        begins none."""
+        self._stop_file.touch()
         deadline = time.monotonic() + STOP_S_MAX
         for query in self._queries.values():
-            batch = _batch_of(query)
             while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-                if _batch_of(query) != batch:
-                    break
                 time.sleep(0.01)
             query.stop()
 
@@ -249,11 +277,6 @@ class Running:
 
 def _progress(query: "StreamingQuery") -> Mapping[str, Any] | None:
     return query.lastProgress
-
-
-def _batch_of(query: "StreamingQuery") -> int:
-    last = _progress(query)
-    return -1 if last is None else int(last["batchId"])
 
 
 def _first_line(error: BaseException) -> str:

@@ -71,6 +71,9 @@ class BrokerAccess:
     def release(self, folders: Iterable[Path]) -> None:
         """Nothing is held."""
 
+    def close(self) -> None:
+        self._link.close()
+
     def feeds(self, piece: Piece) -> Iterator[tuple[int, int, Feed]]:
         yield piece.start, piece.end, HttpFeed(self._link, piece, self._fail_on_data_loss)
 

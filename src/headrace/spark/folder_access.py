@@ -118,6 +118,9 @@ class FolderAccess:
     def release(self, folders: Iterable[Path]) -> None:
         HeldFiles(self.path, self._files).release(folders)
 
+    def close(self) -> None:
+        """No file is kept open."""
+
     # Reading.
 
     def feeds(self, piece: Piece) -> Iterator[tuple[int, int, Feed]]:

@@ -26,7 +26,7 @@ _DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|h|d)")
 READING = (
     "path", "bootstrap", "topic", "topics", "topicPattern", "startingOffsets", "endingOffsets",
     "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "splitBytes", "columns",
-    "includeHeaders", "verifyCrc", "failOnDataLoss", "cursor", "pin", "pinMaxAge", "isolation",
+    "includeHeaders", "verifyCrc", "failOnDataLoss", "cursor", "pin", "pinMaxAge", "isolation", "stopFile",
 )  # fmt: skip
 WRITING = (
     "path", "bootstrap", "topic", "compression", "batchBytes", "writeId", "writeBatch", "createTopics",
@@ -63,6 +63,7 @@ class ReadOptions:
     pin: bool
     pin_max_age_ms: int
     isolation: Isolation
+    stop_file: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         isolation="read_committed"
         if given.choice("isolation", "read_committed", "read_uncommitted") == "read_committed"
         else "read_uncommitted",
+        stop_file=given.text("stopFile"),
     )
     _check_combinations(parsed)
     return parsed

@@ -136,6 +136,8 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Called about every ten milliseconds: reads the slots, 64 bytes a log, and nothing else."""
+        if self._options.stop_file is not None and Path(self._options.stop_file).exists():
+            return start  # nothing new, so no further batch is begun
         began = from_json(start)
         states = self._planner.states() if self._target is None else self._target
         latest = self._planner.latest(began, states)
@@ -180,6 +182,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def stop(self) -> None:
         self._access.release(folder for _, folder in self._holding)
         self._holding = []
+        self._access.close()
         self._close_link()
 
 
