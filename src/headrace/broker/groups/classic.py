@@ -8,7 +8,6 @@ The table MOVES is the diagram; nothing changes the state but _move. Answers are
 sync is answered when the group gets there, at once or a rebalance later.
 """
 
-import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -21,17 +20,15 @@ from headrace.broker.groups.members import (
     SyncAnswer,
     Synced,
 )
+from headrace.broker.groups.roster import Roster
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.clock import Clock
 from headrace.errors import (
     FencedInstance,
-    GroupFull,
     HeadraceError,
     IllegalGeneration,
     InconsistentProtocol,
-    InvalidSessionTimeout,
-    MemberIdRequired,
     RebalanceInProgress,
     UnknownMember,
 )
@@ -66,13 +63,13 @@ class ClassicGroup:
         self.group_id = group_id
         self.state = EMPTY
         self.generation = 0
-        self.protocol_type = ""
         self.protocol = ""
         self.leader = ""
-        self.members: dict[str, Member] = {}
         self.empty_since_ms = clock.now_ms()
-        self._instances: dict[str, str] = {}
-        self._pending: dict[str, Timer] = {}  # ids given out, not used yet
+        self._roster = Roster(
+            group_id, settings, timers, on_replaced=self._replaced, on_forgotten=self._maybe_complete_join
+        )
+        self.members: Mapping[str, Member] = self._roster.members
         self._settings = settings
         self._clock = clock
         self._timers = timers
@@ -80,12 +77,20 @@ class ClassicGroup:
         self._rebalance_timer: Timer | None = None
         self._initial_deadline = 0.0
 
+    @property
+    def protocol_type(self) -> str:
+        return self._roster.protocol_type
+
+    @protocol_type.setter
+    def protocol_type(self, kind: str) -> None:
+        self._roster.protocol_type = kind
+
     # What members ask.
 
     def join(self, join: Join, answer: JoinAnswer) -> None:
         """answer is called once, now or when the generation begins."""
         try:
-            member = self._admit(join)
+            member = self._roster.admit(join)
         except HeadraceError as error:
             answer(error)
             return
@@ -143,17 +148,16 @@ class ClassicGroup:
     def leave(self, member_id: str, instance_id: str | None) -> str:
         """The id of the member that left."""
         if instance_id is not None:
-            known = self._instances.get(instance_id)
+            known = self._roster.id_of(instance_id)
             if known is None:
                 raise UnknownMember(f"no static member {instance_id!r} in group {self.group_id!r}")
             if member_id not in ("", known):
                 raise FencedInstance(f"{instance_id!r} is {known!r} now")
             member_id = known
-        elif member_id in self._pending:
-            self._pending.pop(member_id).cancel()
+        elif self._roster.forget_expected(member_id):
             self._maybe_complete_join()
             return member_id
-        self._remove(self._member(member_id))
+        self._remove(self._roster.member(member_id))
         return member_id
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> None:
@@ -169,122 +173,29 @@ class ClassicGroup:
 
     def close(self) -> None:
         """No timer is left behind and nobody waits any more."""
-        for timer in self._pending.values():
-            timer.cancel()
-        self._pending.clear()
+        self._roster.close()
         self._stop_rebalance_timer()
         for member in self.members.values():
             self._stop(member, UnknownMember("the broker stops"))
 
     # Membership.
 
-    def _admit(self, join: Join) -> Member:
-        settings = self._settings
-        if not settings.session_timeout_ms_min <= join.session_timeout_ms <= settings.session_timeout_ms_max:
-            raise InvalidSessionTimeout(f"{join.session_timeout_ms} ms")
-        self._check_protocols(join)
-        if join.instance_id is not None:
-            return self._admit_static(join)
-        if join.member_id:
-            if join.member_id in self._pending:
-                self._check_room()
-                self._pending.pop(join.member_id).cancel()
-                return self._add(join, join.member_id)
-            return self._member(join.member_id)
-        self._check_room()
-        member_id = f"{join.client_id or 'member'}-{uuid.uuid4()}"
-        if join.id_required:
-            self._remember_pending(member_id, join.session_timeout_ms)
-            raise MemberIdRequired(member_id)
-        return self._add(join, member_id)
-
-    def _admit_static(self, join: Join) -> Member:
-        assert join.instance_id is not None
-        known = self._instances.get(join.instance_id)
-        if join.member_id:
-            if known is None:
-                raise UnknownMember(f"no static member {join.instance_id!r}")
-            if known != join.member_id:
-                raise FencedInstance(f"{join.instance_id!r} is {known!r} now")
-            return self.members[known]
-        member_id = f"{join.instance_id}-{uuid.uuid4()}"
-        if known is None:
-            self._check_room()
-            return self._add(join, member_id)
-        return self._replace_static(known, member_id)
-
-    def _replace_static(self, known: str, member_id: str) -> Member:
-        """A static member that restarted takes its old place under a new id."""
-        old = self.members.pop(known)
-        self._stop(old, FencedInstance(f"{old.instance_id!r} joined again"))
-        old.member_id = member_id
-        self.members[member_id] = old
-        assert old.instance_id is not None
-        self._instances[old.instance_id] = member_id
-        if self.leader == known:
-            self.leader = member_id
+    def _replaced(self, member: Member, old_id: str) -> None:
+        """A static member that restarted has taken its old place."""
+        self._stop(member, FencedInstance(f"{member.instance_id!r} joined again"))
+        if self.leader == old_id:
+            self.leader = member.member_id
         self._changed(self)
-        return old
-
-    def _check_room(self) -> None:
-        if len(self.members) + len(self._pending) >= self._settings.members_max:
-            raise GroupFull(f"group {self.group_id!r} has {self._settings.members_max} members")
-
-    def _check_protocols(self, join: Join) -> None:
-        if not join.protocol_type or not join.protocols:
-            raise InconsistentProtocol("a member names its protocols")
-        others = [member for member in self.members.values() if member.member_id != join.member_id]
-        if not others:
-            return
-        if join.protocol_type != self.protocol_type:
-            raise InconsistentProtocol(f"{join.protocol_type!r} joins a group of {self.protocol_type!r}")
-        if not any(all(member.supports(name) for member in others) for name, _ in join.protocols):
-            raise InconsistentProtocol("no protocol that all members know")
-
-    def _remember_pending(self, member_id: str, session_timeout_ms: int) -> None:
-        def expire() -> None:
-            self._pending.pop(member_id, None)
-            self._maybe_complete_join()
-
-        self._pending[member_id] = self._timers.call_later(session_timeout_ms / 1000, expire)
-
-    def _add(self, join: Join, member_id: str) -> Member:
-        member = Member(
-            member_id=member_id,
-            instance_id=join.instance_id,
-            client_id=join.client_id,
-            client_host=join.client_host,
-            session_timeout_ms=join.session_timeout_ms,
-            rebalance_timeout_ms=join.rebalance_timeout_ms,
-            protocols=join.protocols,
-        )
-        if not self.members:
-            self.protocol_type = join.protocol_type
-        self.members[member_id] = member
-        if join.instance_id is not None:
-            self._instances[join.instance_id] = member_id
-        return member
-
-    def _member(self, member_id: str) -> Member:
-        try:
-            return self.members[member_id]
-        except KeyError:
-            raise UnknownMember(f"no member {member_id!r} in group {self.group_id!r}") from None
 
     def _check(self, member_id: str, instance_id: str | None, generation: int) -> Member:
-        if instance_id is not None:
-            known = self._instances.get(instance_id)
-            if known is not None and known != member_id:
-                raise FencedInstance(f"{instance_id!r} is {known!r} now")
-        member = self._member(member_id)
+        self._roster.check_instance(member_id, instance_id)
+        member = self._roster.member(member_id)
         if generation != self.generation:
             raise IllegalGeneration(f"generation {generation}, the group is at {self.generation}")
         return member
 
     def _remove(self, member: Member) -> None:
-        del self.members[member.member_id]
-        if member.instance_id is not None and self._instances.get(member.instance_id) == member.member_id:
-            del self._instances[member.instance_id]
+        self._roster.remove(member)
         self._stop(member, UnknownMember(f"member {member.member_id!r} was removed"))
         if self.leader == member.member_id:
             self.leader = ""
@@ -302,9 +213,7 @@ class ClassicGroup:
 
     def restore(self, member: Member) -> None:
         """A member of the generation that a restart interrupted: it has one session to show up."""
-        self.members[member.member_id] = member
-        if member.instance_id is not None:
-            self._instances[member.instance_id] = member.member_id
+        self._roster.restore(member)
         member.generation = self.generation
         self.state = STABLE
         self._keep_alive(member)
@@ -365,7 +274,7 @@ class ClassicGroup:
     def _maybe_complete_join(self) -> None:
         if self.state is not PREPARING or self._clock.monotonic() < self._initial_deadline:
             return
-        if not self._pending and all(member.joined for member in self.members.values()):
+        if not self._roster.is_expecting and all(member.joined for member in self.members.values()):
             self._complete_join()
 
     def _join_time_is_up(self) -> None:
@@ -373,7 +282,7 @@ class ClassicGroup:
         if self.state is not PREPARING:
             return
         for member in [one for one in self.members.values() if not one.joined and one.instance_id is None]:
-            del self.members[member.member_id]
+            self._roster.remove(member)
             self._stop(member, UnknownMember("did not join in time"))
         if self.members and not any(member.joined for member in self.members.values()):
             # Only static members that are away: their sessions decide.

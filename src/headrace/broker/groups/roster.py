@@ -1,0 +1,169 @@
+"""Who is in a classic group: members by id, static ones also by name, and ids given out that nobody has used yet."""
+
+import uuid
+from collections.abc import Callable
+
+from headrace.broker.groups.members import Join, Member
+from headrace.broker.groups.settings import GroupSettings
+from headrace.broker.groups.timers import Timer, Timers
+from headrace.errors import (
+    FencedInstance,
+    GroupFull,
+    InconsistentProtocol,
+    InvalidSessionTimeout,
+    MemberIdRequired,
+    UnknownMember,
+)
+
+
+class Roster:
+    """Owned by its group, which is told when a static member is replaced and when an unused id is forgotten."""
+
+    def __init__(
+        self,
+        group_id: str,
+        settings: GroupSettings,
+        timers: Timers,
+        *,
+        on_replaced: Callable[[Member, str], None],
+        on_forgotten: Callable[[], None],
+    ) -> None:
+        self.members: dict[str, Member] = {}
+        self.protocol_type = ""
+        self._group_id = group_id
+        self._settings = settings
+        self._timers = timers
+        self._on_replaced = on_replaced
+        self._on_forgotten = on_forgotten
+        self._instances: dict[str, str] = {}
+        self._pending: dict[str, Timer] = {}
+
+    def close(self) -> None:
+        for timer in self._pending.values():
+            timer.cancel()
+        self._pending.clear()
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether somebody was given an id and has not joined with it."""
+        return bool(self._pending)
+
+    # Coming.
+
+    def admit(self, join: Join) -> Member:
+        """The member that joins, new or not. Raises if it may not."""
+        settings = self._settings
+        if not settings.session_timeout_ms_min <= join.session_timeout_ms <= settings.session_timeout_ms_max:
+            raise InvalidSessionTimeout(f"{join.session_timeout_ms} ms")
+        self._check_protocols(join)
+        if join.instance_id is not None:
+            return self._admit_static(join)
+        if join.member_id:
+            if join.member_id in self._pending:
+                self._check_room()
+                self._pending.pop(join.member_id).cancel()
+                return self._add(join, join.member_id)
+            return self.member(join.member_id)
+        self._check_room()
+        member_id = f"{join.client_id or 'member'}-{uuid.uuid4()}"
+        if join.id_required:
+            self._expect(member_id, join.session_timeout_ms)
+            raise MemberIdRequired(member_id)
+        return self._add(join, member_id)
+
+    def _admit_static(self, join: Join) -> Member:
+        assert join.instance_id is not None
+        known = self._instances.get(join.instance_id)
+        if join.member_id:
+            if known is None:
+                raise UnknownMember(f"no static member {join.instance_id!r}")
+            if known != join.member_id:
+                raise FencedInstance(f"{join.instance_id!r} is {known!r} now")
+            return self.members[known]
+        member_id = f"{join.instance_id}-{uuid.uuid4()}"
+        if known is None:
+            self._check_room()
+            return self._add(join, member_id)
+        return self._replace_static(join.instance_id, known, member_id)
+
+    def _replace_static(self, instance_id: str, known: str, member_id: str) -> Member:
+        """A static member that restarted takes its old place under a new id."""
+        member = self.members.pop(known)
+        member.member_id = member_id
+        self.members[member_id] = member
+        self._instances[instance_id] = member_id
+        self._on_replaced(member, known)
+        return member
+
+    def _check_room(self) -> None:
+        if len(self.members) + len(self._pending) >= self._settings.members_max:
+            raise GroupFull(f"group {self._group_id!r} has {self._settings.members_max} members")
+
+    def _check_protocols(self, join: Join) -> None:
+        if not join.protocol_type or not join.protocols:
+            raise InconsistentProtocol("a member names its protocols")
+        others = [member for member in self.members.values() if member.member_id != join.member_id]
+        if not others:
+            return
+        if join.protocol_type != self.protocol_type:
+            raise InconsistentProtocol(f"{join.protocol_type!r} joins a group of {self.protocol_type!r}")
+        if not any(all(member.supports(name) for member in others) for name, _ in join.protocols):
+            raise InconsistentProtocol("no protocol that all members know")
+
+    def _expect(self, member_id: str, session_timeout_ms: int) -> None:
+        def expire() -> None:
+            self._pending.pop(member_id, None)
+            self._on_forgotten()
+
+        self._pending[member_id] = self._timers.call_later(session_timeout_ms / 1000, expire)
+
+    def _add(self, join: Join, member_id: str) -> Member:
+        member = Member(
+            member_id=member_id,
+            instance_id=join.instance_id,
+            client_id=join.client_id,
+            client_host=join.client_host,
+            session_timeout_ms=join.session_timeout_ms,
+            rebalance_timeout_ms=join.rebalance_timeout_ms,
+            protocols=join.protocols,
+        )
+        if not self.members:
+            self.protocol_type = join.protocol_type
+        self.restore(member)
+        return member
+
+    def restore(self, member: Member) -> None:
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self._instances[member.instance_id] = member.member_id
+
+    # Being there.
+
+    def member(self, member_id: str) -> Member:
+        try:
+            return self.members[member_id]
+        except KeyError:
+            raise UnknownMember(f"no member {member_id!r} in group {self._group_id!r}") from None
+
+    def check_instance(self, member_id: str, instance_id: str | None) -> None:
+        """Raises if the static name is somebody else's by now."""
+        known = None if instance_id is None else self._instances.get(instance_id)
+        if known is not None and known != member_id:
+            raise FencedInstance(f"{instance_id!r} is {known!r} now")
+
+    def id_of(self, instance_id: str) -> str | None:
+        return self._instances.get(instance_id)
+
+    # Going.
+
+    def forget_expected(self, member_id: str) -> bool:
+        """Whether the id was one that nobody had used."""
+        timer = self._pending.pop(member_id, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
+
+    def remove(self, member: Member) -> None:
+        del self.members[member.member_id]
+        if member.instance_id is not None and self._instances.get(member.instance_id) == member.member_id:
+            del self._instances[member.instance_id]
