@@ -93,6 +93,18 @@ async def test_producers_share_the_memory_that_waits_for_the_disk(
         assert world.door.heavy == 0
 
 
+async def test_spare_buffers_are_given_back_when_memory_is_short_or_nobody_needs_them(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        [spare] = [one for one in world.broker.pressure.holders if one.name == "kafka_buffers"]
+        for give_back in (lambda: spare.shed(1 << 30), lambda: (world.door._trim(), world.door._trim())):
+            await client.produce("t", batch(b"x" * 900_000))
+            assert spare.held_bytes() > 0, "kept for the next request"
+            give_back()
+            assert spare.held_bytes() == 0
+
+
 async def test_a_thousand_long_polls_cost_nothing_until_their_record_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

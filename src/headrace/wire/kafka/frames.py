@@ -57,6 +57,7 @@ class BufferPool:
         while self._free and released < wanted_bytes:
             released += len(self._free.pop())
         self._bytes -= released
+        self._unused = min(self._unused, self._bytes)
         return released
 
 
