@@ -8,13 +8,13 @@ a transaction) is put between begin_atomic and end_atomic, and becomes one group
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import HeadraceError, StorageError
 
 if TYPE_CHECKING:
-    from headrace.broker.view import View
+    from headrace.broker.view import Delta, View
 
 SETTLE_TABLE = "settle"
 HELD_BYTES_MAX = 1 << 20  # more than this does not wait for the running round: work on it can begin
@@ -38,6 +38,18 @@ class Flush:
         self.errors: list[HeadraceError] = []
 
 
+class _Taken(NamedTuple):
+    """What a group will hold, in the order in which it was said."""
+
+    batches: list[tuple["View", bytearray]]
+    deltas: list[tuple["View", "Delta"]]
+
+
+def _taken(dirty: Iterable["View"], unsaved: Iterable["View"]) -> _Taken:
+    deltas = [(view, view.take_unsaved()) for view in unsaved]
+    return _Taken([(view, batch) for view in dirty for batch in view.take_batches()], deltas)
+
+
 class Rounds:
     """Owned by the broker, used on the loop's thread."""
 
@@ -49,6 +61,7 @@ class Rounds:
         self._unsaved: dict[View, None] = {}
         self._atomic: set[View] = set()
         self._atomic_depth = 0
+        self._closed_groups: list[_Taken] = []
         self._waiters: list[Waiter] = []
         self._outstanding = 0
         self._scheduled = False
@@ -79,7 +92,26 @@ class Rounds:
         self._atomic_depth += 1
 
     def end_atomic(self) -> None:
+        """What was said since begin_atomic stays together; what follows may be in another group.
+
+        A large one is closed here: an entry of the journal has a largest size, and with all that expires at once in
+        one group nothing would move.
+        """
         self._atomic_depth -= 1
+        if not self._atomic_depth and sum(view.pending_bytes for view in self._atomic) > self._group_bytes_max:
+            atomic, self._atomic = self._atomic, set()
+            self._closed_groups.append(self._take_group(atomic))
+
+    @property
+    def _group_bytes_max(self) -> int:
+        return min(HELD_BYTES_MAX, int(self._shard.journal.capacity) // 4)  # the log takes half
+
+    def _take_group(self, views: set["View"]) -> "_Taken":
+        dirty = [view for view in self._dirty if view in views]
+        unsaved = [view for view in self._unsaved if view in views]
+        self._dirty = [view for view in self._dirty if view not in views]
+        self._unsaved = {view: None for view in self._unsaved if view not in views}
+        return _taken(dirty, unsaved)
 
     @property
     def in_atomic(self) -> bool:
@@ -113,9 +145,10 @@ class Rounds:
     def flush(self) -> None:
         self._scheduled = False
         self.flush_memory()
-        if not (self._dirty or self._unsaved or self._waiters):
+        if not (self._dirty or self._unsaved or self._waiters or self._closed_groups):
             return
-        if self._outstanding and sum(view.pending_bytes for view in self._dirty) < HELD_BYTES_MAX:
+        held = sum(view.pending_bytes for view in self._dirty)
+        if self._outstanding and held < HELD_BYTES_MAX and not self._closed_groups:
             return  # the running round's end starts the next flush
         self._flush_disk()
 
@@ -129,21 +162,24 @@ class Rounds:
         self.flushes += 1
         flush = Flush(self._waiters)
         self._waiters = []
+        groups, self._closed_groups = self._closed_groups, []
+        atomic, self._atomic = self._atomic, set()
+        if atomic:
+            groups.append(self._take_group(atomic))
         dirty, self._dirty = self._dirty, []
         unsaved, self._unsaved = self._unsaved, {}
-        atomic, self._atomic = self._atomic, set()
         self._outstanding += 1
         flush.left = 1  # held by this method, so that inline tickets do not finish the flush early
-        if atomic:
-            self._stage_group(flush, [v for v in dirty if v in atomic], [v for v in unsaved if v in atomic])
-            dirty = [view for view in dirty if view not in atomic]
-            unsaved = {view: None for view in unsaved if view not in atomic}
+        for group in groups:
+            if group.batches or group.deltas:  # or the queues it was for are gone
+                self._stage_group(flush, group)
         for view in dirty:
             for batch in view.take_batches():
                 self.batches += 1
                 self._stage(flush, lambda v=view, b=batch: v.log.append(b))  # type: ignore[misc]
         if unsaved:
-            self._stage_group(flush, [], list(unsaved))
+            self._stage_group(flush, _taken((), unsaved))
+        self._shard.begin_round()  # all of this turn is staged: waiting for the next one would gain nothing
         self._one_done(flush, None)
 
     def _stage(self, flush: Flush, stage: Callable[[], Any], undo: Callable[[], None] | None = None) -> None:
@@ -164,20 +200,19 @@ class Rounds:
 
         ticket.add_callback(resolved)
 
-    def _stage_group(self, flush: Flush, dirty: list["View"], unsaved: list["View"]) -> None:
-        deltas = [(view, view.take_unsaved()) for view in unsaved]
-        batches = [(view, batch) for view in dirty for batch in view.take_batches()]
+    def _stage_group(self, flush: Flush, group: _Taken) -> None:
+        batches, deltas = group
         self.batches += len(batches)
         # Acks may be lost in a power cut, how far deliveries went may not: what comes again must be flagged.
         lazy = not batches and all(delta.reserved <= view.reserved for view, delta in deltas)
 
         def stage() -> Any:
-            group = self._shard.group()
+            stored = self._shard.group()
             for view, batch in batches:
-                group.append(view.log, batch)
+                stored.append(view.log, batch)
             for view, delta in deltas:
-                group.merge(SETTLE_TABLE, view.key, delta.encode())
-            return group.commit(lazy=lazy)
+                stored.merge(SETTLE_TABLE, view.key, delta.encode())
+            return stored.commit(lazy=lazy)
 
         def undo() -> None:
             for view, delta in deltas:
@@ -221,8 +256,9 @@ class Rounds:
             return
         if flush.errors:
             self._loop.call_later(RETRY_S, self.schedule)  # settles are kept and tried again
-        elif self._dirty or self._unsaved or self._waiters:
-            self.schedule()
+        elif self._dirty or self._unsaved or self._waiters or self._closed_groups:
+            # At once where the disk has just finished, so that it does not wait for a turn of the loop.
+            self.flush() if flush.tickets else self.schedule()
 
     def forget(self, view: "View") -> None:
         """The view's queue is gone: nothing of it is written any more."""
@@ -232,6 +268,10 @@ class Rounds:
             self._dirty_memory.remove(view)
         self._unsaved.pop(view, None)
         self._atomic.discard(view)
+        self._closed_groups = [
+            _Taken(*([pair for pair in pairs if pair[0] is not view] for pairs in group))  # type: ignore[arg-type]
+            for group in self._closed_groups
+        ]
 
     def close(self) -> None:
         self._closed = True
