@@ -179,7 +179,6 @@ class Rounds:
                 self._stage(flush, lambda v=view, b=batch: v.log.append(b))  # type: ignore[misc]
         if unsaved:
             self._stage_group(flush, _taken((), unsaved))
-        self._shard.begin_round()  # all of this turn is staged: waiting for the next one would gain nothing
         self._one_done(flush, None)
 
     def _stage(self, flush: Flush, stage: Callable[[], Any], undo: Callable[[], None] | None = None) -> None:
@@ -257,8 +256,7 @@ class Rounds:
         if flush.errors:
             self._loop.call_later(RETRY_S, self.schedule)  # settles are kept and tried again
         elif self._dirty or self._unsaved or self._waiters or self._closed_groups:
-            # At once where the disk has just finished, so that it does not wait for a turn of the loop.
-            self.flush() if flush.tickets else self.schedule()
+            self.schedule()
 
     def forget(self, view: "View") -> None:
         """The view's queue is gone: nothing of it is written any more."""
