@@ -1,5 +1,6 @@
 """Rounds: what arrives together is made durable together, with one sync."""
 
+import msgspec
 import pytest
 
 from headrace.errors import BatchTooLarge, LogClosed, OffsetOutOfRange
@@ -111,6 +112,44 @@ def test_settles_are_journaled_at_once_and_synced_later(bench: Bench) -> None:
     shard.tick()
     shard.pump()
     assert not shard.journal.is_unsynced
+    shard.close()
+
+
+@pytest.mark.parametrize("interval_s", [1, 5, 30, 0])
+def test_the_settle_interval_is_a_choice_and_zero_is_only_on_stop(bench: Bench, interval_s: int) -> None:
+    shard = bench.open(settings=msgspec.structs.replace(SMALL, settle_sync_interval_ms=interval_s * 1000))
+    group = shard.group()
+    group.put("settles", b"q", b"1")
+    group.commit(lazy=True)
+    shard.pump()
+    for seconds, is_synced in ((0.9 * (interval_s or 3600), False), (0.2 * (interval_s or 3600), interval_s > 0)):
+        bench.clock.advance(seconds)
+        shard.tick()
+        shard.pump()
+        assert shard.journal.is_unsynced is not is_synced
+    shard.close()
+    assert bench.open().state.get("settles", b"q") == b"1"
+    bench.shard.close()
+
+
+def test_an_async_flush_holds_nobody_up_and_covers_what_was_there_when_it_began(bench: Bench) -> None:
+    shard = bench.open(stream=StreamSettings(write_mode="async", flush_interval_ms=500))
+    log = shard.log(1)
+    bench.append(1, [b"a"])
+    shard.tick()
+    bench.clock.advance(0.6)
+    shard.tick()
+    assert shard.worker.pump()  # says what there is to sync; the keeper has not begun
+    ticket = log.append(batch([b"b"]))
+    shard._deferred.popleft()()
+    assert shard.worker.pump() and ticket.done, "an append waits for no flush"
+    shard.pump()
+    assert (log.visible_end, log.durable_end) == (2, 1)
+    assert log.tail.is_unsynced, "what was written meanwhile is still to be synced"
+    bench.clock.advance(0.6)
+    shard.tick()
+    shard.pump()
+    assert log.durable_end == 2 and not log.tail.is_unsynced
     shard.close()
 
 
