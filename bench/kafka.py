@@ -3,7 +3,8 @@
 Throughput, CPU-seconds of the broker (all threads, schedstat) and of the client per million messages, memory
 (PSS) and the time to the acknowledgement, with librdkafka driven from C and with Kafka's own perf tools. Each
 broker runs alone, one after the other, on the same disk. Memory is warmed before every row: a guest pays five
-times as much for pages that it has given back to its host, and whoever comes first would pay for all.
+times as much for pages that it has given back to its host, and whoever comes first would pay for all. It gives
+them back within seconds, so bulk rows are run twice and the cheaper run counts.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from bench.kafka_report import Measured, report
 
 MILLION = 1_000_000
 WARM_SPARE_MB = 500  # buffers of the broker and of the client
+RUNS = 2  # of what is produced as fast as it goes; the one that cost the broker less counts, for every broker
 TOOLS = "org.apache.kafka.tools."
 
 
@@ -85,8 +87,9 @@ def measure(program: Path, broker: Broker, scale: float) -> Iterator[Measured]:
     load.produce("", "warm", Case(100, "none", 1, int(500_000 * scale) + 1000))
     for number, case in enumerate(cases(scale)):
         topic = f"bench-{number}"
-        yield load.produce(f"produce {case.label}", topic, case)
-        yield load.run(f"fetch {case.label}", case.sent, "consume", topic, case.sent)
+        runs = [load.produce(f"produce {case.label}", f"{topic}-{run}", case) for run in range(RUNS)]
+        yield min(runs, key=lambda run: run.cpu_per_million)
+        yield load.run(f"fetch {case.label}", case.sent, "consume", f"{topic}-0", case.sent)
     for size, offered in ((100, 50_000), (1000, 20_000)):
         case = Case(size, "none", 10, int(4 * offered * scale * broker.small_share))
         yield load.produce(f"paced {size} B, 10 producers, {offered:,}/s", f"paced-{size}", case, offered)
