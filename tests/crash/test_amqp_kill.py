@@ -124,6 +124,7 @@ class Load:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_confirmed_messages_survive_kills_and_come_flagged_when_they_come_again(tmp_path: Path) -> None:
     port = free_port()
     broker = BrokerProcess(tmp_path, "--amqp", f"127.0.0.1:{port}")

@@ -19,6 +19,7 @@ OPTIONS = ("--segment-size", "64KB", "--journal-file-size", "256KB", "--checkpoi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_l1_to_l7_hold_through_thirty_kills_under_load(tmp_path: Path) -> None:
     print(f"seed {SEED}: HEADRACE_SEED={SEED} pytest {os.path.relpath(__file__)}")
     rng = random.Random(SEED)
