@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.ports import free_port
+
 KAFKA_VERSION = "4.3.1"
 HEAP = ("-Xmx1G", "-Xms1G")  # kafka-server-start.sh's
 JVM = (
@@ -23,12 +25,6 @@ POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0<
 <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{0}</version></dependency>
 <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{0}</version></dependency>
 </dependencies></project>"""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Broker:
