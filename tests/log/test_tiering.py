@@ -10,6 +10,7 @@ import pytest
 
 from headrace.errors import CorruptLog, HeadraceError, NotFound, OffsetOutOfRange, StorageError
 from headrace.log import parquet, tiering
+from headrace.log.disk import RealDisk
 from headrace.log.inspect import Inspector
 from headrace.log.loading import ReadWaits
 from headrace.log.log import Log
@@ -511,6 +512,43 @@ def test_while_the_tier_cannot_be_reached_only_its_offsets_fail(bench: Bench) ->
     bench.append(1, [b"more"])
     away.rename(tier)
     assert values(log) == [*(b"%03d" % i * 50 for i in range(30)), b"more"]
+    shard.close()
+
+
+def test_a_tier_that_is_read_only_for_a_while_stops_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = bench.open(1, 2, stream=ROLLING)
+    fill(bench)
+    archive(shard)
+    log = shard.log(1)
+    unlink, first = shard.disk.unlink, log.segments[0]
+
+    def read_only(path: str) -> None:
+        if path.endswith(".parquet"):
+            raise OSError(errno.EROFS, "Read-only file system", path)
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.disk, "unlink", read_only)
+        shard.maintenance.delete_before(log, first.next_offset)
+        shard.pump()
+        assert shard.failure is None and Path(first.data_path).exists()
+        bench.append(1, [b"more"])
+    shard.maintenance.sweep()
+    shard.pump()
+    assert not Path(first.data_path).exists() and len(list(Path(shard.tier_root).rglob("*.parquet"))) >= 1
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.disk, "unlink", read_only)
+        shard.delete_log(1)
+        shard.pump()
+        assert shard.failure is None
+        bench.append(2, [b"another log"])
+        bench.kill()
+        patch.setattr(RealDisk, "unlink", lambda _, path: read_only(path))
+        shard = bench.open(2, stream=ROLLING)
+        assert list(Path(shard.tier_root).rglob("*.parquet")), "and it starts nevertheless"
+        bench.kill()
+    shard = bench.open(2, stream=ROLLING)
+    assert not list(Path(shard.tier_root).rglob("*.parquet")) and not list(Path(bench.root, "logs").glob("*.deleted"))
     shard.close()
 
 

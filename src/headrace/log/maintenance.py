@@ -18,7 +18,7 @@ from headrace.log.log_recovery import STARTS, TRUNCATIONS
 from headrace.log.retention import Limits, new_start
 from headrace.log.rounds import Ticket
 from headrace.log.segment import SavedWriter, Segment, SegmentWriter
-from headrace.log.tiering import remove_archived
+from headrace.log.tiering import remove_archived, remove_file
 from headrace.log.truncation import cut_back
 from headrace.log.work import InlineWorker, ThreadWorker, Worker
 
@@ -136,16 +136,26 @@ class Maintenance:
         for _, segment in free:
             self._shard.index_cache.drop(segment)
             segment.is_deleted = True
-        self._shard.worker.submit(lambda: self._unlink([segment for _, segment in free]), self._checked)
+        self._shard.worker.submit(lambda: self._unlink(free), self._swept)
 
-    def _unlink(self, segments: list[Segment]) -> None:
+    def _unlink(self, graves: list[tuple[int, Segment]]) -> list[tuple[int, Segment]]:
+        """Those whose files in the tier could not be removed yet."""
         files = self._shard.files
-        for segment in segments:
+        left = []
+        for log_id, segment in graves:
             files.forget(segment.paths)
             for path in segment.paths:
-                if files.disk.exists(path):
+                if segment.tier is not None and path == segment.tier.path:
+                    if not remove_file(files.disk, path):
+                        left.append((log_id, segment))
+                elif files.disk.exists(path):
                     files.disk.unlink(path)
             files.folder_changed(segment.folder)
+        return left
+
+    def _swept(self, left: list[tuple[int, Segment]] | None, error: BaseException | None) -> None:
+        self._graves += left or ()
+        self._checked(None, error)
 
     def _checked(self, _result: object, error: BaseException | None) -> None:
         if error is not None:
@@ -162,10 +172,11 @@ class Maintenance:
                 return
             doomed = folder + paths.DELETED
             files.disk.rename(folder, doomed)
-            remove_archived(files.disk, self._shard.tier_root, doomed)
             # Listed by its new name, under which a compaction that still runs adds nothing any more.
             names = files.disk.listdir(doomed)
             files.forget([f"{folder}/{name}" for name in names])
+            if not remove_archived(files.disk, self._shard.tier_root, doomed):
+                return  # the next start tries again
             for name in names:
                 files.disk.unlink(f"{doomed}/{name}")
             files.disk.rmdir(doomed)

@@ -177,7 +177,8 @@ def _folders(shard: "Shard", known: set[int], report: RecoveryReport) -> dict[in
     for name in shard.disk.listdir(root):
         log_id = paths.parse_log_folder(name)
         if name.endswith(paths.DELETED):
-            remove_archived(shard.disk, shard.tier_root, f"{root}/{name}")
+            if not remove_archived(shard.disk, shard.tier_root, f"{root}/{name}"):
+                continue  # the tier is read-only for now: another start
             for inner in shard.disk.listdir(f"{root}/{name}"):
                 shard.disk.unlink(f"{root}/{name}/{inner}")
             shard.disk.rmdir(f"{root}/{name}")

@@ -320,30 +320,45 @@ def check_same(files: Files, segment: Segment, found: Iterator[Found], path: str
 # Cleaning up.
 
 
-def remove_strays(disk: Disk, tier_root: str, log_folder: str, segments: Sequence[Segment]) -> list[str]:
+def remove_file(disk: Disk, path: str) -> bool:
+    """Whether a file of the tier is gone. That may be another disk, away or read-only for a while: no reason to stop
+    confirming what goes elsewhere. Who is told no tries again later."""
+    try:
+        disk.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def remove_strays(disk: Disk, tier_root: str, log_folder: str, segments: Sequence[Segment]) -> None:
     """Remove the Parquet files of a log that no manifest names: what a crash left between the file and its manifest."""
     folder = f"{tier_root}/{log_folder.rpartition('/')[2]}"
     if not disk.exists(folder):
-        return []
+        return
     known = {segment.tier.path for segment in segments if segment.tier is not None}
-    strays = [path for path in (f"{folder}/{name}" for name in disk.listdir(folder)) if path not in known]
-    for path in strays:
-        disk.unlink(path)
-    return strays
+    for name in disk.listdir(folder):
+        if f"{folder}/{name}" not in known:
+            remove_file(disk, f"{folder}/{name}")
 
 
-def remove_archived(disk: Disk, tier_root: str, doomed: str) -> None:
-    """Remove all that a deleted log has in the tier: what its manifests name, and its folder there."""
+def remove_archived(disk: Disk, tier_root: str, doomed: str) -> bool:
+    """Remove all that a deleted log has in the tier: what its manifests name, and its folder there. False when
+    something is left: the log's own folder is to stay until it is not."""
+    done = True
     for name in disk.listdir(doomed):
         if name.endswith(paths.TIER):
             # One that cannot be read names nothing; its file goes with the folder below.
-            with suppress(CorruptLog, FileNotFoundError):
-                disk.unlink(read_tier(disk, f"{doomed}/{name}").path)
+            with suppress(CorruptLog):
+                done = remove_file(disk, read_tier(disk, f"{doomed}/{name}").path) and done
     folder = f"{tier_root}/{doomed.rpartition('/')[2].removesuffix(paths.DELETED)}"
     if disk.exists(folder):
         for name in disk.listdir(folder):
-            disk.unlink(f"{folder}/{name}")
-        disk.rmdir(folder)
+            done = remove_file(disk, f"{folder}/{name}") and done
+        if done:
+            disk.rmdir(folder)
+    return done
 
 
 # Bringing back, by the broker.
