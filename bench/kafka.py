@@ -129,8 +129,11 @@ def _run_java(command: list[str], broker: Broker) -> tuple[str, float, float]:
 
 def run(*, scale: float = 1.0, peers: bool = True, java: bool = True) -> None:
     """Print every broker's rows as they are measured, then ours beside theirs."""
-    folder = Path(tempfile.mkdtemp(prefix="bench-kafka-load-"))
-    program = build_load(folder)
+    with tempfile.TemporaryDirectory(prefix="bench-kafka-load-") as folder:
+        _run(build_load(Path(folder)), scale, peers=peers, java=java)
+
+
+def _run(program: Path, scale: float, *, peers: bool, java: bool) -> None:
     print(f"machine    {machine.describe()}", flush=True)
     brokers: list[Broker] = [Headrace()]
     classpath = ""
