@@ -1,5 +1,6 @@
 """headrace.Log: the log without a server."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,9 @@ import pytest
 
 import headrace
 from headrace.errors import DataFolderLocked, InvalidInput, LogClosed, OffsetOutOfRange
+from headrace.log import shard as shard_module
+from headrace.log.disk import RealDisk
+from headrace.record.types import Record
 
 # Small journal files: pre-writing the usual 64 MB each is for brokers, not for a test.
 SMALL = {"journal_file_size": "1MB", "journal_files": 2}
@@ -197,3 +201,35 @@ def test_verifying_finds_a_flipped_bit(tmp_path: Path) -> None:
         data[200] ^= 1
         segment.write_bytes(data)
         assert not log.verify().is_sound
+
+
+def test_a_read_that_waits_for_the_disk_keeps_no_append_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    class Slow(RealDisk):
+        def _is_cold(self, file: int) -> bool:
+            return not answers.is_set() and os.readlink(f"/proc/self/fd/{file}").endswith(".log")
+
+        def pread_cached(self, file: int, size: int, position: int) -> bytes | None:
+            return None if self._is_cold(file) else super().pread_cached(file, size, position)
+
+        def pread(self, file: int, size: int, position: int) -> bytes:
+            if self._is_cold(file):
+                asked.set()
+                assert answers.wait(60)
+            return super().pread(file, size, position)
+
+    monkeypatch.setattr(shard_module, "RealDisk", Slow)
+    found: list[list[Record]] = []
+    with open_log(tmp_path) as log:
+        log.append("on disk")
+        reader = threading.Thread(target=lambda: found.append(log.read(0, limit=1)))
+        reader.start()
+        assert asked.wait(60)
+        assert log.append("meanwhile") == 1
+        assert not found
+        answers.set()
+        reader.join()
+    assert [record.value for record in found[0]] == [b"on disk"]

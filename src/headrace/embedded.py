@@ -13,6 +13,7 @@ from headrace.clock import Clock, SystemClock
 from headrace.config import load
 from headrace.errors import Conflict, InvalidInput, LogClosed
 from headrace.log.inspect import Inspector, VerifyReport
+from headrace.log.loading import ReadWaits
 from headrace.log.log import Log as StoredLog
 from headrace.log.paths import RESTORED, UNFINISHED
 from headrace.log.recovery import RecoveryReport
@@ -132,7 +133,7 @@ class Log:
         if limit < 1:
             raise InvalidInput(f"limit is at least 1, not {limit}")
         while True:
-            chunk = self._on_owner(partial(self._log.read, offset, max_bytes))
+            chunk = self._when_loaded(partial(self._log.read_now, offset, max_bytes))
             records = codec.records(chunk.data, from_offset=offset, limit=limit)
             if records or chunk.next_offset <= offset:
                 return records
@@ -140,7 +141,7 @@ class Log:
 
     def offset_at(self, timestamp_ms: int) -> int:
         """The offset of the first record at or after a time; the end when there is none."""
-        found = self._on_owner(lambda: self._log.offset_for_timestamp(timestamp_ms))
+        found = self._when_loaded(lambda: self._log.offset_for_timestamp_now(timestamp_ms))
         return self.end_offset if found is None else found[0]
 
     def __iter__(self) -> Iterator[Record]:
@@ -257,6 +258,16 @@ class Log:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    def _when_loaded(self, read: Callable[[], T]) -> T:
+        """What is not in memory is waited for here, not on the owner's thread, where others append meanwhile."""
+        while True:
+            try:
+                return self._on_owner(read)
+            except ReadWaits as cold:
+                loaded = threading.Event()
+                self._on_owner(partial(cold.then, loaded.set))
+                loaded.wait()
 
     def _on_owner(self, work: Callable[[], T]) -> T:
         if self._closed:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from headrace.client.connection import CONNECT_S_MAX, IDLE_S_MAX, RECEIVE_BYTES, reason_of
 from headrace.client.exchange import Endpoint, Response, ResponseReader, request_bytes
-from headrace.client.retry import Fate, backoff_s, may_repeat, retry_after_s
-from headrace.errors import BrokerUnreachable, Unconfirmed
+from headrace.client.retry import Attempts, Fate, Outcome
 
 
 class AsyncConnection:
@@ -34,26 +33,14 @@ class AsyncConnection:
         wait_s: float = 0.0,
     ) -> Response:
         data = request_bytes(self.endpoint, method, path, query=query, headers=headers, body=body)
-        deadline = time.monotonic() + self._retry_s
-        attempt = 0
+        attempts = Attempts(self.endpoint, method, self._retry_s)
         while True:
             async with self._turn:
                 outcome = await self._attempt(data, self._timeout_s + wait_s)
-            if isinstance(outcome, Response):
-                delay_s = retry_after_s(outcome)
-                if delay_s is None or time.monotonic() + delay_s > deadline:
-                    return outcome
-            else:
-                fate, reason = outcome
-                if not may_repeat(method, fate):
-                    raise Unconfirmed(
-                        f"{self.endpoint} did not answer ({reason}): what was sent may or may not be stored"
-                    )
-                delay_s = backoff_s(attempt)
-                if time.monotonic() + delay_s > deadline:
-                    raise BrokerUnreachable(f"no broker answers at {self.endpoint}: {reason}")
+            if (delay_s := attempts.delay_s(outcome)) is None:
+                assert isinstance(outcome, Response)
+                return outcome
             await asyncio.sleep(delay_s)
-            attempt += 1
 
     async def stream(
         self, path: str, *, query: Mapping[str, str | int | None] | None = None, headers: Mapping[str, str]
@@ -79,7 +66,7 @@ class AsyncConnection:
             self._writer.close()
         self._reader = self._writer = None
 
-    async def _attempt(self, data: bytes, timeout_s: float) -> Response | tuple[Fate, str]:
+    async def _attempt(self, data: bytes, timeout_s: float) -> Outcome:
         answer = ResponseReader()
         sent = done = False
         try:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 
 from headrace.client.exchange import Endpoint, Response, ResponseReader, request_bytes
-from headrace.client.retry import Fate, backoff_s, may_repeat, retry_after_s
-from headrace.errors import BrokerUnreachable, Unconfirmed
+from headrace.client.retry import Attempts, Fate, Outcome
+from headrace.errors import BrokerUnreachable
 
 RECEIVE_BYTES = 256 * 1024
 CONNECT_S_MAX = 5.0
@@ -42,25 +42,13 @@ class Connection:
     ) -> Response:
         """The broker's answer, whatever its status. `wait_s` is how long the broker was asked to wait."""
         data = request_bytes(self.endpoint, method, path, query=query, headers=headers, body=body)
-        deadline = time.monotonic() + self._retry_s
-        attempt = 0
+        attempts = Attempts(self.endpoint, method, self._retry_s)
         while True:
             outcome = self._attempt(data, self._timeout_s + wait_s)
-            if isinstance(outcome, Response):
-                delay_s = retry_after_s(outcome)
-                if delay_s is None or time.monotonic() + delay_s > deadline:
-                    return outcome
-            else:
-                fate, reason = outcome
-                if not may_repeat(method, fate):
-                    raise Unconfirmed(
-                        f"{self.endpoint} did not answer ({reason}): what was sent may or may not be stored"
-                    )
-                delay_s = backoff_s(attempt)
-                if time.monotonic() + delay_s > deadline:
-                    raise BrokerUnreachable(f"no broker answers at {self.endpoint}: {reason}")
+            if (delay_s := attempts.delay_s(outcome)) is None:
+                assert isinstance(outcome, Response)
+                return outcome
             time.sleep(delay_s)
-            attempt += 1
 
     def stream(
         self, path: str, *, query: Mapping[str, str | int | None] | None = None, headers: Mapping[str, str]
@@ -74,7 +62,7 @@ class Connection:
                 self._socket.close()
             self._socket = None
 
-    def _attempt(self, data: bytes, timeout_s: float) -> Response | tuple[Fate, str]:
+    def _attempt(self, data: bytes, timeout_s: float) -> Outcome:
         reader = ResponseReader()
         sent = False
         try:

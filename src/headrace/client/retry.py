@@ -1,4 +1,4 @@
-"""When to try again. Pure: the same answers for the blocking and the asyncio client.
+"""When to try again: the same answers for the blocking and the asyncio client.
 
 Trying again is safe when nothing can have happened (nothing was sent, or the broker refused and said when to
 come back) or when it does not matter (reading). Publishing whose answer got lost is never sent again by
@@ -6,9 +6,11 @@ itself: the messages may be stored, and a second time would be a duplicate.
 """
 
 import random
+import time
 from enum import Enum, auto
 
-from headrace.client.exchange import Response
+from headrace.client.exchange import Endpoint, Response
+from headrace.errors import BrokerUnreachable, Unconfirmed
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "PUT"})
 DELAY_S_MIN, DELAY_S_MAX = 0.05, 2.0
@@ -44,3 +46,32 @@ def retry_after_s(response: Response) -> float | None:
     except (KeyError, ValueError):
         return None
     return min(max(seconds, 0.0), RETRY_AFTER_S_MAX)
+
+
+Outcome = Response | tuple[Fate, str]  # an answer, or what became of the request and why
+
+
+class Attempts:
+    """One request from its first try to its last: when to try again, and when to say that it failed."""
+
+    def __init__(self, endpoint: Endpoint, method: str, retry_s: float) -> None:
+        self._endpoint = endpoint
+        self._method = method
+        self._deadline = time.monotonic() + retry_s
+        self._tried = 0
+
+    def delay_s(self, outcome: Outcome) -> float | None:
+        """How long to wait before the next try; None when the outcome is the answer."""
+        self._tried += 1
+        if isinstance(outcome, Response):
+            wanted_s = retry_after_s(outcome)
+            return None if wanted_s is None or time.monotonic() + wanted_s > self._deadline else wanted_s
+        fate, reason = outcome
+        if not may_repeat(self._method, fate):
+            raise Unconfirmed(
+                f"{self._endpoint} did not answer ({reason}): what was sent may or may not be stored"
+            )
+        wanted_s = backoff_s(self._tried - 1)
+        if time.monotonic() + wanted_s > self._deadline:
+            raise BrokerUnreachable(f"no broker answers at {self._endpoint}: {reason}")
+        return wanted_s

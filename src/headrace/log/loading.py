@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from headrace.errors import LogClosed
 from headrace.log.counters import Counters
 from headrace.log.files import Files
 from headrace.log.work import Done, Job, Post, ThreadWorker, Worker
@@ -43,14 +44,19 @@ class Loader:
     def __init__(self, post: Post | None, inline: Worker | None = None) -> None:
         self._post = post
         self._worker = inline
+        self._is_closed = False
 
     def submit(self, job: Job, done: Done) -> None:
+        if self._is_closed:
+            done(None, LogClosed("the log is closed"))
+            return
         if self._worker is None:
             assert self._post is not None
             self._worker = ThreadWorker("headrace-loader", self._post, THREADS)
         self._worker.submit(job, done)
 
     def close(self) -> None:
+        self._is_closed = True
         if self._worker is not None and self._post is not None:
             self._worker.close()
 
