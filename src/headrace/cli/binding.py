@@ -6,7 +6,7 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.manage import manage, pairs, vhost_option
-from headrace.cli.options import json_option, url_option
+from headrace.cli.options import json_answer, json_option, url_option
 from headrace.errors import NotFound
 
 
@@ -47,6 +47,7 @@ def _to_exchange(command: click.decorators.FC) -> click.decorators.FC:
 @_to_exchange
 @vhost_option
 @url_option
+@json_answer
 def add(
     source: str,
     destination: str,
@@ -56,12 +57,13 @@ def add(
     vhost: str,
     url: str | None,
     config_file: Path | None,
-) -> None:
+) -> dict[str, object]:
     """Bind DESTINATION to the exchange SOURCE by ROUTING_KEY."""
     body = {"routing_key": routing_key, "arguments": pairs(arguments)}
     kind = "e" if to_exchange else "q"
     with manage(url, config_file) as client:
         client.call("POST", "bindings", vhost, "e", source, kind, destination, body=body)
+    return {"added": [{"source": source, "destination": destination, "routing_key": routing_key}]}
 
 
 @binding.command("rm")
@@ -71,6 +73,7 @@ def add(
 @_to_exchange
 @vhost_option
 @url_option
+@json_answer
 def rm(
     source: str,
     destination: str,
@@ -79,7 +82,7 @@ def rm(
     vhost: str,
     url: str | None,
     config_file: Path | None,
-) -> None:
+) -> dict[str, object]:
     """Remove the bindings of DESTINATION to SOURCE by ROUTING_KEY."""
     path = ("bindings", vhost, "e", source, "e" if to_exchange else "q", destination)
     with manage(url, config_file) as client:
@@ -88,3 +91,4 @@ def rm(
             raise NotFound(f"{destination!r} is not bound to {source!r} by {routing_key!r}")
         for one in found:
             client.call("DELETE", *path, one["properties_key"])
+    return {"removed": [{"source": source, "destination": destination, "routing_key": routing_key}]}

@@ -6,7 +6,7 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.manage import ask, manage, yes_option
-from headrace.cli.options import json_option, url_option
+from headrace.cli.options import json_answer, json_option, url_option
 
 
 @click.group(cls=AliasGroup)
@@ -38,8 +38,10 @@ def ls(pattern: str | None, as_json: bool, url: str | None, config_file: Path | 
 @click.option("--reason", default="closed by an operator", show_default=True, help="What the client is told.")
 @yes_option
 @url_option
-def rm(name: str, reason: str, yes: bool, url: str | None, config_file: Path | None) -> None:
+@json_answer
+def rm(name: str, reason: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
     """Close connection NAME; what it has not acknowledged goes back to its queues."""
     ask(f"Close {name} ({reason})?", yes)
     with manage(url, config_file) as client:
         client.call("DELETE", "connections", name)
+    return {"removed": [name]}

@@ -7,7 +7,7 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.manage import json_object, manage
-from headrace.cli.options import url_option
+from headrace.cli.options import json_answer, url_option
 
 
 @click.group(cls=AliasGroup)
@@ -34,8 +34,10 @@ def export(file: Path | None, url: str | None, config_file: Path | None) -> None
 @definitions.command("import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True, allow_dash=True))
 @url_option
-def import_(file: Path, url: str | None, config_file: Path | None) -> None:
+@json_answer
+def import_(file: Path, url: str | None, config_file: Path | None) -> dict[str, object]:
     """Declare what FILE says, which may come from RabbitMQ. Nothing is removed; - reads stdin."""
     text = sys.stdin.read() if str(file) == "-" else file.read_text()
     with manage(url, config_file) as client:
         client.call("POST", "definitions", body=json_object(text, str(file)))
+    return {"imported": str(file)}

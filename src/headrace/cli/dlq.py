@@ -8,7 +8,7 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.manage import ask, manage, vhost_option, yes_option
-from headrace.cli.options import json_option, url_option
+from headrace.cli.options import json_answer, json_option, url_option
 
 POLL_S = 0.2
 FAILED = 1
@@ -155,9 +155,11 @@ def _spell(plan: dict[str, Any]) -> str:
 @vhost_option
 @yes_option
 @url_option
-def purge(name: str, vhost: str, yes: bool, url: str | None, config_file: Path | None) -> None:
+@json_answer
+def purge(name: str, vhost: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
     """Remove every dead letter in queue NAME, for good."""
     with manage(url, config_file) as client:
         ready = client.call("GET", "queues", vhost, name)["messages_ready"]
         ask(f"Remove {ready:,} dead letters of {name} for good?", yes)
         client.call("DELETE", "queues", vhost, name, "contents")
+    return {"purged": [name], "messages": ready}

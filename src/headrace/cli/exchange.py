@@ -6,7 +6,7 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.manage import ask, json_object, manage, pairs, vhost_option, yes_option
-from headrace.cli.options import json_option, url_option
+from headrace.cli.options import json_answer, json_option, url_option
 
 KINDS = ("direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message")
 NOT_ROUTED = 1
@@ -44,6 +44,7 @@ def ls(pattern: str | None, vhost: str, as_json: bool, url: str | None, config_f
 @click.option("-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument; repeat it.")
 @vhost_option
 @url_option
+@json_answer
 def add(
     name: str,
     kind: str,
@@ -52,11 +53,12 @@ def add(
     vhost: str,
     url: str | None,
     config_file: Path | None,
-) -> None:
+) -> dict[str, object]:
     """Declare exchange NAME; it is fine if it is there and the same."""
     body = {"type": kind, "durable": not transient, "arguments": pairs(arguments)}
     with manage(url, config_file) as client:
         client.call("PUT", "exchanges", vhost, name, body=body)
+    return {"added": [name]}
 
 
 @exchange.command("rm")
@@ -64,12 +66,14 @@ def add(
 @vhost_option
 @yes_option
 @url_option
-def rm(names: tuple[str, ...], vhost: str, yes: bool, url: str | None, config_file: Path | None) -> None:
+@json_answer
+def rm(names: tuple[str, ...], vhost: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
     """Remove exchanges and their bindings."""
     ask(f"Remove {', '.join(names)} and all bindings?", yes)
     with manage(url, config_file) as client:
         for name in names:
             client.call("DELETE", "exchanges", vhost, name)
+    return {"removed": list(names)}
 
 
 @exchange.command("pub")
@@ -78,6 +82,7 @@ def rm(names: tuple[str, ...], vhost: str, yes: bool, url: str | None, config_fi
 @click.argument("message")
 @click.option("--properties", default="{}", metavar="JSON", help='AMQP properties, such as {"priority": 5}.')
 @vhost_option
+@json_option
 @url_option
 def pub(
     name: str,
@@ -85,6 +90,7 @@ def pub(
     message: str,
     properties: str,
     vhost: str,
+    as_json: bool,
     url: str | None,
     config_file: Path | None,
 ) -> int:
@@ -96,6 +102,10 @@ def pub(
     body = {"routing_key": routing_key, "payload": message, "payload_encoding": "string", "properties": given}
     with manage(url, config_file) as client:
         routed = client.call("POST", "exchanges", vhost, name, "publish", body=body)["routed"]
-    if not routed:
+    if as_json:
+        from headrace.cli.output import show_json
+
+        show_json({"routed": routed})
+    elif not routed:
         click.echo("no queue took it", err=True)
     return 0 if routed else NOT_ROUTED

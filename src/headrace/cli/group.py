@@ -7,7 +7,7 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.manage import ask, manage, yes_option
-from headrace.cli.options import json_option, url_option
+from headrace.cli.options import json_answer, json_option, url_option
 from headrace.errors import InvalidInput, NotFound
 
 TO_HELP = "earliest, latest, an offset, +N, -N or a time (2026-11-15T08:00)."
@@ -130,8 +130,10 @@ def _target(to: str) -> dict[str, Any]:
 @click.argument("name")
 @yes_option
 @url_option
-def rm(name: str, yes: bool, url: str | None, config_file: Path | None) -> None:
+@json_answer
+def rm(name: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
     """Forget group or cursor NAME and its offsets; a group must have no members."""
     ask(f"Forget where {name} stands?", yes)
     with manage(url, config_file) as client:
         client.call("DELETE", "headrace", "readers", _kind(client, name), name)
+    return {"removed": [name]}

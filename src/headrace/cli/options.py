@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,21 @@ EVERYWHERE = {"0.0.0.0": "localhost", "::": "localhost", "*": "localhost"}
 
 def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(command)
+
+
+def json_answer(command: Callable[..., Any]) -> Callable[..., None]:
+    """--json for a command that only changes something: what it returns is shown, and only then."""
+
+    @json_option
+    @wraps(command)
+    def answering(*arguments: Any, as_json: bool, **options: Any) -> None:
+        facts = command(*arguments, **options)
+        if as_json:
+            from headrace.cli.output import show_json
+
+            show_json(facts)
+
+    return answering
 
 
 def config_option(command: Command) -> Command:

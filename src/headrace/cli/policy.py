@@ -6,7 +6,7 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.manage import ask, json_object, manage, vhost_option, yes_option
-from headrace.cli.options import json_option, url_option
+from headrace.cli.options import json_answer, json_option, url_option
 
 APPLY_TO = ("queues", "classic_queues", "quorum_queues", "streams", "exchanges", "all")
 
@@ -48,6 +48,7 @@ def ls(vhost: str, as_json: bool, url: str | None, config_file: Path | None) -> 
 @click.option("--priority", type=int, default=0, show_default=True, help="Of several that fit, the highest holds.")
 @vhost_option
 @url_option
+@json_answer
 def set_(
     name: str,
     pattern: str,
@@ -57,7 +58,7 @@ def set_(
     vhost: str,
     url: str | None,
     config_file: Path | None,
-) -> None:
+) -> dict[str, object]:
     """Put policy NAME into force for every queue whose name fits PATTERN. DEFINITION is JSON.
 
     \b
@@ -72,6 +73,7 @@ def set_(
     }
     with manage(url, config_file) as client:
         client.call("PUT", "policies", vhost, name, body=body)
+    return {"added": [name]}
 
 
 @policy.command("rm")
@@ -79,8 +81,10 @@ def set_(
 @vhost_option
 @yes_option
 @url_option
-def rm(name: str, vhost: str, yes: bool, url: str | None, config_file: Path | None) -> None:
+@json_answer
+def rm(name: str, vhost: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
     """Take policy NAME out of force."""
     ask(f"Take policy {name} out of force?", yes)
     with manage(url, config_file) as client:
         client.call("DELETE", "policies", vhost, name)
+    return {"removed": [name]}

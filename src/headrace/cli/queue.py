@@ -6,7 +6,7 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.manage import ask, manage, pairs, vhost_option, yes_option
-from headrace.cli.options import json_option, url_option
+from headrace.cli.options import json_answer, json_option, url_option
 
 COLUMNS = ("name", "type", "messages_ready", "messages_unacknowledged", "consumers", "message_bytes", "policy")
 
@@ -93,6 +93,7 @@ def info(name: str, vhost: str, as_json: bool, url: str | None, config_file: Pat
 @click.option("-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument; repeat it.")
 @vhost_option
 @url_option
+@json_answer
 def add(
     name: str,
     kind: str | None,
@@ -102,7 +103,7 @@ def add(
     vhost: str,
     url: str | None,
     config_file: Path | None,
-) -> None:
+) -> dict[str, object]:
     """Declare queue NAME; it is fine if it is there and the same.
 
     \b
@@ -112,6 +113,7 @@ def add(
     body = {"durable": not transient, "auto_delete": auto_delete, "arguments": given}
     with manage(url, config_file) as client:
         client.call("PUT", "queues", vhost, name, body=body)
+    return {"added": [name]}
 
 
 @queue.command("rm")
@@ -121,6 +123,7 @@ def add(
 @vhost_option
 @yes_option
 @url_option
+@json_answer
 def rm(
     names: tuple[str, ...],
     if_empty: bool,
@@ -129,13 +132,14 @@ def rm(
     yes: bool,
     url: str | None,
     config_file: Path | None,
-) -> None:
+) -> dict[str, object]:
     """Remove queues and every message in them."""
     ask(f"Remove {', '.join(names)} and every message in it?", yes)
     query = {"if-empty": "true" if if_empty else None, "if-unused": "true" if if_unused else None}
     with manage(url, config_file) as client:
         for name in names:
             client.call("DELETE", "queues", vhost, name, query=query)
+    return {"removed": list(names)}
 
 
 @queue.command("purge")
@@ -143,12 +147,14 @@ def rm(
 @vhost_option
 @yes_option
 @url_option
-def purge(name: str, vhost: str, yes: bool, url: str | None, config_file: Path | None) -> None:
+@json_answer
+def purge(name: str, vhost: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
     """Remove every message of queue NAME that is ready; what consumers have stays."""
     with manage(url, config_file) as client:
         ready = client.call("GET", "queues", vhost, name)["messages_ready"]
         ask(f"Remove {ready:,} messages of {name}?", yes)
         client.call("DELETE", "queues", vhost, name, "contents")
+    return {"purged": [name], "messages": ready}
 
 
 @queue.command("peek")
