@@ -34,10 +34,12 @@ def details(
     """What a pipeline reports: numbers over all flows, and of each flow how it is drawn and what it did last."""
     numbers = {name: flow_details(last) for name, last in progress.items()}
     said = [flow for flow in numbers.values() if flow]
+    # What failed is read by a query of its own, from the same records: they come in once.
+    coming = [flow for name, flow in numbers.items() if flow and not drawn.get(name, {}).get("dead")]
     flows = {name: {**drawn.get(name, {}), **numbers.get(name, {})} for name in {**drawn, **numbers}}
     return {
         "lag": sum(flow["lag"] or 0 for flow in said),
-        "input_rows_per_second": round(sum(flow["input_rows_per_second"] for flow in said), 1),
+        "input_rows_per_second": round(sum(flow["input_rows_per_second"] for flow in coming), 1),
         "rows_per_second": round(sum(flow["rows_per_second"] for flow in said), 1),
         "rows_total": rows_total,
         "batch_ms": max((flow["batch_ms"] for flow in said), default=0),

@@ -99,7 +99,7 @@ export function Plot({ title, data, series, format, height = 190 }) {
       const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "11px system-ui" };
       plot.current = new uPlot({
         width: Math.max(200, box.current.clientWidth), height,
-        padding: [8, 8, 0, 0],
+        padding: [8, 20, 0, 0],
         legend: { show: true, live: true },
         cursor: { y: false, points: { size: 6 } },
         scales: { x: { time: true }, y: { range: (u, min, max) => [0, Math.max(max * 1.15, 1)] } },

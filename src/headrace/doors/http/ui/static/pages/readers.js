@@ -65,7 +65,7 @@ function Reset({ kind, name, topics, onDone }) {
   const change = (set) => (event) => { setPlan(null); set(event.target.value); };
   return html`<section class="card"><h2>Start again from elsewhere</h2>
     <form class="bar" onSubmit=${async (e) => { e.preventDefault(); setPlan(await attempt(() => ask(true))); }}>
-      <select aria-label="Topic" value=${topic} onChange=${change(setTopic)}>${topics.map((t) => html`<option>${t}</option>`)}</select>
+      <select aria-label="Topic" onChange=${change(setTopic)}>${topics.map((t) => html`<option key=${t} value=${t} selected=${t === topic}>${t}</option>`)}</select>
       <select aria-label="To" value=${to} onChange=${change(setTo)}><option value="earliest">from the start</option><option value="latest">from the end</option><option value="timestamp">from a time</option><option value="offset">from an offset</option><option value="shift">moved by</option></select>
       ${["timestamp", "offset", "shift"].includes(to) && html`<input required aria-label="Where" type=${to === "timestamp" ? "datetime-local" : "number"} value=${at} onInput=${change(setAt)} />`}
       <button type="submit">Preview</button></form>

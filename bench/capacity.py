@@ -1,0 +1,121 @@
+"""What to plan with: bytes on disk for a message through each door, memory and disk for a queue and a connection.
+
+    python -m bench.capacity
+
+Starts a broker, publishes to it as usual clients do, and looks at its folder and its memory. Sizes do not depend on how
+busy the machine is. What messages cost in time is in the other benchmarks.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pika
+from confluent_kafka import Producer
+
+from bench.listing import connect
+
+
+def memory_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def disk_bytes(*folders: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for folder in folders for file in folder.rglob("*"))
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--messages", type=int, default=20_000)
+    options.add_argument("--queues", type=int, default=2_000)
+    options.add_argument("--connections", type=int, default=1_000)
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "headrace", "serve", "--data-dir", folder]
+        command += ["--http", "localhost:0", "--amqp", "localhost:0", "--kafka", "localhost:0"]
+        broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert broker.stdout is not None
+            said = ""
+            for line in broker.stdout:
+                said += line
+                if line.startswith("ready"):
+                    break
+            found = dict(re.findall(r"^(http|amqp|kafka)\s+(?:\w+://)?(\S+)", said, re.M))
+            print(f"an empty broker: {memory_bytes(broker.pid) / 1e6:.0f} MB of memory")
+            with httpx.Client(base_url=f"http://{found['http']}", timeout=60) as client:
+                for size in (100, 1000, 10_000):
+                    messages(client, found, size, max(100, given.messages * 100 // max(100, size)))
+                objects(client, found, broker.pid, Path(folder), given.queues, given.connections)
+        finally:
+            broker.terminate()
+            broker.wait(60)
+
+
+def messages(client: httpx.Client, doors: dict[str, str], size: int, count: int) -> None:
+    body = os.urandom(size)
+    channel = amqp(doors)
+    channel.queue_declare(f"amqp-{size}", durable=True)
+    for _ in range(count):
+        channel.basic_publish("", f"amqp-{size}", body)
+    channel.connection.close()
+    channel = amqp(doors)
+    channel.confirm_delivery()
+    channel.queue_declare(f"amqp-one-{size}", durable=True)
+    for _ in range(count // 20):
+        channel.basic_publish("", f"amqp-one-{size}", body)
+    channel.connection.close()
+    producer = Producer({"bootstrap.servers": doors["kafka"]})
+    for _ in range(count):
+        producer.produce(f"kafka-{size}", body)
+        producer.poll(0)
+    producer.flush(60)
+    for name, how in (
+        ("amqp", "AMQP, published without waiting"),
+        ("amqp-one", "AMQP, each confirmed before the next"),
+        ("kafka", "Kafka, librdkafka as it is"),
+    ):
+        topic = client.get(f"/topics/{name}-{size}").json()["logs"][0]
+        stored = (topic["size_bytes"]) / (topic["end"] - topic["start"])
+        print(f"{size:>6} B  {stored:8.1f} B on disk, {stored - size:5.1f} more than the body  {how}")
+
+
+def amqp(doors: dict[str, str]) -> Any:
+    host, _, port = doors["amqp"].rpartition(":")
+    return pika.BlockingConnection(pika.ConnectionParameters(host, int(port), heartbeat=0)).channel()
+
+
+def objects(client: httpx.Client, doors: dict[str, str], pid: int, folder: Path, queues: int, connections: int) -> None:
+    def state() -> tuple[int, int]:
+        time.sleep(2.0)
+        return memory_bytes(pid), disk_bytes(folder / "catalog", folder / "logs", folder / "state")
+
+    memory, disk = state()
+    channel = amqp(doors)
+    for number in range(queues):
+        channel.queue_declare(f"queue-{number}", durable=True)
+    with_queues, disk_with = state()
+    each = (with_queues - memory) / queues, (disk_with - disk) / queues
+    print(f"{queues:,} empty durable queues: {each[0]:,.0f} B of memory and {each[1]:,.0f} B of disk each")
+    for number in range(queues):
+        channel.basic_publish("", f"queue-{number}", b"x" * 100)
+    with_messages, disk_full = state()
+    each = (with_messages - with_queues) / queues, (disk_full - disk_with) / queues
+    print(f"the first message of each: {each[0]:,.0f} B of memory and {each[1]:,.0f} B of disk more")
+    opened = [connect(int(doors["amqp"].rpartition(":")[2])) for _ in range(connections)]
+    after, _ = state()
+    each_client = (after - with_messages) / connections
+    print(f"{connections:,} AMQP connections with a channel: {each_client:,.0f} B of memory each")
+    for sock in opened:
+        sock.close()
+
+
+if __name__ == "__main__":
+    main()
