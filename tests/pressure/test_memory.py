@@ -269,9 +269,16 @@ def test_a_kafka_client_that_asks_without_reading_costs_bounded_memory(tmp_path:
             clients.append(client)
         held = 'headrace_held_bytes{holder="kafka_connections"}'
         eventually(lambda: running.metric(held) > 10 * MB, "they are served")
+        seen = [0.0]
+
+        def has_settled() -> bool:
+            seen.append(running.metric(held))
+            return seen[-1] == seen[-2]
+
+        eventually(has_settled, "nobody gets more than they do not read")
         assert filler.depth("deep") == 2000
-        assert running.metric(held) < 256 * MB
-        assert running.peak_bytes - before < 300 * MB
+        assert seen[-1] < 128 * MB
+        assert running.peak_bytes - before < 256 * MB
         for client in clients:
             client.close()
         eventually(lambda: running.metric(held) == 0, "it is given back")

@@ -26,7 +26,7 @@ DOOR_BYTES_WAITING_MAX = 64 << 20  # of all: more would wait for the disk all th
 FAIR_BYTES_MIN = 1 << 20  # what one connection may have waiting, however many there are
 JOIN_BYTES_MAX = 16 << 10  # answers smaller than this, together, are cheaper copied than gathered
 HEAVY_BYTES = 64 << 10  # who has less waiting takes nobody's share
-ANSWER_BYTES_MAX = 32 << 20  # of one connection that it has not read; more requests are not started
+ANSWER_BYTES_AHEAD = 1 << 20  # ready before they are written: more requests wait to see whether the client reads
 COLD_REQUEST_BYTES_MAX = 8 << 20  # of every API but Produce
 OFFERED = {int(api): (api, versions) for api, versions in VERSIONS.items()}
 Piece = bytes | bytearray | memoryview
@@ -193,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
         """What is asked already is enough: with answers that nobody reads, a few small requests would take it all."""
         return (
             self._writing_paused
-            or self._answer_bytes >= ANSWER_BYTES_MAX
+            or self._answer_bytes >= ANSWER_BYTES_AHEAD
             or len(self._waiting) >= REQUESTS_MAX
             or (self._waiting_bytes >= FAIR_BYTES_MIN and self._waiting_bytes >= self._fair_bytes)
         )
