@@ -179,6 +179,7 @@ class Rounds:
                 self._stage(flush, lambda v=view, b=batch: v.log.append(b))  # type: ignore[misc]
         if unsaved:
             self._stage_group(flush, _taken((), unsaved))
+        self._shard.begin_round()  # all of this turn is staged: what comes next waits for this flush anyway
         self._one_done(flush, None)
 
     def _stage(self, flush: Flush, stage: Callable[[], Any], undo: Callable[[], None] | None = None) -> None:
