@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 REPORT_S = 2.0
 POLL_S = 0.2
 STOP_S_MAX = 60.0
-START_ATTEMPTS = 4
+START_ATTEMPTS = 8
+START_WAIT_S_MAX = 15.0
 # Spark gives a Python worker ten seconds to connect back when a query starts; a busy machine needs more.
 START_RACE = ("Python worker failed to connect back", "Timed out while waiting for the Python worker")
 DEAD = ".dead"
@@ -154,7 +155,11 @@ class Running:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=self._pipeline.interval)
-        self._queries[name] = writer.start()
+        self._queries[name] = query = writer.start()
+        # One after the other: each starts several Python processes, and all at once they lose the race together.
+        deadline = time.monotonic() + STOP_S_MAX
+        while query.isActive and query.status["message"].startswith("Initializing") and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     @staticmethod
     def _write_changes(checkpoint: Path, options: Mapping[str, str]) -> "Callable[[DataFrame, int], None]":
@@ -192,7 +197,7 @@ class Running:
         for other in (flow, flow + DEAD):
             if other in self._queries:
                 self._queries.pop(other).stop()
-        self._stopping.wait(2.0**attempt)
+        self._stopping.wait(min(2.0**attempt, START_WAIT_S_MAX))
         return True
 
     # While it runs.
