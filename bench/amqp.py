@@ -280,9 +280,9 @@ def main() -> None:
                 results.append(result)
                 print(result.line(), flush=True)
             shutil.rmtree(f"{folder}/headrace", ignore_errors=True)
-    print()
-    for line in scorecard(results):
-        print(line)
+    lines = list(scorecard(results))
+    if len(lines) > 1:
+        print("", *lines, sep="\n")
 
 
 if __name__ == "__main__":
