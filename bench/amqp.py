@@ -52,8 +52,7 @@ ROWS = [
     Row("publish 1 KB, bulk", "publish", 1024, 300_000, bar=3.5, times=(15, 8)),
     Row("consume 1 KB with an ack each, bulk", "consume", 1024, 300_000, bar=1.2, times=(25, 10)),
     Row("both at once 1 KB, bulk", "both", 1024, 300_000, bar=5.0, times=(12, 8)),
-    Row("10 publishers window 100 + 10 consumers, 100 B", "both", 100, 500_000, 10, 100, 10, 100, bar=4.0,
-        times=(12, 10)),  # fmt: skip
+    Row("10 publishers + 10 consumers, window 100", "both", 100, 500_000, 10, 100, 10, 100, bar=4.0, times=(12, 10)),
     Row("50 connections, window 10, 100 B", "publish", 100, 200_000, 50, 10, bar=4.5, times=(12, 7)),
     Row("50 connections, window 1, 100 B", "publish", 100, 40_000, 50, 1, bar=35.0, times=(3, 2)),
     Row("100 queues round robin, 100 B", "publish", 100, 400_000, queues=100, bar=3.0, times=(15, 15)),
