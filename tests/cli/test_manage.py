@@ -56,14 +56,15 @@ def test_a_policy_is_set_and_cleared_with_either_tools_spelling(broker: Broker) 
 
 def test_dead_letters_are_listed_looked_at_and_sent_back(broker: Broker) -> None:
     broker.said("queue", "add", "cli-dead")
+    broker.said("queue", "add", "cli-again")
     arguments = ("-a", "x-dead-letter-exchange=", "-a", "x-dead-letter-routing-key=cli-dead", "-a", "x-max-length=1")
     broker.said("queue", "add", "cli-mortal", *arguments)
     for number in range(4):
         broker.said("exchange", "pub", "amq.default", "cli-mortal", f"order {number}")
     assert broker.said("dlq", "ls").split("\t")[:2] == ["cli-dead", "3"]
     assert "maxlen\tcli-mortal\t1\torder 0" in broker.said("dlq", "peek", "cli-dead")
-    assert "2 to cli-ruled" in broker.said("dlq", "replay", "cli-dead", "--to", "cli-ruled", "-n", "2", "--dry-run")
-    assert "2 moved" in broker.said("dlq", "replay", "cli-dead", "--to", "cli-ruled", "-n", "2", "--yes")
+    assert "2 to cli-again" in broker.said("dlq", "replay", "cli-dead", "--to", "cli-again", "-n", "2", "--dry-run")
+    assert "2 moved" in broker.said("dlq", "replay", "cli-dead", "--to", "cli-again", "-n", "2", "--yes")
     broker.said("dlq", "purge", "cli-dead", "--yes")
     assert broker.said("dlq", "peek", "cli-dead") == ""
 
