@@ -28,6 +28,7 @@ def explore_until(states: int, seed: int, stride: int) -> tuple[Stats, list[str]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # of a machine that has other things to do, too
 @pytest.mark.parametrize("part", range(PARTS))
 def test_l1_to_l10_hold_in_every_crash_state(part: int) -> None:
     total, broken = explore_until(STATES // PARTS, SEED + part, PARTS)
