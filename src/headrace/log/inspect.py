@@ -188,6 +188,7 @@ class Inspector:
             walker.headers_crc,
         ):
             report.problems.append(f"{segment.path(paths.SEAL)}: does not match the data: a batch header was changed")
+        self._verify_times(segment, report)
         path = segment.path(paths.INDEX)
         if not self._disk.exists(path):
             return
@@ -199,6 +200,13 @@ class Inspector:
             if positions.get(position) != segment.base + int.from_bytes(entries[at : at + 4], "big"):
                 report.problems.append(f"{path}: entry {at // 8} is wrong; `headrace log reindex` rebuilds it")
                 break
+
+    def _verify_times(self, segment: Segment, report: VerifyReport) -> None:
+        path = segment.path(paths.TIME_INDEX)
+        entries = read_whole(self._disk, path) if self._disk.exists(path) else b""
+        damaged = kernel.first_damaged_time_entry(entries, segment.base)
+        if damaged >= 0:
+            report.problems.append(f"{path}: entry {damaged} is wrong; `headrace log reindex` rebuilds it")
 
     def reindex(self, log_ids: set[int] | None = None, progress: Progress | None = None) -> int:
         """Write every index anew from the data; the number of segments done. The broker must be stopped."""

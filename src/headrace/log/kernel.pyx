@@ -7,7 +7,8 @@ cdef enum:
     PREFIX = 12             # base offset and length
     HEADER = 61
     OFFSET_ENTRY = 8
-    TIME_ENTRY = 12
+    TIME_ENTRY = 16
+    TIME_CHECKED = 12       # of an entry: what its checksum covers, with the segment's base before it
 
 cdef uint32_t CRC_TABLE[256]
 
@@ -85,23 +86,46 @@ def find_entry(bytes entries not None, long long relative_offset):
     return _entry(<const uint8_t*><char*>entries, len(entries) // OFFSET_ENTRY, relative_offset)
 
 
-def find_offset_for_time(const uint8_t[::1] entries not None, long long timestamp):
-    """Relative offset of the last time-index entry whose running maximum is below timestamp; 0 when none."""
+cdef inline uint32_t _time_crc(int64_t segment_base, const uint8_t* entry) noexcept nogil:
+    cdef uint8_t base[8]
+    _put_i64(base, segment_base)
+    return _crc(_crc(0, base, 8), entry, TIME_CHECKED)
+
+
+def find_offset_for_time(const uint8_t[::1] entries not None, long long segment_base, long long timestamp):
+    """Relative offset of the last time-index entry whose running maximum is below timestamp; 0 when none.
+
+    Nothing in the data would show that too much was skipped, so an entry is believed only with its checksum. Whatever
+    led to it, a sound one is right by itself; before a damaged one the search begins earlier, and only takes longer.
+    """
     cdef Py_ssize_t low = 0
     cdef Py_ssize_t high = entries.shape[0] // TIME_ENTRY
     cdef Py_ssize_t middle
     if high == 0:
         return 0
     cdef const uint8_t* base = &entries[0]
+    cdef const uint8_t* entry
     while low < high:
         middle = (low + high) >> 1
         if _i64(base + middle * TIME_ENTRY) < timestamp:
             low = middle + 1
         else:
             high = middle
-    if low == 0:
-        return 0
-    return _u32(base + (low - 1) * TIME_ENTRY + 8)
+    while low > 0:
+        low -= 1
+        entry = base + low * TIME_ENTRY
+        if _i64(entry) < timestamp and _u32(entry + TIME_CHECKED) == _time_crc(segment_base, entry):
+            return _u32(entry + 8)
+    return 0
+
+
+def first_damaged_time_entry(const uint8_t[::1] entries not None, long long segment_base):
+    """The number of the first time-index entry that does not match its checksum; -1 when all do."""
+    cdef Py_ssize_t at
+    for at in range(entries.shape[0] // TIME_ENTRY):
+        if _u32(&entries[at * TIME_ENTRY] + TIME_CHECKED) != _time_crc(segment_base, &entries[at * TIME_ENTRY]):
+            return at
+    return -1
 
 
 cdef class Walker:
@@ -165,7 +189,7 @@ cdef class Walker:
         cdef Py_ssize_t stop = data.shape[0] if end < 0 or end > data.shape[0] else end
         cdef Py_ssize_t at = start
         cdef int64_t size, base_offset, timestamp, seen
-        cdef uint8_t entry[12]
+        cdef uint8_t entry[TIME_ENTRY]
         if start < 0 or start >= stop:
             return start
         cdef const uint8_t* p = &data[0]
@@ -182,6 +206,7 @@ cdef class Walker:
                 # The time entry says: everything before this batch is at most this old.
                 _put_i64(entry, self.max_timestamp)
                 _put_u32(entry + 8, <uint32_t>(base_offset - self.base))
+                _put_u32(entry + TIME_CHECKED, _time_crc(self.base, entry))
                 self.time_index += (<char*>entry)[:TIME_ENTRY]
                 self.last_indexed = self.position
             self.headers_crc = _crc(self.headers_crc, p + at, 17)

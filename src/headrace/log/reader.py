@@ -275,7 +275,7 @@ class Reader:
                 offset = max(segment.tier.first_offset_at(timestamp_ms), start)
             else:
                 entries = self._time_index(segment)
-                offset = max(segment.base + kernel.find_offset_for_time(entries, timestamp_ms), start)
+                offset = max(segment.base + kernel.find_offset_for_time(entries, segment.base, timestamp_ms), start)
             while offset < min(segment.next_offset, stop):
                 chunk = self._read_segment(segment, offset, stop, 1 << 20)
                 if chunk is None:

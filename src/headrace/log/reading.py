@@ -13,7 +13,7 @@ from headrace.log import kernel, paths, slots
 from headrace.log.disk import Disk, FileId, RealDisk, read_whole
 from headrace.log.paths import SegmentStem
 from headrace.log.reader import cut
-from headrace.log.segment import Segment, read_seal
+from headrace.log.segment import INDEX_ENTRY, TIME_ENTRY, Segment, read_seal
 from headrace.log.slots import Ends
 from headrace.log.tier import Tier, read_tier
 from headrace.log.tiered import GroupCache
@@ -135,7 +135,7 @@ class LogFiles:
             data = read_whole(self._disk, path) if self._disk.exists(path) else b""
         except FileNotFoundError:
             return b""
-        width = 8 if suffix == paths.INDEX else 12
+        width = INDEX_ENTRY if suffix == paths.INDEX else TIME_ENTRY
         return data[: len(data) // width * width]
 
     @contextmanager
@@ -205,7 +205,7 @@ class LogFiles:
                 first = max(segment.tier.first_offset_at(timestamp_ms), start)
             else:
                 entries = self._index(segment, paths.TIME_INDEX)
-                first = max(segment.base + kernel.find_offset_for_time(entries, timestamp_ms), start)
+                first = max(segment.base + kernel.find_offset_for_time(entries, segment.base, timestamp_ms), start)
             for data, info in self.headers(log_id, first, min(segment.next_offset, end)):
                 if info.max_timestamp < timestamp_ms or info.is_control:
                     continue

@@ -30,6 +30,7 @@ _SEAL_MAGIC = b"HRSEAL01"
 RELATIVE_OFFSET_MAX = (1 << 31) - 1  # what fits an index entry, with room
 _SCAN_BYTES = 4 << 20
 INDEX_FLUSH_BYTES = 4096
+INDEX_ENTRY, TIME_ENTRY = 8, 16  # as in kernel.pyx
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +151,9 @@ class SegmentWriter:
         self._files = files
         self.segment = segment
         self.walker = walker
-        entries = index_bytes // 8
-        self._index_size = entries * 8
-        self._time_index_size = entries * 12
+        entries = index_bytes // INDEX_ENTRY
+        self._index_size = entries * INDEX_ENTRY
+        self._time_index_size = entries * TIME_ENTRY
 
     @property
     def position(self) -> int:
@@ -211,11 +212,13 @@ class SegmentWriter:
         """Take back appends that were refused: the bytes go, and so does what was derived from them."""
         pending = self.walker.index, self.walker.time_index
         self.walker = saved.restore(self.walker.interval)
-        entries = (saved.index_size - self._index_size) // 8
+        entries = (saved.index_size - self._index_size) // INDEX_ENTRY
         if entries >= 0:
-            self.walker.index, self.walker.time_index = pending[0][: entries * 8], pending[1][: entries * 12]
+            self.walker.index = pending[0][: entries * INDEX_ENTRY]
+            self.walker.time_index = pending[1][: entries * TIME_ENTRY]
         else:
-            self._index_size, self._time_index_size = saved.index_size, saved.index_size // 8 * 12
+            self._index_size = saved.index_size
+            self._time_index_size = saved.index_size // INDEX_ENTRY * TIME_ENTRY
         self._files.truncate(self.segment.path(), saved.position)
         self._publish()
 
