@@ -7,10 +7,6 @@ from headrace.broker.message import Message
 from headrace.broker.view import View
 
 
-class Delivered(Protocol):
-    """What a consumer took from a chunk; see wire/amqp/deliver.pyi for the same as a tuple."""
-
-
 class Consumer(Protocol):
     """A consumer as its queue sees it; the door has one for each basic.consume."""
 
@@ -85,32 +81,31 @@ class Consumers:
         self.active = consumer
         consumer.activated(True)
 
-    def next(self) -> tuple[Consumer, int, int] | None:
-        """(consumer, its credit, how many of its priority have credit); None when nobody has."""
+    def in_turn(self, wanted: int) -> list[Consumer]:
+        """Up to so many of those whose turn it is: of the highest priority at which anybody has credit.
+
+        No more are looked at than are wanted: with one message for many consumers only the first is asked.
+        """
         if self._single_active:
-            if self.active is None:
-                return None
-            credit = self.active.credit()
-            return (self.active, credit, 1) if credit > 0 else None
+            return [self.active] if self.active is not None and self.active.credit() > 0 else []
         everyone = self._all
-        count = len(everyone)
-        if count == 1:
-            credit = everyone[0].credit()
-            return (everyone[0], credit, 1) if credit > 0 else None
-        best: tuple[Consumer, int] | None = None
-        best_at, peers = 0, 0
-        for step in range(count):
-            at = (self._turn + step) % count
-            consumer = everyone[at]
-            if best is not None and consumer.priority < best[0].priority:
-                continue
-            credit = consumer.credit()
-            if credit <= 0:
-                continue
-            if best is None or consumer.priority > best[0].priority:
-                best, best_at, peers = (consumer, credit), at, 0
-            peers += 1
-        if best is None:
-            return None
-        self._turn = (best_at + 1) % count
-        return best[0], best[1], peers
+        start = 0
+        while start < len(everyone):
+            end = start + 1
+            while end < len(everyone) and everyone[end].priority == everyone[start].priority:
+                end += 1
+            turn = self._turn if start <= self._turn < end else start
+            found: list[Consumer] = []
+            for at in (*range(turn, end), *range(start, turn)):
+                if everyone[at].credit() > 0:
+                    found.append(everyone[at])
+                    if len(found) == wanted:
+                        break
+            if found:
+                return found
+            start = end
+        return []
+
+    def served(self, consumer: Consumer) -> None:
+        """The turn goes to the one after it."""
+        self._turn = self._all.index(consumer) + 1

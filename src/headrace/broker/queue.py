@@ -63,22 +63,27 @@ class Queue(QueueContents):
             return
         left, left_bytes = TURN_MESSAGES, TURN_BYTES
         while left > 0 and left_bytes > 0:
-            chosen = self.consumers.next()
-            if chosen is None:
+            ready = self.ready
+            chosen = self.consumers.in_turn(max(1, ready))
+            if not chosen:
                 return  # credit wakes us
-            found = self._next_run()
-            if found is None:
-                self._wait_for_more()
-                return
-            view, run = found
-            if not self._is_loaded(view, run, self.wake):
-                return
-            consumer, credit, peers = chosen
-            # A few for each in turn: with many ready, one consumer does not take all of them.
-            share = min(credit, SHARE_MAX if peers == 1 else max(1, min(SHARE_MAX, self.ready // peers)))
-            count, size = self._deliver(consumer, view, run, share)
-            left -= count + 1
-            left_bytes -= size
+            # What is ready is parted once: a share for each, and no look at all the others for every message.
+            share = SHARE_MAX if len(chosen) == 1 else max(1, min(SHARE_MAX, -(-ready // len(chosen))))
+            for consumer in chosen:
+                found = self._next_run()
+                if found is None:
+                    self._wait_for_more()
+                    return
+                view, run = found
+                if not self._is_loaded(view, run, self.wake):
+                    return
+                credit = consumer.credit()  # others of its channel may have used it, or its socket may be full by now
+                if credit <= 0:
+                    continue
+                count, size = self._deliver(consumer, view, run, min(credit, share))
+                self.consumers.served(consumer)
+                left -= count + 1
+                left_bytes -= size
         self.wake()
 
     def _next_run(self) -> tuple[View, Run] | None:
