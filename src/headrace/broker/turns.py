@@ -10,6 +10,7 @@ from typing import TypeVar
 from headrace.clock import SystemClock
 
 TURN_S = 0.001
+REST_S = 0.001  # not 0: the log's thread gets the interpreter only while this one sleeps, and needs it to confirm
 STEP = 32  # things between two looks at the clock
 _now = SystemClock().monotonic  # not the loop's own time: that stands still within a turn
 T = TypeVar("T")
@@ -27,7 +28,7 @@ class Turns:
     async def rest(self) -> None:
         """Others come first if this turn was long enough."""
         if _now() - self._began > TURN_S:
-            await asyncio.sleep(0)
+            await asyncio.sleep(REST_S)
             self._began = _now()
 
     async def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
