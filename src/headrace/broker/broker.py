@@ -17,7 +17,7 @@ from headrace.broker.dead_letters import DeadLetterOffice
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.held import sweep_held
 from headrace.broker.history import History
-from headrace.broker.holders import Indexes, ReadAhead, RowGroups
+from headrace.broker.holders import Cache, ReadAhead
 from headrace.broker.housekeeping import Housekeeping
 from headrace.broker.ledger import Ledger
 from headrace.broker.partition import Partition, when_loaded
@@ -115,8 +115,9 @@ class Broker:
             broker.shard.files, broker.disk, data_dir, broker.shard.loader, broker.shard.counters
         )
         broker.vhosts = VirtualHosts(broker)
-        row_groups = RowGroups(broker.shard.files.groups)
-        for holder in (broker.spill, Indexes(broker.shard.index_cache), row_groups, ReadAhead(broker.vhosts)):
+        indexes = Cache("indexes", broker.shard.index_cache)
+        row_groups = Cache("row_groups", broker.shard.files.groups)
+        for holder in (broker.spill, indexes, row_groups, ReadAhead(broker.vhosts)):
             broker.pressure.add_holder(holder)
         broker.policies.attach(lambda: broker.vhosts, broker.streams)
         broker.dead_letters = DeadLetterOffice(broker)

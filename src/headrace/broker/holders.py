@@ -1,38 +1,27 @@
 """What inside the broker holds memory and can be asked to let go of it; see pressure.Holder."""
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from headrace.broker.vhost import VirtualHost
 from headrace.broker.view import View
-from headrace.log.reader import IndexCache
-from headrace.log.tiered import GroupCache
 
 
-class Indexes:
-    """Index files in memory: read again when they are needed."""
+class Cached(Protocol):
+    """A cache of what is in files: everything in it can be had again."""
 
-    name = "indexes"
+    @property
+    def size_bytes(self) -> int: ...
+    def clear(self) -> None: ...
+
+
+class Cache:
+    """Index files in memory, batches unpacked from the tier: read again when they are needed."""
+
     patience_s = 0.0
 
-    def __init__(self, cache: IndexCache) -> None:
-        self._cache = cache
-
-    def held_bytes(self) -> int:
-        return self._cache.size_bytes
-
-    def shed(self, wanted_bytes: int) -> int:
-        freed = self._cache.size_bytes
-        self._cache.clear()
-        return freed
-
-
-class RowGroups:
-    """Batches made of archived row groups: unpacked again when they are needed."""
-
-    name = "row_groups"
-    patience_s = 0.0
-
-    def __init__(self, cache: GroupCache) -> None:
+    def __init__(self, name: str, cache: Cached) -> None:
+        self.name = name
         self._cache = cache
 
     def held_bytes(self) -> int:
