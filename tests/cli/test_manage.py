@@ -121,13 +121,3 @@ def test_the_doctor_says_what_is_there(tmp_path: Path) -> None:
     assert checks["fdatasync, median"]["found"].endswith(" ms")
     assert {"Java", "C compiler", "open files", "disk space", "port of amqp"} <= checks.keys()
     assert not (tmp_path / "data").exists(), "looking makes nothing"
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_shell_gets_its_completion(shell: str) -> None:
-    script = headrace("completion", shell).stdout.decode()
-    assert "_HEADRACE_COMPLETE" in script and "headrace" in script
-    words = {"COMP_WORDS": "headrace queue p", "COMP_CWORD": "2"} if shell != "fish" else {}
-    if words:
-        done = headrace(_HEADRACE_COMPLETE=f"{shell}_complete", **words)
-        assert b"purge" in done.stdout and b"peek" in done.stdout

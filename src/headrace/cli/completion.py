@@ -21,4 +21,6 @@ def completion(shell: str) -> None:
 
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(root, {}, "headrace", "_HEADRACE_COMPLETE").source())
+    script = found(root, {}, "headrace", "_HEADRACE_COMPLETE").source()
+    # click's script for fish cuts what it says of a command at the first comma: only the first one parts anything.
+    click.echo(script.replace('(string split "," $completion)', '(string split -m 1 "," $completion)'))
