@@ -30,6 +30,7 @@ from headrace.broker.rounds import SETTLE_TABLE
 from headrace.broker.staging import Staging
 from headrace.broker.stats import Stats
 from headrace.broker.streams import Stream, Streams
+from headrace.broker.users import Users
 from headrace.broker.vhosts import VirtualHosts
 from headrace.broker.view import fold_settles
 from headrace.clock import Clock, SystemClock
@@ -62,6 +63,7 @@ class Broker:
         self.spill: Spill
         self.clients = Clients()
         self.policies: Policies
+        self.users: Users
         self.dead_letters: DeadLetterOffice
         self.vhosts: VirtualHosts
         self.coordination: Coordination
@@ -106,6 +108,7 @@ class Broker:
         groups = GroupSettings(session_timeout_ms_max=config.kafka_session_timeout_ms_max)
         broker.coordination = Coordination(broker.shard, broker.streams, broker.clock, groups)
         broker.policies = Policies(broker.catalog)
+        broker.users = Users(broker.catalog)
         broker.staging = Staging(broker.disk, data_dir, broker.clock)
         broker.ledger = Ledger(broker.shard, broker.streams, broker.staging, broker.clock)
         broker.pipelines = Pipelines(broker.shard, broker.clock)
@@ -115,6 +118,7 @@ class Broker:
             broker.shard.files, broker.disk, data_dir, broker.shard.loader, broker.shard.counters
         )
         broker.vhosts = VirtualHosts(broker)
+        broker.users.first_start([host.name for host in broker.vhosts])
         indexes = Cache("indexes", broker.shard.index_cache)
         row_groups = Cache("row_groups", broker.shard.files.groups)
         for holder in (broker.spill, indexes, row_groups, ReadAhead(broker.vhosts)):
@@ -152,6 +156,7 @@ class Broker:
         await self.vhosts.close()
         await self.ledger.close()
         self.policies.close()
+        self.users.close()
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[BaseException | None] = loop.create_future()
         self.shard.close(lambda error: None if closed.done() else closed.set_result(error))

@@ -6,17 +6,16 @@ holds, as in RabbitMQ; for everything else the argument wins, since whoever decl
 """
 
 import asyncio
-import re
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.exchanges import Exchange
-from headrace.broker.groups.patterns import compile_pattern
+from headrace.broker.patterns import compile_pattern
 from headrace.broker.policy import CLASSIC, QUORUM, STREAM, QueuePolicy, parse_arguments
 from headrace.broker.queue import Queue
 from headrace.broker.streams import Stream, Streams
@@ -24,6 +23,8 @@ from headrace.errors import ArgumentMismatch, InvalidInput, InvalidPattern, NotF
 
 if TYPE_CHECKING:
     from headrace.broker.vhost import VirtualHost
+
+logger = logging.getLogger("headrace.policies")
 
 CATALOG_KIND = "policies"
 OPERATOR_KIND = "operator-policies"
@@ -82,14 +83,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.apply_to in ("exchanges", "all") and self.fits_name(exchange.name)
 
     def fits_name(self, name: str) -> bool:
-        return _compiled(self.pattern).search(name) is not None
-
-
-@lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> "re.Pattern[str]":
-    r"""Only patterns whose matching time is bounded by their shape; ^(?!amq\.).* is in too many guides to refuse."""
-    compile_pattern(pattern.replace("(?!", "(?:").replace("(?=", "(?:"))
-    return re.compile(pattern)
+        try:
+            return compile_pattern(self.pattern).search(name)
+        except InvalidPattern:
+            return False  # of an earlier version, which took it; Policies has said so at the start
 
 
 def check(policy: Policy, *, operator: bool = False) -> None:
@@ -99,9 +96,9 @@ def check(policy: Policy, *, operator: bool = False) -> None:
     if len(policy.pattern) > PATTERN_CHARACTERS_MAX:
         raise InvalidInput(f"a pattern has at most {PATTERN_CHARACTERS_MAX} characters")
     try:
-        _compiled(policy.pattern)
+        compile_pattern(policy.pattern)
     except InvalidPattern as error:
-        raise InvalidInput(f"Validation failed: {policy.pattern!r} is not a pattern: {error}") from None
+        raise InvalidInput(f"Validation failed: not a pattern: {error}") from None
     if policy.apply_to not in APPLY_TO:
         raise InvalidInput(f"Validation failed: apply-to is one of {', '.join(APPLY_TO)}")
     if not policy.definition:
@@ -154,6 +151,14 @@ def merge(declared: QueuePolicy, policy: QueuePolicy | None, named: Iterable[str
     return msgspec.structs.replace(declared, **changes)
 
 
+def _say_if_unusable(policy: Policy) -> None:
+    try:
+        compile_pattern(policy.pattern)
+    except InvalidPattern as error:
+        words = "policy %r of vhost %r fits nothing until its pattern is changed: %s"
+        logger.error(words, policy.name, policy.vhost, error)
+
+
 class Policies:
     """All policies of the broker, kept in the catalog. Changes are durable when they return."""
 
@@ -169,6 +174,7 @@ class Policies:
             for document in catalog.load(kind):
                 vhost, name = document.pop("identity")
                 known[vhost, name] = Policy(vhost=vhost, name=name, **document)
+                _say_if_unusable(known[vhost, name])
 
     def attach(self, hosts: Callable[[], Iterable["VirtualHost"]], streams: Streams) -> None:
         """Once everything declared has been loaded."""

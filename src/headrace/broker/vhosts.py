@@ -57,16 +57,19 @@ class VirtualHosts:
             for view in host.delays.views():
                 yield QueuePolicy(), view
 
-    async def create(self, name: str) -> VirtualHost:
+    async def create(self, name: str, maker: str | None = None) -> VirtualHost:
+        """The user who makes it may do everything there."""
         if name not in self._hosts:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, lambda: self._broker.catalog.put(CATALOG_KIND, (name,), {}))
+            await self._broker.users.vhost_made(name, maker)
         return self._vhost_of(name)
 
     async def delete(self, name: str) -> None:
         host = self.get(name)
         for queue in list(host.queues.values()):
             await host.remove_queue(queue)
+        await self._broker.users.vhost_removed(name)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, lambda: self._broker.catalog.remove(CATALOG_KIND, (name,)))
         del self._hosts[name]

@@ -176,7 +176,7 @@ def matcher(query: Mapping[str, str]) -> Callable[[str], bool]:
             pattern = compile_pattern(wanted)
         except InvalidPattern as error:
             raise InvalidInput(str(error)) from None
-        return lambda name: pattern.search(name) is not None
+        return pattern.search
     folded = wanted.lower()
     return lambda name: folded in name.lower()
 

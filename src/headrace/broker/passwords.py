@@ -1,0 +1,44 @@
+"""Password hashes in RabbitMQ's form, so that users travel between the two with their passwords."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+
+from headrace.errors import InvalidInput
+
+SHA256 = "rabbit_password_hashing_sha256"
+SHA512 = "rabbit_password_hashing_sha512"
+ALGORITHMS = {SHA256: hashlib.sha256, SHA512: hashlib.sha512}
+SALT_BYTES = 4  # few, but RabbitMQ's: another length would be another format
+NOBODY = base64.b64encode(bytes(SALT_BYTES + hashlib.sha256().digest_size)).decode()  # what no password is known for
+
+
+def hash_password(password: str) -> str:
+    salt = secrets.token_bytes(SALT_BYTES)
+    return base64.b64encode(salt + _digest(SHA256, salt, password)).decode("ascii")
+
+
+def fits(password: str, stored: str, algorithm: str) -> bool:
+    """Always hashes and compares in full: how long it takes says nothing about what is stored."""
+    data = base64.b64decode(stored)
+    salt, wanted = data[:SALT_BYTES], data[SALT_BYTES:]
+    return hmac.compare_digest(_digest(algorithm, salt, password), wanted)
+
+
+def check_hash(stored: str, algorithm: str) -> None:
+    """InvalidInput unless this is a hash of the algorithm. An empty one is: nobody logs in with it."""
+    kind = ALGORITHMS.get(algorithm)
+    if kind is None:
+        raise InvalidInput(f"passwords are hashed with {' or '.join(ALGORITHMS)}, not with {algorithm[:80]!r}")
+    try:
+        data = base64.b64decode(stored, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput("a password hash is in base64") from None
+    if data and len(data) != SALT_BYTES + kind().digest_size:
+        raise InvalidInput(f"a hash of {algorithm} has {SALT_BYTES + kind().digest_size} bytes, not {len(data)}")
+
+
+def _digest(algorithm: str, salt: bytes, password: str) -> bytes:
+    return ALGORITHMS[algorithm](salt + password.encode("utf-8", "surrogatepass")).digest()

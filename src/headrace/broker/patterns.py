@@ -1,0 +1,127 @@
+"""Regular expressions that people bring: of policies, of rights, of Kafka subscriptions. One engine for all.
+
+RE2 takes time that grows with the length of the name and no faster, whatever the pattern: Python's own engine
+can be kept busy for hours with a dozen characters. The price is that RE2 knows neither back references nor
+look-around. One kind of look-around is in too many guides to refuse, ^(?!amq\\.).*: look-ahead at the very
+beginning is a second pattern to be tried at the same place, and that is how it is done here.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import re2
+
+from headrace.errors import InvalidPattern
+
+# A compiled pattern with what it remembers about names. RE2 refuses a pattern that would need more.
+MEMORY_BYTES_MAX = 1 << 20
+COMPILED_MAX = 512
+EVERYTHING = frozenset((".*", "^.*", ".*$", "^.*$", "^"))
+_AHEAD = {"(?!": False, "(?=": True}
+
+
+class Pattern:
+    """A compiled pattern. Names are given as text; RE2 sees them as UTF-8."""
+
+    __slots__ = ("_all", "_body", "_guards", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._all = text in EVERYTHING
+        guards, body = _split_look_ahead(text)
+        self._guards = [(_regexp(f"^(?:{inner})", text), wanted) for inner, wanted in guards]
+        self._body = _regexp(body, text)
+
+    def search(self, name: str) -> bool:
+        """Whether the pattern is found anywhere in the name."""
+        return self._all or self._tried(name, self._body.search)
+
+    def fullmatch(self, name: str) -> bool:
+        """Whether the pattern describes the name from its beginning to its end."""
+        return self._tried(name, self._body.fullmatch)
+
+    def _tried(self, name: str, body: Any) -> bool:
+        data = name.encode("utf-8", "surrogatepass")
+        if any((guard.search(data) is not None) != wanted for guard, wanted in self._guards):
+            return False
+        return body(data) is not None
+
+
+@lru_cache(maxsize=COMPILED_MAX)
+def compile_pattern(text: str) -> Pattern:
+    """InvalidPattern, with the pattern and what is wrong with it, when RE2 does not take it."""
+    return Pattern(text)
+
+
+def escape(text: str) -> str:
+    """The pattern that finds this text and nothing else."""
+    return str(re2.escape(text))
+
+
+def _regexp(text: str, whole: str) -> Any:
+    options = re2.Options()
+    options.log_errors = False  # to the process's stderr, past the log
+    options.max_mem = MEMORY_BYTES_MAX
+    options.never_capture = True
+    try:
+        return re2.compile(text.encode(), options)
+    except (re2.error, UnicodeEncodeError) as error:
+        reason = error.args[0] if error.args else error
+        reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        raise InvalidPattern(f"{whole[:200]!r}: {reason}") from None
+
+
+def _split_look_ahead(text: str) -> tuple[list[tuple[str, bool]], str]:
+    """What the name must (True) or must not (False) begin with, and the pattern without these conditions."""
+    guards: list[tuple[str, bool]] = []
+    rest = text.removeprefix("^")
+    while rest != text and rest[:3] in _AHEAD and "\\Q" not in text:
+        end, _ = _scan(rest)
+        if end is None:
+            break  # RE2 says what is wrong with it
+        guards.append((rest[3:end], _AHEAD[rest[:3]]))
+        rest = rest[end + 1 :]
+    if not guards:
+        return [], text
+    if _scan(rest)[1]:
+        raise InvalidPattern(f"{text[:200]!r}: after a look-ahead, a choice (|) belongs in parentheses")
+    return guards, f"^{rest}"
+
+
+def _scan(text: str) -> tuple[int | None, bool]:
+    """(where the parenthesis at the beginning of the text is closed, whether there is a | outside all of them)."""
+    depth, at, has_choice = 0, 0, False
+    closed: int | None = None
+    while at < len(text):
+        character = text[at]
+        if character == "\\":
+            at += 1
+        elif character == "[":
+            at = _class_end(text, at)
+        elif character == "(":
+            depth += 1
+        elif character == ")":
+            depth -= 1
+            if depth == 0 and closed is None:
+                closed = at
+        elif character == "|" and depth == 0:
+            has_choice = True
+        at += 1
+    return closed, has_choice
+
+
+def _class_end(text: str, at: int) -> int:
+    """Where a class such as [^]a-z[:digit:]\\]] ends, given where it begins."""
+    at += 1
+    if text[at : at + 1] == "^":
+        at += 1
+    if text[at : at + 1] == "]":
+        at += 1
+    while at < len(text) and text[at] != "]":
+        if text[at] == "\\":
+            at += 1
+        elif text.startswith("[:", at):
+            end = text.find(":]", at)
+            at = end + 1 if end >= 0 else at
+        at += 1
+    return at

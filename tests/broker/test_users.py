@@ -1,0 +1,358 @@
+"""Users and what they may do: RabbitMQ's model, kept through crashes."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from headrace.broker import passwords
+from headrace.broker.catalog import Catalog
+from headrace.broker.patterns import compile_pattern
+from headrace.broker.rights import EVERYTHING, Permission, TopicPermission
+from headrace.broker.users import GUEST, Users
+from headrace.errors import InvalidInput, InvalidPattern, NotFound, StorageError
+from headrace.log.disk import Disk, RealDisk
+from tests.crash.simdisk import SimulatedDisk
+
+OF_TEST12 = "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"
+
+
+@pytest.fixture
+def reopen(tmp_path: Path) -> Callable[[], Users]:
+    def open_again() -> Users:
+        return opened(RealDisk(), str(tmp_path))
+
+    return open_again
+
+
+def opened(disk: Disk, folder: str) -> Users:
+    users = Users(Catalog(disk, folder))
+    users.first_start(["/"])
+    return users
+
+
+# Who there is.
+
+
+def test_a_new_folder_has_guest_who_may_do_everything(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    assert users.is_open
+    guest = users.authenticate("guest", "guest")
+    assert guest is not None and guest.is_administrator and guest.is_loopback_only
+    rights = users.rights("guest", "/")
+    assert rights is not None and rights.may_configure("x") and rights.may_write("") and rights.may_read("y")
+
+
+async def test_guest_once_removed_does_not_come_back(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    await users.remove_user(GUEST)
+    again = reopen()
+    assert again.users() == []
+    assert again.permissions() == {}
+    assert not again.is_open
+    assert again.authenticate("guest", "guest") is None
+
+
+async def test_everything_about_users_is_there_after_a_restart(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    await users.put_user("ann", password="s3cret", tags=["monitoring", "administrator"], limits={"max-channels": 5})
+    await users.set_permission("/", "ann", Permission(configure="^a", write="^b", read="^c"))
+    await users.set_topic_permission("/", "ann", "amq.topic", TopicPermission(write="^w", read="^r"))
+    again = reopen()
+    assert again.users() == users.users()
+    assert again.permissions() == users.permissions()
+    assert again.topic_permissions() == {("/", "ann", "amq.topic"): TopicPermission(write="^w", read="^r")}
+    assert again.authenticate("ann", "s3cret") == again.user("ann")
+    assert again.user("ann").limits == {"max-channels": 5}
+
+
+async def test_a_change_leaves_what_it_does_not_name(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    await users.put_user("ann", password="one", tags=["management"])
+    await users.put_user("ann", password="two")
+    assert users.user("ann").tags == ("management",)
+    assert users.authenticate("ann", "one") is None
+    await users.put_user("ann", tags=[])
+    assert users.authenticate("ann", "two") is not None
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "ä" * 128, "line\nbreak", "nul\0"])
+async def test_names_that_cannot_be_are_refused(reopen: Callable[[], Users], name: str) -> None:
+    with pytest.raises(InvalidInput, match="name of a user"):
+        await reopen().put_user(name, password="x")
+
+
+async def test_removing_a_user_takes_its_rights_and_says_so(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    gone: list[str] = []
+    users.on_removed(gone.append)
+    await users.put_user("ann", password="x")
+    await users.set_permission("/", "ann", EVERYTHING)
+    await users.set_topic_permission("/", "ann", "t", TopicPermission(write="", read=""))
+    await users.remove_user("ann")
+    assert gone == ["ann"]
+    await users.put_user("ann", password="y")
+    assert users.rights("ann", "/") is None
+    assert users.topic_permissions() == {}
+    with pytest.raises(NotFound):
+        await users.remove_user("bob")
+
+
+async def test_a_vhost_that_goes_takes_the_rights_in_it(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    await users.put_user("ann", password="x")
+    await users.vhost_made("test", "ann")
+    assert users.rights("ann", "test") is not None
+    assert users.rights("guest", "test") is not None
+    await users.vhost_removed("test")
+    assert users.rights("ann", "test") is None
+    assert list(users.permissions()) == [("/", "guest")]
+
+
+async def test_guest_gets_no_new_vhost_once_its_password_is_changed(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    await users.put_user(GUEST, password="other")
+    await users.vhost_made("test", None)
+    assert users.rights(GUEST, "test") is None
+
+
+async def test_the_broker_is_open_only_while_guest_is_all_there_is(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    await users.put_user("ann", password="x")
+    assert not users.is_open
+    await users.remove_user("ann")
+    assert users.is_open
+    await users.put_user(GUEST, password="other")
+    assert not users.is_open
+
+
+async def test_the_version_grows_with_every_change(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    changes: list[Callable[[], Awaitable[object]]] = [
+        lambda: users.put_user("ann", password="x"),
+        lambda: users.set_permission("/", "ann", EVERYTHING),
+        lambda: users.set_topic_permission("/", "ann", "t", TopicPermission(write="", read="")),
+        lambda: users.clear_topic_permission("/", "ann"),
+        lambda: users.clear_permission("/", "ann"),
+        lambda: users.remove_user("ann"),
+    ]
+    for change in changes:
+        before = users.version
+        await change()
+        assert users.version > before
+
+
+# Passwords.
+
+
+async def test_a_hash_of_rabbitmq_is_taken_as_it_is(reopen: Callable[[], Users]) -> None:
+    """The one of RabbitMQ's documentation on passwords: it is of test12."""
+    users = reopen()
+    await users.put_user("ann", password_hash=OF_TEST12)
+    assert users.authenticate("ann", "test12") is not None
+    assert users.authenticate("ann", "test13") is None
+    assert users.user("ann").password_hash == OF_TEST12
+
+
+async def test_a_sha512_hash_is_taken_as_well(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    stored = base64.b64encode(b"salt" + hashlib.sha512("saltpaßwort".encode()).digest()).decode()
+    await users.put_user("ann", password_hash=stored, hashing_algorithm=passwords.SHA512)
+    assert users.authenticate("ann", "paßwort") is not None
+    assert users.authenticate("ann", "passwort") is None
+
+
+async def test_nobody_logs_in_without_a_password(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    await users.put_user("ann")
+    await users.put_user("bob", password_hash="")
+    for name in ("ann", "bob", "nobody"):
+        assert users.authenticate(name, "") is None
+        assert users.authenticate(name, "x") is None
+    assert users.authenticate("guest", "") is None
+    with pytest.raises(InvalidInput, match="not empty"):
+        await users.put_user("ann", password="")
+
+
+@pytest.mark.parametrize(
+    ("stored", "algorithm", "words"),
+    [
+        ("not base64!", passwords.SHA256, "base64"),
+        ("c2hvcnQ=", passwords.SHA256, "36 bytes"),
+        (OF_TEST12, passwords.SHA512, "68 bytes"),
+        ("", "rabbit_password_hashing_md5", "md5"),
+    ],
+)
+async def test_hashes_that_nobody_could_log_in_with_are_refused(
+    reopen: Callable[[], Users], stored: str, algorithm: str, words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        await reopen().put_user("ann", password_hash=stored, hashing_algorithm=algorithm)
+
+
+def test_an_unknown_user_costs_a_hash_as_a_known_one_does(
+    reopen: Callable[[], Users], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = reopen()
+    hashed: list[str] = []
+    inner = passwords._digest
+
+    def counted(algorithm: str, salt: bytes, password: str) -> bytes:
+        hashed.append(algorithm)
+        return inner(algorithm, salt, password)
+
+    monkeypatch.setattr(passwords, "_digest", counted)
+    users.authenticate("guest", "wrong")
+    known, hashed = hashed, []
+    users.authenticate("nobody", "wrong")
+    assert known == [passwords.SHA256] == hashed
+
+
+def test_two_hashes_of_one_password_differ() -> None:
+    assert passwords.hash_password("x") != passwords.hash_password("x")
+
+
+# Rights.
+
+
+async def test_patterns_are_searched_in_the_name(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    await users.put_user("ann", password="x")
+    assert users.rights("ann", "/") is None
+    await users.set_permission("/", "ann", Permission(configure="", write="^amq\\.default$", read="orders"))
+    rights = users.rights("ann", "/")
+    assert rights is not None
+    assert not rights.may_configure("x")
+    assert rights.may_write("") and not rights.may_write("amq.topic")
+    assert rights.may_read("new-orders-2") and not rights.may_read("other")
+    await users.clear_permission("/", "ann")
+    assert users.rights("ann", "/") is None
+    with pytest.raises(NotFound):
+        await users.clear_permission("/", "ann")
+
+
+async def test_topic_rules_narrow_the_exchange_they_name_and_no_other(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    await users.put_user("a.b", password="x")
+    await users.set_permission("/", "a.b", EVERYTHING)
+    rule = TopicPermission(write=r"^{username}\.", read="^{vhost}$")
+    await users.set_topic_permission("/", "a.b", "amq.topic", rule)
+    rights = users.rights("a.b", "/")
+    assert rights is not None
+    assert rights.may_write_topic("amq.topic", "a.b.temperature")
+    assert not rights.may_write_topic("amq.topic", "axb.temperature")
+    assert rights.may_write_topic("other", "anything")
+    assert rights.may_read_topic("amq.topic", "/") and not rights.may_read_topic("amq.topic", "x")
+
+
+@pytest.mark.parametrize("pattern", ["(", r"(a)\1", "(?<=a)b", "((a{100}){100}){100}", "x" * 10_000])
+async def test_patterns_that_re2_refuses_are_named(reopen: Callable[[], Users], pattern: str) -> None:
+    users = reopen()
+    await users.put_user("ann", password="x")
+    with pytest.raises(InvalidInput, match="write pattern"):
+        await users.set_permission("/", "ann", Permission(configure="", write=pattern, read=""))
+    with pytest.raises(InvalidInput, match="read pattern"):
+        await users.set_topic_permission("/", "ann", "t", TopicPermission(write="", read=pattern))
+    assert ("/", "ann") not in users.permissions()
+
+
+async def test_nobody_gets_rights_who_is_not_there(reopen: Callable[[], Users]) -> None:
+    users = reopen()
+    with pytest.raises(NotFound):
+        await users.set_permission("/", "ann", EVERYTHING)
+    with pytest.raises(NotFound):
+        await users.set_topic_permission("/", "ann", "t", TopicPermission(write="", read=""))
+
+
+# Patterns.
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "fits_not"),
+    [
+        (r"^(?!amq\.).*", "orders", "amq.topic"),
+        (r"^(?!amq\.|tmp).*$", "orders", "tmp-1"),
+        (r"^(?!a)(?!b)(?=..).", "cd", "c"),
+        (r"^(?![)|(]).*(x|y)$", "ay", ")y"),
+        (r"^(?![]\])a|]).", "b", "|"),
+        ("^(a+)+$", "a" * 30, "a" * 30 + "b"),
+        ("", "anything", ""),
+        (".*", "", ""),
+        ("ä$", "ä", "a"),
+    ],
+)
+def test_patterns_do_what_people_mean(pattern: str, fits: str, fits_not: str) -> None:
+    compiled = compile_pattern(pattern)
+    assert compiled.search(fits)
+    if fits_not:
+        assert not compiled.search(fits_not)
+
+
+@pytest.mark.parametrize("pattern", ["(?!a).*", "^(?!a)b|c", "^(?!a", "a(?=b)", r"^(?!\Qa\E)b", "^(?!(?!a)b)c"])
+def test_look_ahead_that_would_mean_something_else_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidPattern):
+        compile_pattern(pattern)
+
+
+def test_a_name_of_broken_text_is_only_a_name_that_does_not_fit() -> None:
+    assert not compile_pattern("^[a-z]+$").search("\ud800")
+    assert compile_pattern("a").search("a\udcff")
+
+
+# Crashes and damage.
+
+
+def test_a_crash_at_any_call_leaves_the_old_or_the_new_and_never_more_rights() -> None:
+    """Before every call that changes something a power cut is tried: what was answered is there, and in the
+    middle of a removal nobody has rights that they did not have before."""
+    rng = Random(7)
+    disk = SimulatedDisk()
+    disk.mkdir("/data")
+    disk.sync_dir("/")
+    answered: set[str] = set()
+    removed: set[str] = set()
+    states = 0
+
+    def cut(_kind: str, _path: str) -> None:
+        nonlocal states
+        for mode in ("lost", "kept", "prefix", "mixed"):
+            states += 1
+            users = Users(Catalog(disk.power_cut(rng, mode), "/data"))
+            names = {user.name for user in users.users()}
+            assert answered <= names, mode
+            assert not removed & names, mode
+            owners = {user for _, user in users.permissions()}
+            assert owners <= names | {GUEST}, mode  # guest's come before guest
+            users.close()
+
+    async def work() -> None:
+        users = Users(Catalog(disk, "/data"))
+        disk.before = cut
+        users.first_start(["/"])
+        answered.add(GUEST)
+        for name in ("ann", "bob"):
+            await users.put_user(name, password="x")
+            answered.add(name)
+            await users.set_permission("/", name, EVERYTHING)
+            await users.set_topic_permission("/", name, "t", TopicPermission(write="a", read="b"))
+        answered.discard("ann")
+        await users.remove_user("ann")
+        removed.add("ann")
+        answered.discard(GUEST)
+        await users.remove_user(GUEST)
+        removed.add(GUEST)
+        await users.put_user("eve", password="x")
+        users.close()
+
+    asyncio.run(work())
+    assert states > 100
+
+
+def test_a_document_that_is_no_user_is_an_error_with_its_place(tmp_path: Path) -> None:
+    Catalog(RealDisk(), str(tmp_path)).put("users", ("ann",), {"tags": "administrator"})
+    with pytest.raises(StorageError, match="catalog/users"):
+        Users(Catalog(RealDisk(), str(tmp_path)))
