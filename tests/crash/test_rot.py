@@ -4,14 +4,25 @@ None of it is ever served, none of it is cut in silence: what cannot be read any
 is derived (indexes, slots) may be anything, and changes no answer.
 """
 
+import asyncio
 import os
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 
+from headrace.broker import policies, queue_store, streams, users, vhosts
+from headrace.broker.broker import Broker
+from headrace.broker.catalog import Catalog
+from headrace.broker.policies import Policy
+from headrace.broker.rights import TopicPermission
 from headrace.clock import ManualClock
-from headrace.errors import CorruptLog, HeadraceError
+from headrace.config import Config
+from headrace.errors import CorruptCatalog, CorruptLog, HeadraceError
+from headrace.log import documents
+from headrace.log.disk import make_folder, write_atomically
 from headrace.log.log import Log, LogSpec
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
@@ -227,3 +238,120 @@ def test_l6_a_segment_of_another_time_or_log_is_noticed(library: Library) -> Non
             if other.rpartition("/")[2][:20] != path.rpartition("/")[2][:20]:
                 outcomes.add(judge(library, library.with_content(path, library.files[other]), path))
     assert "reported" in outcomes
+
+
+# The catalog.
+
+
+KINDS = (
+    streams.CATALOG_KIND,
+    vhosts.CATALOG_KIND,
+    policies.CATALOG_KIND,
+    policies.OPERATOR_KIND,
+    queue_store.QUEUES,
+    queue_store.EXCHANGES,
+    users.USERS,
+    users.PERMISSIONS,
+    users.TOPIC_PERMISSIONS,
+)
+COPY = f"{ROOT}/catalog/all.copy"
+
+
+async def catalog_of_a_broker() -> dict[str, bytes]:
+    """The files of a catalog with a document of every kind, as a broker writes them."""
+    disk = SimulatedDisk()
+    config = Config(data_dir=ROOT, http=None, amqp=None, kafka=None, disk_free_limit=0)
+    broker = await Broker.open(config, clock=ManualClock(), disk=disk)
+    await broker.streams.create("orders", 3, {"retention_ms": "90000"})
+    host = await broker.vhosts.create("other")
+    await host.declare_queue(
+        "work", durable=True, exclusive=False, auto_delete=False, arguments={"x-max-length": 10}, owner=None
+    )
+    await host.declare_exchange("news", "topic", durable=True, auto_delete=False, internal=False, arguments={})
+    for operator in (False, True):
+        policy = Policy(vhost="/", name="all", pattern=".*", definition={"max-length": 1000}, apply_to="queues")
+        await broker.policies.put(policy, operator=operator)
+    await broker.users.set_topic_permission("/", "guest", "news", TopicPermission(write="a.*", read="b.*"))
+    await broker.close()
+    return {path: text for path, text in disk.files().items() if "/catalog/" in path}
+
+
+@pytest.fixture(scope="module")
+def catalog() -> dict[str, bytes]:
+    files = asyncio.run(catalog_of_a_broker())
+    assert {path.split("/")[3] for path in files if path.endswith(".json")} == set(KINDS)
+    return files
+
+
+def catalog_disk(files: Mapping[str, bytes]) -> SimulatedDisk:
+    disk = SimulatedDisk()
+    for path, text in files.items():
+        make_folder(disk, path.rpartition("/")[0])
+        write_atomically(disk, path, text)
+    return disk
+
+
+def read_catalog(disk: SimulatedDisk) -> tuple[dict[str, list[dict[str, Any]]], Catalog]:
+    found = Catalog(disk, ROOT)
+    return {kind: list(found.load(kind)) for kind in KINDS}, found
+
+
+def flips(text: bytes) -> Iterator[bytes]:
+    for at in range(len(text)):
+        for bit in range(8):
+            yield text[:at] + bytes([text[at] ^ 1 << bit]) + text[at + 1 :]
+
+
+def test_l6_every_flipped_bit_of_every_document_is_noticed(catalog: dict[str, bytes]) -> None:
+    count, believed = 0, []
+    for path, text in catalog.items():
+        if path.endswith(".json"):
+            documents.read(text, path)
+            for changed in flips(text):
+                count += 1
+                try:
+                    documents.read(changed, path)
+                except CorruptCatalog as error:
+                    assert error.path == path
+                else:
+                    believed.append(changed)
+    print(f"{count} flipped bits of {len(catalog) - 1} documents")
+    assert not believed, f"{len(believed)} of {count}: {believed[:3]}"
+
+
+def test_l6_a_rotten_document_is_restored_and_reported_or_refused(catalog: dict[str, bytes]) -> None:
+    """Flips, blank pages and cuts of each file. With the copy nothing is lost, without it nothing is believed."""
+    wanted, _ = read_catalog(catalog_disk(catalog))
+    rng = Random(SEED)
+    without_copy = {path: text for path, text in catalog.items() if path != COPY}
+    for path, text in catalog.items():
+        for _ in range(20):
+            what, changed = rot(text, rng)
+            found, opened = read_catalog(catalog_disk({**catalog, path: changed}))
+            assert found == wanted, f"{what} of {path}"
+            assert [path in said for said in opened.restored] == [True] * (path != COPY), what
+            if path != COPY:
+                with pytest.raises(CorruptCatalog) as caught:
+                    read_catalog(catalog_disk({**without_copy, path: changed}))
+                assert caught.value.path == path
+
+
+def test_l6_a_missing_document_is_restored_and_reported(catalog: dict[str, bytes]) -> None:
+    wanted, _ = read_catalog(catalog_disk(catalog))
+    for path in catalog:
+        found, opened = read_catalog(catalog_disk({p: text for p, text in catalog.items() if p != path}))
+        assert found == wanted
+        assert [path in said for said in opened.restored] == [True] * (path != COPY)
+
+
+def test_l6_a_rotten_copy_brings_nothing_back_that_may_be_out_of_date(catalog: dict[str, bytes]) -> None:
+    """Both are damaged: the line that is lost may be the one that counts."""
+    path = next(path for path in catalog if "/streams/" in path)
+    rng = Random(SEED)
+    for _ in range(50):
+        _, changed = rot(catalog[COPY], rng)
+        if changed.endswith(b"\n") and changed in catalog[COPY]:
+            continue  # cut between two lines
+        with pytest.raises(CorruptCatalog) as caught:
+            read_catalog(catalog_disk({**catalog, COPY: changed, path: catalog[path][:-1]}))
+        assert caught.value.path == path

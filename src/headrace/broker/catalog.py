@@ -3,65 +3,107 @@
 A file appears, changes and vanishes as a whole: temporary file, sync, rename, sync of the folder. Names that
 clients choose never become file names: a file is called after a hash of the name, with a piece of it in front
 for people; the name itself is inside. What changes often is not here but in the shard's state.
+
+Every file has a checksum, and there is a second copy of all of them: what was damaged is restored from it when the
+catalog is opened, and reported. What cannot be restored is an error: starting without it would hide whatever it
+describes.
 """
 
-import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from headrace.errors import CorruptCatalog
-from headrace.log.disk import Disk, read_whole, write_atomically
-from headrace.log.paths import CATALOG, UNFINISHED, slug
+from headrace.log import documents
+from headrace.log.catalog_copy import CatalogCopy
+from headrace.log.catalog_survey import Survey, restore, set_aside, survey
+from headrace.log.disk import Disk, write_atomically
+from headrace.log.documents import Identity, file_name
+from headrace.log.paths import CATALOG
 
-SUFFIX = ".json"
-Identity = tuple[str, ...]  # such as (vhost, name): what makes a thing of one kind different from another
+__all__ = ["Catalog", "Identity", "file_name"]
 
 
 class Catalog:
-    """Each change blocks until it is on disk: whoever has an event loop makes changes in a thread."""
+    """Each change blocks until it is on disk: whoever has an event loop makes changes in a thread. Any thread may.
+    Whoever makes one has the data folder's lock by the first call."""
 
     def __init__(self, disk: Disk, data_dir: str) -> None:
         self._disk = disk
+        self._data_dir = data_dir
         self._root = os.path.join(data_dir, CATALOG)
+        self._copy = CatalogCopy(disk, self._root)
         self._durable_folders: set[str] = set()
+        self._changing = threading.Lock()
+        self._read_ahead: dict[str, list[dict[str, Any]]] | None = None
+        self._taken: set[str] = set()  # kinds whose documents were given out, or have changed since
+        self.restored: list[str] = []  # what was damaged, a sentence each
 
     def load(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Every document of a kind. Unfinished files of a crash are removed; a damaged one is an error:
-        starting without it would hide whatever it describes."""
-        folder = self._folder(kind)
-        for file in self._disk.listdir(folder):
-            path = os.path.join(folder, file)
-            if file.endswith(UNFINISHED):
-                self._disk.unlink(path)
-            elif file.endswith(SUFFIX):
-                yield self._read(path, file)
-
-    def _read(self, path: str, file: str) -> dict[str, Any]:
-        try:
-            document = msgspec.json.decode(read_whole(self._disk, path), type=dict[str, Any])
-            identity = tuple(document["identity"])
-        except (msgspec.MsgspecError, KeyError, TypeError) as error:
-            raise CorruptCatalog(path, str(error)) from None
-        if not all(isinstance(part, str) for part in identity) or file_name(identity) != file:
-            raise CorruptCatalog(path, f"it describes {identity!r}, which would be in {file_name(identity)}")
-        return document
+        """Every document of a kind. All kinds are read at once, so that whatever is damaged is known before anything
+        is made of the rest."""
+        with self._changing:
+            if self._read_ahead is None or kind in self._taken:
+                self._read_ahead, self._taken = self._reconcile().contents, set()
+            self._taken.add(kind)
+            found = self._read_ahead.pop(kind, [])
+        yield from found
 
     def put(self, kind: str, identity: Identity, document: dict[str, Any]) -> None:
         """On return the document is durable; on an error the old one is still there, or the new one is."""
-        path = os.path.join(self._folder(kind), file_name(identity))
-        text = msgspec.json.format(msgspec.json.encode({"identity": identity, **document}), indent=2)
-        write_atomically(self._disk, path, text + b"\n")
+        folder, file = self._folder(kind), file_name(identity)
+        text = documents.sealed({"identity": identity, **document})
+        with self._changing:
+            self._changed(kind)
+            write_atomically(self._disk, os.path.join(folder, file), text)
+            if self._copy.is_ready:
+                self._copy.add(kind, file, text)
+            else:
+                self._reconcile()
 
     def remove(self, kind: str, identity: Identity) -> None:
-        folder = self._folder(kind)
-        path = os.path.join(folder, file_name(identity))
-        if self._disk.exists(path):
+        folder, file = self._folder(kind), file_name(identity)
+        path = os.path.join(folder, file)
+        with self._changing:
+            self._changed(kind)
+            if not self._copy.is_ready:
+                self._reconcile()
+            if self._disk.exists(path):
+                if self._copy.is_ready:
+                    self._copy.add(kind, file, None)
+                self._disk.unlink(path)
+                # Without this a crash can bring the thing back after somebody was told that it is gone.
+                self._disk.sync_dir(folder)
+
+    def _changed(self, kind: str) -> None:
+        self._taken.add(kind)
+        if self._read_ahead is not None:
+            self._read_ahead.pop(kind, None)
+
+    def _reconcile(self) -> Survey:
+        """Documents and copy say the same afterwards. What is sound counts; unfinished files of a crash go."""
+        found = survey(self._disk, self._root, self._copy)
+        for finding in found.findings:
+            if not found.can_restore(finding):
+                raise CorruptCatalog(finding.path, f"{finding.reason}; `headrace log repair` says what can be done")
+        for path in found.unfinished:
             self._disk.unlink(path)
-            # Without this a crash can bring the thing back after somebody was told that it is gone.
-            self._disk.sync_dir(folder)
+        if found.findings:
+            self.restored += [restore(self._disk, self._data_dir, finding) for finding in found.findings]
+            found = survey(self._disk, self._root, self._copy)
+        if found.lost_with_the_copy:
+            kept = set_aside(self._disk, self._data_dir, self._copy.path)
+            names = ", ".join(found.lost_with_the_copy)
+            self.restored.append(
+                f"the catalog's copy was damaged and is kept in {kept}: it named {names}, which are not there"
+            )
+        # After a kill a name may be seen that a power cut would still take back: nothing may be built on that.
+        for folder in (self._data_dir, self._root, *found.folders):
+            if self._disk.exists(folder):
+                self._disk.sync_dir(folder)
+        self._copy.settle(found.copy, found.texts)
+        return found
 
     def _folder(self, kind: str) -> str:
         folder = os.path.join(self._root, kind)
@@ -73,12 +115,3 @@ class Catalog:
             self._disk.sync_dir(os.path.dirname(self._root))
             self._durable_folders.add(folder)
         return folder
-
-
-def file_name(identity: Identity) -> str:
-    """Readable in part, unique by its hash: 128 bits of SHA-256 over the parts with their lengths."""
-    digest = hashlib.sha256()
-    for part in identity:
-        data = part.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(4, "big") + data)
-    return f"{slug(identity[-1])}-{digest.hexdigest()[:32]}{SUFFIX}"

@@ -6,6 +6,7 @@ logs/<id>-<slug>/<base>-<gen>.log       the same offsets rewritten (compaction, 
 logs/<id>-<slug>/<base>-<gen>.tier      the same offsets archived: the manifest of
 tier/<id>-<slug>/<base>-<gen>.parquet   which may be in another place (tier_dir)
 held/<until>-<hex>/<id>-<stem>.log      another name of a segment, made by a reader that needs it until then
+damaged/...                             files that were taken out of their places, for people to look at
 """
 
 import re
@@ -15,6 +16,8 @@ LOGS = "logs"
 JOURNAL = "journal"
 STATE = "state"
 CATALOG = "catalog"
+CATALOG_COPY = "all.copy"
+DAMAGED = "damaged"
 STAGING = "staging"
 HELD = "held"
 SPILL = "spill"

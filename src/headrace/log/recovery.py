@@ -45,19 +45,27 @@ class RecoveryReport:
     indexes_rebuilt: int = 0
     journal_entries: int = 0
     damaged: list[str] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)  # files that were damaged and had a second copy
     strays: list[str] = field(default_factory=list)  # folders that belong to no log in the catalog
     seconds: float = 0.0
 
     def summary(self) -> str:
+        text = self._start()
+        if self.damaged:
+            text += f"; DAMAGED: {'; '.join(self.damaged)}"
+        if self.restored:
+            text += f"; RESTORED: {'; '.join(self.restored)}"
+        return text
+
+    def _start(self) -> str:
         if self.new:
             return "new data folder"
         if self.clean:
             return f"clean stop: {_logs(self.logs)}"
-        text = (
+        return (
             f"recovered from an unclean stop: {_logs(self.logs)}, {self.records:,} records "
             f"({self.bytes_kept:,} bytes) kept since the last checkpoint, {self.bytes_cut:,} torn bytes cut"
         )
-        return text + (f"; DAMAGED: {'; '.join(self.damaged)}" if self.damaged else "")
 
 
 def _logs(count: int) -> str:
