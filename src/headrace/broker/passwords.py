@@ -41,4 +41,8 @@ def check_hash(stored: str, algorithm: str) -> None:
 
 
 def _digest(algorithm: str, salt: bytes, password: str) -> bytes:
-    return ALGORITHMS[algorithm](salt + password.encode("utf-8", "surrogatepass")).digest()
+    try:
+        data = password.encode("utf-8", "surrogateescape")  # bytes that are no UTF-8 come as escapes, and go as bytes
+    except UnicodeEncodeError:
+        data = password.encode("utf-8", "surrogatepass")
+    return ALGORITHMS[algorithm](salt + data).digest()

@@ -208,11 +208,12 @@ class VirtualHost:
         auto_delete: bool,
         arguments: Mapping[str, Any],
         owner: object,
+        is_server_named: bool = False,
     ) -> Queue:
         found = self._declared(name, arguments)
         if found is not None:
             return self._check_same_queue(found, durable, exclusive, auto_delete, arguments, owner)
-        if name.startswith(RESERVED):
+        if name.startswith(RESERVED) and not is_server_named:
             raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         name = name or server_name()
         where = f"queue '{name}' in vhost '{self.name}'"
@@ -234,6 +235,10 @@ class VirtualHost:
                 self.forget_queue(topic)
             self._add_queue(queue)
             return queue
+
+    def is_new_queue(self, name: str, arguments: Mapping[str, Any]) -> bool:
+        """Whether a declaration would make a queue, not meet one."""
+        return self._declared(name, arguments) is None
 
     def _declared(self, name: str, arguments: Mapping[str, Any]) -> Queue | None:
         """What a declaration meets. A topic is met as the stream it is, and gives way to any other kind of queue."""

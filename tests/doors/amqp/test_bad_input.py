@@ -261,15 +261,6 @@ def test_a_wrong_login_is_403(client: Raw, user: str, password: str) -> None:
     assert client.expect(commands.Connection.Close).reply_code == 403
 
 
-def test_guest_is_only_for_this_machine() -> None:
-    from headrace.doors.amqp.auth import accepts
-
-    assert accepts("guest", "guest", ("127.0.0.1", 1))
-    assert accepts("guest", "guest", ("::1", 1, 0, 0))
-    assert accepts("guest", "guest", ("::ffff:127.0.0.1", 1, 0, 0))
-    assert not accepts("guest", "guest", ("192.168.1.7", 1))
-
-
 def test_amqplain_is_understood(client: Raw) -> None:
     from headrace.record.properties import encode_table
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from headrace.doors.amqp.errors import ChannelError
-from headrace.doors.amqp.queue_methods import find
+from headrace.doors.amqp.queue_methods import find_to_read
 from headrace.doors.amqp.tx import Settle
 from headrace.wire.amqp.methods import content_frames, frame
 from headrace.wire.amqp.protocol import NOT_IMPLEMENTED, PRECONDITION_FAILED, ProtocolError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 async def get(channel: "Channel", method: commands.Basic.Get) -> None:
     connection = channel.connection
     await connection.flushed()
-    queue = find(channel, method.queue)
+    queue = find_to_read(channel, method.queue)
     await queue.prepare_get()
     if not channel.is_open:
         return  # gone while we waited: a message handed out now would be out for ever

@@ -16,6 +16,7 @@ from headrace.broker.message import Message
 from headrace.broker.rounds import PartlyStored
 from headrace.broker.vhost import VirtualHost
 from headrace.doors.amqp import handshake, opening, publish
+from headrace.doors.amqp.access import Access
 from headrace.doors.amqp.channel import Channel
 from headrace.doors.amqp.errors import HARD, ChannelError, reply
 from headrace.doors.amqp.handshake import Stage
@@ -50,7 +51,9 @@ class Connection(Link):
         self.frame_max = protocol.FRAME_MAX_BEFORE_TUNE
         self.channel_max = door.config.amqp_channels_max
         self.has_published = False
+        self.users = door.broker.users
         self.vhost: VirtualHost
+        self.access: Access
         self.connected_ms = door.broker.clock.now_ms()
         self.secret_updates = 0
         self._scanner = Scanner(self, protocol.FRAME_MAX_BEFORE_TUNE)
@@ -216,6 +219,14 @@ class Connection(Link):
             for channel, sequence in waiting:
                 channel.failed(sequence)
 
+    def enter(self, vhost: VirtualHost) -> None:
+        access = Access(self.users, self.user, vhost.name, self.peer)
+        if access.rights() is None:
+            text = f"access to vhost '{vhost.name}' refused for user '{self.user}'"
+            logger.warning("from %s: %s", self.peer, text)
+            raise ChannelError(protocol.NOT_ALLOWED, text)
+        self.vhost, self.access = vhost, access
+
     def tuned(self, channel_max: int, frame_max: int, heartbeat_s: int) -> None:
         self.channel_max = channel_max
         self.frame_max = self._scanner.frame_max = frame_max
@@ -232,7 +243,8 @@ class Connection(Link):
 
     @property
     def topology_version(self) -> int:
-        return self.vhost.routing.version if self.stage is Stage.RUNNING else 0
+        """Both only grow, so that the sum is another one after a change of either."""
+        return self.vhost.routing.version + self.users.version if self.stage is Stage.RUNNING else 0
 
     def on_method(self, number: int, class_id: int, method_id: int, arguments: bytes) -> bool:
         if class_id == CLASS_CONNECTION:

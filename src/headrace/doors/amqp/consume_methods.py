@@ -8,7 +8,7 @@ from headrace.broker.stream_queue import StreamQueue
 from headrace.broker.vhost import server_name
 from headrace.doors.amqp.consumer import AmqpConsumer
 from headrace.doors.amqp.errors import ChannelError
-from headrace.doors.amqp.queue_methods import find
+from headrace.doors.amqp.queue_methods import find_to_read
 from headrace.doors.amqp.replies import PSEUDO_QUEUE
 from headrace.errors import LimitReached
 from headrace.wire.amqp.methods import frame
@@ -49,7 +49,7 @@ def consume(channel: "Channel", method: commands.Basic.Consume) -> None:
     priority = arguments.get("x-priority", 0)
     if not isinstance(priority, int):
         raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority': {priority!r}")
-    queue = find(channel, method.queue)
+    queue = find_to_read(channel, method.queue)
     consumer = AmqpConsumer(
         channel, queue, tag, no_ack=method.no_ack, exclusive=method.exclusive, priority=priority,
         prefetch=channel.prefetch, arguments=arguments,

@@ -32,6 +32,7 @@ class AmqpDoor:
         self.consumers_count = 0
         self.flow = Flow("amqp", broker.pressure, self.connections)
         broker.clients.add_door("amqp", lambda: clients(self.connections))
+        broker.users.on_removed(self._user_removed)
         self._listener: Listener
         self._closing = False
 
@@ -59,6 +60,11 @@ class AmqpDoor:
         self.connections.discard(connection)
         self.flow.forget(connection)
         self.stats.connections = len(self.connections)
+
+    def _user_removed(self, name: str) -> None:
+        for connection in list(self.connections):
+            if connection.user == name:
+                connection.close(CONNECTION_FORCED, f"CONNECTION_FORCED - user '{name}' is deleted"[:255])
 
     async def close(self) -> None:
         """Stops accepting; clients hear that the broker goes away, and may answer."""

@@ -6,6 +6,7 @@ from pamqp import commands
 
 from headrace.broker.exchanges import is_kind
 from headrace.broker.vhost import PREDECLARED
+from headrace.doors.amqp.access import EXCHANGE
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.names import check_name
 from headrace.wire.amqp.methods import frame
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 
 
 async def declare(channel: "Channel", method: commands.Exchange.Declare) -> None:
-    vhost = channel.connection.vhost
+    vhost, access = channel.connection.vhost, channel.connection.access
     name = check_name(method.exchange)
     if method.passive:
+        access.look_at(EXCHANGE, name)
         vhost.routing.exchange(name)
     else:
         if not is_kind(method.exchange_type):
@@ -26,6 +28,11 @@ async def declare(channel: "Channel", method: commands.Exchange.Declare) -> None
             raise ChannelError(PRECONDITION_FAILED, f"unknown exchange type '{method.exchange_type[:60]}'")
         if not name:
             raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
+        access.configure(EXCHANGE, name)
+        alternate = _arguments(method).get("alternate-exchange")
+        if isinstance(alternate, str) and name not in vhost.routing.exchanges:
+            access.read(EXCHANGE, name)
+            access.write(EXCHANGE, alternate)
         await vhost.declare_exchange(
             name, method.exchange_type, durable=method.durable, auto_delete=method.auto_delete,
             internal=method.internal, arguments=_arguments(method),
@@ -41,14 +48,14 @@ async def delete(channel: "Channel", method: commands.Exchange.Delete) -> None:
             f"deletion of system exchange {where} not allowed" if method.exchange
             else "operation not permitted on the default exchange",
         )
+    channel.connection.access.configure(EXCHANGE, method.exchange)
     await channel.connection.vhost.delete_exchange(method.exchange, if_unused=method.if_unused)
     _answer(channel, method, commands.Exchange.DeleteOk)
 
 
 async def bind(channel: "Channel", method: commands.Exchange.Bind) -> None:
     vhost = channel.connection.vhost
-    if not method.destination:
-        raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
+    _check_bind(channel, method)
     destination = vhost.routing.exchange(method.destination)
     await vhost.bind(method.source, destination, method.routing_key, _arguments(method))
     _answer(channel, method, commands.Exchange.BindOk)
@@ -56,11 +63,16 @@ async def bind(channel: "Channel", method: commands.Exchange.Bind) -> None:
 
 async def unbind(channel: "Channel", method: commands.Exchange.Unbind) -> None:
     vhost = channel.connection.vhost
-    if not method.destination:
-        raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
+    _check_bind(channel, method)
     destination = vhost.routing.exchange(method.destination)
     await vhost.unbind(method.source, destination, method.routing_key, _arguments(method))
     _answer(channel, method, commands.Exchange.UnbindOk)
+
+
+def _check_bind(channel: "Channel", method: commands.Exchange.Bind | commands.Exchange.Unbind) -> None:
+    connection = channel.connection
+    source = connection.vhost.routing.exchanges.get(method.source)
+    connection.access.bind(EXCHANGE, method.destination, method.source, source, method.routing_key)
 
 
 def _arguments(method: Any) -> dict[str, Any]:

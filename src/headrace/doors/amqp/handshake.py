@@ -6,6 +6,7 @@ from typing import Any
 
 from pamqp import commands
 
+from headrace.broker.users import Users
 from headrace.config import Config
 from headrace.doors.amqp import auth
 from headrace.version import __version__
@@ -51,7 +52,13 @@ EXPECTED: dict[Stage, type[Any]] = {
 
 
 class Refused(ProtocolError):
-    """Login failed. Clients that do not know the capability just see the connection end."""
+    """Login failed. Clients that do not know the capability just see the connection end. They are not told why:
+    the reason is for the log."""
+
+    def __init__(self, mechanism: str, why: str) -> None:
+        text = f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
+        super().__init__(ACCESS_REFUSED, text)
+        self.why = why
 
 
 def server_properties(config: Config) -> dict[str, Any]:
@@ -67,7 +74,7 @@ def server_properties(config: Config) -> dict[str, Any]:
     }
 
 
-def log_in(method: commands.Connection.StartOk, peer: Any) -> str:
+def log_in(method: commands.Connection.StartOk, peer: Any, users: Users) -> str:
     """The user, or Refused."""
     mechanism = method.mechanism
     read = auth.MECHANISMS.get(mechanism)
@@ -77,19 +84,13 @@ def log_in(method: commands.Connection.StartOk, peer: Any) -> str:
     credentials = read(raw)
     if credentials is None:
         raise ProtocolError(SYNTAX_ERROR, f"response of {mechanism} cannot be read", 10, 11)
-    user, password = credentials
-    if auth.accepts(user, password, peer):
-        return user
-    if user == auth.GUEST and not auth.is_loopback(peer):
-        raise Refused(
-            ACCESS_REFUSED,
-            f"Login was refused using authentication mechanism {mechanism}: "
-            "user 'guest' can only connect via localhost",
-        )
-    raise Refused(
-        ACCESS_REFUSED,
-        f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile.",
-    )
+    name, password = credentials
+    user = users.authenticate(name, password)
+    if user is None:
+        raise Refused(mechanism, f"user {name!r:.100} - invalid credentials")
+    if user.is_loopback_only and not auth.is_loopback(peer):
+        raise Refused(mechanism, f"user {name!r:.100} can only connect via localhost")
+    return user.name
 
 
 def check_tune(method: commands.Connection.TuneOk, config: Config) -> None:

@@ -55,10 +55,10 @@ def _start_ok(connection: "Connection", method: commands.Connection.StartOk) -> 
     found = properties.get("capabilities")
     connection.capabilities = found if isinstance(found, dict) else {}
     try:
-        connection.user = handshake.log_in(method, connection.peer)
+        connection.user = handshake.log_in(method, connection.peer, connection.broker.users)
     except handshake.Refused as error:
         connection.door.stats.count("logins_refused")
-        logger.warning("login refused from %s: user %r", connection.peer, method.mechanism)
+        logger.warning("%s login refused from %s: %s", method.mechanism, connection.peer, error.why)
         if connection.wants("authentication_failure_close"):
             connection.close(*reply(error))
         else:
@@ -85,7 +85,7 @@ def _tune_ok(connection: "Connection", method: commands.Connection.TuneOk) -> bo
 
 def _open(connection: "Connection", method: commands.Connection.Open) -> bool:
     try:
-        connection.vhost = connection.broker.vhosts.get(method.virtual_host)
+        connection.enter(connection.broker.vhosts.get(method.virtual_host))
     except HeadraceError as error:
         connection.close(*reply(error), 10, 40)
         return False

@@ -7,6 +7,7 @@ from pamqp import commands
 from headrace.broker.exchanges import Exchange
 from headrace.broker.message import Message, to_text
 from headrace.broker.queue import Queue
+from headrace.doors.amqp.access import EXCHANGE
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.replies import PREFIX, PSEUDO_QUEUE
 from headrace.doors.amqp.tx import Publish
@@ -35,12 +36,20 @@ def _exchange(connection: "Connection", name: str) -> Exchange:
     return exchange
 
 
+def _allowed_exchange(connection: "Connection", name: str, key: str) -> Exchange:
+    connection.access.write(EXCHANGE, name)
+    exchange = _exchange(connection, name)
+    connection.access.write_topic(exchange, key)
+    return exchange
+
+
 def target(connection: "Connection", exchange_name: bytes, key: bytes, bits: int) -> Target:
-    """Where a publish goes. Slow when a message has to be looked at; errors end the channel."""
+    """Where a publish goes, if its user may send it there. Slow when a message has to be looked at; errors end
+    the channel. The scanner asks once for each exchange and key, and again when routes or rights have changed."""
     if bits & IMMEDIATE:
         raise ProtocolError(protocol.NOT_IMPLEMENTED, "immediate=true", 60, 40)
     vhost = connection.vhost
-    exchange = _exchange(connection, to_text(exchange_name))
+    exchange = _allowed_exchange(connection, to_text(exchange_name), to_text(key))
     route = vhost.routing.route(exchange, to_text(key), vhost.queues)
     if not route.queues and not exchange.name and vhost.find_topic(to_text(key)):
         route = vhost.routing.route(exchange, to_text(key), vhost.queues)
@@ -77,12 +86,13 @@ def split_method(method: bytes) -> tuple[str, str, int]:
 
 
 def check(channel: "Channel", method: bytes, properties: bytes, body: bytes) -> None:
-    """Raises what route_message would, before anything has happened."""
+    """Raises what route_message would, before anything has happened; and once more whether it is allowed, since
+    a transaction may last."""
     exchange_name, key, _ = split_method(method)
-    _exchange(channel.connection, exchange_name)
+    exchange = _allowed_exchange(channel.connection, exchange_name, key)
     found = Message(exchange_name, key, properties, body)
     _check(channel.connection, found)
-    _receivers(found)
+    _receivers(channel.connection, exchange, found)
     _reply_address(channel, found)
 
 
@@ -92,7 +102,7 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
     exchange = _exchange(connection, exchange_name)
     found = Message(exchange_name, key, properties, body)
     _check(connection, found)
-    keys = _receivers(found)
+    keys = _receivers(connection, exchange, found)
     _reply_address(channel, found)
     now_ms = connection.broker.clock.now_ms()
     vhost = connection.vhost
@@ -131,14 +141,14 @@ def _check(connection: "Connection", found: Message) -> None:
             raise ChannelError(protocol.PRECONDITION_FAILED, f"invalid expiration {text!r:.60}")
     if found.has_user_id:
         claimed = property_of(found.properties, "user_id")
-        if claimed != connection.user:
+        if not connection.access.may_claim(str(claimed)):
             raise ChannelError(
                 protocol.PRECONDITION_FAILED,
-                f"user_id property set to {claimed!r:.60} but authenticated user was '{connection.user}'",
+                f"user_id property set to '{claimed!s:.60}' but authenticated user was '{connection.user}'",
             )
 
 
-def _receivers(found: Message) -> list[str]:
+def _receivers(connection: "Connection", exchange: Exchange, found: Message) -> list[str]:
     """The routing key and those of the CC and BCC headers; BCC is removed from what is delivered."""
     keys = [found.routing_key]
     if not found.has_headers:
@@ -151,6 +161,8 @@ def _receivers(found: Message) -> list[str]:
         if not isinstance(more, list) or not all(isinstance(key, str) for key in more):
             raise ChannelError(protocol.PRECONDITION_FAILED, f"invalid '{name}' header: not a list of routing keys")
         keys += more
+    for key in keys[1:]:  # the first was asked for with the route
+        connection.access.write_topic(exchange, key)
     if "BCC" in headers:
         found.properties = edit(found.properties, headers_removed=("BCC",))
     return keys

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from headrace.broker.queue import Queue
+from headrace.broker.vhost import server_name
+from headrace.doors.amqp.access import EXCHANGE, QUEUE
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.names import check_name
 from headrace.doors.amqp.replies import PREFIX, PSEUDO_QUEUE
@@ -14,6 +16,7 @@ from headrace.wire.amqp.protocol import NOT_FOUND
 
 if TYPE_CHECKING:
     from headrace.doors.amqp.channel import Channel
+    from headrace.doors.amqp.connection import Connection
 
 
 def queue_name(channel: "Channel", name: str) -> str:
@@ -28,6 +31,12 @@ def find(channel: "Channel", name: str) -> Queue:
     return channel.connection.vhost.queue(queue_name(channel, name), channel.connection)
 
 
+def find_to_read(channel: "Channel", name: str) -> Queue:
+    """Asked before it is looked up: whoever may not read it does not learn whether it is there."""
+    channel.connection.access.read(QUEUE, queue_name(channel, name))
+    return find(channel, name)
+
+
 async def declare(channel: "Channel", method: commands.Queue.Declare) -> None:
     connection = channel.connection
     await connection.flushed()
@@ -37,12 +46,17 @@ async def declare(channel: "Channel", method: commands.Queue.Declare) -> None:
         return
     arguments: dict[str, Any] = method.arguments
     if method.passive:
-        queue = connection.vhost.queue(queue_name(channel, name), connection)
+        name = queue_name(channel, name)
+        connection.access.look_at(QUEUE, name)
+        queue = connection.vhost.queue(name, connection)
         queue.used()
     else:
+        is_server_named = not name
+        name = name or server_name()
+        _check_declare(connection, name, arguments)
         queue = await connection.vhost.declare_queue(
             name, durable=method.durable, exclusive=method.exclusive, auto_delete=method.auto_delete,
-            arguments=arguments, owner=connection,
+            arguments=arguments, owner=connection, is_server_named=is_server_named,
         )
     channel.last_queue = queue.name
     if not method.nowait:
@@ -52,6 +66,14 @@ async def declare(channel: "Channel", method: commands.Queue.Declare) -> None:
                 consumer_count=len(queue.consumers),
             )
         )
+
+
+def _check_declare(connection: "Connection", name: str, arguments: dict[str, Any]) -> None:
+    connection.access.configure(QUEUE, name)
+    dead_letters = arguments.get("x-dead-letter-exchange")
+    if isinstance(dead_letters, str) and connection.vhost.is_new_queue(name, arguments):
+        connection.access.read(QUEUE, name)
+        connection.access.write(EXCHANGE, dead_letters)
 
 
 def _declare_reply(channel: "Channel", name: str, method: commands.Queue.Declare) -> None:
@@ -68,25 +90,35 @@ def _declare_reply(channel: "Channel", name: str, method: commands.Queue.Declare
 async def delete(channel: "Channel", method: commands.Queue.Delete) -> None:
     connection = channel.connection
     await connection.flushed()
+    name = queue_name(channel, method.queue)
+    connection.access.configure(QUEUE, name)
     count = await connection.vhost.delete_queue(
-        queue_name(channel, method.queue), connection, if_unused=method.if_unused, if_empty=method.if_empty
+        name, connection, if_unused=method.if_unused, if_empty=method.if_empty
     )
     if not method.nowait:
         connection.write(frame(channel.number, commands.Queue.DeleteOk, message_count=count))
 
 
 async def bind(channel: "Channel", method: commands.Queue.Bind) -> None:
-    queue = find(channel, method.queue)
     key = method.routing_key
     if not method.queue and not key:
         key = channel.last_queue  # the one abbreviation of the specification that goes on to the key
+    _check_bind(channel, method.queue, method.exchange, key)
+    queue = find(channel, method.queue)
     arguments: Any = method.arguments
     await channel.connection.vhost.bind(method.exchange, queue, key, arguments)
     if not method.nowait:
         channel.connection.write(frame(channel.number, commands.Queue.BindOk))
 
 
+def _check_bind(channel: "Channel", queue: str, source: str, key: str) -> None:
+    connection = channel.connection
+    exchange = connection.vhost.routing.exchanges.get(source)
+    connection.access.bind(QUEUE, queue_name(channel, queue), source, exchange, key)
+
+
 async def unbind(channel: "Channel", method: commands.Queue.Unbind) -> None:
+    _check_bind(channel, method.queue, method.exchange, method.routing_key)
     queue = find(channel, method.queue)
     arguments: Any = method.arguments
     await channel.connection.vhost.unbind(method.exchange, queue, method.routing_key, arguments)
@@ -95,6 +127,6 @@ async def unbind(channel: "Channel", method: commands.Queue.Unbind) -> None:
 
 async def purge(channel: "Channel", method: commands.Queue.Purge) -> None:
     await channel.connection.flushed()
-    count = find(channel, method.queue).purge()
+    count = find_to_read(channel, method.queue).purge()
     if not method.nowait:
         channel.connection.write(frame(channel.number, commands.Queue.PurgeOk, message_count=count))

@@ -1,0 +1,82 @@
+"""What the user of a connection may do in its vhost, with RabbitMQ's checks and in RabbitMQ's words.
+
+Nothing is remembered here: a right that is taken away is gone with the next method. Publishing does not ask for
+every message either: where a key leads is asked once, and forgotten when routes or users change (see publish.target
+and Connection.topology_version).
+"""
+
+import logging
+from typing import Any
+
+from headrace.broker.exchanges import Exchange, Topic
+from headrace.broker.rights import DEFAULT_EXCHANGE, Rights
+from headrace.broker.users import Users
+from headrace.errors import AccessRefused
+
+logger = logging.getLogger("headrace.amqp")
+
+QUEUE, EXCHANGE = "queue", "exchange"
+
+
+class Access:
+    def __init__(self, users: Users, user: str, vhost: str, peer: Any) -> None:
+        self._users = users
+        self._user, self._vhost, self._peer = user, vhost, peer
+
+    def rights(self) -> Rights | None:
+        return self._users.rights(self._user, self._vhost)
+
+    def configure(self, kind: str, name: str) -> None:
+        rights = self.rights()
+        if rights is None or not rights.may_configure(name):
+            self._refuse(kind, name, "configure")
+
+    def write(self, kind: str, name: str) -> None:
+        rights = self.rights()
+        if rights is None or not rights.may_write(name):
+            self._refuse(kind, name, "write")
+
+    def read(self, kind: str, name: str) -> None:
+        rights = self.rights()
+        if rights is None or not rights.may_read(name):
+            self._refuse(kind, name, "read")
+
+    def look_at(self, kind: str, name: str) -> None:
+        """For passive declarations: any right is enough, as in RabbitMQ 4. Before, none was needed."""
+        rights = self.rights()
+        if rights is None or not (rights.may_read(name) or rights.may_write(name) or rights.may_configure(name)):
+            self._refuse(kind, name, "configure")
+
+    def write_topic(self, exchange: Exchange, key: str) -> None:
+        """For each routing key of a message."""
+        if not isinstance(exchange, Topic):
+            return
+        rights = self.rights()
+        if rights is None or not rights.may_write_topic(exchange.name, key):
+            self._refuse_topic(exchange, key, "write")
+
+    def bind(self, kind: str, destination: str, source: str, exchange: Exchange | None, key: str) -> None:
+        """And unbind. The destination is written to by what is read from the source."""
+        self.write(kind, destination)
+        if (kind == EXCHANGE and not destination) or not source:
+            raise AccessRefused("operation not permitted on the default exchange")
+        self.read(EXCHANGE, source)
+        if isinstance(exchange, Topic):
+            rights = self.rights()
+            if rights is None or not rights.may_read_topic(exchange.name, key):
+                self._refuse_topic(exchange, key, "read")
+
+    def may_claim(self, user: str) -> bool:
+        """Whether a message may say that it is from this user."""
+        return user == self._user or self._users.user(self._user).may_impersonate
+
+    def _refuse(self, kind: str, name: str, right: str) -> None:
+        self._refused(f"{right} access to {kind} '{name or DEFAULT_EXCHANGE}'")
+
+    def _refuse_topic(self, exchange: Exchange, key: str, right: str) -> None:
+        self._refused(f"{right} access to topic '{key}' in exchange '{exchange.name}'")
+
+    def _refused(self, what: str) -> None:
+        text = f"{what} in vhost '{self._vhost}' refused for user '{self._user}'"
+        logger.warning("from %s: %s", self._peer, text)
+        raise AccessRefused(text)
