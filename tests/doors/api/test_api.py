@@ -90,7 +90,7 @@ def test_lists_are_paged_filtered_and_sorted_by_the_broker(live: Served) -> None
     odd = live.get("/api/queues?page=1&name=%5Epaged-.%5B13%5D%24&use_regex=true&columns=name").json()
     assert odd["items"] == [{"name": f"paged-{n}"} for n in ("01", "03", "11", "13", "21", "23")]
     assert live.get("/api/queues?page=99&name=paged").status_code == 400
-    assert live.get("/api/queues?page=1&name=(a%2B)%2B%24&use_regex=true").status_code == 400
+    assert live.get("/api/queues?page=1&name=(a)%5C1&use_regex=true").status_code == 400
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -163,7 +163,7 @@ def test_a_policy_with_dead_letters_and_a_lifetime_moves_what_is_too_old(live: S
 def test_policies_that_make_no_sense_are_refused(live: Served) -> None:
     for body in (
         {"pattern": "(", "definition": {"max-length": 1}},
-        {"pattern": "(a+)+$", "definition": {"max-length": 1}},
+        {"pattern": r"(a)\1", "definition": {"max-length": 1}},
         {"pattern": ".*", "definition": {"max-lenght": 1}},
         {"pattern": ".*", "definition": {"max-length": "many"}},
         {"pattern": ".*", "definition": {}},

@@ -2,12 +2,11 @@
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
@@ -27,52 +26,68 @@ from headrace.doors.http import (
     upkeep,
 )
 from headrace.doors.http.api.routes import Api
+from headrace.doors.http.needs import (
+    Handler,
+    Handlers,
+    Need,
+    configures,
+    dispatch,
+    enters,
+    known,
+    monitors,
+    public,
+    reads,
+    writes,
+)
 from headrace.doors.http.problems import answer_for, problem
 from headrace.doors.http.requests import Gone
 from headrace.doors.http.site import Site
 from headrace.doors.http.ui import files
 from headrace.errors import CrossOrigin, NotFound
 
-Handler = Callable[[Site, Request], Awaitable[Response]]
-
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("GET", "/health", status.health),
-    ("GET", "/health/live", status.live),
-    ("GET", "/health/ready", status.health),
-    ("GET", "/status", status.status),
-    ("GET", "/metrics", metrics.metrics),
-    ("GET", "/metrics/detailed", metrics.detailed),
-    ("GET", "/openapi.json", openapi.serve),
-    ("GET", "/topics", topics.list_topics),
-    ("POST", "/topics", topics.create_topic),
-    ("GET", "/topics/{topic}", topics.describe_topic),
-    ("PATCH", "/topics/{topic}", topics.configure_topic),
-    ("DELETE", "/topics/{topic}", topics.delete_topic),
-    ("GET", "/topics/{topic}/offsets", topics.offsets),
-    ("POST", "/topics/{topic}/messages", publish.publish),
-    ("GET", "/topics/{topic}/messages", read.read),
-    ("GET", "/topics/{topic}/stream", stream.stream),
-    ("GET", "/topics/{topic}/partitions/{partition}/batches", read.batches),
-    ("GET", "/cursors", cursors.list_cursors),
-    ("GET", "/cursors/{cursor}", cursors.get_cursor),
-    ("PUT", "/cursors/{cursor}", cursors.put_cursor),
-    ("DELETE", "/cursors/{cursor}", cursors.delete_cursor),
-    ("GET", "/topics/{topic}/log", feeds.logs),
-    ("POST", "/topics/{topic}/compact", upkeep.compact),
-    ("DELETE", "/topics/{topic}/partitions/{partition}/records", upkeep.delete_records),
-    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}", upkeep.replace_segment),
-    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}/archive", upkeep.archive_segment),
-    ("POST", "/leases", feeds.lease),
-    ("PUT", "/staging/{staged}", sinks.stage),
-    ("DELETE", "/staging/{staged}", sinks.discard),
-    ("GET", "/sinks", sinks.list_writers),
-    ("GET", "/sinks/{writer}", sinks.get_writer),
-    ("PUT", "/sinks/{writer}/batches/{batch}", sinks.commit),
-    ("GET", "/pipelines", pipelines.list_pipelines),
-    ("GET", "/pipelines/{pipeline}", pipelines.get_pipeline),
-    ("PUT", "/pipelines/{pipeline}", pipelines.put_pipeline),
-    ("DELETE", "/pipelines/{pipeline}", pipelines.delete_pipeline),
-    ("POST", "/pipelines/{pipeline}/stop", pipelines.stop_pipeline),
+ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
+    ("GET", "/health", status.health, public),
+    ("GET", "/health/live", status.live, public),
+    ("GET", "/health/ready", status.health, public),
+    ("GET", "/status", status.status, known),
+    ("GET", "/metrics", metrics.metrics, public),
+    ("GET", "/metrics/detailed", metrics.detailed, monitors),
+    ("GET", "/openapi.json", openapi.serve, known),
+    ("GET", "/topics", topics.list_topics, enters),
+    ("POST", "/topics", topics.create_topic, known),
+    ("GET", "/topics/{topic}", topics.describe_topic, enters),
+    ("PATCH", "/topics/{topic}", topics.configure_topic, configures("topic")),
+    ("DELETE", "/topics/{topic}", topics.delete_topic, configures("topic")),
+    ("GET", "/topics/{topic}/offsets", topics.offsets, enters),
+    ("POST", "/topics/{topic}/messages", publish.publish, writes("topic")),
+    ("GET", "/topics/{topic}/messages", read.read, reads("topic")),
+    ("GET", "/topics/{topic}/stream", stream.stream, reads("topic")),
+    ("GET", "/topics/{topic}/partitions/{partition}/batches", read.batches, reads("topic")),
+    ("GET", "/cursors", cursors.list_cursors, enters),
+    ("GET", "/cursors/{cursor}", cursors.get_cursor, enters),
+    ("PUT", "/cursors/{cursor}", cursors.put_cursor, enters),
+    ("DELETE", "/cursors/{cursor}", cursors.delete_cursor, enters),
+    ("GET", "/topics/{topic}/log", feeds.logs, reads("topic")),
+    ("POST", "/topics/{topic}/compact", upkeep.compact, configures("topic")),
+    ("DELETE", "/topics/{topic}/partitions/{partition}/records", upkeep.delete_records, configures("topic")),
+    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}", upkeep.replace_segment, configures("topic")),
+    (
+        "POST",
+        "/topics/{topic}/partitions/{partition}/segments/{segment}/archive",
+        upkeep.archive_segment,
+        configures("topic"),
+    ),
+    ("POST", "/leases", feeds.lease, enters),
+    ("PUT", "/staging/{staged}", sinks.stage, enters),
+    ("DELETE", "/staging/{staged}", sinks.discard, enters),
+    ("GET", "/sinks", sinks.list_writers, enters),
+    ("GET", "/sinks/{writer}", sinks.get_writer, enters),
+    ("PUT", "/sinks/{writer}/batches/{batch}", sinks.commit, enters),
+    ("GET", "/pipelines", pipelines.list_pipelines, enters),
+    ("GET", "/pipelines/{pipeline}", pipelines.get_pipeline, enters),
+    ("PUT", "/pipelines/{pipeline}", pipelines.put_pipeline, configures("pipeline")),
+    ("DELETE", "/pipelines/{pipeline}", pipelines.delete_pipeline, configures("pipeline")),
+    ("POST", "/pipelines/{pipeline}/stop", pipelines.stop_pipeline, configures("pipeline")),
 )
 PAGES: tuple[tuple[str, Handler], ...] = (
     ("/", files.index),
@@ -87,18 +102,18 @@ class App:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        by_path: dict[str, dict[str, Handler]] = {}
-        for method, path, handler in ROUTES:
-            by_path.setdefault(path, {})[method] = handler
+        by_path: dict[str, Handlers] = {}
+        for method, path, handler, need in ROUTES:
+            by_path.setdefault(path, {})[method] = (handler, need)
         routes = [
-            Route(path, functools.partial(_dispatch, site, handlers), methods=list(handlers))
+            Route(path, functools.partial(dispatch, site, handlers, False), methods=list(handlers))
             for path, handlers in by_path.items()
         ]
         self._router = Router(routes, redirect_slashes=False)
         self._api = Api(site)
         self._pages = Router(
             [
-                Route(path, functools.partial(_dispatch, site, {"GET": handler}), methods=["GET"])
+                Route(path, functools.partial(dispatch, site, {"GET": (handler, public)}, False), methods=["GET"])
                 for path, handler in PAGES
             ],
             redirect_slashes=False,
@@ -135,11 +150,6 @@ class App:
                 answer = _answer_for(error, scope)
                 if not started:
                     await answer(scope, receive, counted)
-
-
-async def _dispatch(site: Site, handlers: dict[str, Handler], request: Request) -> Response:
-    method = "GET" if request.method == "HEAD" else request.method
-    return await handlers[method](site, request)
 
 
 def _answer_for(error: Exception, scope: Scope) -> Response:

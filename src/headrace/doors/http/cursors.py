@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.cursors import FOREVER
+from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import OFFSET_MAX, Query, path_name, read_json
 from headrace.doors.http.site import Site, json_answer
 from headrace.errors import InvalidInput, MalformedJson
@@ -39,6 +40,7 @@ async def put_cursor(site: Site, request: Request) -> Response:
         raise MalformedJson("topic is a string")
     if pin is not None and type(pin) is not bool:
         raise MalformedJson("pin is true or false")
+    caller_of(request).read(topic)
     max_age_ms = integer(fields.get("max_age_ms"), "max_age_ms", least=FOREVER, most=AGE_MS_MAX)
     offsets = _offsets(fields.get("partitions"))
     stream = site.broker.streams.get(topic)
@@ -48,7 +50,10 @@ async def put_cursor(site: Site, request: Request) -> Response:
 
 async def delete_cursor(site: Site, request: Request) -> Response:
     Query(request)
-    await site.broker.cursors.delete(path_name(request, "cursor"))
+    name = path_name(request, "cursor")
+    for topic in {position.stream.name for position in site.broker.cursors.positions(name)}:
+        caller_of(request).read(topic)
+    await site.broker.cursors.delete(name)
     return Response(status_code=204)
 
 

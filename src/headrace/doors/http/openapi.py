@@ -28,7 +28,8 @@ from headrace.wire.http.bodies import EVENTS, JSON, NDJSON, PROBLEM, RAW
 
 REFUSALS = {
     400: "Something in the request makes no sense; the detail says what.",
-    403: "The request comes from a page of another site.",
+    401: "Users exist, and the request does not say who sends it, or says it wrongly.",
+    403: "The user has no right to this, or the request comes from a page of another site.",
     404: "There is no such topic, partition, cursor or address.",
     406: "The answer does not come in the form asked for.",
     408: "The request came too slowly.",
@@ -36,10 +37,11 @@ REFUSALS = {
     413: "The body, or a message in it, is too large.",
     415: "The content type or content encoding is not understood.",
     416: "The offset is outside what the partition holds; start and end say what it holds.",
-    429: "Too much is on its way; Retry-After says when to come back. Nothing of the request was kept.",
+    429: "Too much is on its way, or too many logins from there failed; Retry-After says when to come back. "
+    "Nothing of the request was kept.",
     503: "Messages are not taken: the disk is full (with Retry-After) or has failed, or the broker stops.",
 }
-EVERYWHERE = (400, 403, 408)
+EVERYWHERE = (400, 401, 403, 408, 429)
 WRITING = (413, 415, 429, 503)
 
 
@@ -59,7 +61,12 @@ def document(config: Config) -> dict[str, Any]:
             "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths(config),
-        "components": {"schemas": {**schemas(), **openapi_pipelines.schemas()}},
+        # {}: while guest is the only user, nobody is asked.
+        "security": [{"basic": []}, {}],
+        "components": {
+            "schemas": {**schemas(), **openapi_pipelines.schemas()},
+            "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
+        },
     }
 
 

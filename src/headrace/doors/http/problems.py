@@ -13,14 +13,19 @@ from starlette.responses import Response
 
 from headrace import errors
 from headrace.config import InvalidSetting
+from headrace.doors.http.access import Forbidden, NotAuthorised, TooManyFailures
 from headrace.wire.http.bodies import PROBLEM
 
 logger = logging.getLogger("headrace.http")
 
 DISK_FULL_RETRY_S = 5
+CHALLENGE = 'Basic realm="Headrace", charset="UTF-8"'
 
 # Most specific first: the first class that fits decides.
 PROBLEMS: tuple[tuple[type[Exception], int, str], ...] = (
+    (NotAuthorised, 401, "not_authorised"),
+    (Forbidden, 403, "forbidden"),
+    (TooManyFailures, 429, "too_many_failures"),
     (errors.OffsetOutOfRange, 416, "offset_out_of_range"),
     (errors.StreamNotFound, 404, "topic_not_found"),
     (errors.PartitionNotFound, 404, "partition_not_found"),
@@ -77,18 +82,20 @@ def answer_for(error: Exception) -> Response:
     for kind, status, code in PROBLEMS:
         if isinstance(error, kind):
             facts = {name: value for name in FACTS if (value := getattr(error, name, None)) is not None}
-            return problem(status, code, str(error), _headers(error, status), **facts)
+            return problem(status, code, str(error), headers_of(error, status), **facts)
     # A bug of ours. The client learns that it is not to blame; the rest is for the log.
     logger.error("a request failed in a way nobody foresaw", exc_info=error)
     return problem(500, "internal_error", "an error inside the broker; its log says more")
 
 
-def _headers(error: Exception, status: int) -> dict[str, str]:
+def headers_of(error: Exception, status: int) -> dict[str, str]:
     headers = {}
     if isinstance(error, errors.Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     elif isinstance(error, errors.DiskFull):
         headers["retry-after"] = str(DISK_FULL_RETRY_S)
+    if status == 401:
+        headers["www-authenticate"] = CHALLENGE
     if status == 413:
         headers["connection"] = "close"  # what is left of the body is not worth reading
     return headers

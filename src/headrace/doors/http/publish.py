@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from headrace.broker import publishing
 from headrace.broker.streams import check_topic_name
+from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import Query, in_thread_if, path_name, read_body
 from headrace.doors.http.site import Site, json_answer
 from headrace.errors import InvalidInput, StreamNotFound
@@ -24,6 +25,7 @@ async def publish(site: Site, request: Request) -> Response:
         if not site.config.auto_create_topics:
             raise StreamNotFound(topic)
         check_topic_name(topic)
+        caller_of(request).configure(topic)  # it is made by the first message
     media = bodies.media_type(request.headers.get("content-type"))
     query = Query(request, "key", "partition", "timestamp")
     body = await read_body(

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from headrace.broker.ledger import Line, Part
 from headrace.broker.staging import Section
+from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import OFFSET_MAX, Query, path_name, read_body, read_json
 from headrace.doors.http.site import Site, json_answer
 from headrace.errors import InvalidInput, MalformedJson
@@ -49,6 +50,8 @@ async def commit(site: Site, request: Request) -> Response:
     if fields.keys() != {"parts"} or type(fields["parts"]) is not list:
         raise MalformedJson('a commit is {"parts": [...]}')
     parts = [_part(entry) for entry in fields["parts"]]
+    for topic in dict.fromkeys(part.topic for part in parts):
+        caller_of(request).write(topic)
     outcome = await site.broker.ledger.commit(path_name(request, "writer"), int(text), parts)
     return json_answer({"duplicate": outcome.duplicate, **describe(outcome.line)})
 

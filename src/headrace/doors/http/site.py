@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.broker.broker import Broker
 from headrace.broker.stats import DoorStats
 from headrace.config import Config
+from headrace.doors.http.access import Gate
 from headrace.doors.http.api.rates import Rates
 from headrace.doors.http.requests import Budget
 from headrace.wire.http.bodies import JSON
@@ -26,6 +27,7 @@ class Site:
         self.broker = broker
         self.config: Config = broker.config
         self.stats: DoorStats = broker.stats.door("http")
+        self.gate = Gate(broker.users, broker.clock.monotonic)
         self.rates = Rates()
         wanted = max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max)
         self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_SHARE))

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.broker.partition import Partition, Readable
 from headrace.broker.streams import Stream
+from headrace.doors.http.needs import Allowance
 from headrace.doors.http.read import start_of
 from headrace.doors.http.requests import Query, hung_up
 from headrace.doors.http.site import Site
@@ -40,7 +41,7 @@ async def stream(site: Site, request: Request) -> Response:
             if not p.start_offset <= positions[p.number] <= p.end_offset:
                 raise OffsetOutOfRange(positions[p.number], p.start_offset, p.end_offset)
     binary = query.choice("encoding", "text", "base64") == "base64"
-    return EventStream(site, topic, list(partitions), positions, binary, follow_all=number is None)
+    return EventStream(site, request, topic, list(partitions), positions, binary, follow_all=number is None)
 
 
 def _resumed(topic: Stream, partitions: list[Partition], resume: str) -> dict[int, int]:
@@ -59,6 +60,7 @@ class EventStream(Response):
     def __init__(
         self,
         site: Site,
+        request: Request,
         topic: Stream,
         partitions: list[Partition],
         positions: dict[int, int],
@@ -69,6 +71,7 @@ class EventStream(Response):
         super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
         del self.headers["content-length"]
         self._site = site
+        self._allowance = Allowance(site, request)
         self._topic = topic
         self._partitions = partitions
         self._positions = positions
@@ -85,6 +88,7 @@ class EventStream(Response):
             # At once, so that the client knows that it is connected before the first message comes.
             await self._send(send, events.HEARTBEAT)
             while not (gone.done() or self._site.stopping.done() or self._topic.is_deleted):
+                self._allowance.check()
                 if not await self._send_page(send):
                     await self._wait(send, gone)
         except HeadraceError as error:

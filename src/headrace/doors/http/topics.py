@@ -9,6 +9,7 @@ from starlette.responses import Response
 from headrace.broker.streams import Stream, check_topic_name
 from headrace.broker.turns import Turns
 from headrace.config import stream_settings_text
+from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import Query, path_name, read_json
 from headrace.doors.http.site import Site, json_answer
 from headrace.errors import InvalidInput, MalformedJson
@@ -30,6 +31,7 @@ async def create_topic(site: Site, request: Request) -> Response:
     if type(name) is not str:
         raise MalformedJson("name is a string")
     check_topic_name(name)
+    caller_of(request).configure(name)
     partitions = integer(fields.get("partitions"), "partitions", least=1, most=PARTITIONS_MAX)
     stream = await site.broker.streams.create(
         name, site.config.auto_create_partitions if partitions is None else partitions, _config(fields)

@@ -15,6 +15,7 @@ from headrace.broker.partition import when_loaded
 from headrace.doors.http.api.messages import properties_shape
 from headrace.doors.http.api.own import Row, partition_log, row_of
 from headrace.doors.http.api.values import Shape, answer, encode, number, query_of
+from headrace.doors.http.needs import Allowance
 from headrace.doors.http.requests import hung_up
 from headrace.doors.http.site import Site
 from headrace.errors import HeadraceError
@@ -120,10 +121,11 @@ def _start(log: Any, query: dict[str, str], limit: int, *, newest: bool) -> int:
 class Tail(Response):
     """What comes from now on, of all partitions. Whoever cannot keep up is told how much was left out."""
 
-    def __init__(self, site: Site, row: Row) -> None:
+    def __init__(self, site: Site, request: Request, row: Row) -> None:
         super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
         del self.headers["content-length"]
         self._site, self._row = site, row
+        self._allowance = Allowance(site, request)
         self._at = [log.stable_end for log in row.logs]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,6 +138,7 @@ class Tail(Response):
         try:
             await send({"type": "http.response.body", "body": events.HEARTBEAT, "more_body": True})
             while not (gone.done() or stopping.done()):
+                self._allowance.check()
                 for data in self._news():
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 await asyncio.wait({gone, stopping}, timeout=TAIL_INTERVAL_S)
@@ -189,4 +192,4 @@ class Tail(Response):
 
 
 async def tail(site: Site, request: Request) -> Response:
-    return Tail(site, row_of(site, request))
+    return Tail(site, request, row_of(site, request))

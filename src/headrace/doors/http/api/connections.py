@@ -6,8 +6,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.turns import Turns
+from headrace.doors.http.access import ADMINISTRATOR
 from headrace.doors.http.api import values
+from headrace.doors.http.api.seen import client_seen, clients_seen
 from headrace.doors.http.api.values import Shape, listing, name_of, one
+from headrace.doors.http.needs import caller_of
 from headrace.doors.http.site import Site
 from headrace.errors import NotFound
 
@@ -18,33 +21,36 @@ def _connection(client: Any) -> Shape:
 
 
 async def list_all(site: Site, request: Request) -> Response:
-    return await listing(site, request, site.broker.clients.all(), _connection)
+    return await listing(site, request, clients_seen(site, request), _connection)
 
 
 async def list_in_vhost(site: Site, request: Request) -> Response:
     vhost = site.broker.vhosts.get(name_of(request, "vhost")).name
-    shaped = await Turns().map(_connection, list(site.broker.clients.all()))
+    shaped = await Turns().map(_connection, clients_seen(site, request))
     found = [shape for shape in shaped if shape["vhost"] == vhost]
     return await listing(site, request, found, lambda shape: shape)
 
 
 async def get(site: Site, request: Request) -> Response:
-    return one(request, _connection(site.broker.clients.get(name_of(request, "name"))))
+    return one(request, _connection(client_seen(site, request, name_of(request, "name"))))
 
 
 async def channels_of(site: Site, request: Request) -> Response:
-    client = site.broker.clients.get(name_of(request, "name"))
+    client = client_seen(site, request, name_of(request, "name"))
     return await listing(site, request, client.describe_channels(), lambda shape: shape)
 
 
 async def close(site: Site, request: Request) -> Response:
     reason = request.headers.get("x-reason") or "Closed via management plugin"
-    site.broker.clients.get(name_of(request, "name")).close_for(reason[:200])
+    client, caller = client_seen(site, request, name_of(request, "name")), caller_of(request)
+    if client.describe()["user"] != caller.name:
+        caller.must_be(ADMINISTRATOR)
+    client.close_for(reason[:200])
     return values.no_content()
 
 
 async def channels(site: Site, request: Request) -> Response:
-    described = await Turns().map(lambda client: client.describe_channels(), list(site.broker.clients.all()))
+    described = await Turns().map(lambda client: client.describe_channels(), clients_seen(site, request))
     found = [channel for channels_ in described for channel in channels_]
     vhost = _vhost(site, request)
     return await listing(site, request, [c for c in found if vhost in (None, c["vhost"])], lambda shape: shape)
@@ -52,7 +58,7 @@ async def channels(site: Site, request: Request) -> Response:
 
 async def channel(site: Site, request: Request) -> Response:
     name = name_of(request, "name")
-    for client in site.broker.clients.all():
+    for client in clients_seen(site, request):
         for found in client.describe_channels():
             if found["name"] == name:
                 return one(request, found)
@@ -61,7 +67,7 @@ async def channel(site: Site, request: Request) -> Response:
 
 async def consumers(site: Site, request: Request) -> Response:
     vhost = _vhost(site, request)
-    described = await Turns().map(lambda client: client.describe_consumers(), list(site.broker.clients.all()))
+    described = await Turns().map(lambda client: client.describe_consumers(), clients_seen(site, request))
     found = [
         consumer for consumers_ in described for consumer in consumers_ if vhost in (None, consumer["queue"]["vhost"])
     ]

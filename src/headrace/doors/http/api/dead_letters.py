@@ -15,6 +15,7 @@ from headrace.doors.http.api.browse import record_shape
 from headrace.doors.http.api.own import Row
 from headrace.doors.http.api.queues import queue_of
 from headrace.doors.http.api.values import Shape, answer, body_of, flag, listing, name_of, number, query_of
+from headrace.doors.http.needs import caller_of
 from headrace.doors.http.site import Site
 from headrace.errors import InvalidInput
 from headrace.record.types import Record
@@ -40,9 +41,9 @@ async def list_queues(site: Site, request: Request) -> Response:
             "replaying": any(r.queue == queue.name and r.vhost == queue.vhost.name for r in running),
         }
 
-    return await listing(
-        site, request, site.broker.dead_letters.queues(), shape, name=lambda item: item[0].name
-    )
+    caller = caller_of(request)
+    found = [item for item in site.broker.dead_letters.queues() if caller.sees(item[0].vhost.name)]
+    return await listing(site, request, found, shape, name=lambda item: item[0].name)
 
 
 async def get(site: Site, request: Request) -> Response:
@@ -114,6 +115,7 @@ def _wanted(fields: Any) -> Wanted:
 async def replay(site: Site, request: Request) -> Response:
     """Says what would go where; with dry_run=false it goes."""
     queue, fields = queue_of(site, request), await body_of(request)
+    caller_of(request).write("", queue.vhost.name)  # messages go back to queues by name, through the default exchange
     wanted = _wanted(fields)
     to = fields.get("to")
     if to is not None and not isinstance(to, str):
@@ -123,9 +125,7 @@ async def replay(site: Site, request: Request) -> Response:
     office = site.broker.dead_letters
     if flag(fields.get("dry_run"), True):
         plan = await office.plan(queue, wanted, to=to, count=count)
-        return answer(
-            {"dry_run": True, "matched": plan.matched, "targets": plan.targets, "missing": plan.missing}
-        )
+        return answer({"dry_run": True, "matched": plan.matched, "targets": plan.targets, "missing": plan.missing})
     if to is not None:
         queue.vhost.queue(to)
     begun = await office.replay(queue, wanted, replay_id=secrets.token_hex(8), to=to, count=count, rate=float(rate))
@@ -140,12 +140,18 @@ def replay_shape(replay_: Replay) -> Shape:
 
 
 async def list_replays(site: Site, request: Request) -> Response:
-    return await listing(site, request, site.broker.dead_letters.replays(), replay_shape)
+    caller = caller_of(request)
+    found = [replay_ for replay_ in site.broker.dead_letters.replays() if caller.sees(replay_.vhost)]
+    return await listing(site, request, found, replay_shape)
 
 
 async def get_replay(site: Site, request: Request) -> Response:
-    return answer(replay_shape(site.broker.dead_letters.get(name_of(request, "replay"))))
+    found = site.broker.dead_letters.get(name_of(request, "replay"))
+    caller_of(request).must_see(found.vhost)
+    return answer(replay_shape(found))
 
 
 async def stop_replay(site: Site, request: Request) -> Response:
-    return answer(replay_shape(await site.broker.dead_letters.stop(name_of(request, "replay"))))
+    found = site.broker.dead_letters.get(name_of(request, "replay"))
+    caller_of(request).read(found.queue, found.vhost)
+    return answer(replay_shape(await site.broker.dead_letters.stop(found.id)))

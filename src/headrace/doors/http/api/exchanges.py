@@ -10,10 +10,13 @@ from headrace.broker.posting import post
 from headrace.broker.queue import Queue
 from headrace.broker.turns import Turns
 from headrace.broker.vhost import VirtualHost
+from headrace.doors.http.access import Caller
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.messages import parse_message
 from headrace.doors.http.api.queues import host_of, queue_bindings
+from headrace.doors.http.api.seen import hosts_seen
 from headrace.doors.http.api.values import Shape, answer, body_of, flag, listing, name_of, one, table, text
+from headrace.doors.http.needs import caller_of
 from headrace.doors.http.site import Site
 from headrace.errors import InvalidInput, NotFound
 
@@ -24,7 +27,7 @@ def exchange_of(site: Site, request: Request, parameter: str = "name") -> tuple[
 
 
 async def list_all(site: Site, request: Request) -> Response:
-    return await _list(site, request, site.broker.vhosts)
+    return await _list(site, request, hosts_seen(site, request))
 
 
 async def list_in_vhost(site: Site, request: Request) -> Response:
@@ -55,13 +58,18 @@ async def put(site: Site, request: Request) -> Response:
     if not is_kind(kind):
         raise InvalidInput(f"unknown exchange type {kind[:80]!r}")
     known = name in host.routing.exchanges
+    arguments = table(fields.get("arguments"), "arguments")
+    otherwise_to = arguments.get("alternate-exchange")
+    if isinstance(otherwise_to, str):
+        caller_of(request).read(name, host.name)
+        caller_of(request).write(otherwise_to, host.name)
     await host.declare_exchange(
         name,
         kind,
         durable=flag(fields.get("durable"), True),
         auto_delete=flag(fields.get("auto_delete")),
         internal=flag(fields.get("internal")),
-        arguments=table(fields.get("arguments"), "arguments"),
+        arguments=arguments,
     )
     return values.created(new=not known)
 
@@ -74,10 +82,21 @@ async def delete(site: Site, request: Request) -> Response:
 
 async def publish(site: Site, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
-    message = parse_message(exchange.name, await body_of(request))
+    fields, caller = await body_of(request), caller_of(request)
+    message = parse_message(exchange.name, fields)
+    if exchange.declared_kind == "topic":
+        caller.write_key(exchange.name, message.routing_key, host.name)
+    _check_user_id(fields, caller)
     taken = await post(host, message)
     site.stats.messages_in += 1
     return answer({"routed": taken > 0})
+
+
+def _check_user_id(fields: Shape, caller: Caller) -> None:
+    """A message carries the name of whoever sends it, or none."""
+    claimed = (fields.get("properties") or {}).get("user_id")
+    if claimed is not None and claimed != caller.name and not caller.user.may_impersonate:
+        raise InvalidInput(f"user_id property set to {str(claimed)[:80]!r} but authenticated user was {caller.name!r}")
 
 
 # Bindings.
@@ -98,7 +117,7 @@ async def bindings_to(site: Site, request: Request) -> Response:
 
 
 async def list_bindings(site: Site, request: Request) -> Response:
-    return await listing(site, request, await _bindings(site.broker.vhosts), lambda shape: shape)
+    return await listing(site, request, await _bindings(hosts_seen(site, request)), lambda shape: shape)
 
 
 async def list_bindings_in_vhost(site: Site, request: Request) -> Response:
@@ -140,11 +159,17 @@ async def list_between(site: Site, request: Request) -> Response:
     return answer([shapes.binding_shape(host.name, binding) for binding in _between(host, source, destination)])
 
 
+def _check_key(request: Request, host: VirtualHost, source: str, key: str) -> None:
+    if host.routing.exchange(source).declared_kind == "topic":
+        caller_of(request).read_key(source, key, host.name)
+
+
 async def bind(site: Site, request: Request) -> Response:
     host, source, destination = _ends(site, request)
     fields = await body_of(request)
     key = text(fields.get("routing_key", ""), "routing_key")
     arguments = table(fields.get("arguments"), "arguments")
+    _check_key(request, host, source, key)
     await host.bind(source, destination, key, arguments)
     properties_key = Binding(source, destination, key, arguments).properties_key
     location = f"/api{request.scope['path'].removeprefix('/api').rstrip('/')}/{properties_key}"
@@ -167,5 +192,6 @@ async def get_binding(site: Site, request: Request) -> Response:
 async def unbind(site: Site, request: Request) -> Response:
     host, source, destination = _ends(site, request)
     found = _one_binding(host, source, destination, name_of(request, "properties_key"))
+    _check_key(request, host, found.source, found.key)
     await host.unbind(found.source, destination, found.key, found.arguments)
     return values.no_content()

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from headrace.broker.groups.offsets import Committed
 from headrace.broker.streams import Stream
 from headrace.doors.http.api.values import Shape, answer, body_of, flag, listing, name_of, no_content, number, one
+from headrace.doors.http.needs import caller_of
 from headrace.doors.http.site import Site
 from headrace.errors import Conflict, GroupNotFound, HeadraceError, InvalidInput
 
@@ -122,6 +123,7 @@ async def reset(site: Site, request: Request) -> Response:
     topic = fields.get("topic")
     if not isinstance(topic, str):
         raise InvalidInput("topic says which topic's offsets are reset")
+    caller_of(request).read(topic)  # as whoever reads and commits
     stream = site.broker.streams.get(topic)
     now = _current(site, name, kind, topic)
     partitions = fields.get("partitions")
@@ -195,8 +197,16 @@ async def _commit(site: Site, name: str, stream: Stream, offsets: Mapping[int, i
         raise error
 
 
+def _topics(site: Site, name: str, kind: str) -> set[str]:
+    if kind == "cursor":
+        return {position.stream.name for position in site.broker.cursors.positions(name)}
+    return {topic for topic, _ in site.broker.coordination.groups.offsets.of(name)}
+
+
 async def delete(site: Site, request: Request) -> Response:
     name = name_of(request, "group")
+    for topic in _topics(site, name, request.path_params["kind"]):
+        caller_of(request).read(topic)
     if request.path_params["kind"] == "cursor":
         await site.broker.cursors.delete(name)
         return no_content()

@@ -1,4 +1,4 @@
-"""The broker as a whole: overview, node, virtual hosts, users, health."""
+"""The broker as a whole: overview, node, virtual hosts, health."""
 
 import os
 import platform
@@ -16,7 +16,9 @@ from headrace.broker.vhost import VirtualHost
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.definitions import RABBITMQ_VERSION
 from headrace.doors.http.api.queues import host_of
+from headrace.doors.http.api.seen import clients_seen, hosts_seen
 from headrace.doors.http.api.values import Shape, answer, listing, name_of, one
+from headrace.doors.http.needs import caller_of
 from headrace.doors.http.site import Site
 from headrace.errors import Conflict, NotFound
 from headrace.version import __version__
@@ -24,14 +26,6 @@ from headrace.version import __version__
 KINDS = ("direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message")
 ALIVENESS_QUEUE = "aliveness-test"
 LOOK_BACK_S = 5.0
-TAGS = ["administrator"]
-GUEST = {
-    "name": "guest",
-    "password_hash": "",
-    "hashing_algorithm": "rabbit_password_hashing_sha256",
-    "tags": TAGS,
-    "limits": {},
-}
 
 
 def rates_between(new: Sample, old: Sample) -> dict[str, float]:
@@ -80,8 +74,8 @@ def totals(site: Site) -> tuple[Shape, Shape]:
 
 async def overview(site: Site, request: Request) -> Response:
     queue_totals, message_stats = totals(site)
-    hosts = list(site.broker.vhosts)
-    clients = list(site.broker.clients.all())
+    hosts = hosts_seen(site, request)
+    clients = clients_seen(site, request)
     turns = Turns()
     channels = sum(await turns.map(lambda client: len(client.describe_channels()), clients))
     queues = [queue for host in hosts for queue in host.queues.values()]
@@ -252,10 +246,6 @@ async def cluster_name(site: Site, request: Request) -> Response:
     return answer({"name": shapes.NODE})
 
 
-async def whoami(site: Site, request: Request) -> Response:
-    return answer({"name": request.state.user, "tags": TAGS, "is_internal_user": True})
-
-
 async def empty(site: Site, request: Request) -> Response:
     return answer([])
 
@@ -295,7 +285,7 @@ async def vhost_shape(host: VirtualHost) -> Shape:
 
 
 async def vhosts(site: Site, request: Request) -> Response:
-    shaped = [await vhost_shape(host) for host in sorted(site.broker.vhosts, key=lambda host: host.name)]
+    shaped = [await vhost_shape(host) for host in sorted(hosts_seen(site, request), key=lambda host: host.name)]
     return await listing(site, request, shaped, lambda shape: shape)
 
 
@@ -307,7 +297,7 @@ async def put_vhost(site: Site, request: Request) -> Response:
     name = name_of(request, "vhost")
     known = any(host.name == name for host in site.broker.vhosts)
     await values.body_of(request)
-    await site.broker.vhosts.create(name)
+    await site.broker.vhosts.create(name, caller_of(request).name)
     return values.created(new=not known)
 
 
@@ -319,50 +309,15 @@ async def delete_vhost(site: Site, request: Request) -> Response:
     return values.no_content()
 
 
-# Users: there is guest, who may do everything from this machine.
-
-
-def permission(vhost_name: str) -> Shape:
-    return {"user": "guest", "vhost": vhost_name, "configure": ".*", "write": ".*", "read": ".*"}
-
-
-async def users(site: Site, request: Request) -> Response:
-    return await listing(site, request, [GUEST], lambda user: dict(user))
-
-
-async def user(site: Site, request: Request) -> Response:
-    if name_of(request, "name") != "guest":
-        raise NotFound("no such user")
-    return one(request, dict(GUEST))
-
-
-async def permissions(site: Site, request: Request) -> Response:
-    return await listing(site, request, [permission(host.name) for host in site.broker.vhosts], lambda shape: shape)
-
-
-async def vhost_permissions(site: Site, request: Request) -> Response:
-    return answer([permission(host_of(site, request).name)])
-
-
-async def one_permission(site: Site, request: Request) -> Response:
-    host = host_of(site, request)
-    if name_of(request, "name") != "guest":
-        raise NotFound("no such user")
-    return one(request, permission(host.name))
-
-
-async def not_yet(site: Site, request: Request) -> Response:
-    return answer(
-        {"error": "not_implemented", "reason": "users are not part of this version: there is guest, locally"}, 501
-    )
-
-
 # Health.
 
 
 async def aliveness(site: Site, request: Request) -> Response:
     """A message goes through a real queue, to the disk and back."""
-    host = host_of(site, request)
+    host, caller = host_of(site, request), caller_of(request)
+    caller.configure(ALIVENESS_QUEUE, host.name)
+    caller.write("", host.name)
+    caller.read(ALIVENESS_QUEUE, host.name)
     queue = await host.declare_queue(
         ALIVENESS_QUEUE, durable=True, exclusive=False, auto_delete=False, arguments={}, owner=None
     )

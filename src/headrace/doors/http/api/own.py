@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -14,15 +15,18 @@ from headrace.broker.history import Sample
 from headrace.broker.queue import Queue
 from headrace.broker.streams import Stream
 from headrace.broker.turns import Turns
+from headrace.broker.vhost import VirtualHost
 from headrace.broker.vhosts import DEFAULT
 from headrace.config import stream_settings_text
 from headrace.doors.http.api import shapes
 from headrace.doors.http.api.overview import memory_bytes, rates_between, recent_rates
 from headrace.doors.http.api.queues import queue_bindings
+from headrace.doors.http.api.seen import hosts_seen
 from headrace.doors.http.api.values import Shape, answer, encode, listing, name_of, number, one, query_of
+from headrace.doors.http.needs import Allowance
 from headrace.doors.http.requests import hung_up
 from headrace.doors.http.site import Site
-from headrace.errors import NotFound, QueueNotFound
+from headrace.errors import HeadraceError, NotFound, QueueNotFound
 from headrace.wire.http import bodies, events
 
 STEP_S_MAX = 60
@@ -145,10 +149,11 @@ def history(samples: list[Sample]) -> Shape:
 class Live(Response):
     """The numbers of every second as server-sent events."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, request: Request) -> None:
         super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
         del self.headers["content-length"]
         self._site = site
+        self._allowance = Allowance(site, request)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -160,18 +165,22 @@ class Live(Response):
         history_ = self._site.broker.history
         try:
             while not (gone.done() or stopping.done()):
+                self._allowance.check()
                 samples = list(history_.samples)[-2:]
                 content = {**live_shape(self._site), "last": history(samples)}
                 data = events.event(encode(content), str(content["at"]))
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 await asyncio.wait({history_.next(), gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        except HeadraceError as error:
+            data = events.event(encode({"detail": str(error)}), "", "error")
+            await send({"type": "http.response.body", "body": data, "more_body": True})
         finally:
             gone.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def live(site: Site, request: Request) -> Response:
-    return Live(site)
+    return Live(site, request)
 
 
 # Streams: topics and queues in one list.
@@ -232,10 +241,11 @@ QUICK = {
 }
 
 
-async def rows(site: Site) -> list[Row]:
+async def rows(site: Site, hosts: Iterable[VirtualHost]) -> list[Row]:
     turns = Turns()
-    streams = list(site.broker.streams)
-    queues = [(host.name, name, queue) for host in site.broker.vhosts for name, queue in host.queues.items()]
+    seen = {host.name: host for host in hosts}
+    streams = [stream for stream in site.broker.streams if stream.vhost in seen]
+    queues = [(vhost, name, queue) for vhost, host in seen.items() for name, queue in host.queues.items()]
     found: dict[str, dict[str, Row]] = {}
     async for stream in turns.each(streams):
         found.setdefault(stream.vhost, {})[stream.name] = Row(stream.vhost, stream.name, stream, None)
@@ -282,7 +292,7 @@ def row_shape(site: Site, row: Row) -> Shape:
 
 async def list_streams(site: Site, request: Request) -> Response:
     kind = query_of(request).get("kind")
-    found = [row for row in await rows(site) if not kind or row.kind == kind]
+    found = [row for row in await rows(site, hosts_seen(site, request)) if not kind or row.kind == kind]
     return await listing(
         site, request, found, lambda row: row_shape(site, row), name=lambda row: row.name, quick=QUICK
     )

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from headrace.broker.policies import Policy
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.queues import host_of
+from headrace.doors.http.api.seen import hosts_seen
 from headrace.doors.http.api.values import body_of, listing, name_of, number, one, table, text
 from headrace.doors.http.site import Site
 
@@ -18,7 +19,9 @@ def is_operator(request: Request) -> bool:
 
 
 async def list_all(site: Site, request: Request) -> Response:
-    return await listing(site, request, site.broker.policies.list(operator=is_operator(request)), shapes.policy_shape)
+    seen = {host.name for host in hosts_seen(site, request)}
+    found = [policy for policy in site.broker.policies.list(operator=is_operator(request)) if policy.vhost in seen]
+    return await listing(site, request, found, shapes.policy_shape)
 
 
 async def list_in_vhost(site: Site, request: Request) -> Response:

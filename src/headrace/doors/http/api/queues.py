@@ -12,7 +12,9 @@ from headrace.broker.reading import read_page
 from headrace.broker.vhost import VirtualHost
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.messages import message_shape
+from headrace.doors.http.api.seen import hosts_seen
 from headrace.doors.http.api.values import Shape, answer, body_of, flag, listing, name_of, number, one, table
+from headrace.doors.http.needs import caller_of
 from headrace.doors.http.site import Site
 from headrace.errors import InvalidInput
 
@@ -31,9 +33,8 @@ def queue_of(site: Site, request: Request) -> Queue:
     return host.queue(name, found.owner if found is not None else None)
 
 
-def all_queues(site: Site, vhost: str | None = None) -> list[Queue]:
+def all_queues(site: Site, hosts: Iterable[VirtualHost]) -> list[Queue]:
     """In the order of their names, topics of one partition among them: each is a queue to AMQP clients."""
-    hosts = site.broker.vhosts if vhost is None else [site.broker.vhosts.get(vhost)]
     found: list[Queue] = []
     for host in hosts:
         for stream in site.broker.streams:
@@ -44,11 +45,11 @@ def all_queues(site: Site, vhost: str | None = None) -> list[Queue]:
 
 
 async def list_all(site: Site, request: Request) -> Response:
-    return await _list(site, request, all_queues(site))
+    return await _list(site, request, all_queues(site, hosts_seen(site, request)))
 
 
 async def list_in_vhost(site: Site, request: Request) -> Response:
-    return await _list(site, request, all_queues(site, host_of(site, request).name))
+    return await _list(site, request, all_queues(site, [host_of(site, request)]))
 
 
 async def _list(site: Site, request: Request, queues: Iterable[Queue]) -> Response:
@@ -83,6 +84,11 @@ async def put(site: Site, request: Request) -> Response:
     arguments = table(fields.get("arguments"), "arguments")
     if fields.get("queue_type"):
         arguments.setdefault("x-queue-type", fields["queue_type"])
+    dead_letters_to = arguments.get("x-dead-letter-exchange")
+    if isinstance(dead_letters_to, str):
+        # What the queue takes leaves it by that exchange: as in AMQP, whoever wants that may do both.
+        caller_of(request).read(name, host.name)
+        caller_of(request).write(dead_letters_to, host.name)
     await host.declare_queue(
         name,
         durable=flag(fields.get("durable"), True),

@@ -2,17 +2,14 @@
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from headrace import errors
 from headrace.doors.http.api import (
-    access,
     browse,
     connections,
     dead_letters,
@@ -23,144 +20,165 @@ from headrace.doors.http.api import (
     own,
     policies,
     queues,
+    users,
 )
 from headrace.doors.http.api.values import answer
-from headrace.doors.http.problems import PROBLEMS
+from headrace.doors.http.needs import (
+    Handler,
+    Handlers,
+    Need,
+    administrator,
+    binds,
+    configures_it,
+    dispatch,
+    management,
+    manages_topics,
+    monitoring,
+    policymaker,
+    public,
+    reads_it,
+    writes_it,
+)
+from headrace.doors.http.problems import PROBLEMS, headers_of
 from headrace.doors.http.requests import Gone
 from headrace.doors.http.site import Site
 
 logger = logging.getLogger("headrace.http")
-Handler = Callable[[Site, Request], Awaitable[Response]]
 BETWEEN = "/bindings/{vhost}/e/{source}/{kind}/{destination}"
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("GET", "/overview", overview.overview),
-    ("GET", "/cluster-name", overview.cluster_name),
-    ("GET", "/nodes", overview.nodes),
-    ("GET", "/nodes/{name}", overview.node),
-    ("GET", "/nodes/{name}/memory", overview.node_memory),
-    ("GET", "/extensions", overview.extensions),
-    ("GET", "/auth", overview.auth),
-    ("GET", "/whoami", overview.whoami),
-    ("GET", "/vhosts", overview.vhosts),
-    ("GET", "/vhosts/{vhost}", overview.vhost),
-    ("PUT", "/vhosts/{vhost}", overview.put_vhost),
-    ("DELETE", "/vhosts/{vhost}", overview.delete_vhost),
-    ("GET", "/vhosts/{vhost}/permissions", overview.vhost_permissions),
-    ("GET", "/vhosts/{vhost}/topic-permissions", overview.empty),
-    ("GET", "/vhosts/{vhost}/connections", connections.list_in_vhost),
-    ("GET", "/vhosts/{vhost}/channels", connections.channels),
-    ("GET", "/users", overview.users),
-    ("GET", "/users/without-permissions", overview.empty),
-    ("GET", "/users/{name}", overview.user),
-    ("PUT", "/users/{name}", overview.not_yet),
-    ("DELETE", "/users/{name}", overview.not_yet),
-    ("GET", "/users/{name}/permissions", overview.permissions),
-    ("GET", "/users/{name}/topic-permissions", overview.empty),
-    ("GET", "/permissions", overview.permissions),
-    ("GET", "/permissions/{vhost}/{name}", overview.one_permission),
-    ("PUT", "/permissions/{vhost}/{name}", overview.not_yet),
-    ("DELETE", "/permissions/{vhost}/{name}", overview.not_yet),
-    ("GET", "/topic-permissions", overview.empty),
-    ("GET", "/parameters", overview.empty),
-    ("GET", "/parameters/{component}", overview.empty),
-    ("GET", "/parameters/{component}/{vhost}", overview.empty),
-    ("GET", "/global-parameters", overview.empty),
-    ("GET", "/vhost-limits", overview.empty),
-    ("GET", "/vhost-limits/{vhost}", overview.empty),
-    ("GET", "/user-limits", overview.empty),
-    ("GET", "/feature-flags", overview.empty),
-    ("GET", "/deprecated-features", overview.empty),
-    ("GET", "/deprecated-features/used", overview.empty),
-    ("GET", "/federation-links", overview.empty),
-    ("GET", "/shovels", overview.empty),
-    ("GET", "/connections", connections.list_all),
-    ("GET", "/connections/{name}", connections.get),
-    ("DELETE", "/connections/{name}", connections.close),
-    ("GET", "/connections/{name}/channels", connections.channels_of),
-    ("GET", "/channels", connections.channels),
-    ("GET", "/channels/{name}", connections.channel),
-    ("GET", "/consumers", connections.consumers),
-    ("GET", "/consumers/{vhost}", connections.consumers),
-    ("GET", "/exchanges", exchanges.list_all),
-    ("GET", "/exchanges/{vhost}", exchanges.list_in_vhost),
-    ("GET", "/exchanges/{vhost}/{name}", exchanges.get),
-    ("PUT", "/exchanges/{vhost}/{name}", exchanges.put),
-    ("DELETE", "/exchanges/{vhost}/{name}", exchanges.delete),
-    ("GET", "/exchanges/{vhost}/{name}/bindings/source", exchanges.bindings_from),
-    ("GET", "/exchanges/{vhost}/{name}/bindings/destination", exchanges.bindings_to),
-    ("POST", "/exchanges/{vhost}/{name}/publish", exchanges.publish),
-    ("GET", "/queues", queues.list_all),
-    ("GET", "/queues/detailed", queues.list_all),
-    ("GET", "/queues/{vhost}", queues.list_in_vhost),
-    ("GET", "/queues/{vhost}/{name}", queues.get),
-    ("PUT", "/queues/{vhost}/{name}", queues.put),
-    ("DELETE", "/queues/{vhost}/{name}", queues.delete),
-    ("DELETE", "/queues/{vhost}/{name}/contents", queues.purge),
-    ("GET", "/queues/{vhost}/{name}/bindings", queues.bindings),
-    ("POST", "/queues/{vhost}/{name}/get", queues.get_messages),
-    ("POST", "/queues/{vhost}/{name}/actions", queues.actions),
-    ("GET", "/bindings", exchanges.list_bindings),
-    ("GET", "/bindings/{vhost}", exchanges.list_bindings_in_vhost),
-    ("GET", BETWEEN, exchanges.list_between),
-    ("POST", BETWEEN, exchanges.bind),
-    ("GET", f"{BETWEEN}/{{properties_key}}", exchanges.get_binding),
-    ("DELETE", f"{BETWEEN}/{{properties_key}}", exchanges.unbind),
+ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
+    ("GET", "/overview", overview.overview, management),
+    ("GET", "/cluster-name", overview.cluster_name, management),
+    ("GET", "/nodes", overview.nodes, monitoring),
+    ("GET", "/nodes/{name}", overview.node, monitoring),
+    ("GET", "/nodes/{name}/memory", overview.node_memory, monitoring),
+    ("GET", "/extensions", overview.extensions, management),
+    ("GET", "/auth", overview.auth, public),
+    ("GET", "/auth/hash_password/{password}", users.hash_password, management),
+    ("GET", "/whoami", users.whoami, management),
+    ("GET", "/vhosts", overview.vhosts, management),
+    ("GET", "/vhosts/{vhost}", overview.vhost, management),
+    ("PUT", "/vhosts/{vhost}", overview.put_vhost, administrator),
+    ("DELETE", "/vhosts/{vhost}", overview.delete_vhost, administrator),
+    ("GET", "/vhosts/{vhost}/permissions", users.permissions_in, administrator),
+    ("GET", "/vhosts/{vhost}/topic-permissions", users.topic_permissions_in, administrator),
+    ("GET", "/vhosts/{vhost}/connections", connections.list_in_vhost, management),
+    ("GET", "/vhosts/{vhost}/channels", connections.channels, management),
+    ("GET", "/users", users.list_all, administrator),
+    ("GET", "/users/without-permissions", users.without_permissions, administrator),
+    ("POST", "/users/bulk-delete", users.bulk_delete, administrator),
+    ("GET", "/users/{name}", users.get, administrator),
+    ("PUT", "/users/{name}", users.put, administrator),
+    ("DELETE", "/users/{name}", users.delete, administrator),
+    ("GET", "/users/{name}/permissions", users.permissions_of, administrator),
+    ("GET", "/users/{name}/topic-permissions", users.topic_permissions_of, administrator),
+    ("GET", "/permissions", users.permissions, administrator),
+    ("GET", "/permissions/{vhost}/{name}", users.get_permission, administrator),
+    ("PUT", "/permissions/{vhost}/{name}", users.put_permission, administrator),
+    ("DELETE", "/permissions/{vhost}/{name}", users.delete_permission, administrator),
+    ("GET", "/topic-permissions", users.topic_permissions, administrator),
+    ("GET", "/topic-permissions/{vhost}/{name}", users.get_topic_permissions, administrator),
+    ("PUT", "/topic-permissions/{vhost}/{name}", users.put_topic_permission, administrator),
+    ("DELETE", "/topic-permissions/{vhost}/{name}", users.delete_topic_permission, administrator),
+    ("GET", "/parameters", overview.empty, policymaker),
+    ("GET", "/parameters/{component}", overview.empty, policymaker),
+    ("GET", "/parameters/{component}/{vhost}", overview.empty, policymaker),
+    ("GET", "/global-parameters", overview.empty, administrator),
+    ("GET", "/vhost-limits", overview.empty, management),
+    ("GET", "/vhost-limits/{vhost}", overview.empty, management),
+    ("GET", "/user-limits", overview.empty, administrator),
+    ("GET", "/feature-flags", overview.empty, administrator),
+    ("GET", "/deprecated-features", overview.empty, administrator),
+    ("GET", "/deprecated-features/used", overview.empty, administrator),
+    ("GET", "/federation-links", overview.empty, monitoring),
+    ("GET", "/shovels", overview.empty, monitoring),
+    ("GET", "/connections", connections.list_all, management),
+    ("GET", "/connections/{name}", connections.get, management),
+    ("DELETE", "/connections/{name}", connections.close, management),
+    ("GET", "/connections/{name}/channels", connections.channels_of, management),
+    ("GET", "/channels", connections.channels, management),
+    ("GET", "/channels/{name}", connections.channel, management),
+    ("GET", "/consumers", connections.consumers, management),
+    ("GET", "/consumers/{vhost}", connections.consumers, management),
+    ("GET", "/exchanges", exchanges.list_all, management),
+    ("GET", "/exchanges/{vhost}", exchanges.list_in_vhost, management),
+    ("GET", "/exchanges/{vhost}/{name}", exchanges.get, management),
+    ("PUT", "/exchanges/{vhost}/{name}", exchanges.put, configures_it),
+    ("DELETE", "/exchanges/{vhost}/{name}", exchanges.delete, configures_it),
+    ("GET", "/exchanges/{vhost}/{name}/bindings/source", exchanges.bindings_from, management),
+    ("GET", "/exchanges/{vhost}/{name}/bindings/destination", exchanges.bindings_to, management),
+    ("POST", "/exchanges/{vhost}/{name}/publish", exchanges.publish, writes_it),
+    ("GET", "/queues", queues.list_all, management),
+    ("GET", "/queues/detailed", queues.list_all, management),
+    ("GET", "/queues/{vhost}", queues.list_in_vhost, management),
+    ("GET", "/queues/{vhost}/{name}", queues.get, management),
+    ("PUT", "/queues/{vhost}/{name}", queues.put, configures_it),
+    ("DELETE", "/queues/{vhost}/{name}", queues.delete, configures_it),
+    ("DELETE", "/queues/{vhost}/{name}/contents", queues.purge, reads_it),
+    ("GET", "/queues/{vhost}/{name}/bindings", queues.bindings, management),
+    ("POST", "/queues/{vhost}/{name}/get", queues.get_messages, reads_it),
+    ("POST", "/queues/{vhost}/{name}/actions", queues.actions, administrator),
+    ("GET", "/bindings", exchanges.list_bindings, management),
+    ("GET", "/bindings/{vhost}", exchanges.list_bindings_in_vhost, management),
+    ("GET", BETWEEN, exchanges.list_between, management),
+    ("POST", BETWEEN, exchanges.bind, binds),
+    ("GET", f"{BETWEEN}/{{properties_key}}", exchanges.get_binding, management),
+    ("DELETE", f"{BETWEEN}/{{properties_key}}", exchanges.unbind, binds),
     *(
         route
-        for kind in ("policies", "operator-policies")
+        for kind, changed_by in (("policies", policymaker), ("operator-policies", administrator))
         for route in (
-            ("GET", f"/{kind}", policies.list_all),
-            ("GET", f"/{kind}/{{vhost}}", policies.list_in_vhost),
-            ("GET", f"/{kind}/{{vhost}}/{{name}}", policies.get),
-            ("PUT", f"/{kind}/{{vhost}}/{{name}}", policies.put),
-            ("DELETE", f"/{kind}/{{vhost}}/{{name}}", policies.delete),
+            ("GET", f"/{kind}", policies.list_all, policymaker),
+            ("GET", f"/{kind}/{{vhost}}", policies.list_in_vhost, policymaker),
+            ("GET", f"/{kind}/{{vhost}}/{{name}}", policies.get, policymaker),
+            ("PUT", f"/{kind}/{{vhost}}/{{name}}", policies.put, changed_by),
+            ("DELETE", f"/{kind}/{{vhost}}/{{name}}", policies.delete, changed_by),
         )
     ),
-    ("GET", "/definitions", definitions.export),
-    ("POST", "/definitions", definitions.import_),
-    ("PUT", "/definitions", definitions.import_),
-    ("GET", "/definitions/{vhost}", definitions.export_vhost),
-    ("POST", "/definitions/{vhost}", definitions.import_vhost),
-    ("PUT", "/definitions/{vhost}", definitions.import_vhost),
-    ("GET", "/all-configuration", definitions.export),
-    ("POST", "/all-configuration", definitions.import_),
-    ("GET", "/aliveness-test/{vhost}", overview.aliveness),
-    ("GET", "/healthchecks/node", overview.health),
-    ("GET", "/healthchecks/node/{name}", overview.health),
-    ("GET", "/health/checks/alarms", overview.health),
-    ("GET", "/health/checks/local-alarms", overview.health),
-    ("GET", "/health/checks/ready-to-serve-clients", overview.health),
-    ("GET", "/health/checks/virtual-hosts", overview.health),
-    ("GET", "/health/checks/node-is-mirror-sync-critical", overview.health),
-    ("GET", "/health/checks/node-is-quorum-critical", overview.health),
-    ("GET", "/health/checks/is-in-service", overview.health),
-    ("GET", "/health/checks/below-node-connection-limit", overview.health),
-    ("GET", "/health/checks/certificate-expiration/{within}/{unit}", overview.health),
-    ("GET", "/health/checks/port-listener/{port}", overview.health_port),
-    ("GET", "/health/checks/protocol-listener/{protocol}", overview.health_protocol),
-    ("PUT", "/rebalance/queues", overview.nothing),
-    ("POST", "/rebalance/queues", overview.nothing),
-    ("DELETE", "/reset", overview.nothing),
-    ("DELETE", "/reset/{name}", overview.nothing),
+    ("GET", "/definitions", definitions.export, administrator),
+    ("POST", "/definitions", definitions.import_, administrator),
+    ("PUT", "/definitions", definitions.import_, administrator),
+    ("GET", "/definitions/{vhost}", definitions.export_vhost, administrator),
+    ("POST", "/definitions/{vhost}", definitions.import_vhost, administrator),
+    ("PUT", "/definitions/{vhost}", definitions.import_vhost, administrator),
+    ("GET", "/all-configuration", definitions.export, administrator),
+    ("POST", "/all-configuration", definitions.import_, administrator),
+    ("GET", "/aliveness-test/{vhost}", overview.aliveness, management),
+    ("GET", "/healthchecks/node", overview.health, management),
+    ("GET", "/healthchecks/node/{name}", overview.health, management),
+    ("GET", "/health/checks/alarms", overview.health, management),
+    ("GET", "/health/checks/local-alarms", overview.health, management),
+    ("GET", "/health/checks/ready-to-serve-clients", overview.health, management),
+    ("GET", "/health/checks/virtual-hosts", overview.health, management),
+    ("GET", "/health/checks/node-is-mirror-sync-critical", overview.health, management),
+    ("GET", "/health/checks/node-is-quorum-critical", overview.health, management),
+    ("GET", "/health/checks/is-in-service", overview.health, management),
+    ("GET", "/health/checks/below-node-connection-limit", overview.health, management),
+    ("GET", "/health/checks/certificate-expiration/{within}/{unit}", overview.health, management),
+    ("GET", "/health/checks/port-listener/{port}", overview.health_port, management),
+    ("GET", "/health/checks/protocol-listener/{protocol}", overview.health_protocol, management),
+    ("PUT", "/rebalance/queues", overview.nothing, administrator),
+    ("POST", "/rebalance/queues", overview.nothing, administrator),
+    ("DELETE", "/reset", overview.nothing, administrator),
+    ("DELETE", "/reset/{name}", overview.nothing, administrator),
     # Ours.
-    ("GET", "/headrace/overview", own.overview),
-    ("GET", "/headrace/overview/stream", own.live),
-    ("GET", "/headrace/settings", own.settings),
-    ("GET", "/headrace/streams", own.list_streams),
-    ("GET", "/headrace/streams/{vhost}/{name}", own.get_stream),
-    ("GET", "/headrace/streams/{vhost}/{name}/messages", browse.messages),
-    ("GET", "/headrace/streams/{vhost}/{name}/stream", browse.tail),
-    ("GET", "/headrace/readers", groups.list_all),
-    ("GET", "/headrace/readers/{kind}/{group}", groups.get),
-    ("DELETE", "/headrace/readers/{kind}/{group}", groups.delete),
-    ("POST", "/headrace/readers/{kind}/{group}/reset", groups.reset),
-    ("GET", "/headrace/dead-letters", dead_letters.list_queues),
-    ("GET", "/headrace/dead-letters/{vhost}/{name}", dead_letters.get),
-    ("GET", "/headrace/dead-letters/{vhost}/{name}/messages", dead_letters.messages),
-    ("POST", "/headrace/dead-letters/{vhost}/{name}/replay", dead_letters.replay),
-    ("GET", "/headrace/replays", dead_letters.list_replays),
-    ("GET", "/headrace/replays/{replay}", dead_letters.get_replay),
-    ("DELETE", "/headrace/replays/{replay}", dead_letters.stop_replay),
+    ("GET", "/headrace/overview", own.overview, management),
+    ("GET", "/headrace/overview/stream", own.live, management),
+    ("GET", "/headrace/settings", own.settings, monitoring),
+    ("GET", "/headrace/streams", own.list_streams, management),
+    ("GET", "/headrace/streams/{vhost}/{name}", own.get_stream, management),
+    ("GET", "/headrace/streams/{vhost}/{name}/messages", browse.messages, reads_it),
+    ("GET", "/headrace/streams/{vhost}/{name}/stream", browse.tail, reads_it),
+    ("GET", "/headrace/readers", groups.list_all, manages_topics),
+    ("GET", "/headrace/readers/{kind}/{group}", groups.get, manages_topics),
+    ("DELETE", "/headrace/readers/{kind}/{group}", groups.delete, manages_topics),
+    ("POST", "/headrace/readers/{kind}/{group}/reset", groups.reset, manages_topics),
+    ("GET", "/headrace/dead-letters", dead_letters.list_queues, management),
+    ("GET", "/headrace/dead-letters/{vhost}/{name}", dead_letters.get, management),
+    ("GET", "/headrace/dead-letters/{vhost}/{name}/messages", dead_letters.messages, reads_it),
+    ("POST", "/headrace/dead-letters/{vhost}/{name}/replay", dead_letters.replay, reads_it),
+    ("GET", "/headrace/replays", dead_letters.list_replays, management),
+    ("GET", "/headrace/replays/{replay}", dead_letters.get_replay, management),
+    ("DELETE", "/headrace/replays/{replay}", dead_letters.stop_replay, management),
 )
 PREFIX = "/api"
 
@@ -169,12 +187,12 @@ class Api:
     """An ASGI application for everything under /api."""
 
     def __init__(self, site: Site) -> None:
-        by_path: dict[str, dict[str, Handler]] = {}
-        for method, path, handler in ROUTES:
-            by_path.setdefault(PREFIX + path, {})[method] = handler
+        by_path: dict[str, Handlers] = {}
+        for method, path, handler, need in ROUTES:
+            by_path.setdefault(PREFIX + path, {})[method] = (handler, need)
         self._router = Router(
             [
-                Route(path, functools.partial(_dispatch, site, handlers), methods=list(handlers))
+                Route(path, functools.partial(dispatch, site, handlers, True), methods=list(handlers))
                 for path, handlers in by_path.items()
             ],
             redirect_slashes=False,
@@ -191,12 +209,6 @@ class Api:
             await _refusal(error)(scope, receive, send)
 
 
-async def _dispatch(site: Site, handlers: dict[str, Handler], request: Request) -> Response:
-    request.state.user = access.check(request)
-    method = "GET" if request.method == "HEAD" else request.method
-    return await handlers[method](site, request)
-
-
 def _say(word: str, sentence: str, status: int) -> Response:
     return answer({"error": word, "reason": sentence, "detail": sentence}, status)
 
@@ -207,16 +219,14 @@ def _refusal(error: Exception) -> Response:
         if error.status_code == 405:
             return answer({"error": "method_not_allowed", "reason": "Method Not Allowed"}, 405)
         return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
-    if isinstance(error, access.NotAuthorised):
-        refused = answer({"error": "not_authorised", "reason": str(error)}, 401)
-        refused.headers["www-authenticate"] = 'Basic realm="Headrace"'
-        return refused
     if isinstance(error, errors.NotFound):
         return answer({"error": "Object Not Found", "reason": "Not Found", "detail": str(error)}, 404)
     for kind, status, code in PROBLEMS:
         if isinstance(error, kind):
             status = 400 if status in (404, 405, 409, 416) else status
-            return _say("bad_request" if status == 400 else code, str(error), status)
+            refused = _say("bad_request" if status == 400 else code, str(error), status)
+            refused.headers.update(headers_of(error, status))
+            return refused
     if isinstance(error, errors.HeadraceError):
         return _say("bad_request", str(error), 400)
     logger.error("a request to the management API failed in a way nobody foresaw", exc_info=error)

@@ -1,0 +1,149 @@
+"""What a route asks of whoever calls it. Every route names its need; there is no route without one."""
+
+import functools
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.vhosts import DEFAULT
+from headrace.doors.http.access import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, Caller
+from headrace.doors.http.requests import path_name
+from headrace.doors.http.site import Site
+
+Need = Callable[[Caller, Request], None]
+Handler = Callable[[Site, Request], Awaitable[Response]]
+Handlers = dict[str, tuple[Handler, Need]]
+LOOKING = frozenset({"GET", "HEAD"})
+
+
+def public(caller: Caller, request: Request) -> None:
+    """Nobody is asked, not even for a name."""
+
+
+def known(caller: Caller, request: Request) -> None:
+    """A user, whoever it is."""
+
+
+# Our own routes: topics are in the default virtual host, and what may be done to them is a matter of their names.
+
+
+def enters(caller: Caller, request: Request) -> None:
+    if request.method in LOOKING:
+        caller.must_see(DEFAULT)
+    else:
+        caller.rights_in(DEFAULT)
+
+
+def configures(parameter: str) -> Need:
+    return lambda caller, request: caller.configure(path_name(request, parameter))
+
+
+def writes(parameter: str) -> Need:
+    return lambda caller, request: caller.write(path_name(request, parameter))
+
+
+def reads(parameter: str) -> Need:
+    return lambda caller, request: caller.read(path_name(request, parameter))
+
+
+def monitors(caller: Caller, request: Request) -> None:
+    caller.must_be(MONITORING)
+
+
+# The management API: tags say which pages, permissions what may be done in a virtual host.
+
+
+def _tagged(tags: frozenset[str]) -> Need:
+    def need(caller: Caller, request: Request) -> None:
+        caller.must_be(tags)
+        if "vhost" not in request.path_params:
+            return
+        vhost = path_name(request, "vhost")
+        if request.method in LOOKING:
+            caller.must_see(vhost)
+        else:
+            caller.rights_in(vhost)
+
+    return need
+
+
+management, monitoring, policymaker = map(_tagged, (MANAGEMENT, MONITORING, POLICYMAKER))
+
+
+def manages_topics(caller: Caller, request: Request) -> None:
+    """Readers of topics are in the default virtual host, whatever their address says."""
+    caller.must_be(MANAGEMENT)
+    enters(caller, request)
+
+
+def administrator(caller: Caller, request: Request) -> None:
+    """May look after virtual hosts and users without a permission anywhere."""
+    caller.must_be(ADMINISTRATOR)
+
+
+def _in_vhost(right: Callable[[Caller, str, str], None], parameter: str = "name") -> Need:
+    def need(caller: Caller, request: Request) -> None:
+        management(caller, request)
+        right(caller, path_name(request, parameter), path_name(request, "vhost"))
+
+    return need
+
+
+configures_it, writes_it, reads_it = map(_in_vhost, (Caller.configure, Caller.write, Caller.read))
+
+
+def binds(caller: Caller, request: Request) -> None:
+    """Reading from the source, writing to the destination."""
+    management(caller, request)
+    vhost = path_name(request, "vhost")
+    caller.write(path_name(request, "destination"), vhost)
+    caller.read(path_name(request, "source"), vhost)
+
+
+# Letting in.
+
+
+async def dispatch(site: Site, handlers: Handlers, asks_always: bool, request: Request) -> Response:
+    """To the handler of the method, if the caller has what its route needs."""
+    handler, need = handlers["GET" if request.method == "HEAD" else request.method]
+    state = request.scope["state"]
+    if need is public or (site.gate.is_open and not asks_always):
+        state["caller"] = site.gate.anybody
+    else:
+        state["caller"] = admit(site, need, request)
+    if request.scope["path"].endswith("/stream"):
+        state["still_allowed"] = functools.partial(_again, site, need, asks_always, request)
+    return await handler(site, request)
+
+
+def admit(site: Site, need: Need, request: Request) -> Caller:
+    caller = site.gate.caller(request.scope)
+    need(caller, request)
+    return caller
+
+
+def _again(site: Site, need: Need, asks_always: bool, request: Request) -> None:
+    """For answers that go on: the same question, to what users and rights are now."""
+    if asks_always or not site.gate.is_open:
+        admit(site, need, request)
+
+
+class Allowance:
+    """Lets an answer go on as long as its caller might ask for it now. Asks only when users or rights changed."""
+
+    def __init__(self, site: Site, request: Request) -> None:
+        self._gate = site.gate
+        self._ask: Callable[[], None] = request.state.still_allowed
+        self._version = self._gate.version
+
+    def check(self) -> None:
+        """NotAuthorised or Forbidden, once it is over."""
+        if self._gate.version != self._version:
+            self._ask()
+            self._version = self._gate.version
+
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.scope["state"]["caller"]
+    return caller

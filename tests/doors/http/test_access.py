@@ -1,0 +1,353 @@
+"""Who is let in at the HTTP door once there are users (reliability.md §7.2: 30, 31, 33, 36)."""
+
+import base64
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headrace.broker.rights import EVERYTHING, Permission
+from headrace.broker.users import GUEST, User, Users
+from headrace.doors.http.access import (
+    FAILURES_FREE,
+    FORGET_S,
+    SOURCES_MAX,
+    WAIT_S_MAX,
+    Failures,
+    Forbidden,
+    Gate,
+    NotAuthorised,
+    TooManyFailures,
+    is_loopback,
+    source_of,
+)
+from headrace.doors.http.app import ROUTES
+from headrace.doors.http.needs import public
+from tests.doors.http.live import Live, code_of, parse_events
+
+PASSWORD = "no-password-of-anybody-else"
+OPEN_ROUTES = {"/health", "/health/live", "/health/ready", "/metrics"}
+NAMES = {
+    "{topic}": "orders",
+    "{partition}": "0",
+    "{segment}": "0",
+    "{cursor}": "c",
+    "{staged}": "s",
+    "{writer}": "w",
+    "{batch}": "0",
+    "{pipeline}": "p",
+}
+
+
+def address(path: str) -> str:
+    for name, value in NAMES.items():
+        path = path.replace(name, value)
+    return path
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Users, and no guest: nobody comes in without a name."""
+    live = Live(tmp_path_factory.mktemp("data"))
+    users = live.broker.users
+
+    async def make() -> None:
+        await users.put_user("root", password=PASSWORD, tags=["administrator"])
+        await users.set_permission("/", "root", EVERYTHING)
+        for name, configure, write, read in (
+            ("maker", ".*", "", ""),
+            ("writer", "", "^orders$", ""),
+            ("reader", "", "", "^orders$"),
+            ("guest-of-none", "", "", ""),
+        ):
+            await users.put_user(name, password=PASSWORD)
+            if name != "guest-of-none":
+                await users.set_permission("/", name, Permission(configure=configure, write=write, read=read))
+        await users.put_user("watcher", password=PASSWORD, tags=["monitoring"])
+        await users.remove_user("guest")
+
+    live.call(make())
+    live.client.auth = ("root", PASSWORD)
+    live.create("orders")
+    live.client.auth = None
+    yield live
+    live.stop()
+
+
+def ask(live: Live, method: str, path: str, user: str | None = None, **options: Any) -> httpx.Response:
+    return live.request(method, path, auth=(user, PASSWORD) if user else None, **options)
+
+
+def test_nobody_is_asked_as_long_as_guest_is_the_only_user(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    try:
+        passed_on = {"x-forwarded-for": "203.0.113.7"}
+        assert live.get("/topics", headers=passed_on).status_code == 200
+        assert live.get("/topics", auth=("nobody", "x")).status_code == 200, "what is not asked is not judged"
+        assert live.get("/api/overview").json()["product_name"] == "Headrace", "from this machine"
+        assert live.get("/api/overview", headers=passed_on).status_code == 401
+        assert live.get("/api/overview", headers=passed_on, auth=("guest", "guest")).status_code == 401
+        assert live.get("/api/overview", auth=("guest", "wrong")).status_code == 401
+
+        live.call(live.broker.users.put_user("bill", password=PASSWORD))
+        assert live.get("/topics").status_code == 200, "guest, from this machine"
+        assert live.get("/topics", headers=passed_on).status_code == 401
+        assert live.get("/topics", auth=("nobody", "x")).status_code == 401
+        live.call(live.broker.users.put_user("guest", password=PASSWORD))
+        assert live.get("/topics").status_code == 401, "guest has a password of its own now"
+        assert live.get("/topics", auth=("guest", PASSWORD)).status_code == 200
+        assert live.get("/topics", auth=("guest", PASSWORD), headers=passed_on).status_code == 401
+    finally:
+        live.stop()
+
+
+@pytest.mark.parametrize(("method", "path"), [(method, path) for method, path, *_ in ROUTES])
+def test_every_route_asks_who_is_there(guarded: Live, method: str, path: str) -> None:
+    for credentials in (None, ("root", "wrong"), ("nobody", PASSWORD), ("root", "")):
+        forget_failures(guarded)
+        answer = guarded.request(method, address(path), auth=credentials)
+        if path in OPEN_ROUTES:
+            assert answer.status_code == 200, answer.text
+        else:
+            assert (answer.status_code, code_of(answer)) == (401, "not_authorised"), credentials
+            assert answer.headers["www-authenticate"].startswith("Basic ")
+
+
+def test_only_these_routes_are_for_all(guarded: Live) -> None:
+    assert {path for _, path, _, need in ROUTES if need is public} == OPEN_ROUTES
+    for path in ("/", "/ui/app.js", "/ui/style.css"):
+        assert guarded.get(path).status_code == 200, path
+    for path in ("/metrics", "/health"):
+        assert PASSWORD not in guarded.get(path).text
+
+
+def forget_failures(live: Live) -> None:
+    live.door.site.gate._failures._sources.clear()
+
+
+# What a right is good for. None: the vhost has to be the user's. A body makes the request one that would work.
+PARTS = {"parts": [{"staged": "s", "topic": "orders", "partition": 0, "position": 0, "length": 1}]}
+POSITION = {"topic": "orders", "partitions": [{"partition": 0, "offset": 0}]}
+NEEDED: dict[tuple[str, str], tuple[str, Any]] = {
+    ("POST", "/topics"): ("maker", {"name": "made"}),
+    ("PATCH", "/topics/{topic}"): ("maker", {}),
+    ("DELETE", "/topics/{topic}"): ("maker", None),
+    ("POST", "/topics/{topic}/messages"): ("writer", {"value": "x"}),
+    ("GET", "/topics/{topic}/messages"): ("reader", None),
+    ("GET", "/topics/{topic}/stream"): ("reader", None),
+    ("GET", "/topics/{topic}/log"): ("reader", None),
+    ("GET", "/topics/{topic}/partitions/{partition}/batches"): ("reader", None),
+    ("PUT", "/cursors/{cursor}"): ("reader", POSITION),
+    ("DELETE", "/cursors/{cursor}"): ("reader", None),
+    ("POST", "/topics/{topic}/compact"): ("maker", None),
+    ("DELETE", "/topics/{topic}/partitions/{partition}/records"): ("maker", None),
+    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}"): ("maker", {}),
+    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}/archive"): ("maker", {}),
+    ("PUT", "/sinks/{writer}/batches/{batch}"): ("writer", PARTS),
+    ("PUT", "/pipelines/{pipeline}"): ("maker", {"state": "running", "details": {}}),
+    ("DELETE", "/pipelines/{pipeline}"): ("maker", None),
+    ("POST", "/pipelines/{pipeline}/stop"): ("maker", None),
+    ("GET", "/metrics/detailed"): ("watcher", None),
+}
+FOR_ALL_USERS = {"/status", "/openapi.json"}
+RIGHTS = ("maker", "writer", "reader")
+
+
+@pytest.mark.parametrize(("method", "path"), [(m, p) for m, p, *_ in ROUTES if p not in OPEN_ROUTES])
+def test_every_route_asks_for_its_right_and_no_other(guarded: Live, method: str, path: str) -> None:
+    needed, body = NEEDED.get((method, path), (None, None))
+    # A stream has no end: its head says the same.
+    verb = "HEAD" if path.endswith("/stream") else method
+    options = {} if body is None else {"json": body}
+    if (method, path) == ("DELETE", "/cursors/{cursor}"):
+        assert ask(guarded, "PUT", "/cursors/c", "reader", json=POSITION).status_code == 200
+    refused = {
+        user
+        for user in (*RIGHTS, "guest-of-none", "watcher")
+        if user != needed and ask(guarded, verb, address(path), user, **options).status_code == 403
+    }
+    if needed == "watcher":
+        assert refused == {*RIGHTS, "guest-of-none"}
+    elif needed is not None:
+        assert refused == {*RIGHTS, "guest-of-none", "watcher"} - {needed}
+    elif path in FOR_ALL_USERS:
+        assert refused == set()
+    else:
+        assert refused == {"guest-of-none"} | ({"watcher"} if method != "GET" else set())
+    if needed is not None:
+        # Last, since what is deleted is gone for those who come after.
+        answer = ask(guarded, verb, address(path), needed, **options)
+        assert answer.status_code not in (401, 403, 500), answer.text
+    ask(guarded, "POST", "/topics", "root", json={"name": "orders"})
+
+
+def test_a_refusal_says_who_may_not_do_what(guarded: Live) -> None:
+    answer = ask(guarded, "POST", "/topics/orders/messages", "reader", json={"value": "x"})
+    assert (answer.status_code, code_of(answer)) == (403, "forbidden")
+    assert answer.json()["detail"] == "user 'reader' has no right to write 'orders' in the virtual host '/'"
+
+
+def test_a_topic_that_is_not_there_is_made_only_by_who_may(guarded: Live) -> None:
+    live, users = guarded, guarded.broker.users
+    live.call(users.put_user("eager", password=PASSWORD))
+    live.call(users.set_permission("/", "eager", Permission(configure="^mine", write=".*", read="")))
+    assert ask(live, "POST", "/topics/other/messages", "eager", json={"value": "x"}).status_code == 403
+    assert "other" not in {topic["name"] for topic in ask(live, "GET", "/topics", "root").json()["topics"]}
+    assert ask(live, "POST", "/topics/mine/messages", "eager", json={"value": "x"}).status_code == 200
+
+
+def test_a_password_that_was_changed_and_a_right_that_was_taken_hold_at_once(guarded: Live) -> None:
+    live, users = guarded, guarded.broker.users
+    live.call(users.put_user("brief", password=PASSWORD))
+    live.call(users.set_permission("/", "brief", EVERYTHING))
+    assert ask(live, "GET", "/topics/orders/messages", "brief").status_code == 200
+    live.call(users.set_permission("/", "brief", Permission(configure=".*", write=".*", read="")))
+    assert ask(live, "GET", "/topics/orders/messages", "brief").status_code == 403
+    live.call(users.put_user("brief", password="another"))
+    assert ask(live, "GET", "/topics", "brief").status_code == 401
+    live.call(users.remove_user("brief"))
+    assert live.get("/topics", auth=("brief", "another")).status_code == 401
+
+
+def test_whoever_follows_a_topic_is_cut_off_when_the_right_is_taken(guarded: Live) -> None:
+    live, users = guarded, guarded.broker.users
+    live.call(users.put_user("follower", password=PASSWORD))
+    live.call(users.set_permission("/", "follower", EVERYTHING))
+    ask(live, "POST", "/topics", "root", json={"name": "followed"})
+    with live.client.stream("GET", "/topics/followed/stream", auth=("follower", PASSWORD)) as answer:
+        assert answer.status_code == 200
+        events = parse_events(answer.iter_lines())
+        ask(live, "POST", "/topics/followed/messages", "root", json={"value": "for you"})
+        assert next(events)[2]["value"] == "for you"
+        live.call(users.set_permission("/", "follower", Permission(configure="", write="", read="^orders$")))
+        ask(live, "POST", "/topics/followed/messages", "root", json={"value": "not for you"})
+        [(name, _, data)] = list(events)
+        assert name == "error" and "no right to read 'followed'" in data["detail"]
+
+
+def test_no_password_gets_into_the_log(guarded: Live, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for user in ("root", "no\r\nbody"):
+            assert guarded.get("/topics", auth=(user, "s3cret-of-mine")).status_code == 401
+        ask(guarded, "POST", "/topics/orders/messages", "reader", json={"value": "x"})
+    assert "login over HTTP refused for 'root' from 127.0.0.1" in caplog.text
+    for secret in ("s3cret-of-mine", PASSWORD, base64.b64encode(b"root:s3cret-of-mine").decode()):
+        assert secret not in caplog.text
+    assert "body' from" in caplog.text and "no\r\nbody" not in caplog.text, "one line for one event"
+    forget_failures(guarded)
+
+
+def test_guessing_gets_slower_for_whoever_guesses_and_not_for_whoever_is_known(guarded: Live) -> None:
+    forget_failures(guarded)
+    assert ask(guarded, "GET", "/topics", "root").status_code == 200
+    for guess in range(FAILURES_FREE):
+        assert guarded.get("/topics", auth=("root", f"guess {guess}")).status_code == 401
+    answer = guarded.get("/topics", auth=("root", "one more"))
+    assert (answer.status_code, code_of(answer)) == (429, "too_many_failures")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert ask(guarded, "GET", "/topics", "root").status_code == 200, "known before, from the same address"
+    assert guarded.get("/topics").status_code == 401, "who gives nothing guesses nothing"
+    forget_failures(guarded)
+
+
+# The parts by themselves.
+
+
+def test_waiting_grows_is_bounded_and_is_each_sources_own() -> None:
+    now = [0.0]
+    failures = Failures(lambda: now[0])
+    waits = []
+    for _ in range(FAILURES_FREE + 12):
+        failures.check("a")
+        failures.count("a")
+        try:
+            failures.check("a")
+        except TooManyFailures as refusal:
+            waits.append(refusal.retry_after_s)
+            now[0] += refusal.retry_after_s
+    assert waits[:4] == [1.0, 2.0, 4.0, 8.0] and waits[-1] == WAIT_S_MAX
+    failures.count("a")
+    failures.check("b")
+    now[0] += FORGET_S + 1
+    failures.count("a")
+    failures.check("a")
+    for number in range(SOURCES_MAX + 10):
+        failures.count(f"source {number}")
+    assert len(failures._sources) == SOURCES_MAX
+
+
+def test_sources_are_addresses_or_networks_of_version_6() -> None:
+    assert source_of("203.0.113.7") == source_of("::ffff:203.0.113.7") == "203.0.113.7"
+    assert source_of("2001:db8::1") == source_of("2001:db8::ffff") != source_of("2001:db8:0:1::1")
+    assert is_loopback("127.8.8.8") and is_loopback("::1") and is_loopback("::ffff:127.0.0.1")
+    assert not is_loopback("203.0.113.7") and not is_loopback("localhost.example")
+
+
+class Counting(Users):
+    """Users of whom only what a gate asks is there, counting how often passwords are looked at."""
+
+    def __init__(self, *names: str) -> None:
+        self._users = {name: User(name=name) for name in names}
+        self.version, self.looks, self.is_open = 1, 0, False
+
+    def authenticate(self, name: str, password: str) -> User | None:
+        self.looks += 1
+        return self._users.get(name) if password == PASSWORD else None
+
+
+def scope_of(host: str, credentials: str | None = None, **headers: str) -> dict[str, Any]:
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    if credentials is not None:
+        pairs.append((b"authorization", b"Basic " + base64.b64encode(credentials.encode())))
+    return {"headers": pairs, "client": (host, 1)}
+
+
+@pytest.fixture
+def counted() -> tuple[Counting, Gate]:
+    users = Counting("bill")
+    return users, Gate(users, lambda: 0.0)
+
+
+def test_a_password_is_looked_at_once_and_again_when_users_change(counted: tuple[Counting, Gate]) -> None:
+    users, gate = counted
+    gate.caller(scope_of("203.0.113.7", f"bill:{PASSWORD}"))
+    before = users.looks
+    for _ in range(5):
+        assert gate.caller(scope_of("203.0.113.7", f"bill:{PASSWORD}")).name == "bill"
+    assert users.looks == before
+    users.version += 1
+    gate.caller(scope_of("203.0.113.7", f"bill:{PASSWORD}"))
+    assert users.looks > before
+
+
+def test_guest_comes_from_this_machine_only_and_not_through_a_proxy_on_it() -> None:
+    users = Counting(GUEST)
+    gate = Gate(users, lambda: 0.0)
+    assert gate.caller(scope_of("127.0.0.1", f"guest:{PASSWORD}")).name == GUEST
+    with pytest.raises(NotAuthorised, match="localhost"):
+        gate.caller(scope_of("203.0.113.7", f"guest:{PASSWORD}"))
+    with pytest.raises(NotAuthorised, match="localhost"):
+        gate.caller(scope_of("127.0.0.1", f"guest:{PASSWORD}", **{"x-forwarded-for": "203.0.113.7"}))
+
+
+@pytest.mark.parametrize("header", ["Basic", "Basic ???", "Bearer abc", "basic /w==", "Basic " + "A" * 8000])
+def test_what_is_no_login_is_refused_as_a_wrong_one(counted: tuple[Counting, Gate], header: str) -> None:
+    users, gate = counted
+    gate.guest()
+    before = users.looks
+    with pytest.raises(NotAuthorised):
+        gate.caller({"headers": [(b"authorization", header.encode())], "client": ("203.0.113.7", 1)})
+    assert users.looks == before + 1, "the same work for everybody"
+
+
+def test_nothing_is_allowed_where_there_are_no_permissions(guarded: Live) -> None:
+    gate = guarded.door.site.gate
+    caller = gate.caller(scope_of("203.0.113.7", f"guest-of-none:{PASSWORD}"))
+    checks: tuple[Callable[..., None], ...] = (caller.configure, caller.write, caller.read)
+    for check in checks:
+        with pytest.raises(Forbidden, match="no access"):
+            check("anything")
+    assert not caller.sees("/")
