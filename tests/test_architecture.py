@@ -25,7 +25,10 @@ MAY_IMPORT = {
     "pipelines": ("errors", "record", "spark", "client", "log", "config"),
     "demo": ("errors", "record", "wire.amqp", "client", "pipelines"),
     "server": ("errors", "clock", "config", "record", "log", "wire", "broker", "doors", "version"),
-    "cli": ("errors", "clock", "config", "record", "log", "server", "client", "pipelines", "demo", "version"),
+    "cli": (
+        *("errors", "clock", "config", "record", "log", "broker.offline"),
+        *("server", "client", "pipelines", "demo", "version"),
+    ),
 }
 
 CYTHON = re.compile(r"^\s*(?:from\s+headrace\.(\S+)\s+c?import|c?import\s+headrace\.(\S+))", re.M)

@@ -20,6 +20,7 @@ from headrace.client.shapes import (
     raise_for,
 )
 from headrace.errors import (
+    AccessRefused,
     AlreadyExists,
     BrokerRefused,
     BrokerUnreachable,
@@ -106,6 +107,8 @@ def answer(status: int, body: object, headers: dict[str, str] | None = None) -> 
 @pytest.mark.parametrize(
     ("response", "kind"),
     [
+        (answer(401, {"detail": "Login failed"}), AccessRefused),
+        (answer(403, {"detail": "no right"}), AccessRefused),
         (answer(404, {"code": "topic_not_found", "detail": "no topic 'x'"}), NotFound),
         (answer(409, {"code": "topic_exists", "detail": "there"}), AlreadyExists),
         (answer(409, {"code": "conflict", "detail": "there"}), Conflict),

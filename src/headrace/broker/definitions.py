@@ -4,13 +4,15 @@ An import adds and changes, it never removes. It is checked as a whole before an
 the order that lets bindings find their ends. Repeating one that was interrupted finishes it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.exchanges import is_kind
 from headrace.broker.policies import Policy, check
 from headrace.broker.policy import parse_arguments
 from headrace.broker.turns import Turns
+from headrace.broker.user_definitions import UserDefinitions
+from headrace.broker.user_definitions import export as export_users
 from headrace.broker.vhost import PREDECLARED, VirtualHost
 from headrace.errors import ArgumentMismatch, InvalidInput
 
@@ -30,6 +32,7 @@ LISTS = (
     "exchanges",
     "bindings",
 )
+OF_ALL_VHOSTS = ("users", "permissions", "topic_permissions")  # as in RabbitMQ: not for an import into one vhost
 STREAM_ARGUMENT = "x-queue-type"
 
 
@@ -62,6 +65,7 @@ async def export(broker: "Broker", vhost: str | None = None) -> Document:
             for s in broker.streams.list()
             if s.kind == "topic"
         ]
+        document |= export_users(broker.users)
     return document
 
 
@@ -113,27 +117,40 @@ def _bindings(host: VirtualHost) -> Iterable[Document]:
 
 
 class Report(dict[str, int]):
-    """How many of each kind the document had. Users, permissions and parameters mean nothing here yet."""
+    """How many of each kind the document had. Parameters mean nothing here; of a single vhost users do not either."""
 
 
 async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | None = None) -> Report:
     """Everything in the document; InvalidInput, with nothing done, when a part of it makes no sense."""
     items = {name: _list(document, name) for name in (*LISTS, "topics")}
+    if vhost is not None:
+        items |= {name: [] for name in OF_ALL_VHOSTS}
     policies = [_policy(item, vhost) for item in items["policies"]]
     _check(items, vhost)
+    users = UserDefinitions(broker.users, items)
     for item in items["vhosts"]:
         await broker.vhosts.create(item["name"])
     hosts: dict[str, VirtualHost] = {}
 
-    async def host_of(item: Mapping[str, Any]) -> VirtualHost:
+    async def host_of(item: Document) -> VirtualHost:
         name = vhost if vhost is not None else item.get("vhost", "/")
         if name not in hosts:
             hosts[name] = await broker.vhosts.create(name)
         return hosts[name]
 
+    for name in users.vhosts:
+        await host_of({"vhost": name})
+    await users.apply()
     for policy in policies:
         await host_of({"vhost": policy.vhost})
         await broker.policies.put(policy)
+    await _import_declared(broker, items, host_of)
+    return Report({name: len(items[name]) for name in (*LISTS, "topics")})
+
+
+async def _import_declared(
+    broker: "Broker", items: Mapping[str, list[Document]], host_of: Callable[[Document], Awaitable[VirtualHost]]
+) -> None:
     for item in items["topics"]:
         if broker.streams.find(item["name"]) is None:
             await broker.streams.create(item["name"], item.get("partitions", 1), item.get("config", {}))
@@ -145,7 +162,6 @@ async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | No
     for item in items["bindings"]:
         if item["source"]:  # the default exchange binds by itself
             await _import_binding(await host_of(item), item)
-    return Report({name: len(items[name]) for name in (*LISTS, "topics")})
 
 
 async def _import_exchange(host: VirtualHost, item: Document) -> None:

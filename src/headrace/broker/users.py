@@ -160,11 +160,11 @@ class Users:
         password: str | None = None,
         password_hash: str | None = None,
         hashing_algorithm: str = passwords.SHA256,
-        tags: Iterable[str] | None = None,
+        tags: Iterable[str] | str | None = None,
         limits: Mapping[str, Any] | None = None,
     ) -> User:
         """Makes or changes a user. What is None stays as it was; a new user without a password cannot log in."""
-        _check_name("user", name)
+        check_name("user", name)
         changes: dict[str, Any] = {}
         if password is not None:
             if not password:
@@ -176,7 +176,7 @@ class Users:
             changes["password_hash"] = password_hash
             changes["hashing_algorithm"] = hashing_algorithm
         if tags is not None:
-            changes["tags"] = _check_tags(tags)
+            changes["tags"] = parse_tags(tags)
         if limits is not None:
             changes["limits"] = dict(limits)
         async with self._changing:
@@ -287,17 +287,21 @@ def _document(user: User) -> dict[str, Any]:
     return document
 
 
-def _check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str) -> None:
     if not name or len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
         raise InvalidInput(f"the name of a {what} has 1 to {NAME_BYTES_MAX} bytes")
     if not name.isprintable():
         raise InvalidInput(f"the name of a {what} has no control characters: {name!r:.80}")
 
 
-def _check_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
+def parse_tags(tags: Iterable[str] | str) -> tuple[str, ...]:
+    """A list, or names with commas between them: RabbitMQ takes both."""
+    listed = tags.split(",") if isinstance(tags, str) else tags
+    if not isinstance(listed, list | tuple) or not all(isinstance(tag, str) for tag in listed):
+        raise InvalidInput("the tags of a user are names")
+    found = tuple(dict.fromkeys(tag.strip() for tag in listed if tag.strip()))
     if len(found) > TAGS_MAX:
         raise InvalidInput(f"a user has at most {TAGS_MAX} tags")
     for tag in found:
-        _check_name("tag", tag)
+        check_name("tag", tag)
     return found

@@ -12,7 +12,7 @@ from headrace.cli.options import json_answer, url_option
 
 @click.group(cls=AliasGroup)
 def definitions() -> None:
-    """Export and import queues, exchanges, bindings, policies and topics."""
+    """Export and import users, queues, exchanges, bindings, policies and topics."""
 
 
 @definitions.command("export")

@@ -27,6 +27,7 @@ ALIASES = {
     "policies": "policy",
     "groups": "group",
     "connections": "connection",
+    "users": "user",
     "close": "rm",
     "seek": "reset",
     "up": "serve",

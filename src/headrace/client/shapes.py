@@ -8,6 +8,7 @@ import msgspec
 
 from headrace.client.exchange import Response
 from headrace.errors import (
+    AccessRefused,
     AlreadyExists,
     BrokerRefused,
     BrokerUnreachable,
@@ -303,7 +304,10 @@ def _error(response: Response, problem: _Problem, detail: str) -> HeadraceError:
         return OffsetOutOfRange(problem.offset or 0, problem.start or 0, problem.end or 0)
     if status in {429, 503} and "retry-after" in response.headers:
         return Overloaded(detail)
+    if status == 401:
+        return AccessRefused(f"{detail}; user and password go into the URL, http://USER:PASSWORD@HOST:PORT")
     kinds: dict[int, type[HeadraceError]] = {
+        403: AccessRefused,
         404: NotFound,
         409: Conflict,
         503: StorageError,

@@ -112,7 +112,7 @@ def test_flower_finds_the_queues_it_asks_for(live: Served) -> None:
 
 
 def test_definitions_that_a_rabbitmq_exported_are_taken(live: Served) -> None:
-    """The file is what RabbitMQ 3.10.8 (Debian 12) answered to GET /api/definitions, passwords left out."""
+    """The file is what RabbitMQ 3.10.8 (Debian 12) answered to GET /api/definitions; passwords are the names."""
     document = json.loads((Path(__file__).parent / "rabbitmq-3.10.8-definitions.json").read_text())
     for name in document["queues"]:
         live.request("DELETE", f"/api/queues/%2F/{name['name']}")

@@ -33,13 +33,6 @@ async def export(site: Site, request: Request) -> Response:
         "explanation": "Definitions of Headrace",
     }
     document |= await definitions.export(site.broker)
-    document["users"] = [
-        {"name": "guest", "password_hash": "", "hashing_algorithm": "", "tags": ["administrator"], "limits": {}}
-    ]
-    document["permissions"] = [
-        {"user": "guest", "vhost": host.name, "configure": ".*", "write": ".*", "read": ".*"}
-        for host in site.broker.vhosts
-    ]
     # A list at a time: ten thousand bindings take milliseconds to write.
     pieces = [b"{"]
     for number, (name, content) in enumerate(document.items()):
