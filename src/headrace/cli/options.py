@@ -50,7 +50,7 @@ def url_option(command: Command) -> Command:
         "--url",
         metavar="URL",
         envvar=URL_ENV,
-        help="Broker to talk to, http://HOST:PORT or http://USER:PASSWORD@HOST:PORT; otherwise `http` says where it is.",
+        help="Broker to talk to, http://HOST:PORT or http://USER:PASSWORD@HOST:PORT; otherwise the one of `http`.",
     )
     return config_option(option(command))
 
