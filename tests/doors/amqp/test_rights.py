@@ -23,7 +23,7 @@ from pika.exceptions import (
 from headrace.broker.rights import EVERYTHING, Permission, TopicPermission
 from headrace.broker.users import Users
 from headrace.config import Address
-from headrace.doors.amqp.auth import is_loopback
+from headrace.doors.addresses import is_loopback
 from headrace.record.properties import encode_table
 from tests.doors.amqp.raw import Closed, Raw
 from tests.doors.amqp.running import PATIENCE_S, Running, bodies, eventually
@@ -150,7 +150,7 @@ def test_a_password_of_any_bytes_is_that_password_and_no_other(running: Running)
 
 
 def test_11_guest_comes_from_this_machine_only(tmp_path: Path) -> None:
-    elsewhere = next((found for found in own_addresses() if not is_loopback((found, 0))), None)
+    elsewhere = next((found for found in own_addresses() if not is_loopback(found)), None)
     if elsewhere is None:
         pytest.skip("this machine has no address but loopback")
     broker = Running(tmp_path / "data", amqp=Address("0.0.0.0", 0))
@@ -178,11 +178,11 @@ def own_addresses() -> list[str]:
 
 @pytest.mark.parametrize(
     ("address", "expected"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True), ("fe80::1%eth0", False),
-     ("192.168.1.7", False), ("::ffff:192.168.1.7", False), ("nonsense", False)],
+    [(None, True), ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True),
+     ("fe80::1%eth0", False), ("192.168.1.7", False), ("::ffff:192.168.1.7", False), ("nonsense", False)],
 )  # fmt: skip
-def test_what_is_this_machine(address: str, expected: bool) -> None:
-    assert is_loopback((address, 1)) is expected
+def test_what_is_this_machine(address: str | None, expected: bool) -> None:
+    assert is_loopback(address) is expected
 
 
 def test_11_a_vhost_without_permission_is_530(running: Running) -> None:
@@ -448,6 +448,24 @@ def test_users_and_rights_are_there_after_a_restart(tmp_path: Path) -> None:
         channel_of(broker, "ann").queue_declare("innocent")
         with pytest.raises(ChannelClosedByBroker, match="configure access to queue 'other'"):
             channel_of(broker, "ann").queue_declare("other")
+    finally:
+        broker.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "has_users", "warns"),
+    [("0.0.0.0", True, True), ("localhost", True, False), ("0.0.0.0", False, False)],
+)
+def test_a_kafka_door_that_asks_nobody_is_pointed_out_once_there_are_users(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, has_users: bool, warns: bool
+) -> None:
+    broker = Running(tmp_path / "data", kafka=Address(host, 0))
+    try:
+        assert "Kafka door" not in caplog.text
+        if has_users:
+            add(broker, "ann")
+        broker.restart()
+        assert ("whoever reaches 0.0.0.0:" in caplog.text) is warns
     finally:
         broker.stop()
 

@@ -1,8 +1,6 @@
-"""Who is there: PLAIN and AMQPLAIN, and where guest may come from."""
+"""Who is there, as PLAIN and AMQPLAIN say it."""
 
 from collections.abc import Callable
-from ipaddress import ip_address
-from typing import Any
 
 from headrace.errors import InvalidInput
 from headrace.record.properties import decode_table
@@ -27,14 +25,3 @@ def amqplain(response: bytes) -> tuple[str, str] | None:
 
 
 MECHANISMS: dict[str, Callable[[bytes], tuple[str, str] | None]] = {"PLAIN": plain, "AMQPLAIN": amqplain}
-
-
-def is_loopback(peer: Any) -> bool:
-    if not peer:
-        return True  # a socket without an address is on this machine
-    try:
-        address = ip_address(peer[0].partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)

@@ -8,6 +8,7 @@ from pamqp import commands
 
 from headrace.broker.users import Users
 from headrace.config import Config
+from headrace.doors.addresses import is_loopback
 from headrace.doors.amqp import auth
 from headrace.version import __version__
 from headrace.wire.amqp.protocol import (
@@ -88,7 +89,7 @@ def log_in(method: commands.Connection.StartOk, peer: Any, users: Users) -> str:
     user = users.authenticate(name, password)
     if user is None:
         raise Refused(mechanism, f"user {name!r:.100} - invalid credentials")
-    if user.is_loopback_only and not auth.is_loopback(peer):
+    if user.is_loopback_only and not is_loopback(peer[0] if peer else None):
         raise Refused(mechanism, f"user {name!r:.100} can only connect via localhost")
     return user.name
 

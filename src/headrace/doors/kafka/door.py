@@ -12,6 +12,7 @@ from typing import Any
 from headrace.broker.broker import Broker
 from headrace.broker.pressure import Verdict
 from headrace.config import Address, Config
+from headrace.doors.addresses import is_loopback
 from headrace.doors.flow import Flow
 from headrace.doors.kafka.clients import clients
 from headrace.doors.kafka.connection import Connection, Request
@@ -215,4 +216,15 @@ async def start(broker: Broker, bind: Address, config: Config) -> KafkaDoor:
     assert not missing, f"offered, and nobody answers: {missing}"
     door = KafkaDoor(broker, config, await cluster_of(broker))
     await door.listen(bind)
+    _point_out_strangers(door)
     return door
+
+
+def _point_out_strangers(door: KafkaDoor) -> None:
+    reachable = [place for place in door.addresses if not is_loopback(place.rpartition(":")[0].strip("[]"))]
+    if reachable and not door.broker.users.is_open:
+        logger.warning(
+            "there are users, but the Kafka door knows none: whoever reaches %s may do everything there; "
+            "--kafka localhost:9092 keeps it to this machine, --kafka off closes it",
+            ", ".join(reachable),
+        )
