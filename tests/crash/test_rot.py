@@ -26,6 +26,7 @@ from headrace.log.disk import make_folder, write_atomically
 from headrace.log.log import Log, LogSpec
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
+from headrace.log.state import StateStore
 from headrace.record import codec
 from headrace.record.types import Record
 from tests.crash.simdisk import SimulatedDisk
@@ -35,6 +36,7 @@ SETTINGS = LogSettings(journal_file_bytes=8192, journal_files=3, inline_bytes_ma
 PER_KIND = int(os.environ.get("HEADRACE_ROT_PER_KIND", "200"))  # corruptions of each kind of file
 SEED = int(os.environ.get("HEADRACE_SEED", "1"))
 DERIVED = (".index", ".timeindex", "/slots")
+TWICE = (".state", ".state-copy")  # each is the other's copy
 
 
 def spec(log_id: int, **settings: object) -> LogSpec:
@@ -199,17 +201,17 @@ def test_l6_rot_in_any_file_is_never_served_and_never_cut_in_silence(library: Li
             except AssertionError as error:
                 silent.append(f"{what} of {path}: {error}")
                 continue
-            if path.endswith(DERIVED) and outcome != "same":
-                silent.append(f"{what} of {path}: it is derived, and yet answers changed")
+            if path.endswith((*DERIVED, *TWICE)) and outcome != "same":
+                silent.append(f"{what} of {path}: it can be made again, and yet answers changed")
     print(f"{count} corruptions of {len(library.files)} files, seed {SEED}")
     assert not silent, f"\n{len(silent)} of {count}:\n" + "\n".join(silent[:20])
-    assert kinds(library).keys() >= {".log", ".seal", ".index", ".timeindex", ".wal", ".state", "slots"}
+    assert kinds(library).keys() >= {".log", ".seal", ".index", ".timeindex", ".wal", *TWICE, "slots"}
 
 
 def test_l6_a_missing_file_is_reported_or_not_missed(library: Library) -> None:
     for path in library.files:
         outcome = judge(library, library.without(path), path)
-        if path.endswith(DERIVED):
+        if path.endswith((*DERIVED, *TWICE)):
             assert outcome == "same", path
 
 
@@ -238,6 +240,72 @@ def test_l6_a_segment_of_another_time_or_log_is_noticed(library: Library) -> Non
             if other.rpartition("/")[2][:20] != path.rpartition("/")[2][:20]:
                 outcomes.add(judge(library, library.with_content(path, library.files[other]), path))
     assert "reported" in outcomes
+
+
+@pytest.mark.parametrize("suffix", TWICE)
+def test_l6_a_damaged_state_file_is_named_and_kept_while_its_copy_serves(library: Library, suffix: str) -> None:
+    path = next(path for path in library.files if path.endswith(suffix))
+    damaged = library.files[path][:20] + b"?" + library.files[path][21:]
+    image = library.with_content(path, damaged)
+    shard, report = Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=image)
+    assert ask(shard) == library.answers
+    first, second = report.restored
+    assert path in first and "its copy" in first
+    kept = path.replace("/state/", "/damaged/state/")
+    assert kept in second and image.files()[kept] == damaged
+    assert "RESTORED: " in report.summary()
+
+
+@pytest.mark.parametrize("suffix", TWICE)
+def test_l6_a_checkpoint_is_in_both_files_before_it_counts(suffix: str) -> None:
+    """A power cut, and one of them is gone: what the journal no longer has must be in the other."""
+    disk = SimulatedDisk()
+    disk.mkdir(ROOT)
+    disk.sync_dir("/")
+    shard, _ = Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=disk)
+    for number in range(200):  # the journal is used again and again
+        group = shard.group()
+        group.put("t", b"%d" % (number % 50), b"value %d" % number)
+        group.commit()
+        shard.pump()
+    cut = disk.power_cut(Random(1), "lost")
+    wanted = dict(shard.state.items("t"))
+    assert shard.counters.checkpoints > 3
+    (path,) = (path for path in cut.files() if path.endswith(suffix))
+    cut.replace(path, cut.files()[path][:-1])  # looks like a checkpoint that a crash tore
+    torn = StateStore(cut, f"{ROOT}/state")
+    torn.load()
+    assert torn.marker == shard.state.marker
+    cut.remove(path)
+    reopened, _ = Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=cut)
+    assert dict(reopened.state.items("t")) == wanted
+
+
+def test_l6_a_state_whose_files_are_both_damaged_is_refused(library: Library) -> None:
+    image = library.disk.kill()
+    paths = [path for path in library.files if path.endswith(TWICE)]
+    for path in paths:
+        image.replace(path, library.files[path][:20] + b"?" + library.files[path][21:])
+    before = image.files()
+    with pytest.raises(CorruptLog) as caught:
+        Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=image)
+    assert caught.value.path in paths
+    assert {p: c for p, c in image.files().items() if not p.endswith("/lock")} == {
+        p: c for p, c in before.items() if not p.endswith("/lock")
+    }
+
+
+def test_l6_being_killed_while_a_damaged_state_is_replaced_changes_nothing(library: Library) -> None:
+    path = next(path for path in library.files if path.endswith(".state"))
+    image = library.with_content(path, library.files[path][:20] + b"?" + library.files[path][21:])
+    rng = Random(SEED)
+    crashes: list[SimulatedDisk] = []
+    image.before = lambda _kind, _path: crashes.extend([image.kill(), image.power_cut(rng, "mixed")])
+    Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=image)
+    assert len(crashes) > 20
+    for crashed in crashes:
+        shard, _ = Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=crashed)
+        assert ask(shard) == library.answers
 
 
 # The catalog.

@@ -16,8 +16,9 @@ from typing import Any
 
 from headrace.errors import CorruptCatalog
 from headrace.log import documents
+from headrace.log.aside import set_aside
 from headrace.log.catalog_copy import CatalogCopy
-from headrace.log.catalog_survey import Survey, restore, set_aside, survey
+from headrace.log.catalog_survey import Survey, restore, survey
 from headrace.log.disk import Disk, write_atomically
 from headrace.log.documents import Identity, file_name
 from headrace.log.paths import CATALOG

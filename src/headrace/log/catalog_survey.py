@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from headrace.errors import CorruptCatalog
 from headrace.log import documents, paths
+from headrace.log.aside import set_aside
 from headrace.log.catalog_copy import CatalogCopy, CopyContent, Name
 from headrace.log.disk import Disk, make_folder, read_whole, write_atomically
 
@@ -91,18 +92,3 @@ def restore(disk: Disk, data_dir: str, finding: Finding) -> str:
     make_folder(disk, finding.path.rpartition("/")[0])
     write_atomically(disk, finding.path, finding.copy)
     return said
-
-
-def set_aside(disk: Disk, data_dir: str, path: str) -> str:
-    """Move a file of the data folder to damaged/, under a name that is free; nothing is ever deleted there."""
-    target = f"{data_dir}/{paths.DAMAGED}/{path.removeprefix(data_dir + '/')}"
-    folder = target.rpartition("/")[0]
-    make_folder(disk, folder)
-    number, free = 1, target
-    while disk.exists(free):
-        number += 1
-        free = f"{target}.{number}"
-    disk.rename(path, free)
-    disk.sync_dir(folder)
-    disk.sync_dir(path.rpartition("/")[0])
-    return free

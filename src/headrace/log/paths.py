@@ -37,10 +37,11 @@ UNFINISHED = ".tmp"
 RESTORED = ".restored" + UNFINISHED
 DELETED = ".deleted"
 SPILLED = ".spill"
+COPY = "-copy"
 
 _SEGMENT = re.compile(r"(\d{20})(?:-(\d{6}))?\.(log|tier)")
 _JOURNAL = re.compile(r"(\d{20})\.wal")
-_STATE = re.compile(r"(\d{20})\.state")
+_STATE = re.compile(rf"(\d{{20}})\.state(?:{COPY})?")
 _HELD = re.compile(r"(\d{13,16})-[0-9a-f]{32}")
 _LOG_FOLDER = re.compile(r"(\d+)(?:-(.*))?")
 

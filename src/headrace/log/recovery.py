@@ -105,6 +105,7 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
     for recovery in recoveries:
         if recovery.log.damage is None:
             remove_strays(shard.disk, shard.tier_root, recovery.folder, recovery.log.segments)
+    report.restored += shard.state.restored
     report.seconds = shard.clock.monotonic() - started
     return report
 
