@@ -40,6 +40,7 @@ async def opened(folder: str, logs: int, **stream: object) -> AsyncIterator[Shar
         clock=SystemClock(),
         post=loop.call_soon_threadsafe,
         defer=loop.call_soon,
+        watch=lambda file, call: loop.add_reader(file, call) if call else loop.remove_reader(file),
         make_future=loop.create_future,
     )
     try:

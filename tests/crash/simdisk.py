@@ -45,6 +45,7 @@ from dataclasses import dataclass
 from random import Random
 
 from headrace.errors import DataFolderLocked
+from headrace.log.disk import Ran, Step, run_one_by_one
 from tests.crash import crashes
 from tests.crash.inodes import File, Folder, NameChange, put, replay
 from tests.crash.tree import Tree
@@ -158,6 +159,9 @@ class SimulatedDisk(Tree):
             self._fail_sync(node, fault)
             raise OSError(fault.error, os.strerror(fault.error), path)
         self._sync_node(node)
+
+    def run(self, steps: Sequence[Step]) -> Ran:
+        return run_one_by_one(self, steps)
 
     def sync_filesystem(self, file: int) -> None:
         _, path, _ = self._open_file(file)

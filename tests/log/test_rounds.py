@@ -139,10 +139,10 @@ def test_an_async_flush_holds_nobody_up_and_covers_what_was_there_when_it_began(
     shard.tick()
     bench.clock.advance(0.6)
     shard.tick()
-    assert shard.worker.pump()  # says what there is to sync; the keeper has not begun
+    assert shard._inline[0].pump()  # says what there is to sync; the keeper has not begun
     ticket = log.append(batch([b"b"]))
     shard._deferred.popleft()()
-    assert shard.worker.pump() and ticket.done, "an append waits for no flush"
+    assert shard._inline[0].pump() and ticket.done, "an append waits for no flush"
     shard.pump()
     assert (log.visible_end, log.durable_end) == (2, 1)
     assert log.tail.is_unsynced, "what was written meanwhile is still to be synced"

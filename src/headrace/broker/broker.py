@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -100,6 +101,7 @@ class Broker:
                 disk=broker.disk,
                 post=loop.call_soon_threadsafe,
                 defer=loop.call_soon,
+                watch=partial(_watch, loop),
                 make_future=loop.create_future,
                 folds=FOLDS,
             )
@@ -115,9 +117,7 @@ class Broker:
         broker.pipelines = Pipelines(broker.shard, broker.clock)
         broker.pressure = Pressure(broker.shard, config, broker.clock, broker.disk)
         broker._connections_max = broker.pressure.connections_max
-        broker.spill = Spill(
-            broker.shard.files, broker.disk, data_dir, broker.shard.loader, broker.shard.counters
-        )
+        broker.spill = Spill(broker.shard.files, broker.disk, data_dir, broker.shard.loader, broker.shard.counters)
         broker.vhosts = VirtualHosts(broker)
         broker.users.first_start([host.name for host in broker.vhosts])
         indexes = Cache("indexes", broker.shard.index_cache)
@@ -186,9 +186,7 @@ class Broker:
             await asyncio.sleep(delay_s)
         return await publishing.publish(self.shard, stream, prepared)
 
-    async def read(
-        self, stream: Stream, partition: Partition, offset: int, *, limit: int, bytes_max: int
-    ) -> Page:
+    async def read(self, stream: Stream, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
         """A page of committed messages."""
         producers = self.coordination.producers.of(partition.log)
         return await when_loaded(
@@ -228,6 +226,13 @@ class Broker:
         self.pressure.tick()
         self._tick_at = now + TICK_S
         self._ticker = loop.call_at(self._tick_at, self._tick)
+
+
+def _watch(loop: asyncio.AbstractEventLoop, file: int, call: Callable[[], object] | None) -> None:
+    if call is None:
+        loop.remove_reader(file)
+    else:
+        loop.add_reader(file, call)
 
 
 def _make_folder(disk: Disk, path: str) -> None:

@@ -344,7 +344,6 @@ PROFILES: dict[str, dict[str, str]] = {
     "latency": {  # small rounds, nothing that makes one message wait for another's work
         "compression": "none",
         "round_bytes_max": "4MB",
-        "inline_bytes_max": "256KB",
         "checkpoint_bytes": "64MB",
         "checkpoint_interval": "10s",
     },

@@ -1,6 +1,10 @@
-"""The slow half of a round: journal, syncs, segments. Runs on the worker thread, one round at a time.
+"""The slow half of a round: journal, syncs, segments. One round at a time, in the worker's turn.
 
-Order matters:
+A round that needs nothing but a few writes to open files and a sync, as nearly all small ones do, becomes a chain of
+them: `plan` and `finish` take place on the owner thread, and the interpreter is not needed in between. Every
+other round is a job for the worker thread: `commit`.
+
+Order matters, in both:
 1. make sure the journal has room (or give up before anything is touched);
 2. parts too large for the journal go straight to their segments;
 3. one entry with everything else into the journal;
@@ -17,7 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.errors import DiskFull, StorageFailed
-from headrace.log.files import NO_ROOM
+from headrace.log.disk import Ran, Step
+from headrace.log.files import NO_ROOM, Files, OpenFile
 from headrace.log.journal import Journal, JournalFull
 from headrace.log.log import Log
 from headrace.log.rounds import Bytes, Part, Round, encode
@@ -39,6 +44,26 @@ class Committed:
     direct_ends: list[tuple[int, int, int]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Plan:
+    """A round as a chain: the journal's entry; if it must be durable, the sync and the journal's slot; then for each
+    log its segment and its slot."""
+
+    steps: list[Step]
+    runs: list[Run]
+    held: list[OpenFile]
+    has_sync: bool
+
+    @property
+    def durable_at(self) -> int:
+        """How many steps make it safe: what fails behind them can be done again."""
+        return 2 if self.has_sync else 1
+
+    @property
+    def applied_from(self) -> int:
+        return 3 if self.has_sync else 1
+
+
 def by_log(parts: list[Part]) -> list[Run]:
     """One run per log, in the order of their first part: one write each. A deleted log has no place to write to."""
     runs: dict[int, Run] = {}
@@ -51,9 +76,15 @@ def by_log(parts: list[Part]) -> list[Run]:
 
 class Committer:
     def __init__(
-        self, journal: Journal, slots: Slots, inline_bytes_max: int, monotonic: Callable[[], float]
+        self,
+        journal: Journal,
+        slots: Slots,
+        files: Files,
+        inline_bytes_max: int,
+        monotonic: Callable[[], float],
     ) -> None:
         self._journal = journal
+        self._files = files
         self._slots = slots
         self._inline_bytes_max = min(inline_bytes_max, journal.capacity // 8)
         self._monotonic = monotonic
@@ -80,6 +111,73 @@ class Committer:
         for log, _ in runs:
             self.tell(log)
         return result
+
+    def plan(self, batch: Round) -> Plan | None:
+        """The round as a chain; None when it takes more than that. Nothing is changed yet but the files held."""
+        if self._unapplied or batch.has_async or batch.size > self._inline_bytes_max:
+            return None
+        runs = by_log(batch.parts)
+        if len({id(part.data) for part in batch.parts}) < len(batch.parts):
+            return None  # the same bytes for several logs are patched for each in turn, between the writes
+        body = encode(batch.parts, batch.changes, batch.ends)
+        entry = self._journal.step(body) if body else None
+        sync = self._journal.sync_step()
+        if entry is None or sync is None:
+            return None
+        steps = [entry]
+        if batch.must_sync:
+            steps += [sync, self._slots.sequence_step(self._journal.sequence + 1)]
+        held: list[OpenFile] = []
+        for log, parts in runs:
+            data = [part.data for part in parts]
+            step = log.tail.append_step(data, sum(map(len, data)))
+            if step is None:
+                self._let_go(held)
+                return None
+            held.append(step[1])
+            steps += [step[0], self._slots.step(self._ends(log, parts[-1].next_offset))]
+        return Plan(steps, runs, held, batch.must_sync)
+
+    def _let_go(self, held: list[OpenFile]) -> None:
+        for file in held:
+            self._files.let_go(file)
+
+    def finish(self, plan: Plan, ran: Ran) -> Committed:
+        """Take in what the chain has done. If it broke off, `mend` says what that means."""
+        self._let_go(plan.held)
+        result = Committed(sync_s=ran.sync_s)
+        if ran.done >= plan.durable_at:
+            self._journal.wrote(plan.steps[0])
+            if plan.has_sync:
+                self._journal.synced_all()
+                result.syncs = 1
+        elif ran.done == 1 and ran.error is not None:
+            self._journal.sync_failed(ran.error)
+        applied = max(0, ran.done - plan.applied_from + 1) // 2  # a slot that failed is merely old
+        for log, parts in plan.runs[:applied]:
+            log.tail.appended([part.data for part in parts])
+        if ran.done >= plan.durable_at:
+            self._unapplied.extend(plan.runs[applied:])
+        result.sequence = self._journal.sequence
+        return result
+
+    def mend(self, plan: Plan, ran: Ran, result: Committed) -> Committed:
+        """A job for the worker, after a chain that broke off. Whatever is not durable is refused, if the disk only
+        lacks room for it; what is durable is brought to its end, or waits for room as any other round does."""
+        error = ran.error
+        assert error is not None
+        has_no_room = error.errno in NO_ROOM + NO_FILES
+        if ran.done == 0:
+            self._journal.blank()
+            if has_no_room:
+                raise DiskFull("the disk is full") from error
+        if plan.has_sync and ran.done == 1:
+            raise error
+        if not has_no_room:
+            if plan.steps[ran.done].file == self._slots.file:
+                raise StorageFailed(f"the slots cannot be written: {error}") from error
+            raise error
+        return self.apply_rest(result)
 
     def _divide(self, batch: Round) -> tuple[list[Part], list[Part]]:
         """(direct, inline): a log's parts stay on one side, in order. A group is inline whatever its size."""
@@ -132,9 +230,7 @@ class Committer:
                 # The same bytes went to another log of this round first.
                 codec.patch_run(part.data, 0, len(part.data), part.base_offset, log.epoch)
         data = [part.data for part in parts]
-        result.segments_created += log.tail.append(
-            data, sum(map(len, data)), parts[0].base_offset, direct=direct
-        )
+        result.segments_created += log.tail.append(data, sum(map(len, data)), parts[0].base_offset, direct=direct)
 
     @staticmethod
     def _secure_async(inline: list[Part], result: Committed) -> None:
@@ -176,15 +272,19 @@ class Committer:
 
     def tell(self, log: Log, *, must: bool = False) -> None:
         """Write the log's slot: other processes see its new ends. An old slot is merely old, unless it must go."""
-        end = max(log.tail.next_offset, log.start_offset)
-        durable = min(log.durable_end, end) if log.is_async else end
         try:
-            self._slots.write(Ends(log.id, log.epoch, log.start_offset, end, durable, log.stable_below(end)))
+            self._slots.write(self._ends(log, log.tail.next_offset))
         except OSError as error:
             if must:
                 raise
             if error.errno not in NO_ROOM + NO_FILES:
                 raise StorageFailed(f"the slots cannot be written: {error}") from error
+
+    @staticmethod
+    def _ends(log: Log, next_offset: int) -> Ends:
+        end = max(next_offset, log.start_offset)
+        durable = min(log.durable_end, end) if log.is_async else end
+        return Ends(log.id, log.epoch, log.start_offset, end, durable, log.stable_below(end))
 
     def _tell_sequence(self) -> None:
         try:

@@ -12,13 +12,30 @@ import fcntl
 import os
 import resource
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.errors import DataFolderLocked
+from headrace.log import chain
 from headrace.log.pread import pread_nowait
 
 FileId = int
 IOV_MAX = 512  # Linux takes 1,024; half keeps the list of one call small
+
+
+class Step(NamedTuple):
+    """One link of a chain of calls: a write of all buffers, or, without any, a sync."""
+
+    file: FileId
+    buffers: Sequence[bytes | bytearray | memoryview] | None
+    position: int = 0
+
+
+class Ran(NamedTuple):
+    """What became of a chain: it stops at the first step that fails."""
+
+    done: int  # steps that were carried out in full
+    error: OSError | None
+    sync_s: float = 0.0
 
 
 class Disk(Protocol):
@@ -31,6 +48,7 @@ class Disk(Protocol):
     def pread_cached(self, file: FileId, size: int, position: int) -> bytes | None: ...
     def pwrite(self, file: FileId, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int: ...
     def sync(self, file: FileId) -> None: ...
+    def run(self, steps: Sequence[Step]) -> Ran: ...
     def sync_filesystem(self, file: FileId) -> None: ...
     def truncate(self, file: FileId, size: int) -> None: ...
     def size(self, file: FileId) -> int: ...
@@ -106,6 +124,9 @@ class RealDisk:
     def sync(self, file: FileId) -> None:
         os.fdatasync(file)
 
+    def run(self, steps: Sequence[Step]) -> Ran:
+        return ran(chain.run(steps)) if is_untouched(self) else run_one_by_one(self, steps)
+
     def sync_filesystem(self, file: FileId) -> None:
         os.sync() if not hasattr(os, "syncfs") else os.syncfs(file)
 
@@ -158,12 +179,32 @@ class RealDisk:
         except BlockingIOError:
             holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(file)
-            raise DataFolderLocked(
-                f"{os.path.dirname(path)} is in use by another broker (process {holder})"
-            ) from None
+            raise DataFolderLocked(f"{os.path.dirname(path)} is in use by another broker (process {holder})") from None
         # In place, and as wide as any number of a process: on a full disk there is no room for another block.
         os.pwrite(file, f"{os.getpid():<10}\n".encode(), 0)
         return file
+
+
+def is_untouched(disk: Disk) -> bool:
+    """Whether it writes and syncs as the operating system does: one that a test has changed is asked call by call."""
+    return type(disk) is RealDisk
+
+
+def ran(result: tuple[int, int, float]) -> Ran:
+    done, error, sync_s = result
+    return Ran(done, OSError(error, os.strerror(error)) if error else None, sync_s)
+
+
+def run_one_by_one(disk: Disk, steps: Sequence[Step]) -> Ran:
+    for number, (file, buffers, position) in enumerate(steps):
+        try:
+            if buffers is None:
+                disk.sync(file)
+            else:
+                disk.pwrite(file, buffers, position)
+        except OSError as error:
+            return Ran(number, error)
+    return Ran(len(steps), None)
 
 
 def write_atomically(disk: Disk, path: str, data: bytes) -> None:

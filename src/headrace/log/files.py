@@ -22,7 +22,7 @@ Bytes = bytes | bytearray | memoryview
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class _Open:
+class OpenFile:
     __slots__ = ("file", "path", "users")
 
     def __init__(self, path: str, file: FileId) -> None:
@@ -37,7 +37,7 @@ class Files:
         self.groups = GroupCache(disk)
         self._max = max(open_files_max, 8)
         self._lock = threading.Lock()
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._open: OrderedDict[str, OpenFile] = OrderedDict()
         self._dirty: set[str] = set()
         # Folder -> number of its last change. It stays until a sync that began after that change has ended:
         # a round must not take a folder for synced while a checkpoint is only about to sync it.
@@ -47,7 +47,7 @@ class Files:
         # only, so after a failed sync the next one's OK means nothing, whoever asks.
         self.failure: OSError | None = None
 
-    def _acquire(self, path: str, create: bool = False) -> _Open:
+    def _acquire(self, path: str, create: bool = False) -> OpenFile:
         with self._lock:
             entry = self._open.get(path)
             if entry is not None:
@@ -55,7 +55,7 @@ class Files:
                 entry.users += 1
                 return entry
             self._evict(self._max - 1)
-            entry = _Open(path, self._open_file(path, create))
+            entry = OpenFile(path, self._open_file(path, create))
             entry.users = 1
             self._open[path] = entry
             return entry
@@ -70,7 +70,7 @@ class Files:
         self._evict(len(self._open) // 2)
         return self.disk.open(path, create=create)
 
-    def _release(self, entry: _Open, *, dirty: bool = False) -> None:
+    def _release(self, entry: OpenFile, *, dirty: bool = False) -> None:
         with self._lock:
             entry.users -= 1
             if dirty:
@@ -124,6 +124,19 @@ class Files:
             # takes the mark away, and nobody would sync what came after.
             self._release(entry, dirty=True)
 
+    def hold(self, path: str) -> OpenFile | None:
+        """A file that is open anyway, kept open until `let_go`; None rather than open it."""
+        with self._lock:
+            entry = self._open.get(path)
+            if entry is not None:
+                self._open.move_to_end(path)
+                entry.users += 1
+            return entry
+
+    def let_go(self, held: OpenFile) -> None:
+        """It has been written, or a part of it: see `write`."""
+        self._release(held, dirty=True)
+
     def write_derived(self, path: str, data: Bytes, position: int) -> None:
         """Write what can be made again from other files: never dirty, so never worth a sync."""
         entry = self._acquire(path, create=True)
@@ -140,7 +153,7 @@ class Files:
         finally:
             self._release(entry)
 
-    def _sync(self, entry: _Open) -> None:
+    def _sync(self, entry: OpenFile) -> None:
         self.check()
         try:
             self.disk.sync(entry.file)

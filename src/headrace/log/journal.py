@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from headrace.errors import CorruptJournal, StorageFailed
 from headrace.log import paths
-from headrace.log.disk import Disk, FileId, read_whole
+from headrace.log.disk import Disk, FileId, Step, read_whole
 
 Bytes = bytes | bytearray | memoryview
 
@@ -133,20 +133,39 @@ class Journal:
 
     def append(self, buffers: Sequence[Bytes]) -> None:
         """Write one entry, not yet synced. Room for it was reserved."""
-        size = sum(map(len, buffers))
-        needed = padded(ENTRY_HEADER.size + size)
-        assert self._file is not None and self._position + needed <= self._file_bytes
-        entry = _encoded(self._number, self.sequence + 1, self._synced, buffers)
+        step = self.step(buffers)
+        assert step is not None and step.buffers is not None, "room was reserved"
         try:
-            self._disk.pwrite(self._file, entry, self._position)
+            self._disk.pwrite(step.file, step.buffers, step.position)
         except OSError:
-            self._blank()
+            self.blank()
             raise
-        self.sequence += 1
-        self._position += needed
-        self.bytes_written += needed
+        self.wrote(step)
 
-    def _blank(self) -> None:
+    def step(self, buffers: Sequence[Bytes]) -> Step | None:
+        """The write of one entry, if this file has room for it; then `wrote`, or `blank` if it failed."""
+        if self._file is None or self._position + padded(ENTRY_HEADER.size + sum(map(len, buffers))) > self._file_bytes:
+            return None
+        return Step(self._file, _encoded(self._number, self.sequence + 1, self._synced, buffers), self._position)
+
+    def wrote(self, step: Step) -> None:
+        assert step.buffers is not None
+        size = sum(map(len, step.buffers))
+        self.sequence += 1
+        self._position += size
+        self.bytes_written += size
+
+    def sync_step(self) -> Step | None:
+        """The sync of what was written, and is about to be; None after a failure, of which `sync` tells."""
+        return None if self._file is None or self._failure is not None else Step(self._file, None)
+
+    def synced_all(self) -> None:
+        self._synced = self.sequence
+
+    def sync_failed(self, error: OSError) -> None:
+        self._failure = error
+
+    def blank(self) -> None:
         """What was written of a refused entry may be a whole one, the rest being padding: it must never be found.
 
         If this fails, too, whatever the reason, the refusal is no clean one, and nothing may follow.

@@ -23,9 +23,7 @@ from headrace.log.tier import Tier
 
 Bytes = bytes | bytearray | memoryview
 
-_SEAL = struct.Struct(
-    "<8sqqqqqqI"
-)  # magic, size, base, next offset, records, batches, max timestamp, headers crc
+_SEAL = struct.Struct("<8sqqqqqqI")  # magic, size, base, next offset, records, batches, max timestamp, headers crc
 _SEAL_MAGIC = b"HRSEAL01"
 RELATIVE_OFFSET_MAX = (1 << 31) - 1  # what fits an index entry, with room
 _SCAN_BYTES = 4 << 20
@@ -170,6 +168,15 @@ class SegmentWriter:
             # The file is made now, perhaps long after the segment began and the folder was synced for it.
             self._files.folder_changed(self.segment.folder)
         self._files.write(path, data, self.walker.position, create=True)
+        self.appended(data)
+        if self.index_is_due:
+            self.flush_index()
+
+    @property
+    def index_is_due(self) -> bool:
+        return len(self.walker.index) >= INDEX_FLUSH_BYTES
+
+    def appended(self, data: Sequence[Bytes]) -> None:
         for buffer in data:
             end = self.walker.walk(buffer)
             assert end == len(buffer), "a part is made of whole batches"
@@ -181,8 +188,6 @@ class SegmentWriter:
         segment.records = walker.records
         segment.size = walker.position
         segment.next_offset = walker.next_offset
-        if len(walker.index) >= INDEX_FLUSH_BYTES:
-            self.flush_index()
 
     def flush_index(self) -> None:
         """Never synced: an index is rebuilt when it is wrong. Without room the entries wait in memory."""
@@ -197,9 +202,7 @@ class SegmentWriter:
 
     def _write_index(self, walker: kernel.Walker) -> None:
         self._files.write_derived(self.segment.path(paths.INDEX), walker.index, self._index_size)
-        self._files.write_derived(
-            self.segment.path(paths.TIME_INDEX), walker.time_index, self._time_index_size
-        )
+        self._files.write_derived(self.segment.path(paths.TIME_INDEX), walker.time_index, self._time_index_size)
         self._index_size += len(walker.index)
         self._time_index_size += len(walker.time_index)
         walker.index = bytearray()

@@ -7,14 +7,15 @@ on it.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from headrace.clock import Clock
 from headrace.errors import DiskFull, HeadraceError, LogClosed, NotFound, StorageError, StorageFailed
 from headrace.log import checkpoint, paths
-from headrace.log.commit import Committed, Committer
+from headrace.log.commit import Committed, Committer, Plan
 from headrace.log.counters import Counters
-from headrace.log.disk import Disk, FileId, RealDisk, make_folder
+from headrace.log.disk import Disk, FileId, Ran, RealDisk, make_folder
 from headrace.log.files import NO_ROOM, Files
 from headrace.log.group import Group
 from headrace.log.journal import Journal, JournalFull
@@ -29,7 +30,7 @@ from headrace.log.slots import Ends, Slots
 from headrace.log.state import Fold, StateStore
 from headrace.log.tail import Tail
 from headrace.log.tiering import tier_root
-from headrace.log.work import InlineWorker, Post, ThreadWorker, Worker
+from headrace.log.work import InlineWorker, Lane, Post, ThreadWorker, Watch, Worker
 from headrace.record import codec
 
 EPOCHS = "epochs"
@@ -37,7 +38,7 @@ EPOCHS = "epochs"
 
 class Shard:
     # Set while opening, in this order.
-    worker: Worker
+    worker: Lane
     keeper: Worker
     loader: Loader
     post: Post
@@ -89,12 +90,13 @@ class Shard:
         disk: Disk | None = None,
         post: Post | None = None,
         defer: Post | None = None,
+        watch: Watch | None = None,
         make_future: Callable[[], Any] | None = None,
         folds: Mapping[str, Fold] | None = None,
     ) -> tuple["Shard", RecoveryReport]:
         """Lock the folder, recover, and be ready to append. Without `post` nothing runs by itself: see pump()."""
         shard = cls(root, settings or LogSettings(), clock, disk or RealDisk())
-        shard._start_workers(post, defer, make_future)
+        shard._start_workers(post, defer, watch, make_future)
         try:
             report = shard._recover(logs, folds)
         except OSError as error:
@@ -124,19 +126,23 @@ class Shard:
         return recover(self, list(logs))  # not before the lock is ours: another broker may be changing them
 
     def _start_workers(
-        self, post: Post | None, defer: Post | None, make_future: Callable[[], Any] | None
+        self,
+        post: Post | None,
+        defer: Post | None,
+        watch: Watch | None,
+        make_future: Callable[[], Any] | None,
     ) -> None:
         self._make_future = make_future
         self.post = post or (lambda fn: fn())
         self._inline: list[InlineWorker] = []
         if post is None:
             self._inline = [InlineWorker(), InlineWorker()]
-            self.worker, self.keeper = self._inline
+            self.worker, self.keeper = Lane(self._inline[0], self.disk), self._inline[1]
             self._deferred: deque[Callable[[], object]] = deque()
             self.defer = self._deferred.append
             self.loader = Loader(None, self.keeper)
         else:
-            self.worker = ThreadWorker("headrace-log", post)
+            self.worker = Lane(ThreadWorker("headrace-log", post), self.disk, watch)
             self.keeper = ThreadWorker("headrace-keeper", post)
             self.defer = defer or post
             self.loader = Loader(post)
@@ -145,7 +151,7 @@ class Shard:
         """Called by recovery once everything on disk is known."""
         self.journal = journal
         self.slots = slots
-        self.committer = Committer(journal, slots, self.settings.inline_bytes_max, self.clock.monotonic)
+        self.committer = Committer(journal, slots, self.files, self.settings.inline_bytes_max, self.clock.monotonic)
         slots.start(journal.sequence, map(ends_of, self.logs.values()))
 
     def pump(self) -> bool:
@@ -170,14 +176,10 @@ class Shard:
                 raise result[0]
 
     def _close_when_idle(self) -> None:
-        if (
-            self._closing is None
-            or self._in_flight is not None
-            or self._pending
-            or self._checkpoints.is_running
-        ):
+        if self._closing is None or self._in_flight is not None or self._pending or self._checkpoints.is_running:
             return
         closing, self._closing = self._closing, None
+        self.worker.stop_watching()
         for log in self.logs.values():
             log.close()
         if self.failure is not None or self.committer.is_stuck:
@@ -285,7 +287,7 @@ class Shard:
         batch.ends, self._direct_ends = self._direct_ends, []
         self._number(batch)
         self._in_flight = batch
-        self._submit(batch, lambda: self.committer.commit(batch))
+        self._submit(batch)
 
     def _is_wanted(self, unit: Unit) -> bool:
         """Leave out what was staged for a log that is deleted by now; the rest of its group goes on."""
@@ -317,8 +319,32 @@ class Shard:
                 log.epochs.append((log.epoch, part.base_offset))
                 batch.changes.append(StateChange(PUT, EPOCHS, log_key(log.id), pack_epochs(log.epochs)))
 
-    def _submit(self, batch: Round, job: Callable[[], Committed]) -> None:
-        self.worker.submit(job, lambda result, error: self._round_done(batch, result, error))
+    def _submit(self, batch: Round) -> None:
+        self.worker.enter(lambda: self._write(batch))
+
+    def _write(self, batch: Round) -> None:
+        """In the round's turn: as a chain if it can be one, else by the worker."""
+        if batch is not self._in_flight:
+            self.worker.leave()  # a failure was faster, and was told
+            return
+        try:
+            plan = self.committer.plan(batch)
+        except BaseException as error:  # noqa: BLE001 - as if the worker had met it
+            self.worker.leave()
+            self._round_done(batch, None, error)
+            return
+        if plan is None:
+            self.worker.give(lambda: self.committer.commit(batch), partial(self._round_done, batch))
+        else:
+            self.worker.run(plan.steps, lambda ran, error: self._written(batch, plan, ran, error))
+
+    def _written(self, batch: Round, plan: Plan, ran: Ran | None, error: BaseException | None) -> None:
+        result = self.committer.finish(plan, ran) if ran is not None else None
+        if ran is None or result is None or ran.error is None:
+            self.worker.leave()
+            self._round_done(batch, result, error)
+        else:
+            self.worker.give(lambda: self.committer.mend(plan, ran, result), partial(self._round_done, batch))
 
     def _round_done(self, batch: Round, result: Committed | None, error: BaseException | None) -> None:
         if batch is not self._in_flight:
@@ -346,13 +372,13 @@ class Shard:
 
     def retry_stuck(self) -> None:
         if self._in_flight is not None and self.committer.is_stuck:
-            self._submit(self._in_flight, lambda: self.committer.apply_rest(Committed()))
+            batch = self._in_flight
+            self.worker.submit(lambda: self.committer.apply_rest(Committed()), partial(self._round_done, batch))
 
     def journal_freed(self) -> None:
         if self._waits_for_journal and self._in_flight is not None:
             self._waits_for_journal = False
-            batch = self._in_flight
-            self._submit(batch, lambda: self.committer.commit(batch))
+            self._submit(self._in_flight)
 
     def _next(self) -> None:
         self._in_flight = None
@@ -382,9 +408,7 @@ class Shard:
             else:
                 log.durable_end = part.next_offset
             touched[log.id] = log
-            part.ticket.base_offset = (
-                part.base_offset if part.ticket.base_offset < 0 else part.ticket.base_offset
-            )
+            part.ticket.base_offset = part.base_offset if part.ticket.base_offset < 0 else part.ticket.base_offset
             part.ticket.next_offset = part.next_offset
         self._count(batch, records, result)
         for unit in batch.units:
@@ -431,9 +455,7 @@ class Shard:
         """A write or sync failed: nothing is confirmed any more. What is on disk is judged by the next start."""
         if self.failure is None:
             self.failure = (
-                error
-                if isinstance(error, StorageFailed)
-                else StorageFailed(f"writing to {self.root} failed: {error}")
+                error if isinstance(error, StorageFailed) else StorageFailed(f"writing to {self.root} failed: {error}")
             )
             self.failure.__cause__ = error
         units = [*(self._in_flight.units if self._in_flight else ()), *self._pending]

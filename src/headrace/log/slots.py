@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.log.disk import Disk, read_whole
+from headrace.log.disk import Disk, FileId, Step, read_whole
 
 SLOT = struct.Struct(
     "<qqqqqqi8xI"
@@ -55,7 +55,11 @@ class Slots:
         self._places: dict[int, int] = {}
         self._free: list[int] = []
         self._next = 0
-        self._file: int | None = None
+        self._file: FileId | None = None
+
+    @property
+    def file(self) -> FileId | None:
+        return self._file
 
     def start(self, sequence: int, ends: Iterable[Ends]) -> None:
         """`sequence` is the journal's last entry, and durable. Its slot lies in the synced part of the file from the
@@ -77,6 +81,14 @@ class Slots:
         self.write(_journal(sequence))
 
     def write(self, ends: Ends) -> None:
+        file, buffers, position = self.step(ends)
+        assert buffers is not None
+        self._disk.pwrite(file, buffers, position)
+
+    def sequence_step(self, sequence: int) -> Step:
+        return self.step(_journal(sequence))
+
+    def step(self, ends: Ends) -> Step:
         assert self._file is not None
         place = self._places.get(ends.log_id)
         if place is None:
@@ -84,7 +96,7 @@ class Slots:
             if place == self._next:
                 self._next += 1
             self._places[ends.log_id] = place
-        self._disk.pwrite(self._file, [pack(ends)], place * SLOT.size)
+        return Step(self._file, (pack(ends),), place * SLOT.size)
 
     def sync(self) -> None:
         assert self._file is not None

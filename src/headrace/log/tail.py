@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from headrace.clock import Clock
 from headrace.log import kernel, paths
-from headrace.log.files import Files
+from headrace.log.disk import Step
+from headrace.log.files import Files, OpenFile
 from headrace.log.segment import RELATIVE_OFFSET_MAX, SavedWriter, Segment, SegmentWriter
 from headrace.log.settings import StreamSettings
 
@@ -53,6 +54,19 @@ class Tail:
         self.writer.append(data)
         return rolled
 
+    def append_step(self, data: Sequence[Bytes], size: int) -> tuple[Step, OpenFile] | None:
+        """The write of whole batches behind what is there, and the file, held for it. None when there is more to
+        do than that: a segment to begin, a file to open, an index to write. Then `appended`."""
+        writer = self.writer
+        if writer is None or writer.position == 0 or writer.index_is_due or self._is_full(writer, size):
+            return None
+        held = self._files.hold(writer.segment.data_path)
+        return None if held is None else (Step(held.file, data, writer.position), held)
+
+    def appended(self, data: Sequence[Bytes]) -> None:
+        assert self.writer is not None
+        self.writer.appended(data)
+
     def _is_full(self, writer: SegmentWriter, size: int) -> bool:
         segment = writer.segment
         if writer.position == 0:
@@ -74,9 +88,7 @@ class Tail:
             self.created = True
         segment = Segment(self.folder, base_offset, created_ms=self._clock.now_ms())
         self._files.folder_changed(self.folder)
-        self.writer = SegmentWriter(
-            self._files, segment, kernel.Walker(base_offset, self.settings.index_interval)
-        )
+        self.writer = SegmentWriter(self._files, segment, kernel.Walker(base_offset, self.settings.index_interval))
         self.segments = (*self.segments, segment)
 
     def sync(self) -> int:
@@ -110,9 +122,7 @@ class Tail:
         return bool(self._written)
 
     def save(self) -> SavedTail:
-        return SavedTail(
-            self.segments, self.writer, self.writer.save() if self.writer else None, self.created
-        )
+        return SavedTail(self.segments, self.writer, self.writer.save() if self.writer else None, self.created)
 
     def undo_to(self, saved: SavedTail) -> None:
         """Take back what was appended since: the disk was full, and the round is refused as a whole."""

@@ -2,14 +2,18 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from headrace.log.chain import Engine
+from headrace.log.disk import Disk, Step, is_untouched, ran
+
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
 Post = Callable[[Callable[[], object]], object]
+Watch = Callable[[int, Callable[[], object] | None], object]  # call back when the file is readable; None: no more
 
 
 class Worker(Protocol):
@@ -79,3 +83,92 @@ class InlineWorker:
     def close(self) -> None:
         while self.pump():
             pass
+
+
+class Lane:
+    """The worker's jobs and the chains of rounds: in the order in which they came, one at a time, so that what they
+    all change has one user at any moment. For the owner thread.
+
+    With `watch` a chain runs in a thread that needs no interpreter; without, it is one more job of the worker.
+    """
+
+    def __init__(self, worker: Worker, disk: Disk, watch: Watch | None = None) -> None:
+        self._worker = worker
+        self._disk = disk
+        self._watch = watch
+        self._engine: Engine | None = None
+        self._ended: Done | None = None
+        self._is_taken = False
+        self._waiting: deque[Callable[[], object] | tuple[Job, Done]] = deque()
+        if watch is not None and is_untouched(disk):
+            self._engine = Engine()
+            watch(self._engine.fileno(), self._collect)
+
+    def submit(self, job: Job, done: Done) -> None:
+        """As a Worker does it."""
+        if self._is_taken:
+            self._waiting.append((job, done))
+        else:
+            self._is_taken = True
+            self.give(job, done)
+
+    def enter(self, start: Callable[[], object]) -> None:
+        """Call start when it is its turn, which ends with a job that was given, or with `leave`."""
+        if self._is_taken:
+            self._waiting.append(start)
+        else:
+            self._is_taken = True
+            start()
+
+    def leave(self) -> None:
+        self._is_taken = False
+        while self._waiting and not self._is_taken:
+            self._is_taken = True
+            following = self._waiting.popleft()
+            if isinstance(following, tuple):
+                self.give(*following)
+            else:
+                following()
+
+    def give(self, job: Job, done: Done) -> None:
+        """In one's turn: a job for the worker, with which the turn ends."""
+
+        def over(result: Any, error: BaseException | None) -> None:
+            try:
+                done(result, error)
+            finally:
+                self.leave()
+
+        self._worker.submit(job, over)
+
+    def run(self, steps: Sequence[Step], ended: Done) -> None:
+        """In one's turn, which goes on: a chain. What the disk refuses is in its result; an error is our bug."""
+        if self._engine is None:
+            self._worker.submit(lambda: self._disk.run(steps), ended)
+        else:
+            self._ended = ended
+            self._engine.start(steps)
+
+    def _collect(self) -> None:
+        assert self._engine is not None
+        result = self._engine.collect()
+        if result is not None and self._ended is not None:
+            ended, self._ended = self._ended, None
+            ended(ran(result), None)
+
+    def stop_watching(self) -> None:
+        """On the owner thread, before its loop ends: no chain follows."""
+        if self._engine is not None and self._watch is not None:
+            self._watch(self._engine.fileno(), None)
+            self._watch = None
+
+    def close(self) -> None:
+        """Finish the jobs that were submitted; a chain that is under way ends, and nobody is told."""
+        if self._engine is not None:
+            self.stop_watching()
+            self._engine.close()
+        waiting, self._waiting = self._waiting, deque()
+        for one in waiting:
+            if isinstance(one, tuple):
+                self._worker.submit(*one)
+        self._worker.close()

@@ -17,10 +17,10 @@ def test_a_direct_append_does_not_take_a_folder_for_synced_that_a_checkpoint_is_
     shard = reopen(disk, spec())
     write(shard, "a")
     shard.checkpoint(lambda error: None)
-    assert shard.worker.pump(), "the checkpoint has taken the list of what to sync, and synced nothing yet"
+    assert shard._inline[0].pump(), "the checkpoint has taken the list of what to sync, and synced nothing yet"
     ticket = shard.logs[1].append(batch("b", 1000))
     while not ticket.done:
-        assert shard._deferred or shard.worker.pump()
+        assert shard._deferred or shard._inline[0].pump()
         while shard._deferred:
             shard._deferred.popleft()()
     assert values(reopen(lost(disk), spec())) == ["a", "b"]

@@ -1,0 +1,275 @@
+"""A chain of writes and syncs that runs to its end, or to the first error, without the interpreter.
+
+A round is a handful of short calls on the disk. Made one by one from a Python thread, each of them gives the
+interpreter away and has to win it back from the event loop, which costs more than the call. Only disk.py uses this.
+"""
+
+import os
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <pthread.h>
+    #include <signal.h>
+    #include <stdint.h>
+    #include <sys/eventfd.h>
+    #include <sys/uio.h>
+    #include <time.h>
+    #include <unistd.h>
+
+    #define HEADRACE_PARTS_MAX 512 /* of one call; Linux takes 1,024 */
+
+    typedef struct {
+        int file;
+        int count;           /* of parts; -1: a sync */
+        struct iovec *parts; /* changed where a write comes back short */
+        long long position;
+    } headrace_step;
+
+    typedef struct {
+        int done;  /* steps that were carried out in full */
+        int error; /* errno of the step behind them; 0: there was none */
+        double sync_s;
+    } headrace_ran;
+
+    static int headrace_write(headrace_step *step) {
+        struct iovec *parts = step->parts;
+        int left = step->count;
+        long long position = step->position;
+        while (left > 0) {
+            ssize_t gone = pwritev(step->file, parts, left < HEADRACE_PARTS_MAX ? left : HEADRACE_PARTS_MAX, position);
+            if (gone < 0) {
+                if (errno == EINTR) continue;
+                return errno;
+            }
+            position += gone;
+            int moved = gone > 0;
+            while (left > 0 && (size_t)gone >= parts->iov_len) {
+                gone -= parts->iov_len;
+                parts++;
+                left--;
+                moved = 1;
+            }
+            if (!moved) return EIO; /* no progress */
+            if (left > 0) {
+                parts->iov_base = (char *)parts->iov_base + gone;
+                parts->iov_len -= gone;
+            }
+        }
+        return 0;
+    }
+
+    static double headrace_now(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return t.tv_sec + t.tv_nsec / 1e9;
+    }
+
+    static headrace_ran headrace_run(headrace_step *steps, int count) {
+        headrace_ran ran = {0, 0, 0.0};
+        for (; ran.done < count; ran.done++) {
+            headrace_step *step = &steps[ran.done];
+            if (step->count < 0) {
+                double began = headrace_now();
+                /* Never tried again, not even after EINTR: the next one would answer OK and have written nothing. */
+                ran.error = fdatasync(step->file) < 0 ? errno : 0;
+                ran.sync_s += headrace_now() - began;
+            } else {
+                ran.error = headrace_write(step);
+            }
+            if (ran.error) break;
+        }
+        return ran;
+    }
+
+    typedef struct {
+        pthread_t thread;
+        pthread_mutex_t lock;
+        pthread_cond_t wake;
+        headrace_step *steps; /* NULL: nothing to do */
+        int count, is_over, event;
+        headrace_ran ran;
+    } headrace_engine;
+
+    static void *headrace_engine_main(void *argument) {
+        headrace_engine *engine = argument;
+        uint64_t one = 1;
+        pthread_mutex_lock(&engine->lock);
+        for (;;) {
+            while (engine->steps == NULL && !engine->is_over) pthread_cond_wait(&engine->wake, &engine->lock);
+            if (engine->steps == NULL) break;
+            pthread_mutex_unlock(&engine->lock);
+            headrace_ran ran = headrace_run(engine->steps, engine->count);
+            pthread_mutex_lock(&engine->lock);
+            engine->ran = ran;
+            engine->steps = NULL;
+            while (write(engine->event, &one, sizeof one) < 0 && errno == EINTR) {}
+        }
+        pthread_mutex_unlock(&engine->lock);
+        return NULL;
+    }
+
+    static int headrace_engine_begin(headrace_engine *engine) {
+        sigset_t all, before;
+        int error;
+        engine->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        if (engine->event < 0) return errno;
+        pthread_mutex_init(&engine->lock, NULL);
+        pthread_cond_init(&engine->wake, NULL);
+        sigfillset(&all); /* signals are for the interpreter's threads */
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        error = pthread_create(&engine->thread, NULL, headrace_engine_main, engine);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        if (error) close(engine->event);
+        return error;
+    }
+
+    static void headrace_engine_start(headrace_engine *engine, headrace_step *steps, int count) {
+        pthread_mutex_lock(&engine->lock);
+        engine->steps = steps;
+        engine->count = count;
+        pthread_cond_signal(&engine->wake);
+        pthread_mutex_unlock(&engine->lock);
+    }
+
+    /* 1 when a chain has ended since the last call. */
+    static int headrace_engine_collect(headrace_engine *engine, headrace_ran *ran) {
+        uint64_t ended;
+        if (read(engine->event, &ended, sizeof ended) < 0) return 0;
+        pthread_mutex_lock(&engine->lock);
+        *ran = engine->ran;
+        pthread_mutex_unlock(&engine->lock);
+        return 1;
+    }
+
+    static void headrace_engine_end(headrace_engine *engine) {
+        pthread_mutex_lock(&engine->lock);
+        engine->is_over = 1;
+        pthread_cond_signal(&engine->wake);
+        pthread_mutex_unlock(&engine->lock);
+        pthread_join(engine->thread, NULL);
+        pthread_cond_destroy(&engine->wake);
+        pthread_mutex_destroy(&engine->lock);
+        close(engine->event);
+    }
+    """
+    cdef struct iovec:
+        void* iov_base
+        size_t iov_len
+
+    ctypedef struct headrace_step:
+        int file
+        int count
+        iovec* parts
+        long long position
+
+    ctypedef struct headrace_ran:
+        int done
+        int error
+        double sync_s
+
+    ctypedef struct headrace_engine:
+        int event
+
+    headrace_ran headrace_run(headrace_step* steps, int count) noexcept nogil
+    int headrace_engine_begin(headrace_engine* engine)
+    void headrace_engine_start(headrace_engine* engine, headrace_step* steps, int count) noexcept nogil
+    int headrace_engine_collect(headrace_engine* engine, headrace_ran* ran) noexcept nogil
+    void headrace_engine_end(headrace_engine* engine) noexcept nogil
+
+
+cdef class _Chain:
+    """The steps as the C side wants them. Holds the buffers until it goes."""
+    cdef headrace_step* steps
+    cdef iovec* parts
+    cdef Py_buffer* views
+    cdef int step_count
+    cdef Py_ssize_t held
+
+    def __cinit__(self, steps):
+        cdef Py_ssize_t buffers = 0, at = 0
+        cdef headrace_step* step
+        for _, given, _ in steps:
+            buffers += 0 if given is None else len(given)
+        self.steps = <headrace_step*>PyMem_Calloc(max(len(steps), 1), sizeof(headrace_step))
+        self.parts = <iovec*>PyMem_Calloc(max(buffers, 1), sizeof(iovec))
+        self.views = <Py_buffer*>PyMem_Calloc(max(buffers, 1), sizeof(Py_buffer))
+        if self.steps == NULL or self.parts == NULL or self.views == NULL:
+            raise MemoryError
+        for file, given, position in steps:
+            step = &self.steps[self.step_count]
+            step.file = file
+            step.position = position
+            step.count = -1
+            if given is not None:
+                step.parts = &self.parts[at]
+                step.count = len(given)
+                for buffer in given:
+                    PyObject_GetBuffer(buffer, &self.views[at], PyBUF_SIMPLE)
+                    self.held = at + 1
+                    self.parts[at].iov_base = self.views[at].buf
+                    self.parts[at].iov_len = self.views[at].len
+                    at += 1
+            self.step_count += 1
+
+    def __dealloc__(self):
+        cdef Py_ssize_t at
+        for at in range(self.held):
+            PyBuffer_Release(&self.views[at])
+        PyMem_Free(self.views)
+        PyMem_Free(self.parts)
+        PyMem_Free(self.steps)
+
+
+def run(steps):
+    """Here and now: (steps done, errno of the next one or 0, seconds in syncs)."""
+    cdef _Chain chain = _Chain(steps)
+    cdef headrace_ran ran
+    with nogil:
+        ran = headrace_run(chain.steps, chain.step_count)
+    return ran.done, ran.error, ran.sync_s
+
+
+cdef class Engine:
+    """A thread that runs one chain at a time and never needs the interpreter. `fileno` is readable when one ended."""
+    cdef headrace_engine engine
+    cdef _Chain running
+    cdef bint is_open
+
+    def __cinit__(self):
+        cdef int error = headrace_engine_begin(&self.engine)
+        if error:
+            raise OSError(error, os.strerror(error))
+        self.is_open = True
+
+    def fileno(self):
+        return self.engine.event
+
+    def start(self, steps):
+        assert self.is_open and self.running is None, "one chain at a time"
+        self.running = _Chain(steps)
+        headrace_engine_start(&self.engine, self.running.steps, self.running.step_count)
+
+    def collect(self):
+        """What became of the chain, as `run` returns it; None while it runs."""
+        cdef headrace_ran ran
+        if self.running is None or not headrace_engine_collect(&self.engine, &ran):
+            return None
+        self.running = None
+        return ran.done, ran.error, ran.sync_s
+
+    def close(self):
+        """Waits for the chain that runs; what became of it is nobody's business any more."""
+        if self.is_open:
+            self.is_open = False
+            with nogil:
+                headrace_engine_end(&self.engine)
+            self.running = None
+
+    def __dealloc__(self):
+        if self.is_open:
+            with nogil:
+                headrace_engine_end(&self.engine)

@@ -1,0 +1,189 @@
+"""Chains of writes and syncs: here and now, in their own thread, and the lane in which they take turns with jobs."""
+
+import asyncio
+import errno
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.clock import SystemClock
+from headrace.log.chain import Engine, run
+from headrace.log.disk import RealDisk, Step, run_one_by_one
+from headrace.log.log import LogSpec
+from headrace.log.settings import LogSettings, StreamSettings
+from headrace.log.shard import Shard
+from headrace.log.work import InlineWorker, Lane
+from tests.log.helpers import batch
+
+
+def in_engine(steps: list[Step]) -> tuple[int, int, float]:
+    engine = Engine()
+    try:
+        engine.start(steps)
+        assert select.select([engine.fileno()], [], [], 30)[0], "it ends"
+        result = engine.collect()
+        assert result is not None
+        return result
+    finally:
+        engine.close()
+
+
+def by_disk(steps: list[Step]) -> tuple[int, int, float]:
+    done, error, sync_s = run_one_by_one(RealDisk(), steps)
+    return done, error.errno or 0 if error else 0, sync_s
+
+
+Runner = Callable[[list[Step]], tuple[int, int, float]]
+
+
+@pytest.fixture(params=[run, in_engine, by_disk], ids=["here", "engine", "one by one"])
+def runner(request: pytest.FixtureRequest) -> Runner:
+    chosen: Runner = request.param
+    return chosen
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    opened = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield opened
+    os.close(opened)
+
+
+def test_every_step_is_carried_out_in_order(runner: Runner, file: int) -> None:
+    pieces = [bytes([n % 256]) * (n % 7) for n in range(1500)]  # more than one call takes, empty ones among them
+    steps = [Step(file, [b"old"], 0), Step(file, pieces, 1), Step(file, None), Step(file, (bytearray(b"new"),), 0)]
+    assert runner(steps)[:2] == (4, 0)
+    assert os.pread(file, 10_000, 0) == b"new" + b"".join(pieces)[2:]
+
+
+def test_the_first_error_ends_it(runner: Runner, file: int) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        steps = [Step(file, [b"first"], 0), Step(full, [b"no room"], 0), Step(file, [b"never"], 0)]
+        assert runner(steps)[:2] == (1, errno.ENOSPC)
+        assert os.pread(file, 100, 0) == b"first"
+    finally:
+        os.close(full)
+
+
+def test_a_sync_that_fails_ends_it(runner: Runner, file: int) -> None:
+    reader, writer = os.pipe()  # has nothing to sync
+    try:
+        assert runner([Step(file, [b"a"], 0), Step(writer, None), Step(file, [b"b"], 0)])[:2] == (1, errno.EINVAL)
+        assert os.pread(file, 100, 0) == b"a"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+SHORT = """
+import os, resource, sys
+from headrace.log.chain import run
+from headrace.log.disk import Step
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+print(run([Step(file, [b"a" * 700, b"b" * 700], 0)])[:2], os.fstat(file).st_size)
+"""
+
+
+def test_a_write_that_comes_back_short_goes_on_until_it_is_whole_or_fails(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SHORT, str(tmp_path / "file")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said == f"(0, {errno.EFBIG}) 1000\n"
+
+
+def test_buffers_stay_as_they_are_until_the_chain_has_ended(file: int) -> None:
+    engine = Engine()
+    buffer = bytearray(b"a" * 1000)
+    engine.start([Step(file, [buffer], 0)])
+    with pytest.raises(BufferError):
+        buffer.extend(b"b" * 100_000)
+    assert select.select([engine.fileno()], [], [], 30)[0]
+    engine.collect()
+    buffer.extend(b"b")
+    engine.close()
+
+
+def test_an_engine_can_be_closed_twice_and_while_it_works(file: int) -> None:
+    engine = Engine()
+    engine.start([Step(file, [b"x" * 100_000], n * 100_000) for n in range(100)])
+    engine.close()
+    engine.close()
+    assert os.fstat(file).st_size == 10_000_000, "what was begun is finished"
+
+
+def test_jobs_and_chains_take_turns_in_the_order_in_which_they_came(file: int) -> None:
+    worker = InlineWorker()
+    lane = Lane(worker, RealDisk())
+    seen: list[str] = []
+
+    def note(name: str) -> Callable[[object, BaseException | None], None]:
+        return lambda _result, _error: seen.append(name)
+
+    def chain() -> None:
+        seen.append("chain begins")
+        lane.run([Step(file, [b"c"], 0)], ended)
+
+    def ended(_ran: object, _error: BaseException | None) -> None:
+        seen.append("chain ends")
+        lane.leave()
+
+    lane.submit(lambda: seen.append("first works"), note("first is told"))
+    lane.enter(chain)
+    lane.submit(lambda: seen.append("last works"), note("last is told"))
+    while worker.pump():
+        pass
+    assert seen == ["first works", "first is told", "chain begins", "chain ends", "last works", "last is told"]
+
+
+def test_a_lane_that_is_closed_finishes_the_jobs_that_wait_for_their_turn() -> None:
+    worker = InlineWorker()
+    lane = Lane(worker, RealDisk())
+    seen: list[int] = []
+    for number in range(3):
+        lane.submit(lambda number=number: seen.append(number), lambda _result, _error: None)  # type: ignore[misc]
+    lane.close()
+    assert seen == [0, 1, 2]
+
+
+def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(tmp_path: Path) -> None:
+    """And what they leave behind is what a round of the worker leaves behind."""
+
+    async def append(watched: bool) -> bytes:
+        loop = asyncio.get_running_loop()
+        folder = tmp_path / str(watched)
+        used: list[int] = []
+
+        def watch(file: int, call: Callable[[], object] | None) -> None:
+            if call is None:
+                loop.remove_reader(file)
+            else:
+                loop.add_reader(file, lambda: used.append(1) or call())  # type: ignore[func-returns-value]
+
+        shard, _ = Shard.open(
+            str(folder),
+            LogSettings(),
+            logs=[LogSpec(1, "log", StreamSettings())],
+            clock=SystemClock(),
+            post=loop.call_soon_threadsafe,
+            defer=loop.call_soon,
+            watch=watch if watched else None,
+            make_future=loop.create_future,
+        )
+        for number in range(20):
+            await shard.log(1).append(batch([b"%d" % number]))
+        assert bool(used) == watched
+        assert shard.log(1).visible_end == 20
+        closed = loop.create_future()
+        shard.close(closed.set_result)
+        assert await closed is None
+        await loop.run_in_executor(None, shard.join)
+        [data] = folder.glob("logs/*/*.log")
+        return data.read_bytes()
+
+    assert asyncio.run(append(True)) == asyncio.run(append(False))
