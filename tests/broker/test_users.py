@@ -170,7 +170,8 @@ async def test_nobody_logs_in_without_a_password(reopen: Callable[[], Users]) ->
     users = reopen()
     await users.put_user("ann")
     await users.put_user("bob", password_hash="")
-    for name in ("ann", "bob", "nobody"):
+    await users.put_user("eve", password_hash=passwords.hash_password(""))  # one may come out of a RabbitMQ
+    for name in ("ann", "bob", "eve", "nobody"):
         assert users.authenticate(name, "") is None
         assert users.authenticate(name, "x") is None
     assert users.authenticate("guest", "") is None
@@ -249,7 +250,7 @@ async def test_topic_rules_narrow_the_exchange_they_name_and_no_other(reopen: Ca
     assert rights.may_read_topic("amq.topic", "/") and not rights.may_read_topic("amq.topic", "x")
 
 
-@pytest.mark.parametrize("pattern", ["(", r"(a)\1", "(?<=a)b", "((a{100}){100}){100}", "x" * 10_000])
+@pytest.mark.parametrize("pattern", ["(", r"(a)\1", "(?<=a)b", "((a{100}){100}){100}", r"\pL{300}", "x" * 10_000])
 async def test_patterns_that_re2_refuses_are_named(reopen: Callable[[], Users], pattern: str) -> None:
     users = reopen()
     await users.put_user("ann", password="x")
@@ -327,6 +328,8 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_and_never_more_rights() -
             assert not removed & names, mode
             owners = {user for _, user in users.permissions()}
             assert owners <= names | {GUEST}, mode  # guest's come before guest
+            if GUEST in answered or not answered:
+                assert GUEST not in names or ("/", GUEST) in users.permissions(), mode
             users.close()
 
     async def work() -> None:
