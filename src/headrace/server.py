@@ -15,6 +15,7 @@ from typing import NamedTuple, TextIO
 import msgspec
 
 from headrace.broker.broker import Broker
+from headrace.broker.machine import keep_freed_memory
 from headrace.clock import Clock, SystemClock
 from headrace.config import Address, Config
 from headrace.doors.listener import Door
@@ -85,6 +86,7 @@ def run(
     """Serves until SIGTERM or SIGINT; the exit code. HeadraceError says in one sentence why it cannot."""
     set_up_logging(config)
     _allow_many_files()
+    keep_freed_memory()
     speaker = (_JsonSpeaker if as_json else _TextSpeaker)(out or sys.stdout)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(config, speaker, beside))

@@ -1,6 +1,9 @@
 """The memory manager's decisions as pure functions of numbers, and the order in which it takes memory back."""
 
 import logging
+import platform
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,7 +156,8 @@ class Holder:
 class World:
     def __init__(self, rss: int = 100 * MB, **config: Any) -> None:
         self.clock, self.memory = Clock(), Memory(rss)
-        self.shard: Any = SimpleNamespace(pending_bytes=0)
+        counters = SimpleNamespace(bytes_written=0, bytes_read=0)
+        self.shard: Any = SimpleNamespace(pending_bytes=0, counters=counters)
         self.disk: Any = SimpleNamespace(free_bytes=lambda path: self.free)
         self.free = 10_000 * MB
         settings = Config(memory_limit=1000 * MB, disk_free_limit=100 * MB, **config)
@@ -181,6 +185,48 @@ async def test_the_largest_holders_are_asked_first_and_only_as_much_as_is_needed
     world.step()
     assert world.pressure.verdict.paused_by is None
     await world.pressure.close()
+
+
+async def test_what_work_left_behind_goes_back_once_and_only_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr("headrace.broker.pressure.trim_allocator", lambda: trims.append(1))
+    world = World()
+
+    async def pass_time(moved: int) -> int:
+        world.shard.counters.bytes_read += moved
+        world.step(11.0)
+        if world.pressure._trim is not None:
+            await world.pressure._trim
+        return len(trims)
+
+    # idle; at work; at work; hardly anything any more; idle for long; a little; at work again; idle again
+    moved = (0, 50 * MB, 50 * MB, 1 * MB, 0, 2 * MB, 50 * MB, 0)
+    assert [await pass_time(size) for size in moved] == [0, 0, 0, 1, 1, 1, 1, 2]
+    await world.pressure.close()
+
+
+FAULTS = """
+import resource, sys
+from headrace.broker.machine import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        buffers = [bytearray(1 << 20) for _ in range(20)]
+        del buffers
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_buffers_are_used_again_and_not_fetched_from_the_system_each_time() -> None:
+    if "glibc" not in platform.libc_ver():
+        pytest.skip("only glibc keeps its memory when it is told to")
+    kept, given_back = (
+        int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("kept", "given back")
+    )
+    assert kept < given_back / 10
 
 
 async def test_connections_are_closed_only_when_an_alarm_lasts() -> None:

@@ -15,6 +15,9 @@ SELF_CGROUP = "/proc/self/cgroup"
 CGROUPS = "/sys/fs/cgroup"
 # Kernel files have no size to ask for; every one of ours is shorter than this.
 KERNEL_FILE_BYTES_MAX = 4096
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+LARGEST_KEPT = 32 << 20  # the most that glibc takes
+KEPT_BYTES_MAX = 64 << 20
 
 
 class ProcessMemory:
@@ -85,6 +88,15 @@ def _read(disk: Disk, path: str) -> str | None:
         return None
     finally:
         disk.close(file)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library hand buffers out again instead of giving each back to the system: on a virtual machine the
+    pages of a new megabyte cost more than all that is done with it."""
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        library.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES_MAX)
 
 
 def trim_allocator() -> None:

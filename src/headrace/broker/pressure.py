@@ -34,6 +34,8 @@ DELAY_S_MAX = 1.0
 PENDING_BYTES_MAX = 256 * MB  # with less, one slow sync would refuse publishers
 DISK_LOOK_S = 1.0
 SHED_INTERVAL_S = 1.0
+IDLE_LOOK_S = 10.0
+IDLE_BYTES = 16 * MB  # written and read in that time: less is hardly any
 TRIM_INTERVAL_S = 5.0
 SAME_ALARM_S = 10.0  # one that comes back sooner goes on where it was: holders have been patient already
 NOTHING_LEFT_S = 30.0
@@ -133,7 +135,9 @@ class Pressure:
         self._unseen_bytes = 0
         self._growth_bytes = limit // 64
         self._free_at = 0.0
-        self._disk_due = self._shed_due = self._trim_due = 0.0
+        self._disk_due = self._shed_due = self._trim_due = self._idle_due = 0.0
+        self._moved_bytes = 0
+        self._has_worked = False
         self._alarm_since = self._complain_due = 0.0
         self._alarm_ended = -SAME_ALARM_S
         self._trim: asyncio.Future[None] | None = None
@@ -218,6 +222,9 @@ class Pressure:
             self._shed(now)
         elif self.verdict.slowed_by == MEMORY and now >= self._trim_due:
             self._trim_memory(now)
+        elif now >= self._idle_due:
+            self._idle_due = now + IDLE_LOOK_S
+            self._trim_after_work(now)
 
     def look(self) -> None:
         self._unseen_bytes = 0
@@ -281,6 +288,16 @@ class Pressure:
         if not freed and now - self._alarm_since > NOTHING_LEFT_S and now >= self._complain_due:
             self._complain_due = now + 60.0
             logger.warning("%s, and nothing is left to let go of", self.paused_because)
+
+    def _trim_after_work(self, now: float) -> None:
+        """What the allocator kept for the next buffers goes back once there are hardly any, and is then left alone."""
+        counters = self._shard.counters
+        moved, self._moved_bytes = self._moved_bytes, counters.bytes_written + counters.bytes_read
+        if self._moved_bytes - moved > IDLE_BYTES:
+            self._has_worked = True
+        elif self._has_worked:
+            self._has_worked = False
+            self._trim_memory(now)
 
     def _trim_memory(self, now: float) -> None:
         if self._trim is None or self._trim.done():
