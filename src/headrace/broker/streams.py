@@ -194,6 +194,10 @@ class Streams:
         chosen = (key for key in self._streams if vhost is None or key[0] == vhost)
         return [self._streams[key] for key in sorted(chosen)]
 
+    def names(self, vhost: str) -> Iterator[str]:
+        """In no order, and for one turn of the loop."""
+        return (name for place, name in self._streams if place == vhost)
+
     def __len__(self) -> int:
         return len(self._streams)
 

@@ -218,6 +218,44 @@ async def test_names_that_are_no_topics_are_refused(client: Client, topic: str) 
     assert (await client.produce(topic, batch(b"x"))).error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
+async def test_a_name_that_differs_from_a_topics_only_in_dots_and_underscores_is_refused(
+    world: World, client: Client
+) -> None:
+    """As Kafka does it, whose metrics would be the same; also for a topic that would be made by naming it."""
+    await world.topic("a.b_c")
+    for name, code in (("a_b.c", Code.INVALID_TOPIC), ("a.b_c", Code.TOPIC_ALREADY_EXISTS), ("a-b.c", Code.NONE)):
+        for validate_only in (True, False):
+            topics = [{"name": name, "num_partitions": 1, "replication_factor": 1}]
+            made = await client.call(Api.CREATE_TOPICS, 7, topics=topics, validate_only=validate_only)
+            assert made.topics[0].error_code == code, name
+            if code == Code.INVALID_TOPIC:
+                assert made.topics[0].error_message == "Topic 'a_b.c' collides with existing topic: a.b_c"
+    answer = await client.call(Api.METADATA, 12, topics=[{"name": "a_b_c"}, {"name": "a.b_c"}])
+    assert [topic.error_code for topic in answer.topics] == [Code.INVALID_TOPIC, Code.NONE]
+    await client.call(Api.DELETE_TOPICS, 6, topics=[{"name": "a.b_c"}])
+    answer = await client.call(Api.METADATA, 12, topics=[{"name": "a_b_c"}])
+    assert answer.topics[0].error_code == Code.NONE
+
+
+async def test_of_two_names_that_collide_and_come_at_once_one_is_made(world: World) -> None:
+    one, other = await world.client(), await world.client()
+    made = await asyncio.gather(
+        one.call(Api.CREATE_TOPICS, 7, topics=[{"name": "at.once", "num_partitions": 1, "replication_factor": 1}]),
+        other.call(Api.CREATE_TOPICS, 7, topics=[{"name": "at_once", "num_partitions": 1, "replication_factor": 1}]),
+    )
+    assert sorted(answer.topics[0].error_code for answer in made) == [Code.NONE, Code.INVALID_TOPIC]
+
+
+async def test_queues_of_other_doors_may_have_names_that_collide_and_kafka_reads_both(
+    world: World, client: Client
+) -> None:
+    await world.broker.streams.create("q.x", 1, {})
+    await world.broker.streams.create("q_x", 1, {})
+    answer = await client.call(Api.METADATA, 12, topics=[{"name": "q.x"}, {"name": "q_x"}])
+    assert [topic.error_code for topic in answer.topics] == [Code.NONE, Code.NONE]
+    assert (await client.produce("q_x", batch(b"x"))).error_code == Code.NONE
+
+
 # 21. Fetches that ask for too much.
 
 

@@ -82,7 +82,13 @@ class UnknownTopicId(errors.StreamNotFound):
         super().__init__(topic_id.hex())
 
 
+class TopicCollides(errors.InvalidInput):
+    def __init__(self, name: str, other: str) -> None:
+        super().__init__(f"Topic '{name}' collides with existing topic: {other}")
+
+
 CODES: dict[type[errors.HeadraceError], Code] = {
+    TopicCollides: Code.INVALID_TOPIC,
     errors.UnknownMember: Code.UNKNOWN_MEMBER_ID,
     errors.IllegalGeneration: Code.ILLEGAL_GENERATION,
     errors.RebalanceInProgress: Code.REBALANCE_IN_PROGRESS,

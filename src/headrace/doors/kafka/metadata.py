@@ -63,7 +63,7 @@ async def create_and_answer(
     refused: dict[str, Code] = {}
     for name in missing:
         try:
-            await door.broker.streams.get_or_create(name)
+            await door.topics.get_or_create(name)
         except HeadraceError as error:
             refused[name] = code_of(error)
     encoded = []

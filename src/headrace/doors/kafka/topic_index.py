@@ -1,11 +1,13 @@
 """Which streams Kafka clients see, by name and by id."""
 
+import asyncio
 import uuid
+from collections.abc import Mapping
 
 from headrace.broker.partition import Partition
 from headrace.broker.streams import Stream, Streams, is_topic_name
-from headrace.doors.kafka.errors import UnknownTopicId
-from headrace.errors import PartitionNotFound, StreamNotFound
+from headrace.doors.kafka.errors import TopicCollides, UnknownTopicId
+from headrace.errors import PartitionNotFound, StreamExists, StreamNotFound
 
 VHOST = "/"
 
@@ -17,6 +19,33 @@ class TopicIndex:
         self._streams = streams
         self._prefix = cluster.bytes[:8]
         self._by_log: dict[int, Stream] = {}
+        self._creating = asyncio.Lock()  # of two that collide and come at once, the second must see the first
+
+    async def create(self, name: str, partitions: int, overrides: Mapping[str, object]) -> Stream:
+        async with self._creating:
+            self.check_new(name)
+            return await self._streams.create(name, partitions, overrides)
+
+    async def get_or_create(self, name: str) -> Stream:
+        """For clients that name a topic and expect it to be there."""
+        async with self._creating:
+            if self._streams.find(name, VHOST) is None:
+                self.check_new(name)
+            return await self._streams.get_or_create(name)
+
+    def check_new(self, name: str) -> None:
+        """Refuses what Kafka refuses: the names of its metrics have underscores where those of topics have dots.
+
+        Only here: queues are named by people who need not know of Kafka, and our metrics keep names as they are.
+        """
+        if self._streams.find(name, VHOST) is not None:
+            raise StreamExists(name)
+        plain = name.replace(".", "_")
+        if "_" not in plain:
+            return
+        for other in self._streams.names(VHOST):
+            if len(other) == len(name) and other.replace(".", "_") == plain and is_topic_name(other):
+                raise TopicCollides(name, other)
 
     def id_of(self, stream: Stream) -> bytes:
         return self._prefix + stream.document.logs[0].to_bytes(8, "big")

@@ -7,7 +7,7 @@ from headrace.config import InvalidSetting
 from headrace.doors.kafka import configs
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
-from headrace.errors import Conflict, HeadraceError, InvalidInput, StreamExists
+from headrace.errors import Conflict, HeadraceError, InvalidInput
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -62,15 +62,14 @@ async def create_topic(door: "KafkaDoor", topic: Any, validate_only: bool, answe
         check_topic_name(topic.name)
     except InvalidInput as error:
         raise InvalidName(str(error)) from None
+    door.topics.check_new(topic.name)
     partitions = count_partitions(door, topic)
     overrides = configs.overrides({one.name: one.value for one in topic.configs})
-    if door.broker.streams.find(topic.name) is not None:
-        raise StreamExists(topic.name)
     if validate_only:
         configs.check(door, overrides)
         answer.update(num_partitions=partitions, replication_factor=1)
         return
-    stream = await door.broker.streams.create(topic.name, partitions, overrides)
+    stream = await door.topics.create(topic.name, partitions, overrides)
     answer.update(
         topic_id=door.topics.id_of(stream),
         num_partitions=partitions,
