@@ -229,3 +229,30 @@ async def test_a_topic_is_encoded_once_for_all_who_ask(
     answer = await client.call(Api.METADATA, 12, topics=[{"name": "cached-3"}])
     assert len(answer.topics[0].partitions) == 11
     assert encoded == ["cached-3"]
+
+
+async def test_what_clients_of_2021_ask_with_versions_that_kafka_has_no_more(world: World, client: Client) -> None:
+    """librdkafka, Sarama and kafka-go; the bytes of these versions are in tests/wire/kafka/test_older.py."""
+    topic = {"name": "old", "num_partitions": 1, "replication_factor": 1}
+    made = [await client.call(Api.CREATE_TOPICS, version, topics=[topic], timeout=1000) for version in (0, 1)]
+    assert [answer.topics[0].error_code for answer in made] == [Code.NONE, Code.TOPIC_ALREADY_EXISTS]
+    described = await client.call(
+        Api.DESCRIBE_CONFIGS, 0, resources=[{"resource_type": 2, "resource_name": "old", "configuration_keys": None}]
+    )
+    assert all(config.is_default for config in described.results[0].configs)
+    partition = {"partition_index": 0, "committed_offset": 3, "commit_timestamp": -1, "committed_metadata": "note"}
+    at = {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": [{"name": "old", "partitions": [partition]}]}
+    committed = await client.call(Api.OFFSET_COMMIT, 1, **at)
+    assert committed.topics[0].partitions[0].error_code == Code.NONE
+    fetched = await client.call(
+        Api.OFFSET_FETCH, 1, group_id="g", topics=[{"name": "old", "partition_indexes": [0]}]
+    )
+    [found] = fetched.topics[0].partitions
+    assert (found.committed_offset, found.metadata) == (3, "note")
+    await client.produce("old", batch(b"a", b"b"))
+    for wanted, offsets in ((-2, [0]), (-1, [2]), (1 << 60, [])):
+        partition = {"partition_index": 0, "timestamp": wanted, "max_num_offsets": 1}
+        listed = await client.call(Api.LIST_OFFSETS, 0, topics=[{"name": "old", "partitions": [partition]}])
+        assert listed.topics[0].partitions[0].old_style_offsets == offsets
+    deleted = await client.call(Api.DELETE_TOPICS, 0, topic_names=["old"], timeout=1000)
+    assert deleted.responses[0].error_code == Code.NONE

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kio.index import load_request_schema
 
 from headrace.wire.kafka.apis import VERSIONS, Api
-from headrace.wire.kafka.schema import shape_of
+from headrace.wire.kafka.schema import request_entity, shape_of
 from tests.doors.kafka.world import World, batch, make, world_at, written
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -168,7 +167,7 @@ async def test_every_version_is_answered(world: World, api: Api, caplog: pytest.
     await client.produce(TOPIC, batch(b"a", b"b", b"c"))
     versions = VERSIONS[api]
     for version in range(3 if api is Api.PRODUCE else versions.lowest, versions.highest + 1):
-        schema = load_request_schema(api, version)
+        schema = request_entity(api, version)
         filled = only_known(schema, FILLED.get(api, {}))
         if api is Api.JOIN_GROUP:
             filled["group_id"] = f"j{version}"  # of its own: nobody to wait for

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kio.index import load_request_schema
 
 from headrace.wire.kafka.apis import VERSIONS, Api
-from headrace.wire.kafka.schema import shape_of
+from headrace.wire.kafka.schema import request_entity, shape_of
 from tests.doors.kafka.world import World, batch, make, world_at, written
 
 ROUNDS = 6
@@ -72,7 +71,7 @@ async def test_requests_that_make_no_sense_find_no_bug(
         topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
         for api, versions in VERSIONS.items():
             for version in range(3 if api is Api.PRODUCE else versions.lowest, versions.highest + 1):
-                schema = load_request_schema(api, version)
+                schema = request_entity(api, version)
                 client = await world.client()
                 for _ in range(ROUNDS):
                     client.send(api, version, written(make(schema, nonsense(schema, rng, topic_id))))

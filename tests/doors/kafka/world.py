@@ -12,15 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from kio.index import load_request_schema
-
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
 from headrace.doors.kafka import door as kafka_door
 from headrace.record import codec as records
 from headrace.wire.kafka.apis import Api, has_header_tags, is_flexible
 from headrace.wire.kafka.codec import decode
-from headrace.wire.kafka.schema import default_of, response_struct, shape_of
+from headrace.wire.kafka.schema import default_of, request_entity, response_struct, shape_of
 from tests.wire.kafka.test_schema_codec import written
 
 SECONDS = 10
@@ -102,7 +100,7 @@ class Client:
 
     async def call(self, api: Api, version: int, **fields: Any) -> SimpleNamespace:
         """Ask with fields as kio names them, and read the answer."""
-        schema = load_request_schema(api, version)
+        schema = request_entity(api, version)
         correlation_id = self.send(api, version, written(make(schema, fields)))
         data = await self.receive()
         assert struct.unpack_from(">i", data)[0] == correlation_id

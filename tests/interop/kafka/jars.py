@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 KAFKA_VERSION = "4.3.1"
+KAFKA_VERSION_OLD = "2.8.2"  # of 2021
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headrace-tests"
 FETCH_SECONDS_MAX = 600
 
@@ -51,9 +52,15 @@ def classpath(name: str, *artifacts: str, bare: bool = False) -> str:
     return kept.read_text()
 
 
-def kafka_tools() -> str:
-    return classpath(
-        f"kafka-{KAFKA_VERSION}",
-        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-        f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",
-    )
+def kafka_tools(version: str = KAFKA_VERSION) -> str:
+    artifacts = ("kafka_2.13", "kafka-tools")
+    return classpath(f"kafka-{version}", *(f"org.apache.kafka:{name}:{version}" for name in artifacts))
+
+
+def run_java(jars: str, *command: str, stdin: str = "") -> str:
+    """A class or a source file with its arguments; what it printed."""
+    java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", jars, *command]
+    done = subprocess.run(java, input=stdin, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Exception" not in done.stdout, done.stdout
+    return done.stdout

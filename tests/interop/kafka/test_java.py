@@ -1,13 +1,12 @@
 """Apache Kafka's own Java client and command-line tools, from Maven Central."""
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.interop.kafka.broker import KafkaBroker
-from tests.interop.kafka.jars import kafka_tools
+from tests.interop.kafka.jars import kafka_tools, run_java
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 Name = Callable[[str], str]
@@ -26,12 +25,7 @@ def tool(broker: KafkaBroker) -> Tool:
     jars = kafka_tools()
 
     def run(name: str, *arguments: str, stdin: str = "") -> str:
-        command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", jars, name]
-        command += ["--bootstrap-server", broker.address, *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=90, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "Exception" not in done.stdout, done.stdout
-        return done.stdout
+        return run_java(jars, name, "--bootstrap-server", broker.address, *arguments, stdin=stdin)
 
     return run
 

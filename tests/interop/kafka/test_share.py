@@ -1,6 +1,5 @@
 """Share groups (KIP-932) with the clients that have them: librdkafka's ShareConsumer and Kafka's own tool."""
 
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ from confluent_kafka import ShareConsumer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from tests.interop.kafka.broker import KafkaBroker
-from tests.interop.kafka.jars import kafka_tools
+from tests.interop.kafka.jars import kafka_tools, run_java
 from tests.interop.kafka.test_confluent import SECONDS, make_topic, produce
 
 Name = Callable[[str], str]
@@ -93,8 +92,5 @@ def test_the_share_consumer_and_the_share_group_tool_of_kafka(broker: KafkaBroke
 
 
 def java(broker: KafkaBroker, tool: str, *arguments: str) -> str:
-    command = ["java", "-Xmx256m", "-cp", kafka_tools(), f"org.apache.kafka.tools.consumer.{tool}"]
-    command += ["--bootstrap-server", broker.address, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    name = f"org.apache.kafka.tools.consumer.{tool}"
+    return run_java(kafka_tools(), name, "--bootstrap-server", broker.address, *arguments)

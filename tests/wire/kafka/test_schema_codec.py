@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from headrace.errors import MalformedRequest
 from headrace.wire.kafka.apis import VERSIONS, Api, is_flexible
 from headrace.wire.kafka.codec import decode, encode, encode_body
-from headrace.wire.kafka.schema import request_struct, response_struct, shape_of
+from headrace.wire.kafka.schema import request_entity, request_struct, response_entity, response_struct, shape_of
 
 OFFERED = [
     (api, version)
@@ -91,7 +90,7 @@ def written(entity: Any) -> bytes:
 @pytest.mark.parametrize(("api", "version"), OFFERED, ids=lambda value: getattr(value, "name", value))
 def test_requests_read_as_kio_wrote_them(api: Api, version: int) -> None:
     for count in (0, 1, 3):
-        entity = sample(load_request_schema(api, version), count)
+        entity = sample(request_entity(api, version), count)
         got = plain(decode(request_struct(api, version), written(entity)))
         assert within(got, plain(entity)) == plain(entity)
 
@@ -99,21 +98,21 @@ def test_requests_read_as_kio_wrote_them(api: Api, version: int) -> None:
 @pytest.mark.parametrize(("api", "version"), OFFERED, ids=lambda value: getattr(value, "name", value))
 def test_answers_are_what_kio_would_write(api: Api, version: int) -> None:
     for count in (0, 1, 3):
-        entity = sample(load_response_schema(api, version), count)
+        entity = sample(response_entity(api, version), count)
         assert encode_body(response_struct(api, version), plain(entity)) == written(entity)
 
 
 @pytest.mark.parametrize(("api", "version"), OFFERED, ids=lambda value: getattr(value, "name", value))
 def test_an_answer_with_nothing_filled_in_can_be_read_by_kio(api: Api, version: int) -> None:
     body = encode_body(response_struct(api, version), {})
-    entity, size = entity_reader(load_response_schema(api, version))(body, 0)
+    entity, size = entity_reader(response_entity(api, version))(body, 0)
     assert size == len(body)
-    assert isinstance(entity, load_response_schema(api, version))
+    assert isinstance(entity, response_entity(api, version))
 
 
 @pytest.mark.parametrize(("api", "version"), OFFERED, ids=lambda value: getattr(value, "name", value))
 def test_every_cut_of_a_request_is_malformed_and_nothing_else(api: Api, version: int) -> None:
-    data = written(sample(load_request_schema(api, version), 2))
+    data = written(sample(request_entity(api, version), 2))
     for cut in range(len(data)):
         with pytest.raises(MalformedRequest):
             decode(request_struct(api, version), data[:cut])
@@ -121,12 +120,12 @@ def test_every_cut_of_a_request_is_malformed_and_nothing_else(api: Api, version:
 
 def test_the_table_says_which_versions_are_flexible_as_kio_does() -> None:
     for api, version in OFFERED:
-        assert is_flexible(api, version) == load_request_schema(api, version).__flexible__, (api, version)
-        assert is_flexible(api, version) == load_response_schema(api, version).__flexible__, (api, version)
+        assert is_flexible(api, version) == request_entity(api, version).__flexible__, (api, version)
+        assert is_flexible(api, version) == response_entity(api, version).__flexible__, (api, version)
 
 
 def test_fields_that_an_old_version_lacks_read_as_their_later_default() -> None:
-    entity = load_request_schema(Api.HEARTBEAT, 0)(group_id="g", generation_id=1, member_id="m")
+    entity = request_entity(Api.HEARTBEAT, 0)(group_id="g", generation_id=1, member_id="m")
     request = decode(request_struct(Api.HEARTBEAT, 0), written(entity))
     assert request.group_instance_id is None
 

@@ -192,6 +192,7 @@ def describe(one: Config, resource_type: int, synonyms: bool) -> dict[str, Any]:
         "name": one.name,
         "value": one.value,
         "read_only": resource_type != TOPIC,
+        "is_default": one.source == SOURCE_DEFAULT,  # all that version 0 says of its source
         "config_source": one.source,
         "config_type": one.kind,
         "synonyms": [{"name": one.name, "value": one.value, "source": one.source}] if synonyms else [],

@@ -43,6 +43,7 @@ async def list_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict
                     )
                     epoch = partition.log.epoch if offset >= 0 else NONE
                     answer.update(timestamp=timestamp, offset=offset, leader_epoch=epoch)
+                    answer["old_style_offsets"] = [offset] if offset >= 0 else []  # version 0 could ask for several
             except HeadraceError as error:
                 answer["error_code"] = code_of(error)
             parts.append(answer)

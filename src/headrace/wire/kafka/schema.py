@@ -5,11 +5,13 @@ import dataclasses
 import sys
 import types
 import typing
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from headrace.wire.kafka.codec import KINDS, Field, Struct
+from headrace.wire.kafka.older import OLDER, Difference
 
 NO_UUID = bytes(16)
 ZEROS: dict[str, object] = {
@@ -20,6 +22,7 @@ ZEROS: dict[str, object] = {
     "bool": False,
     "float64": 0.0,
 }
+OF_AN_ENTITY = {"__module__", "__type__", "__version__", "__flexible__", "__api_key__", "__header_schema__"}
 TIMES = {"timedelta_i32", "timedelta_i64", "datetime_i64"}  # we hold them as plain milliseconds
 
 
@@ -52,14 +55,45 @@ def _kio() -> types.SimpleNamespace:
 
 @cache
 def request_struct(api_key: int, version: int) -> Struct:
-    load = _kio().request
-    return compile_struct(load(api_key, version), load(api_key, newest(api_key)))
+    return compile_struct(request_entity(api_key, version), request_entity(api_key, newest(api_key)))
 
 
 @cache
 def response_struct(api_key: int, version: int) -> Struct:
-    load = _kio().response
-    return compile_struct(load(api_key, version), load(api_key, newest(api_key)))
+    return compile_struct(response_entity(api_key, version), response_entity(api_key, newest(api_key)))
+
+
+def request_entity(api_key: int, version: int) -> type:
+    return _entity(_kio().request, api_key, version)
+
+
+def response_entity(api_key: int, version: int) -> type:
+    return _entity(_kio().response, api_key, version)
+
+
+@cache
+def _entity(load: Callable[[int, int], type], api_key: int, version: int) -> type:
+    difference = OLDER.get((api_key, version))
+    return load(api_key, version) if difference is None else older(load(api_key, difference.version), difference)
+
+
+def older(entity: type, difference: Difference) -> type:
+    """The dataclass that kio would have for it."""
+    fields = []
+    known = shapes(entity)
+    for field in dataclasses.fields(entity):
+        place = f"{entity.__name__}.{field.name}"
+        if place not in difference.without:
+            shape, hint = known[field.name], typing.get_type_hints(entity)[field.name]
+            if shape.nested is not None:
+                assert shape.array and not shape.nullable, "all that the older versions have"
+                hint = tuple[older(shape.nested, difference), ...]  # type: ignore[misc]
+            fields.append((field.name, hint, dataclasses.field(default=field.default, metadata=field.metadata)))
+        if place in difference.after:
+            name, kind, hint = difference.after[place]
+            fields.append((name, hint, dataclasses.field(metadata={"kafka_type": kind})))
+    same = {name: value for name, value in vars(entity).items() if name in OF_AN_ENTITY}
+    return dataclasses.make_dataclass(entity.__name__, fields, namespace=same, kw_only=True, frozen=True)
 
 
 def newest(api_key: int) -> int:
@@ -108,7 +142,8 @@ def names_in_all_versions(entity: type) -> frozenset[str]:
     api_key: int = entity.__api_key__  # type: ignore[attr-defined]
     path = entity.__module__.split(".")  # kio.schema.<name>.v<version>.<request or response>
     load = _kio().request if path[-1] == "request" else _kio().response
-    names: set[str] = set()
+    mine = f"{entity.__name__}."
+    names = {one[0] for other in OLDER.values() for place, one in other.after.items() if place.startswith(mine)}
     for version in _kio().versions[_kio().names[api_key]]:
         twin = getattr(import_module(load(api_key, version).__module__), entity.__name__, None)
         if twin is not None:
