@@ -92,7 +92,7 @@ class _Broker:
         self._call("PUT", "topic-permissions", vhost, user, body=body)
 
     def revoke_topic(self, vhost: str, user: str, exchange: str | None) -> None:
-        self._call("DELETE", "topic-permissions", vhost, user, *([] if exchange is None else [exchange]))
+        self._call("DELETE", "topic-permissions", vhost, user, query={"exchange": exchange})
 
 
 class _Folder:
