@@ -92,12 +92,15 @@ def headrace(folder: str, *options: str, kill: bool = False) -> Iterator[Peer]:
 
 
 @contextlib.contextmanager
-def rabbitmq(folder: str) -> Iterator[tuple[Peer, Peer]]:
-    """(classic, quorum): one node, two kinds of queues."""
+def rabbitmq(folder: str, *, management_port: int = 0) -> Iterator[tuple[Peer, Peer]]:
+    """(classic, quorum): one node, two kinds of queues. With a port for it, its management API as well."""
     port, log = free_port(), Path(folder) / "rabbitmq.txt"
     home = Path(folder) / "rabbitmq"
     home.mkdir(exist_ok=True)
-    (home / "enabled_plugins").write_text("[].")
+    (home / "enabled_plugins").write_text("[rabbitmq_management]." if management_port else "[].")
+    (home / "rabbitmq.conf").write_text(
+        f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {management_port}\n" if management_port else ""
+    )
     environment = {
         **os.environ,
         "HOME": str(home),
@@ -115,7 +118,8 @@ def rabbitmq(folder: str) -> Iterator[tuple[Peer, Peer]]:
     with log.open("ab") as output:
         process = subprocess.Popen([RABBITMQ], env=environment, stdout=output, stderr=output, start_new_session=True)
     try:
-        wait_for_port(port, process, log)
+        for wanted in filter(None, (port, management_port)):
+            wait_for_port(wanted, process, log)
         pid = int((home / "pid").read_text())
         yield (
             Peer("rabbitmq classic", port, pid, {"x-queue-type": "classic"}),
