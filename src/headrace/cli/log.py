@@ -1,6 +1,5 @@
 """`headrace log`: look into a data folder, with or without a broker on it."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,28 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.cli.folder import Folder, data_dir_option
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.options import Command, config_option, json_option, settings_file
+from headrace.cli.options import json_option
+from headrace.cli.repair import repair
 from headrace.cli.upkeep import Where, compact, is_for_spark, on_option, recompress, replay, tier
-from headrace.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from headrace.log.inspect import Inspector, LogFacts
 
 DAMAGED = 6
-ENTRIES = ("checkpoint", "readable", "synced")
 DUMP_COLUMNS = ("segment", "position", "base_offset", "last_offset", "records", "bytes", "timestamp", "codec", "flags")
-
-
-def data_dir_option(command: Command) -> Command:
-    option = click.option(
-        "--data-dir",
-        "--storage-path",
-        "data_dir",
-        metavar="FOLDER",
-        help="The data folder; otherwise the `data_dir` setting says where it is.",
-    )
-    return config_option(option(command))
 
 
 @click.group(cls=AliasGroup)
@@ -41,7 +29,7 @@ def log() -> None:
     """
 
 
-for command in (compact, recompress, tier, replay):
+for command in (compact, recompress, tier, replay, repair):
     log.add_command(command)
 
 
@@ -57,7 +45,7 @@ def ls(as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
     """
     from headrace.cli.output import Row, show_json, show_rows
 
-    with _Folder(data_dir, config_file) as folder:
+    with Folder(data_dir, config_file) as folder:
         rows: list[Row] = [
             {
                 "id": facts.id,
@@ -100,7 +88,7 @@ def dump(
     """
     from itertools import islice
 
-    with _Folder(data_dir, config_file) as folder:
+    with Folder(data_dir, config_file) as folder:
         facts = folder.find(log_name)
         lines = _batch_lines if batches else _message_lines
         out = sys.stdout.buffer
@@ -158,9 +146,7 @@ def _message_lines(inspector: "Inspector", facts: "LogFacts", offset: int, as_js
 @on_option
 @json_option
 @data_dir_option
-def verify(
-    log_names: tuple[str, ...], on: Where, as_json: bool, data_dir: str | None, config_file: Path | None
-) -> int:
+def verify(log_names: tuple[str, ...], on: Where, as_json: bool, data_dir: str | None, config_file: Path | None) -> int:
     """Check every batch, offset, seal and index; of the named LOGs, or of all.
 
     The exit code is 0 when everything is sound and 6 when something is damaged; each finding is a line.
@@ -168,7 +154,7 @@ def verify(
     from headrace.cli.output import show_facts, show_json
     from headrace.cli.progress import bar
 
-    with _Folder(data_dir, config_file) as folder:
+    with Folder(data_dir, config_file) as folder:
         chosen = folder.choose(log_names)
         size = folder.size_bytes(chosen)
         if is_for_spark(on, size):
@@ -207,7 +193,7 @@ def reindex(
     from headrace.cli.output import show_facts, show_json
     from headrace.cli.progress import bar
 
-    with _Folder(data_dir, config_file, quiet=True) as folder:
+    with Folder(data_dir, config_file, quiet=True) as folder:
         chosen = folder.choose(log_names)
         size = folder.size_bytes(chosen)
         if is_for_spark(on, size):
@@ -221,99 +207,3 @@ def reindex(
         show_json({"segments": done})
     else:
         show_facts({"segments": done})
-
-
-@log.command("repair")
-@click.option(
-    "--accept-loss",
-    is_flag=True,
-    help="Go on with what is left. What cannot be read is set aside, and lost to the broker.",
-)
-@json_option
-@data_dir_option
-def repair(accept_loss: bool, as_json: bool, data_dir: str | None, config_file: Path | None) -> int:
-    """Say what is left of a damaged journal, when the broker refuses to start because of it, and how to go on.
-
-    Without --accept-loss nothing is changed. The broker must be stopped. Entries up to `checkpoint` are in their logs
-    for good, those up to `readable` can still be read, those up to `synced` had been confirmed. The exit code is 0
-    when the journal is sound or was repaired, and 6 when it is damaged.
-    """
-    from dataclasses import asdict
-
-    from headrace.cli.output import show_facts, show_json
-    from headrace.log import repair as journal_repair
-
-    with _Folder(data_dir, config_file, quiet=True) as folder:
-        examined = journal_repair.accept_loss(folder.path) if accept_loss else journal_repair.examine(folder.path)
-    facts = asdict(examined)
-    if as_json:
-        show_json({"sound": examined.problem is None, **facts})
-    else:
-        show_facts({"sound": examined.problem is None, **{name: facts[name] for name in ENTRIES}})
-        for path in examined.set_aside:
-            click.echo(f"set aside\t{path}")
-        if examined.problem is not None:
-            click.echo(f"problem\t{examined.problem}")
-    if examined.problem is None or accept_loss:
-        return 0
-    click.echo(
-        "headrace: restore the folder from a copy if there is one; `headrace log repair --accept-loss` gives up the "
-        "entries that cannot be read, and the next start names every log that lacks confirmed messages",
-        err=True,
-    )
-    return DAMAGED
-
-
-class _Folder:
-    """A data folder opened for looking. Says so when a broker is at work in it."""
-
-    def __init__(self, data_dir: str | None, config_file: Path | None, *, quiet: bool = False) -> None:
-        from headrace.config import load
-        from headrace.log.inspect import Inspector
-
-        config = load({"data_dir": data_dir}, os.environ, settings_file(config_file))
-        self.path = os.path.abspath(config.data_dir)
-        self.broker_pid = holder(Path(self.path) / "lock")
-        self.inspector = Inspector(self.path)
-        if self.broker_pid is not None and not quiet:
-            click.echo(
-                f"headrace: a broker (pid {self.broker_pid}) has {self.path} open; what it writes now is left out",
-                err=True,
-            )
-
-    def find(self, name: str) -> "LogFacts":
-        logs = self.inspector.logs()
-        found = [facts for facts in logs if name in (str(facts.id), facts.slug)]
-        if not found:
-            raise NotFound(f"no log {name!r} in {self.path}; `headrace log ls` lists them")
-        if len(found) > 1:
-            ids = ", ".join(str(facts.id) for facts in found)
-            raise InvalidInput(f"{name!r} names the logs {ids}: say which by number")
-        return found[0]
-
-    def choose(self, names: tuple[str, ...]) -> set[int] | None:
-        return {self.find(name).id for name in names} if names else None
-
-    def size_bytes(self, chosen: set[int] | None) -> int:
-        return sum(f.size_bytes for f in self.inspector.logs() if chosen is None or f.id in chosen)
-
-    def __enter__(self) -> "_Folder":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.inspector.close()
-
-
-def holder(lock: Path) -> int | None:
-    """The process that holds a lock file, without touching the lock: a broker that starts just now must get it."""
-    try:
-        inode = lock.stat().st_ino
-        table = Path("/proc/locks").read_text()
-    except OSError:
-        return None
-    for line in table.splitlines():
-        # 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234567 0 EOF
-        fields = line.split()
-        if len(fields) >= 6 and fields[3] == "WRITE" and fields[5].rpartition(":")[2] == str(inode):
-            return int(fields[4])
-    return None

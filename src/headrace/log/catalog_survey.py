@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from headrace.errors import CorruptCatalog
 from headrace.log import documents, paths
-from headrace.log.aside import set_aside
+from headrace.log.aside import keep
 from headrace.log.catalog_copy import CatalogCopy, CopyContent, Name
 from headrace.log.disk import Disk, make_folder, read_whole, write_atomically
 
@@ -82,13 +82,18 @@ def _look(disk: Disk, found: Survey, kind: str, file: str, path: str) -> None:
     found.texts[kind, file] = text
 
 
-def restore(disk: Disk, data_dir: str, finding: Finding) -> str:
-    """Put back what the copy has; what was there is kept in damaged/. A crash in between leaves it missing, and the
-    next start goes on from there."""
-    assert finding.copy is not None
-    said = f"{finding.path} was damaged ({finding.reason}) and is restored from the catalog's copy"
+def put_back(disk: Disk, data_dir: str, finding: Finding, text: bytes) -> str:
+    """Replace what is damaged, and keep it in damaged/. Where it was, in words."""
+    kept = ""
     if finding.text is not None:
-        said += f"; what was there is in {set_aside(disk, data_dir, finding.path)}"
+        kept = f"; what was there is in {keep(disk, data_dir, finding.path, finding.text)}"
     make_folder(disk, finding.path.rpartition("/")[0])
-    write_atomically(disk, finding.path, finding.copy)
-    return said
+    write_atomically(disk, finding.path, text)
+    return kept
+
+
+def restore(disk: Disk, data_dir: str, finding: Finding) -> str:
+    """Put back what the copy has."""
+    assert finding.copy is not None
+    kept = put_back(disk, data_dir, finding, finding.copy)
+    return f"{finding.path} was damaged ({finding.reason}) and is restored from the catalog's copy{kept}"

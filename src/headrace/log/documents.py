@@ -1,9 +1,12 @@
 """Documents of the catalog: JSON for people to read, with a checksum as its last member.
 
     {
-      "identity": ["/", "orders"],
+      "identity": [
+        "/",
+        "orders"
+      ],
       "kind": "topic",
-      "crc32c": "1c0f5e2a"
+      "crc32c": "2a34649b"
     }
 
 The checksum is over the bytes before its own line, as they are, spaces included, and that line has one form only: so
@@ -49,10 +52,15 @@ def read(text: bytes, path: str) -> Document:
     if last is not None and int(last[1], 16) != crc32c(text[: last.start()]):
         raise CorruptCatalog(path, "its checksum is not that of its content")
     content = parse(text, path)
-    if last is None and any(key[:3] == CHECKSUM[:3] or key[3:] == CHECKSUM[3:] for key in content):
+    if last is None and any(map(is_like_checksum, content)):
         raise CorruptCatalog(path, "its checksum cannot be read")
     content.pop(CHECKSUM, None)
     return Document(content, last is not None)
+
+
+def is_like_checksum(key: str) -> bool:
+    """The checksum's name, or what a flipped bit made of it."""
+    return key[:3] == CHECKSUM[:3] or key[3:] == CHECKSUM[3:]
 
 
 def parse(text: bytes, path: str) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""A data folder as the commands see it that read its files, with or without a broker on it."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.options import Command, config_option, settings_file
+from headrace.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from headrace.log.inspect import LogFacts
+
+
+def data_dir_option(command: Command) -> Command:
+    option = click.option(
+        "--data-dir",
+        "--storage-path",
+        "data_dir",
+        metavar="FOLDER",
+        help="The data folder; otherwise the `data_dir` setting says where it is.",
+    )
+    return config_option(option(command))
+
+
+class Folder:
+    """A data folder opened for looking. Says so when a broker is at work in it."""
+
+    def __init__(self, data_dir: str | None, config_file: Path | None, *, quiet: bool = False) -> None:
+        from headrace.config import load
+        from headrace.log.inspect import Inspector
+
+        config = load({"data_dir": data_dir}, os.environ, settings_file(config_file))
+        self.path = os.path.abspath(config.data_dir)
+        self.broker_pid = holder(Path(self.path) / "lock")
+        self.inspector = Inspector(self.path)
+        if self.broker_pid is not None and not quiet:
+            click.echo(
+                f"headrace: a broker (pid {self.broker_pid}) has {self.path} open; what it writes now is left out",
+                err=True,
+            )
+
+    def find(self, name: str) -> "LogFacts":
+        logs = self.inspector.logs()
+        found = [facts for facts in logs if name in (str(facts.id), facts.slug)]
+        if not found:
+            raise NotFound(f"no log {name!r} in {self.path}; `headrace log ls` lists them")
+        if len(found) > 1:
+            ids = ", ".join(str(facts.id) for facts in found)
+            raise InvalidInput(f"{name!r} names the logs {ids}: say which by number")
+        return found[0]
+
+    def choose(self, names: tuple[str, ...]) -> set[int] | None:
+        return {self.find(name).id for name in names} if names else None
+
+    def size_bytes(self, chosen: set[int] | None) -> int:
+        return sum(f.size_bytes for f in self.inspector.logs() if chosen is None or f.id in chosen)
+
+    def __enter__(self) -> "Folder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.inspector.close()
+
+
+def holder(lock: Path) -> int | None:
+    """The process that holds a lock file, without touching the lock: a broker that starts just now must get it."""
+    try:
+        inode = lock.stat().st_ino
+        table = Path("/proc/locks").read_text()
+    except OSError:
+        return None
+    for line in table.splitlines():
+        # 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234567 0 EOF
+        fields = line.split()
+        if len(fields) >= 6 and fields[3] == "WRITE" and fields[5].rpartition(":")[2] == str(inode):
+            return int(fields[4])
+    return None
