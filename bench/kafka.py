@@ -1,7 +1,9 @@
 """The Kafka door beside a real Apache Kafka, in one run on one machine: `make bench ONLY=kafka`.
 
 Throughput, CPU-seconds of the broker (all threads, schedstat) and of the client per million messages, memory
-(PSS) and the time to the acknowledgement, with librdkafka driven from C and with Kafka's own perf tools. Each
+(PSS) and the time to the acknowledgement, with librdkafka driven from C, with Kafka's own perf tools, and with
+kafka_raw, which sends batches made beforehand and hardly looks at what it fetches: beside the others the broker has
+what the client leaves of the cores, and who is compared is largely the client with itself. Each
 broker runs alone, one after the other, on the same disk. Memory is warmed before every row: a guest pays five
 times as much for pages that it has given back to its host, and whoever comes first would pay for all. It gives
 them back within seconds, so bulk rows are run twice and the cheaper run counts.
@@ -16,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import machine
-from bench.kafka_peers import ApacheKafka, Broker, Headrace, build_load, kafka_classpath
+from bench.kafka_peers import LOAD, RAW, ApacheKafka, Broker, Headrace, build_load, kafka_classpath
 from bench.kafka_report import Measured, report
 
 MILLION = 1_000_000
 WARM_SPARE_MB = 500  # buffers of the broker and of the client
 RUNS = 2  # of what is produced as fast as it goes; the one that cost the broker less counts, for every broker
 TOOLS = "org.apache.kafka.tools."
+JAVA_BATCH_BYTES, LIBRDKAFKA_BATCH_BYTES = 16_384, 1_000_000
+IN_FLIGHT = 5  # requests of one connection, as both clients have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +54,46 @@ def cases(scale: float) -> list[Case]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class RawCase:
+    """What a client sends, without the client."""
+
+    size: int
+    batch_bytes: int
+    clients: int
+    count: int
+
+    @property
+    def label(self) -> str:
+        clients = f"{self.clients} client{'s' if self.clients > 1 else ''}"
+        return f"raw {self.size} B in {self.batch_bytes // 1000} KB, {clients}"
+
+
+def raw_cases(scale: float, small_share: float) -> list[RawCase]:
+    """Batches as large as Java's client makes them by default, and as librdkafka does."""
+    counts = {100: int(3 * MILLION * scale), 1000: int(MILLION * scale)}
+    return [
+        RawCase(size, batch_bytes, clients, int(counts[size] * share))
+        for size in (100, 1000)
+        for batch_bytes, share in ((JAVA_BATCH_BYTES, small_share / 4), (LIBRDKAFKA_BATCH_BYTES, 1.0))
+        for clients in (1, 10)
+    ]
+
+
 class Load:
     """Runs clients against one broker, and counts what both spend."""
 
-    def __init__(self, program: Path, broker: Broker) -> None:
-        self._program = program
+    def __init__(self, programs: Path, broker: Broker) -> None:
+        self._programs = programs
         self._broker = broker
 
     def warm(self, count: int, size: int) -> None:
         machine.warm_page_cache(str(self._broker.folder), count * size * 2 // MILLION + WARM_SPARE_MB)
 
-    def run(self, work: str, count: int, kind: str, *arguments: object) -> Measured:
+    def run(self, work: str, count: int, kind: str, *arguments: object, program: str = LOAD) -> Measured:
         """Raises if a message failed."""
         broker_s, client_s = self._broker.cpu_s(), children_cpu_s()
-        command = [str(self._program), kind, self._broker.address, *map(str, arguments)]
+        command = [str(self._programs / program), kind, self._broker.address, *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         broker_s, client_s = self._broker.cpu_s() - broker_s, children_cpu_s() - client_s
         _, rate, p50, p99, failed = done.stdout.split()
@@ -76,20 +106,34 @@ class Load:
         shape = (topic, case.count, case.size, case.codec, case.producers)
         return self.run(work, case.sent, "produce", *shape, *rate)
 
+    def raw(self, case: RawCase, topic: str) -> Iterator[Measured]:
+        self._broker.make_topic(topic)
+        produced = []
+        for _ in range(RUNS):
+            self.warm(case.count, case.size)
+            shape = (topic, case.count, case.size, case.batch_bytes, case.clients, IN_FLIGHT)
+            produced.append(self.run(f"produce {case.label}", case.count, "produce", *shape, program=RAW))
+        yield min(produced, key=lambda run: run.cpu_per_million)
+        each = case.count // case.clients
+        shape = (topic, each, case.clients)
+        yield self.run(f"fetch {case.label}", each * case.clients, "fetch", *shape, program=RAW)
+
 
 def children_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def measure(program: Path, broker: Broker, scale: float) -> Iterator[Measured]:
-    load = Load(program, broker)
+def measure(programs: Path, broker: Broker, scale: float) -> Iterator[Measured]:
+    load = Load(programs, broker)
     load.produce("", "warm", Case(100, "none", 1, int(500_000 * scale) + 1000))
     for number, case in enumerate(cases(scale)):
         topic = f"bench-{number}"
         runs = [load.produce(f"produce {case.label}", f"{topic}-{run}", case) for run in range(RUNS)]
         yield min(runs, key=lambda run: run.cpu_per_million)
         yield load.run(f"fetch {case.label}", case.sent, "consume", f"{topic}-0", case.sent)
+    for number, raw in enumerate(raw_cases(scale, broker.small_share)):
+        yield from load.raw(raw, f"raw-{number}")
     for size, offered in ((100, 50_000), (1000, 20_000)):
         case = Case(size, "none", 10, int(4 * offered * scale * broker.small_share))
         yield load.produce(f"paced {size} B, 10 producers, {offered:,}/s", f"paced-{size}", case, offered)
@@ -130,10 +174,11 @@ def _run_java(command: list[str], broker: Broker) -> tuple[str, float, float]:
 def run(*, scale: float = 1.0, peers: bool = True, java: bool = True) -> None:
     """Print every broker's rows as they are measured, then ours beside theirs."""
     with tempfile.TemporaryDirectory(prefix="bench-kafka-load-") as folder:
-        _run(build_load(Path(folder)), scale, peers=peers, java=java)
+        build_load(Path(folder))
+        _run(Path(folder), scale, peers=peers, java=java)
 
 
-def _run(program: Path, scale: float, *, peers: bool, java: bool) -> None:
+def _run(programs: Path, scale: float, *, peers: bool, java: bool) -> None:
     print(f"machine    {machine.describe()}", flush=True)
     brokers: list[Broker] = [Headrace()]
     classpath = ""
@@ -151,7 +196,7 @@ def _run(program: Path, scale: float, *, peers: bool, java: bool) -> None:
             print(f"\n{broker.name}: {broker.durability}", flush=True)
             broker.start()
             try:
-                for one in measure(program, broker, scale):
+                for one in measure(programs, broker, scale):
                     measured[broker.name][one.work] = one
                     print(one.line(), flush=True)
                 if java and classpath:

@@ -20,6 +20,7 @@ JVM = (
     "-XX:+ExplicitGCInvokesConcurrent", "-Djava.awt.headless=true",
 )  # fmt: skip
 START_SECONDS_MAX = 60
+LOAD, RAW = "kafka_load", "kafka_raw"  # sources beside this file
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>headrace</groupId><artifactId>bench</artifactId><version>1</version><dependencies>
 <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{0}</version></dependency>
@@ -63,6 +64,13 @@ class Broker:
                 raise RuntimeError(f"{self.name} did not start (exit code {self._process.poll()}):\n{said}")
             time.sleep(0.05)
         time.sleep(1.0)  # what starts after the listener
+
+    def make_topic(self, name: str) -> None:
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+        for made in admin.create_topics([NewTopic(name, 1, 1)]).values():
+            made.result()
 
     def stop(self) -> None:
         if self._process is not None:
@@ -155,14 +163,14 @@ def kafka_classpath() -> str:
     return kept.read_text()
 
 
-def build_load(folder: Path) -> Path:
-    """kafka_load, linked with the librdkafka that confluent-kafka's wheel brings."""
+def build_load(folder: Path) -> None:
+    """kafka_load, linked with the librdkafka that confluent-kafka's wheel brings, and kafka_raw."""
     import confluent_kafka
+
+    source = Path(__file__).parent
+    subprocess.run(["cc", "-O2", "-o", str(folder / RAW), str(source / f"{RAW}.c")], check=True)
 
     libraries = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
     [library] = libraries.glob("librdkafka-*.so*")
-    program = folder / "kafka_load"
-    source = Path(__file__).parent / "kafka_load.c"
-    command = ["cc", "-O2", "-o", str(program), str(source), str(library), "-lpthread"]
+    command = ["cc", "-O2", "-o", str(folder / LOAD), str(source / f"{LOAD}.c"), str(library), "-lpthread"]
     subprocess.run([*command, f"-Wl,-rpath,{libraries}", "-Wl,--allow-shlib-undefined"], check=True)
-    return program

@@ -71,18 +71,23 @@ def _bars(ours: Rows, peers: Mapping[str, Rows], memory: Mapping[str, float]) ->
     for name, rows in peers.items():
         # A paced load has the rate it was given: only what ran as fast as it could has a throughput.
         both = [(one, rows[work]) for work, one in ours.items() if work in rows and not work.startswith("paced")]
-        if not both:
-            continue
-        wall = sorted(one.rate / other.rate for one, other in both)
-        cpu = sorted(other.cpu_per_million / one.cpu_per_million for one, other in both)
-        for what, ratios in (("messages/s", wall), ("messages per broker CPU-second", cpu)):
-            twice = sum(ratio >= TWICE for ratio in ratios)
-            value = f"{twice} of {len(ratios)} rows, median {ratios[len(ratios) // 2]:.2f}x, least {ratios[0]:.2f}x"
-            yield _bar(f"twice the {what} of {name}", value, "all rows", twice == len(ratios))
+        for load, is_raw in (("raw", True), ("clients", False)):
+            yield from _twice(f"{name} ({load})", [pair for pair in both if (" raw " in pair[0].work) == is_raw])
     for name, size in memory.items():
         if name != OURS and OURS in memory:
             value = f"{memory[OURS]:.0f} of {size:.0f} MB"
             yield _bar(f"memory beside {name}", value, "half", memory[OURS] <= size / 2)
+
+
+def _twice(name: str, both: list[tuple[Measured, Measured]]) -> Iterator[str]:
+    if not both:
+        return
+    wall = sorted(one.rate / other.rate for one, other in both)
+    cpu = sorted(other.cpu_per_million / one.cpu_per_million for one, other in both)
+    for what, ratios in (("messages/s", wall), ("messages per CPU-s", cpu)):
+        twice = sum(ratio >= TWICE for ratio in ratios)
+        value = f"{twice} of {len(ratios)} rows, median {ratios[len(ratios) // 2]:.2f}x, least {ratios[0]:.2f}x"
+        yield _bar(f"twice the {what} of {name}", value, "all rows", twice == len(ratios))
 
 
 def _bar(what: str, value: str, bar: str, held: bool) -> str:

@@ -6,13 +6,16 @@ interpreter away and has to win it back from the event loop, which costs more th
 
 import os
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 
 cdef extern from *:
     """
     #include <errno.h>
+    #include <poll.h>
     #include <pthread.h>
+    #include <semaphore.h>
     #include <signal.h>
     #include <stdint.h>
     #include <sys/eventfd.h>
@@ -85,31 +88,24 @@ cdef extern from *:
         return ran;
     }
 
+    /* One chain at a time: `work` hands it to the thread, the event hands it back. Both order memory. */
     typedef struct {
         pthread_t thread;
-        pthread_mutex_t lock;
-        pthread_cond_t wake;
-        headrace_step *steps; /* NULL: nothing to do */
-        int count, is_over, event;
+        sem_t work;
+        headrace_step *steps; /* NULL: it is over */
+        int count, event;
         headrace_ran ran;
     } headrace_engine;
 
     static void *headrace_engine_main(void *argument) {
         headrace_engine *engine = argument;
         uint64_t one = 1;
-        pthread_mutex_lock(&engine->lock);
         for (;;) {
-            while (engine->steps == NULL && !engine->is_over) pthread_cond_wait(&engine->wake, &engine->lock);
-            if (engine->steps == NULL) break;
-            pthread_mutex_unlock(&engine->lock);
-            headrace_ran ran = headrace_run(engine->steps, engine->count);
-            pthread_mutex_lock(&engine->lock);
-            engine->ran = ran;
-            engine->steps = NULL;
+            while (sem_wait(&engine->work) < 0) {} /* EINTR */
+            if (engine->steps == NULL) return NULL;
+            engine->ran = headrace_run(engine->steps, engine->count);
             while (write(engine->event, &one, sizeof one) < 0 && errno == EINTR) {}
         }
-        pthread_mutex_unlock(&engine->lock);
-        return NULL;
     }
 
     static int headrace_engine_begin(headrace_engine *engine) {
@@ -117,8 +113,7 @@ cdef extern from *:
         int error;
         engine->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (engine->event < 0) return errno;
-        pthread_mutex_init(&engine->lock, NULL);
-        pthread_cond_init(&engine->wake, NULL);
+        sem_init(&engine->work, 0, 0);
         sigfillset(&all); /* signals are for the interpreter's threads */
         pthread_sigmask(SIG_SETMASK, &all, &before);
         error = pthread_create(&engine->thread, NULL, headrace_engine_main, engine);
@@ -128,31 +123,25 @@ cdef extern from *:
     }
 
     static void headrace_engine_start(headrace_engine *engine, headrace_step *steps, int count) {
-        pthread_mutex_lock(&engine->lock);
         engine->steps = steps;
         engine->count = count;
-        pthread_cond_signal(&engine->wake);
-        pthread_mutex_unlock(&engine->lock);
+        sem_post(&engine->work);
     }
 
     /* 1 when a chain has ended since the last call. */
     static int headrace_engine_collect(headrace_engine *engine, headrace_ran *ran) {
         uint64_t ended;
         if (read(engine->event, &ended, sizeof ended) < 0) return 0;
-        pthread_mutex_lock(&engine->lock);
         *ran = engine->ran;
-        pthread_mutex_unlock(&engine->lock);
         return 1;
     }
 
-    static void headrace_engine_end(headrace_engine *engine) {
-        pthread_mutex_lock(&engine->lock);
-        engine->is_over = 1;
-        pthread_cond_signal(&engine->wake);
-        pthread_mutex_unlock(&engine->lock);
+    static void headrace_engine_end(headrace_engine *engine, int is_running) {
+        struct pollfd ended = {engine->event, POLLIN, 0};
+        while (is_running && poll(&ended, 1, -1) < 0) {} /* EINTR */
+        headrace_engine_start(engine, NULL, 0);
         pthread_join(engine->thread, NULL);
-        pthread_cond_destroy(&engine->wake);
-        pthread_mutex_destroy(&engine->lock);
+        sem_destroy(&engine->work);
         close(engine->event);
     }
     """
@@ -178,7 +167,7 @@ cdef extern from *:
     int headrace_engine_begin(headrace_engine* engine)
     void headrace_engine_start(headrace_engine* engine, headrace_step* steps, int count) noexcept nogil
     int headrace_engine_collect(headrace_engine* engine, headrace_ran* ran) noexcept nogil
-    void headrace_engine_end(headrace_engine* engine) noexcept nogil
+    void headrace_engine_end(headrace_engine* engine, int is_running) noexcept nogil
 
 
 cdef class _Chain:
@@ -233,6 +222,7 @@ def run(steps):
     return ran.done, ran.error, ran.sync_s
 
 
+@cython.no_gc_clear  # what the thread writes must outlive the thread
 cdef class Engine:
     """A thread that runs one chain at a time and never needs the interpreter. `fileno` is readable when one ended."""
     cdef headrace_engine engine
@@ -263,13 +253,16 @@ cdef class Engine:
 
     def close(self):
         """Waits for the chain that runs; what became of it is nobody's business any more."""
+        cdef int is_running
         if self.is_open:
             self.is_open = False
+            is_running = self.running is not None
             with nogil:
-                headrace_engine_end(&self.engine)
+                headrace_engine_end(&self.engine, is_running)
             self.running = None
 
     def __dealloc__(self):
+        cdef int is_running = self.running is not None
         if self.is_open:
             with nogil:
-                headrace_engine_end(&self.engine)
+                headrace_engine_end(&self.engine, is_running)
