@@ -21,6 +21,7 @@ PAGES = {
     "pipelines": "Pipelines",
     "connections": "Connections",
     "policies": "Policies",
+    "users": "Users",
     "settings": "Settings",
 }
 

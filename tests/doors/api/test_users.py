@@ -12,6 +12,7 @@ import pytest
 from headrace.config import Address
 from headrace.doors.http.api.routes import ROUTES
 from headrace.doors.http.needs import public
+from tests.doors.amqp.running import eventually
 from tests.doors.api.conftest import Served
 
 PASSWORD = "no-password-of-anybody-else"
@@ -347,6 +348,28 @@ def test_what_is_done_in_a_virtual_host_needs_the_permission_that_amqp_asks_for(
     put(acting, "permissions/%2F/actor", {**NONE, **needs})
     answer = ask(acting, "actor", method, path, json=body)
     assert answer.status_code < 300, answer.text
+
+
+def test_dead_letters_and_their_replays_are_their_virtual_hosts_own(acting: Served) -> None:
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    put(acting, "queues/elsewhere/dead", {})
+    put(acting, "queues/elsewhere/mortal", {"arguments": letters})
+    for number in range(3):
+        body = {**BODY, "routing_key": "mortal", "payload": str(number)}
+        ask(acting, None, "POST", "exchanges/elsewhere/amq.default/publish", json=body)
+    reject = {"count": 3, "ackmode": "reject_requeue_false"}
+    ask(acting, None, "POST", "queues/elsewhere/mortal/get", json=reject)
+    eventually(lambda: ask(acting, None, "GET", "queues/elsewhere/dead").json()["messages"] == 3)
+    begun = {"dry_run": False, "rate": 1}
+    replay = ask(acting, None, "POST", "headrace/dead-letters/elsewhere/dead/replay", json=begun).json()["id"]
+    for path in ("headrace/dead-letters", "headrace/replays"):
+        vhosts = {one["vhost"] for one in ask(acting, "actor", "GET", path).json()}
+        assert "elsewhere" not in vhosts, path
+        assert "elsewhere" in {one["vhost"] for one in ask(acting, "monitoring", "GET", path).json()}, path
+    assert ask(acting, "actor", "GET", f"headrace/replays/{replay}").status_code == 403
+    assert ask(acting, "monitoring", "GET", f"headrace/replays/{replay}").status_code == 200
+    assert ask(acting, "monitoring", "DELETE", f"headrace/replays/{replay}").status_code == 403
+    assert ask(acting, None, "DELETE", f"headrace/replays/{replay}").status_code == 200
 
 
 def test_topic_permissions_hold_for_routing_keys(acting: Served) -> None:

@@ -1,5 +1,5 @@
 // The frame around every page: navigation, theme, the state of the connection, and keys.
-import { html, render, useState, useEffect, connect, pause, useLive, route, go, remarks, ago } from "/ui/lib.js";
+import { html, render, useState, useEffect, connect, pause, useLive, route, go, remarks, ago, who, introduce, hasTag } from "/ui/lib.js";
 import { Overview } from "/ui/pages/overview.js";
 import { Streams } from "/ui/pages/streams.js";
 import { Stream } from "/ui/pages/stream.js";
@@ -8,6 +8,7 @@ import { DeadLetters, DeadLetterQueue } from "/ui/pages/dead_letters.js";
 import { Pipelines } from "/ui/pages/pipelines.js";
 import { Connections } from "/ui/pages/connections.js";
 import { Policies } from "/ui/pages/policies.js";
+import { Users, User } from "/ui/pages/users.js";
 import { Settings } from "/ui/pages/settings.js";
 
 const PAGES = [
@@ -17,10 +18,11 @@ const PAGES = [
   ["dead-letters", "Dead letters", DeadLetters, "d"],
   ["pipelines", "Pipelines", Pipelines, "p"],
   ["connections", "Connections", Connections, "c"],
-  ["policies", "Policies", Policies, "y"],
-  ["settings", "Settings", Settings, "t"],
+  ["policies", "Policies", Policies, "y", "policymaker"],
+  ["users", "Users", Users, "u", "administrator"],
+  ["settings", "Settings", Settings, "t", "monitoring"],
 ];
-const INNER = { stream: [Stream, "streams"], reader: [Reader, "readers"], "dead-letter": [DeadLetterQueue, "dead-letters"] };
+const INNER = { stream: [Stream, "streams"], reader: [Reader, "readers"], "dead-letter": [DeadLetterQueue, "dead-letters"], user: [User, "users"] };
 
 function useRoute() {
   const [at, setAt] = useState(route());
@@ -80,6 +82,20 @@ function Status() {
     aria-pressed=${state.paused}><span class="dot"></span>${text}</button>`;
 }
 
+// The browser has asked for a login and not got one, or the user has no place here.
+function Refusal() {
+  const { status, message } = who.refused;
+  const [title, text] = status === 403 ? ["This dashboard is not for you.", message]
+    : status === 429 ? ["Too many logins failed.", message] : ["You are not logged in.", "The browser asks for a name and a password when you try again."];
+  return html`<main class="notice"><h1>${title}</h1><p>${text}</p><p><button class="primary" onClick=${() => location.reload()}>Log in</button></p></main>`;
+}
+
+function Who() {
+  if (!who.name) return null;
+  const label = html`<span class="hidden">Logged in as </span><span class="name">${who.name}</span>`;
+  return hasTag("administrator") ? html`<a class="who" href=${"#/user/" + encodeURIComponent(who.name)} title="Logged in as">${label}</a>` : html`<span class="who" title="Logged in as">${label}</span>`;
+}
+
 function App() {
   const at = useRoute();
   const inner = INNER[at.page];
@@ -87,7 +103,8 @@ function App() {
   const found = PAGES.find(([name]) => name === at.page);
   const Page = inner ? inner[0] : found ? found[2] : Overview;
   const title = PAGES.find(([name]) => name === section)?.[1] || "Overview";
-  useEffect(() => { document.title = `${at.parts[1] || title} · Headrace`; }, [title, at.parts[1]]);
+  const thing = at.page === "user" ? at.parts[0] : at.parts[1];
+  useEffect(() => { document.title = `${thing || title} · Headrace`; }, [title, thing]);
   useEffect(() => { document.querySelector("nav.side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); }, [section]);
   const dark = (theme() || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   const [, flip] = useState(dark);
@@ -96,10 +113,11 @@ function App() {
     <header class="top">
       <a class="brand" href="#/overview"><img src="/ui/icon.svg" alt="" width="26" height="26" />Headrace</a>
       <span class="grow"></span>
+      <${Who} />
       <${Status} />
       <button class="quiet" aria-label="Light or dark" title="Light or dark" onClick=${() => { setTheme(dark ? "light" : "dark"); flip(!dark); }}>${dark ? "☀" : "☾"}</button>
     </header>
-    <nav class="side" aria-label="Pages">${PAGES.map(([name, label, , key]) => html`
+    <nav class="side" aria-label="Pages">${PAGES.filter(([, , , , tag]) => !tag || hasTag(tag)).map(([name, label, , key]) => html`
       <a key=${name} href=${"#/" + name} aria-current=${name === section ? "page" : undefined} title=${`g ${key}`}>${label}</a>`)}
     </nav>
     <main id="main" tabindex="-1">
@@ -112,7 +130,12 @@ function App() {
 const chosen = theme();
 if (chosen) document.documentElement.dataset.theme = chosen;
 addEventListener("keydown", keys);
-connect();
+await introduce();
 const root = document.getElementById("app");
 root.textContent = "";
-render(html`<${App} />`, root);
+if (who.refused) {
+  render(html`<${Refusal} />`, root);
+} else {
+  connect();
+  render(html`<${App} />`, root);
+}

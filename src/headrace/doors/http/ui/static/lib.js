@@ -23,6 +23,17 @@ export async function api(path, { method = "GET", body } = {}) {
   return content;
 }
 
+// Who we are, as the broker knows us: asked once, before anything else, so that the browser asks for a login once.
+export const who = { name: null, tags: [], refused: null };
+export async function introduce() {
+  try {
+    Object.assign(who, await api("/api/whoami"));
+  } catch (error) {
+    if (error instanceof Refused) who.refused = error;  // a broker that is away says so everywhere
+  }
+}
+export const hasTag = (...tags) => who.name === null || who.tags.includes("administrator") || tags.some((tag) => who.tags.includes(tag));
+
 export const q = encodeURIComponent;
 export const query = (values) => {
   const pairs = Object.entries(values).filter(([, v]) => v !== undefined && v !== null && v !== "");

@@ -1,10 +1,8 @@
-import { html, useState, useData, api, attempt, say, setParams } from "/ui/lib.js";
+import { html, useData, api, attempt, say, setParams, hasTag } from "/ui/lib.js";
 import { Table, Badge, Failure } from "/ui/parts.js";
 
 export function Settings({ params }) {
   const { data, error } = useData("/api/headrace/settings", 0);
-  const who = useData("/api/whoami", 0);
-  const users = useData("/api/users", 0);
   const text = (params.filter || "").toLowerCase();
   const rows = (data || []).filter((s) => !text || s.name.includes(text));
   const upload = async (event) => {
@@ -18,16 +16,11 @@ export function Settings({ params }) {
   return html`
     <div class="head"><h1>Settings</h1><span class="muted">in force now; changed by flags, environment or headrace.toml</span></div>
     <${Failure} error=${error} stale=${!!data} />
-    <section class="card"><h2>Definitions</h2>
-      <p>Queues, exchanges, bindings, policies and topics as one file, in RabbitMQ's format.</p>
+    ${hasTag("administrator") && html`<section class="card"><h2>Definitions</h2>
+      <p>Queues, exchanges, bindings, policies, users, permissions and topics as one file, in RabbitMQ's format.</p>
       <div class="actions left"><a class="button" href="/api/definitions?download=headrace-definitions.json" download="headrace-definitions.json">Export</a>
         <label class="button">Import<input class="hidden" type="file" accept="application/json,.json" onChange=${upload} /></label></div>
-    </section>
-    <section class="card"><h2>Users</h2>
-      <${Table} caption="Users" rows=${users.data || []} keyOf=${(u) => u.name} columns=${[
-        { key: "name", label: "Name", cell: (u) => html`<span class="name">${u.name}</span> ${who.data && who.data.name === u.name && html`<${Badge} tone="blue">you<//>`}` },
-        { key: "tags", label: "Tags", cell: (u) => u.tags.join(", ") }, { key: "note", label: "", cell: (u) => (u.name === "guest" ? "may do everything, from this machine only" : "") }]} />
-    </section>
+    </section>`}
     <div class="bar"><input type="search" data-filter placeholder="Filter settings  ( / )" aria-label="Filter settings" value=${params.filter || ""} onInput=${(e) => setParams({ filter: e.target.value })} /></div>
     <${Table} caption="Settings" rows=${rows} keyOf=${(s) => s.name} columns=${[
       { key: "name", label: "Setting", cell: (s) => html`<span class="name">${s.name}</span>` },
