@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 
 from headrace.clock import SystemClock
+from headrace.errors import StorageFailed
 from headrace.log.chain import Engine, run
+from headrace.log.commit import CHAIN_LOGS_MAX, Plan
 from headrace.log.disk import RealDisk, Step, run_one_by_one
 from headrace.log.log import LogSpec
+from headrace.log.rounds import Round
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
 from headrace.log.work import InlineWorker, Lane
-from tests.log.helpers import batch
+from tests.log.helpers import Bench, batch
 
 
 def in_engine(steps: list[Step]) -> tuple[int, int, float]:
@@ -149,6 +152,43 @@ def test_a_lane_that_is_closed_finishes_the_jobs_that_wait_for_their_turn() -> N
         lane.submit(lambda number=number: seen.append(number), lambda _result, _error: None)  # type: ignore[misc]
     lane.close()
     assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("step", ["plan", "finish"])
+def test_a_bug_on_the_way_stops_the_log_and_keeps_nobody_waiting(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    shard = bench.open()
+    bench.append(1, [b"first"])  # makes the segment: the next one is a chain
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(shard.committer, step, broken)
+    ticket = shard.log(1).append(batch([b"second"]))
+    shard.pump()
+    assert isinstance(ticket.error, StorageFailed) and "a bug" in str(ticket.error)
+    told: list[BaseException | None] = []
+    shard.worker.submit(lambda: None, lambda _result, error: told.append(error))
+    shard.pump()
+    assert told == [None], "the lane is free again"
+
+
+@pytest.mark.parametrize(("logs", "is_chain"), [(CHAIN_LOGS_MAX, True), (CHAIN_LOGS_MAX + 1, False)])
+def test_a_round_of_very_many_logs_is_not_planned_on_the_owner_thread(bench: Bench, logs: int, is_chain: bool) -> None:
+    shard = bench.open(*range(1, logs + 1), settings=LogSettings())
+    plan, planned = shard.committer.plan, []
+
+    def watched(batch: Round) -> Plan | None:
+        planned.append(plan(batch))
+        return planned[-1]
+
+    for _ in range(2):  # the first one makes the segments
+        tickets = [log.append(batch([b"a"])) for log in shard.logs.values()]
+        shard.committer.plan = watched  # type: ignore[method-assign]
+        shard.pump()
+        assert all(ticket.done and ticket.error is None for ticket in tickets)
+    assert [bool(made) for made in planned] == [False, is_chain]
 
 
 def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(tmp_path: Path) -> None:

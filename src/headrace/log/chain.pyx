@@ -100,6 +100,7 @@ cdef extern from *:
     static void *headrace_engine_main(void *argument) {
         headrace_engine *engine = argument;
         uint64_t one = 1;
+        pthread_setname_np(pthread_self(), "headrace-disk");
         for (;;) {
             while (sem_wait(&engine->work) < 0) {} /* EINTR */
             if (engine->steps == NULL) return NULL;

@@ -31,6 +31,7 @@ from headrace.record import codec
 
 Run = tuple[Log, list[Part]]
 NO_FILES = (errno.EMFILE, errno.ENFILE)
+CHAIN_LOGS_MAX = 128  # more are planned off the owner thread, which has others to serve
 
 
 @dataclass(slots=True)
@@ -117,6 +118,8 @@ class Committer:
         if self._unapplied or batch.has_async or batch.size > self._inline_bytes_max:
             return None
         runs = by_log(batch.parts)
+        if len(runs) > CHAIN_LOGS_MAX:
+            return None
         if len({id(part.data) for part in batch.parts}) < len(batch.parts):
             return None  # the same bytes for several logs are patched for each in turn, between the writes
         body = encode(batch.parts, batch.changes, batch.ends)

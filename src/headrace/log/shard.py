@@ -339,12 +339,17 @@ class Shard:
             self.worker.run(plan.steps, lambda ran, error: self._written(batch, plan, ran, error))
 
     def _written(self, batch: Round, plan: Plan, ran: Ran | None, error: BaseException | None) -> None:
-        result = self.committer.finish(plan, ran) if ran is not None else None
-        if ran is None or result is None or ran.error is None:
+        result = None
+        try:
+            if ran is not None:
+                result = self.committer.finish(plan, ran)
+        except BaseException as bug:  # noqa: BLE001 - as if the worker had met it
+            error = bug
+        if ran is not None and result is not None and ran.error is not None:
+            self.worker.give(lambda: self.committer.mend(plan, ran, result), partial(self._round_done, batch))
+        else:
             self.worker.leave()
             self._round_done(batch, result, error)
-        else:
-            self.worker.give(lambda: self.committer.mend(plan, ran, result), partial(self._round_done, batch))
 
     def _round_done(self, batch: Round, result: Committed | None, error: BaseException | None) -> None:
         if batch is not self._in_flight:
