@@ -3,15 +3,18 @@
 import asyncio
 import base64
 import hashlib
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from headrace.broker import passwords
 from headrace.broker.catalog import Catalog
 from headrace.broker.patterns import compile_pattern
+from headrace.broker.policies import Policies, Policy
 from headrace.broker.rights import EVERYTHING, Permission, TopicPermission
 from headrace.broker.users import GUEST, Users
 from headrace.errors import InvalidInput, InvalidPattern, NotFound, StorageError
@@ -68,6 +71,23 @@ async def test_everything_about_users_is_there_after_a_restart(reopen: Callable[
     assert again.topic_permissions() == {("/", "ann", "amq.topic"): TopicPermission(write="^w", read="^r")}
     assert again.authenticate("ann", "s3cret") == again.user("ann")
     assert again.user("ann").limits == {"max-channels": 5}
+
+
+async def test_every_change_is_in_the_log_and_no_password_or_hash(
+    reopen: Callable[[], Users], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    users = reopen()
+    await users.put_user("ann", password="s3cret", tags=["management"])
+    await users.put_user("ann", password_hash=OF_TEST12)
+    await users.set_permission("/", "ann", EVERYTHING)
+    await users.set_topic_permission("/", "ann", "t", TopicPermission(write="^a", read=""))
+    await users.clear_topic_permission("/", "ann")
+    await users.clear_permission("/", "ann")
+    await users.remove_user("ann")
+    said = [record.getMessage() for record in caplog.records if record.name == "headrace.users"]
+    assert len(said) == 7 and all("'ann'" in line for line in said)
+    assert "s3cret" not in caplog.text and OF_TEST12 not in caplog.text
 
 
 async def test_a_change_leaves_what_it_does_not_name(reopen: Callable[[], Users]) -> None:
@@ -304,7 +324,64 @@ def test_a_name_of_broken_text_is_only_a_name_that_does_not_fit() -> None:
     assert compile_pattern("a").search("a\udcff")
 
 
-# Crashes and damage.
+# Crashes, damage and clients that go away.
+
+
+class Waiting(Catalog):
+    """A catalog whose disk takes its time."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(RealDisk(), str(folder))
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def put(self, *arguments: Any) -> None:
+        self.reached.set()
+        assert self.go_on.wait(20)
+        super().put(*arguments)
+
+    def remove(self, *arguments: Any) -> None:
+        self.reached.set()
+        assert self.go_on.wait(20)
+        super().remove(*arguments)
+
+
+async def cancelled(catalog: Waiting, change: Coroutine[Any, Any, Any]) -> None:
+    """A change whose client goes away while the disk is at work, and the time until the disk is done."""
+    catalog.reached.clear()
+    catalog.go_on.clear()
+    task = asyncio.ensure_future(change)
+    await asyncio.get_running_loop().run_in_executor(None, catalog.reached.wait, 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    catalog.go_on.set()
+
+
+async def test_a_change_whose_client_goes_away_is_made_in_memory_as_on_disk(tmp_path: Path) -> None:
+    catalog = Waiting(tmp_path)
+    users = Users(catalog)
+    users.first_start(["/"])
+    await cancelled(catalog, users.put_user("ann", password="x"))
+    await users.set_permission("/", "ann", EVERYTHING)  # comes after it, so it is done when this is
+    await cancelled(catalog, users.remove_user("ann"))
+    await users.put_user("bob")
+    assert [user.name for user in users.users()] == ["bob", "guest"]
+    assert users.authenticate("ann", "x") is None and users.rights("ann", "/") is None
+    again = Users(Catalog(RealDisk(), str(tmp_path)))
+    assert again.users() == users.users() and again.permissions() == users.permissions()
+    for each in (users, again):
+        each.close()
+
+
+async def test_a_policy_whose_client_goes_away_is_known_in_memory_as_on_disk(tmp_path: Path) -> None:
+    catalog = Waiting(tmp_path)
+    policies = Policies(catalog)
+    for name in ("one", "two"):
+        policy = Policy(vhost="/", name=name, pattern="", definition={"max-length": 1})
+        await (cancelled(catalog, policies.put(policy)) if name == "one" else policies.put(policy))
+    assert [found.name for found in policies.list()] == ["one", "two"]
+    policies.close()
 
 
 def test_a_crash_at_any_call_leaves_the_old_or_the_new_and_never_more_rights() -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.broker.catalog import Catalog
+from headrace.broker.catalog import Catalog, shaped
+from headrace.broker.changes import to_the_end
 from headrace.broker.exchanges import Exchange
 from headrace.broker.patterns import compile_pattern
 from headrace.broker.policy import CLASSIC, QUORUM, STREAM, QueuePolicy, parse_arguments
@@ -159,6 +160,16 @@ def _say_if_unusable(policy: Policy) -> None:
         logger.error(words, policy.name, policy.vhost, error)
 
 
+class _Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy as the catalog keeps it."""
+
+    identity: tuple[str, str]
+    pattern: str
+    definition: dict[str, Any]
+    priority: int = 0
+    apply_to: str = "all"
+
+
 class Policies:
     """All policies of the broker, kept in the catalog. Changes are durable when they return."""
 
@@ -172,8 +183,16 @@ class Policies:
         self._streams: Streams
         for kind, known in ((CATALOG_KIND, self._policies), (OPERATOR_KIND, self._operator)):
             for document in catalog.load(kind):
-                vhost, name = document.pop("identity")
-                known[vhost, name] = Policy(vhost=vhost, name=name, **document)
+                stored = shaped(kind, document, _Stored)
+                vhost, name = stored.identity
+                known[vhost, name] = Policy(
+                    vhost=vhost,
+                    name=name,
+                    pattern=stored.pattern,
+                    definition=stored.definition,
+                    priority=stored.priority,
+                    apply_to=stored.apply_to,
+                )
                 _say_if_unusable(known[vhost, name])
 
     def attach(self, hosts: Callable[[], Iterable["VirtualHost"]], streams: Streams) -> None:
@@ -207,6 +226,7 @@ class Policies:
 
     # Changing.
 
+    @to_the_end
     async def put(self, policy: Policy, *, operator: bool = False) -> None:
         check(policy, operator=operator)
         kind, known = (OPERATOR_KIND, self._operator) if operator else (CATALOG_KIND, self._policies)
@@ -218,6 +238,7 @@ class Policies:
             known[identity] = policy
             self._changed(policy.vhost)
 
+    @to_the_end
     async def delete(self, vhost: str, name: str, *, operator: bool = False) -> None:
         kind, known = (OPERATOR_KIND, self._operator) if operator else (CATALOG_KIND, self._policies)
         async with self._changing:

@@ -5,6 +5,7 @@ the version it was given at: it grows with every change.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,8 +15,11 @@ import msgspec
 
 from headrace.broker import passwords
 from headrace.broker.catalog import Catalog, Identity
+from headrace.broker.changes import to_the_end
 from headrace.broker.rights import EVERYTHING, Permission, Rights, TopicPermission, check_patterns
 from headrace.errors import InvalidInput, NotFound, StorageError
+
+logger = logging.getLogger("headrace.users")
 
 USERS, PERMISSIONS, TOPIC_PERMISSIONS = "users", "permissions", "topic_permissions"
 GUEST = DEFAULT_PASSWORD = "guest"
@@ -153,6 +157,7 @@ class Users:
         """Called with the name of each user that has been removed."""
         self._watchers.append(watcher)
 
+    @to_the_end
     async def put_user(
         self,
         name: str,
@@ -182,10 +187,14 @@ class Users:
         async with self._changing:
             user = msgspec.structs.replace(self._users.get(name) or User(name=name), **changes)
             await self._in_thread(lambda: self._catalog.put(USERS, (name,), _document(user)))
+            what = "changed" if name in self._users else "made"
             self._users[name] = user
             self._changed()
+        named = [field for field in ("password_hash", "tags", "limits") if field in changes]
+        logger.info("user %r was %s%s", name, what, f" ({', '.join(named)})" if named else "")
         return user
 
+    @to_the_end
     async def remove_user(self, name: str) -> None:
         """With everything it may do; its connections are closed by whoever watches."""
         async with self._changing:
@@ -199,9 +208,11 @@ class Users:
                 await self._in_thread(lambda: self._catalog.remove(USERS, (name,)))
             del self._users[name]
             self._changed()
+        logger.info("user %r was removed", name)
         for watcher in self._watchers:
             watcher(name)
 
+    @to_the_end
     async def set_permission(self, vhost: str, user: str, permission: Permission) -> None:
         """NotFound for a user there is not; that there is the vhost is the caller's to know."""
         check_patterns(permission)
@@ -210,7 +221,10 @@ class Users:
             await self._store(PERMISSIONS, (vhost, user), permission)
             self._permissions[vhost, user] = permission
             self._changed()
+        words = "user %r may configure %r, write %r and read %r in vhost %r"
+        logger.info(words, user, permission.configure, permission.write, permission.read, vhost)
 
+    @to_the_end
     async def clear_permission(self, vhost: str, user: str) -> None:
         async with self._changing:
             if (vhost, user) not in self._permissions:
@@ -218,7 +232,9 @@ class Users:
             await self._in_thread(lambda: self._catalog.remove(PERMISSIONS, (vhost, user)))
             del self._permissions[vhost, user]
             self._changed()
+        logger.info("user %r may not enter vhost %r any more", user, vhost)
 
+    @to_the_end
     async def set_topic_permission(self, vhost: str, user: str, exchange: str, rule: TopicPermission) -> None:
         check_patterns(rule)
         async with self._changing:
@@ -226,7 +242,10 @@ class Users:
             await self._store(TOPIC_PERMISSIONS, (vhost, user, exchange), rule)
             self._topics[vhost, user, exchange] = rule
             self._changed()
+        words = "user %r may write keys %r and read keys %r of exchange %r in vhost %r"
+        logger.info(words, user, rule.write, rule.read, exchange, vhost)
 
+    @to_the_end
     async def clear_topic_permission(self, vhost: str, user: str, exchange: str | None = None) -> None:
         """Of one exchange, or all that the user has in the vhost."""
         async with self._changing:
@@ -234,6 +253,7 @@ class Users:
             if not gone:
                 raise NotFound(f"user {user!r} has no topic permissions in vhost {vhost!r}")
             await self._drop(TOPIC_PERMISSIONS, self._topics, gone)
+        logger.info("user %r may use any key of exchanges %r in vhost %r", user, [key[2] for key in gone], vhost)
 
     async def vhost_made(self, vhost: str, maker: str | None = None) -> None:
         """Whoever makes a vhost may do everything there, as in RabbitMQ; so may guest while it is open to all."""
@@ -243,6 +263,7 @@ class Users:
         for name in sorted(filter(None, names)):
             await self.set_permission(vhost, name, EVERYTHING)
 
+    @to_the_end
     async def vhost_removed(self, vhost: str) -> None:
         """Before the vhost goes: one of the same name must not find the rights of the old one."""
         async with self._changing:
