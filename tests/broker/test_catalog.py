@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.broker.broker import Broker
 from headrace.broker.catalog import Catalog, file_name
+from headrace.config import Config
 from headrace.errors import CorruptCatalog
 from headrace.log import catalog_copy
 from headrace.log.disk import RealDisk, write_atomically
@@ -279,3 +281,15 @@ def test_threads_that_change_it_at_once_all_reach_the_copy(tmp_path: Path) -> No
         file.unlink()
     reopened = Catalog(RealDisk(), str(tmp_path))
     assert sorted(d["n"] for kind in range(4) for d in reopened.load(f"kind{kind}")) == list(range(40))
+
+
+@pytest.mark.parametrize("kind", ["streams", "queues", "exchanges", "policies", "operator-policies"])
+async def test_a_sound_document_that_describes_nothing_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
+    """Taken as it was after a bit had changed the name of a member, say."""
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
+    catalog = Catalog(RealDisk(), str(tmp_path))
+    catalog.put(kind, ("/", "a"), {"strange": 1})
+    with pytest.raises(CorruptCatalog) as caught:
+        await Broker.open(config)
+    assert f"catalog/{kind}/{file_name(('/', 'a'))}" in str(caught.value)
+    assert "--without FILE" in str(caught.value)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli import repair
 from tests.cli.running import ONLY_HTTP, SMALL, headrace, serving
+from tests.crash.test_rot import KINDS
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +86,7 @@ def test_a_file_that_is_not_damaged_is_not_touched(folder: Path) -> None:
     done = headrace("log", "repair", "--as-is", "other.json", "--data-dir", str(folder))
     assert done.returncode != 0
     assert "other.json is not a damaged document" in done.stderr.decode()
+
+
+def test_every_kind_of_document_has_its_consequence() -> None:
+    assert repair.WITHOUT.keys() == set(KINDS)

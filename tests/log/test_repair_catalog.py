@@ -108,6 +108,18 @@ def test_going_on_without_a_document_keeps_it() -> None:
     assert found(disk) == {"a": 1}, "what is left is protected again"
 
 
+@pytest.mark.parametrize("make", [filled, both_damaged])
+@pytest.mark.parametrize("path", [A, B])
+def test_a_document_can_be_left_out_whether_it_is_damaged_or_not(make, path: str) -> None:
+    disk = make()
+    content = disk.files()[path]
+    (done,) = repair_catalog.decide(ROOT, without=[path], accept_loss=path == A and make is both_damaged, disk=disk)[:1]
+    assert done.path == path and path not in disk.files()
+    assert disk.files()[path.replace("/catalog/", "/damaged/catalog/")] == content
+    assert "ab"[path == B] not in found(disk)
+    assert path not in disk.files(), "the copy does not bring it back"
+
+
 def test_only_what_can_be_done_is_done() -> None:
     disk = both_damaged()
     before = disk.files()
@@ -115,6 +127,8 @@ def test_only_what_can_be_done_is_done() -> None:
         repair_catalog.decide(ROOT, as_is=[A], disk=disk)
     with pytest.raises(InvalidInput, match="twice"):
         repair_catalog.decide(ROOT, as_is=[B], from_copy=[B], disk=disk)
+    with pytest.raises(InvalidInput, match="not a document"):
+        repair_catalog.decide(ROOT, without=["nix.json"], disk=disk)
     change(disk, B, b"identity", b"Identity")
     with pytest.raises(CorruptCatalog, match="does not say what it describes"):
         repair_catalog.decide(ROOT, as_is=[B], accept_loss=True, disk=disk)
@@ -128,7 +142,7 @@ def test_only_what_can_be_done_is_done() -> None:
     disk.close(lock)
 
 
-@pytest.mark.parametrize("options", [{"as_is": [B]}, {"from_copy": [B]}, {"accept_loss": True}])
+@pytest.mark.parametrize("options", [{"as_is": [B]}, {"from_copy": [B]}, {"accept_loss": True}, {"without": [B]}])
 def test_being_interrupted_loses_nothing(options: dict) -> None:
     disk = both_damaged().power_cut(Random(1), "kept")
     damaged = disk.files()[B]

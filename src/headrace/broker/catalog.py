@@ -12,7 +12,9 @@ describes.
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from headrace.errors import CorruptCatalog
 from headrace.log import documents
@@ -23,7 +25,9 @@ from headrace.log.disk import Disk, write_atomically
 from headrace.log.documents import Identity, file_name
 from headrace.log.paths import CATALOG
 
-__all__ = ["Catalog", "Identity", "file_name"]
+__all__ = ["Catalog", "Identity", "file_name", "shaped"]
+
+T = TypeVar("T")
 
 
 class Catalog:
@@ -116,3 +120,12 @@ class Catalog:
             self._disk.sync_dir(os.path.dirname(self._root))
             self._durable_folders.add(folder)
         return folder
+
+
+def shaped(kind: str, document: dict[str, Any], shape: type[T]) -> T:
+    """A document as what it should be. One that was changed by hand, or taken as it was, may be something else."""
+    try:
+        return msgspec.convert(document, shape)
+    except msgspec.ValidationError as error:
+        path = f"{CATALOG}/{kind}/{file_name(tuple(document['identity']))}"
+        raise CorruptCatalog(path, f"{error}; `headrace log repair --without FILE` goes on without it") from None

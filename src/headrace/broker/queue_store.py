@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from headrace.broker.catalog import Catalog
+from headrace.broker.catalog import Catalog, shaped
 from headrace.broker.exchanges import Binding, Exchange, canonical, is_kind, make_exchange
 from headrace.broker.policy import STREAM, QueuePolicy, parse_arguments
 from headrace.broker.queue import Queue
@@ -32,6 +32,21 @@ EXCHANGES = "exchanges"
 QUEUES = "queues"
 BINDINGS_TABLE = "bindings"
 T = TypeVar("T")
+
+
+class _ExchangeDocument(msgspec.Struct, frozen=True, kw_only=True):
+    identity: tuple[str, str]
+    type: str
+    auto_delete: bool
+    internal: bool
+    arguments: dict[str, Any]
+
+
+class _QueueDocument(msgspec.Struct, frozen=True, kw_only=True):
+    identity: tuple[str, str]
+    auto_delete: bool
+    arguments: dict[str, Any]
+    owns_stream: bool
 
 
 class QueueStore:
@@ -210,36 +225,37 @@ class QueueStore:
 
     def load(self, vhost_of: Callable[[str], "VirtualHost"]) -> None:
         """Blocking: everything that was declared durable, in the order that lets bindings find both ends."""
-        for document in self._catalog.load(EXCHANGES):
-            vhost, name = document["identity"]
-            if is_kind(document["type"]):
+        for content in self._catalog.load(EXCHANGES):
+            document = shaped(EXCHANGES, content, _ExchangeDocument)
+            vhost, name = document.identity
+            if is_kind(document.type):
                 host = vhost_of(vhost)
                 exchange = host.routing.exchanges[name] = make_exchange(
                     name,
-                    document["type"],
+                    document.type,
                     durable=True,
-                    auto_delete=document["auto_delete"],
-                    internal=document["internal"],
-                    arguments=document["arguments"],
+                    auto_delete=document.auto_delete,
+                    internal=document.internal,
+                    arguments=document.arguments,
                 )
                 if exchange.delayed:
                     host.delays.load(exchange)
-        for document in self._catalog.load(QUEUES):
-            self._load_queue(document, vhost_of)
+        for content in self._catalog.load(QUEUES):
+            self._load_queue(shaped(QUEUES, content, _QueueDocument), content, vhost_of)
         for _, value in self._shard.state.items(BINDINGS_TABLE):
             _load_binding(msgspec.json.decode(value), vhost_of)
 
-    def _load_queue(self, document: dict[str, Any], vhost_of: Callable[[str], "VirtualHost"]) -> None:
-        vhost, name = document["identity"]
+    def _load_queue(
+        self, document: _QueueDocument, content: dict[str, Any], vhost_of: Callable[[str], "VirtualHost"]
+    ) -> None:
+        vhost, name = document.identity
         stream = self.streams.find(name, vhost)
         if stream is None:
             return  # its deletion was under way
-        self._documents[vhost, name] = document
+        self._documents[vhost, name] = content
         host = vhost_of(vhost)
-        policy = parse_arguments(f"queue '{name}'", document["arguments"])
-        host.queues[name] = self._make(
-            host, name, policy, stream, document["auto_delete"], document["arguments"]
-        )
+        policy = parse_arguments(f"queue '{name}'", document.arguments)
+        host.queues[name] = self._make(host, name, policy, stream, document.auto_delete, document.arguments)
 
 
 def _key(log_id: int) -> bytes:

@@ -10,18 +10,17 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from headrace.broker.catalog import Catalog
+from headrace.broker.catalog import Catalog, shaped
 from headrace.broker.partition import Partition
 from headrace.clock import Clock
 from headrace.config import Config, stream_settings
 from headrace.config import find as find_setting
 from headrace.errors import (
     Conflict,
-    CorruptCatalog,
     DiskFull,
     InvalidInput,
     PartitionNeeded,
@@ -155,7 +154,9 @@ class Streams:
 
     def load(self) -> Specs:
         """Reads the catalog; blocking."""
-        self._documents = [_parse(document) for document in self._catalog.load(CATALOG_KIND)]
+        self._documents = [
+            shaped(CATALOG_KIND, document, StreamDocument) for document in self._catalog.load(CATALOG_KIND)
+        ]
         return [spec for document in self._documents for spec in self._specs(document)]
 
     def attach(self, shard: Shard) -> None:
@@ -347,13 +348,6 @@ class Streams:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise DiskFull("no room for the catalog") from error
             raise StorageError(f"the catalog cannot be written: {error.strerror}") from error
-
-
-def _parse(document: dict[str, Any]) -> StreamDocument:
-    try:
-        return msgspec.convert(document, StreamDocument)
-    except msgspec.ValidationError as error:
-        raise CorruptCatalog(str(document.get("identity")), str(error)) from None
 
 
 def _overrides(given: Mapping[str, object], old: Mapping[str, str], base: StreamSettings) -> dict[str, str]:

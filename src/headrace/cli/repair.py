@@ -20,12 +20,13 @@ NOT_THERE = "what it describes is not there"
 WITHOUT = {
     "streams": "the stream is not there. Its messages stay in logs/ and `headrace log dump` reads them, except what "
     "was confirmed since the last checkpoint and had not reached its segment",
-    "queues": "the queue is not there until it is declared again; then it has its messages and acknowledgements",
+    "queues": "the queue is not there until it is declared again; then it has its messages and acknowledgements, and "
+    "its bindings count again after the start that follows",
     "exchanges": "the exchange is not there until it is declared again, and what is published to it is refused; its "
     "bindings count again after the start that follows",
     "vhosts": "a vhost with queues or exchanges is there all the same; an empty one has to be made again",
     "policies": "the policy does not apply: limits, expiry and dead lettering that it set are off",
-    "operator_policies": "the operator's policy does not apply: its limits are off",
+    "operator-policies": "the operator's policy does not apply: its limits are off",
     "users": "the user cannot log in. If it was the only one, guest is made again, with its default password and from "
     "this machine only",
     "permissions": "the user may do nothing in that vhost",
@@ -54,12 +55,19 @@ WITHOUT = {
     metavar="FILE",
     help="Take this document from the catalog's copy, though the copy is damaged and may be out of date.",
 )
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="FILE",
+    help="Go on without this document of the catalog, damaged or not: it is set aside.",
+)
 @json_option
 @data_dir_option
 def repair(
     accept_loss: bool,
     as_is: tuple[str, ...],
     from_copy: tuple[str, ...],
+    without: tuple[str, ...],
     as_json: bool,
     data_dir: str | None,
     config_file: Path | None,
@@ -75,7 +83,9 @@ def repair(
     from headrace.log import repair_catalog
 
     with Folder(data_dir, config_file, quiet=True) as folder:
-        done = repair_catalog.decide(folder.path, as_is=as_is, from_copy=from_copy, accept_loss=accept_loss)
+        done = repair_catalog.decide(
+            folder.path, as_is=as_is, from_copy=from_copy, without=without, accept_loss=accept_loss
+        )
         documents = repair_catalog.examine(folder.path)
         journal = journal_repair.accept_loss(folder.path) if accept_loss else journal_repair.examine(folder.path)
     hopeless = [facts for facts in documents if not facts.restores_itself]
@@ -87,8 +97,8 @@ def repair(
     if hopeless:
         click.echo(
             "headrace: restore the folder from a backup if there is one; otherwise, for each document: `headrace log "
-            "repair --as-is FILE` takes it as it is, `--from-copy FILE` what the copy says, `--accept-loss` goes on "
-            "without those that are left",
+            "repair --as-is FILE` takes it as it is, `--from-copy FILE` what the copy says, `--without FILE` goes on "
+            "without it; `--accept-loss` goes on without all that are left",
             err=True,
         )
     if is_journal_lost:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from headrace.errors import CorruptCatalog, InvalidInput
 from headrace.log import documents, paths
 from headrace.log.aside import set_aside
-from headrace.log.catalog_copy import CatalogCopy
+from headrace.log.catalog_copy import CatalogCopy, CopyContent
 from headrace.log.catalog_survey import Finding, Survey, put_back, survey
 from headrace.log.disk import Disk, RealDisk
 
@@ -42,6 +42,7 @@ def decide(
     *,
     as_is: Sequence[str] = (),
     from_copy: Sequence[str] = (),
+    without: Sequence[str] = (),
     accept_loss: bool = False,
     disk: Disk | None = None,
 ) -> list[Done]:
@@ -51,16 +52,17 @@ def decide(
     def work(catalog: "_Catalog") -> list[Done]:
         taken = [(catalog.find(name), catalog.take) for name in as_is]
         copied = [(catalog.find(name), catalog.put_copy) for name in from_copy]
-        chosen = {finding.path for finding, _ in (*taken, *copied)}
+        dropped = [(catalog.find(name, sound=True), catalog.drop) for name in without]
+        chosen = {finding.path for finding, _ in (*taken, *copied, *dropped)}
         left = [(f, catalog.give_up) for f in catalog.hopeless() if accept_loss and f.path not in chosen]
-        if len(chosen) < len(taken) + len(copied):
-            raise InvalidInput("a document is named twice: take it as it is, or from the copy")
+        if len(chosen) < len(taken) + len(copied) + len(dropped):
+            raise InvalidInput("a document is named twice: decide for one thing")
         for finding, _ in taken:
             documents.parse(finding.text or b"", finding.path)
         for finding, _ in copied:
             if finding.copy is None:
                 raise InvalidInput(f"the catalog's copy does not have {finding.path}")
-        done = [Done(finding.path, act(finding)) for finding, act in (*taken, *copied, *left)]
+        done = [Done(finding.path, act(finding)) for finding, act in (*taken, *copied, *dropped, *left)]
         if done:
             catalog.settle_copy()
         return done
@@ -90,11 +92,16 @@ class _Catalog:
     def hopeless(self) -> list[Finding]:
         return [finding for finding in self.survey.findings if not self.survey.can_restore(finding)]
 
-    def find(self, name: str) -> Finding:
+    def find(self, name: str, *, sound: bool = False) -> Finding:
+        """A damaged document, or with `sound` any."""
         for finding in self.survey.findings:
             if name in (finding.path, finding.file):
                 return finding
-        raise InvalidInput(f"{name} is not a damaged document of {self._folder}")
+        for (kind, file), text in self.survey.texts.items():
+            path = f"{self._folder}/{kind}/{file}"
+            if sound and name in (path, file):
+                return Finding(kind, file, path, "", text, self.survey.copy.texts.get((kind, file)))
+        raise InvalidInput(f"{name} is not a {'' if sound else 'damaged '}document of {self._folder}")
 
     def take(self, finding: Finding) -> str:
         content = documents.parse(finding.text or b"", finding.path)
@@ -110,6 +117,13 @@ class _Catalog:
 
     def give_up(self, finding: Finding) -> str:
         return f"set aside: {set_aside(self._disk, self._root, finding.path)}"
+
+    def drop(self, finding: Finding) -> str:
+        """The copy first, as when it is removed: otherwise the next start would bring it back."""
+        if self.survey.copy.is_sound:
+            self.survey.copy.texts.pop((finding.kind, finding.file), None)
+            self._copy.settle(CopyContent(is_there=True), self.survey.copy.texts)
+        return "set aside" if finding.text is None else self.give_up(finding)
 
     def settle_copy(self) -> None:
         """What was decided is to be its last word, too. While other documents are damaged it is left as it is: it may
