@@ -122,7 +122,8 @@ class Broker:
         broker.users.first_start([host.name for host in broker.vhosts])
         indexes = Cache("indexes", broker.shard.index_cache)
         row_groups = Cache("row_groups", broker.shard.files.groups)
-        for holder in (broker.spill, indexes, row_groups, ReadAhead(broker.vhosts)):
+        recent = Cache("recent_reads", broker.shard.recent_reads)
+        for holder in (broker.spill, indexes, row_groups, recent, ReadAhead(broker.vhosts)):
             broker.pressure.add_holder(holder)
         broker.policies.attach(lambda: broker.vhosts, broker.streams)
         broker.dead_letters = DeadLetterOffice(broker)

@@ -16,7 +16,7 @@ class Cached(Protocol):
 
 
 class Cache:
-    """Index files in memory, batches unpacked from the tier: read again when they are needed."""
+    """Index files in memory, batches unpacked from the tier, what was read last: read again when they are needed."""
 
     patience_s = 0.0
 

@@ -65,7 +65,9 @@ class Log:
         self.unflushed_bytes = 0  # async only: written since the last flush
         self.holds: dict[str, int] = {}
         self._stable_hold: int | None = None
-        self._reader = Reader(shard.files, shard.index_cache, tail, shard.counters, shard.loader)
+        self._reader = Reader(
+            shard.files, shard.index_cache, shard.recent_reads, tail, shard.counters, shard.loader
+        )
         self._waiters: list[Waiter] = []
         self._waiters_max = 64
 

@@ -17,6 +17,7 @@ from headrace.log import kernel, paths
 from headrace.log.counters import Counters
 from headrace.log.files import Files
 from headrace.log.loading import CachedFiles, Loader, Loads
+from headrace.log.recent import RecentReads
 from headrace.log.segment import Segment, read_seal, rebuild_index, walk_segment
 from headrace.log.tail import Tail
 from headrace.log.tiered import within
@@ -81,9 +82,16 @@ class IndexCache:
 
 class Reader:
     def __init__(
-        self, files: Files, cache: IndexCache, tail: Tail, counters: Counters, loader: Loader
+        self,
+        files: Files,
+        cache: IndexCache,
+        recent: RecentReads,
+        tail: Tail,
+        counters: Counters,
+        loader: Loader,
     ) -> None:
         self._files = files
+        self._recent = recent
         self._loads = Loads(loader)
         self._read = CachedFiles(files, self._loads, counters).read
         self._index_cache = cache
@@ -125,6 +133,18 @@ class Reader:
         return Chunk(b"", offset, stop)  # a gap up to the end: nothing left to read, and nothing lost
 
     def _read_segment(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk | None:
+        key = segment, offset, stop, max_bytes
+        chunk = self._recent.get(key)
+        if chunk is None:
+            chunk = self._look_for(segment, offset, stop, max_bytes)
+            if chunk is not None and segment.tier is None:  # what is unpacked from the tier has its own cache
+                self._recent.offer(key, chunk)
+        if chunk is not None:
+            self._counters.bytes_read += len(chunk.data)
+            self._counters.records_read += chunk.next_offset - chunk.base_offset
+        return chunk
+
+    def _look_for(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk | None:
         resume = self._resume.get(offset)
         self._check_headers(segment)
         if resume is not None and resume[0] is segment and not segment.is_deleted:
@@ -186,14 +206,10 @@ class Reader:
             data = self._read_batches(segment, min(size, segment.size - position), position)
             if len(data) < min(HEADER_BYTES, size):
                 raise CorruptBatch(f"{segment.size - position} bytes expected, {len(data)} found")
-            first, end, next_offset = codec.trim(
-                data, 0, len(data), offset, stop, max_bytes, expected, dense
-            )
+            first, end, next_offset = codec.trim(data, 0, len(data), offset, stop, max_bytes, expected, dense)
             if end > first:
                 self._remember(next_offset, segment, position + end)
                 base = int.from_bytes(data[first : first + 8], "big")
-                self._counters.bytes_read += end - first
-                self._counters.records_read += next_offset - base
                 whole = first == 0 and end == len(data)
                 return Chunk(data if whole else memoryview(data)[first:end], base, next_offset)
             if next_offset < 0:
@@ -251,8 +267,7 @@ class Reader:
         entries = segment.index
         # An active segment's index grows, and a stale copy only means a longer walk; a sealed one's is complete.
         if entries is None or (
-            not segment.index_is_whole
-            and (segment.is_sealed or segment.size - segment.index_size > _STALE_BYTES)
+            not segment.index_is_whole and (segment.is_sealed or segment.size - segment.index_size > _STALE_BYTES)
         ):
             entries = self._index_cache.load(segment, self._read)
             if not entries and segment.is_sealed and segment.size:
@@ -325,14 +340,10 @@ class Reader:
                     rest = piece.length - len(found)
                     found += self._files.read_segment(segment, rest, piece.position + len(found))
                 return bytes(found)
-        raise LogClosed(
-            f"segment {piece.segment} generation {piece.generation} of log {piece.log_id} is gone"
-        )
+        raise LogClosed(f"segment {piece.segment} generation {piece.generation} of log {piece.log_id} is gone")
 
 
-def cut(
-    entries: bytes, segment: Segment, position: int, end: int, split_bytes: int
-) -> list[tuple[int, int, int, int]]:
+def cut(entries: bytes, segment: Segment, position: int, end: int, split_bytes: int) -> list[tuple[int, int, int, int]]:
     """(position, length, first offset, next offset) of pieces of about split_bytes, cut where the index has an entry.
 
     The last one runs to the end of the segment's bytes: its reader stops at the offset it was told.

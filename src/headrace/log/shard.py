@@ -23,6 +23,7 @@ from headrace.log.loading import Loader
 from headrace.log.log import Log, LogSpec
 from headrace.log.maintenance import Maintenance
 from headrace.log.reader import IndexCache
+from headrace.log.recent import RecentReads
 from headrace.log.recovery import RecoveryReport, recover
 from headrace.log.rounds import DELETE, MERGE, PUT, Round, StateChange, Ticket, Unit
 from headrace.log.settings import LogSettings
@@ -34,6 +35,7 @@ from headrace.log.work import InlineWorker, Lane, Post, ThreadWorker, Watch, Wor
 from headrace.record import codec
 
 EPOCHS = "epochs"
+RECENT_BYTES_MAX = 8 << 20
 
 
 class Shard:
@@ -60,6 +62,7 @@ class Shard:
         self.counters = Counters()
         self.files = Files(disk, settings.open_files_max or disk.open_files_max() // 4)
         self.index_cache = IndexCache(self.files, settings.index_cache_bytes)
+        self.recent_reads = RecentReads(RECENT_BYTES_MAX)
         self.logs: dict[int, Log] = {}
         self.epoch = 0
         self.failure: StorageError | None = None
