@@ -49,6 +49,11 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
         """Whether its messages may carry another user's name."""
         return IMPERSONATOR in self.tags
 
+    def limit(self, name: str) -> int | None:
+        """max-connections or max-channels; None where there is no bound."""
+        found = self.limits.get(name)
+        return found if type(found) is int and found >= 0 else None
+
     @property
     def is_loopback_only(self) -> bool:
         return self.name in LOOPBACK_USERS

@@ -413,6 +413,33 @@ def test_names_as_long_as_they_may_be_still_get_their_answer(running: Running) -
         assert "access to" in tries.of(work)
 
 
+def test_a_user_has_as_many_connections_as_its_limit_says(running: Running) -> None:
+    add(running, "few", EVERYTHING, limits={"max-connections": 2})
+    first, _ = (running.connect(credentials=credentials("few")) for _ in range(2))
+    with pytest.raises(ProbableAccessDeniedError) as refused:
+        running.connect(credentials=credentials("few"))
+    text = "(530) \"NOT_ALLOWED - connection refused for user 'few': user connection limit (2) is reached\""
+    assert text in str(refused.value)
+    first.close()
+    running.connect(credentials=credentials("few"))
+    running.connect()  # others have none
+    change(running, lambda users: users.put_user("few", limits={"max-connections": -1}))
+    running.connect(credentials=credentials("few"))
+
+
+def test_a_user_has_as_many_channels_as_its_limit_says(running: Running) -> None:
+    add(running, "narrow", EVERYTHING, limits={"max-channels": 3})
+    one, other = (running.connect(credentials=credentials("narrow")) for _ in range(2))
+    for connection in (one, one, other):
+        last = connection.channel()
+    last.close()
+    other.channel()
+    with pytest.raises(ConnectionClosedByBroker) as refused:
+        one.channel()
+    assert refused.value.reply_code == 530
+    assert "for user 'narrow' has reached the maximum allowed user limit of 3" in refused.value.reply_text
+
+
 # Users that change under a connection.
 
 

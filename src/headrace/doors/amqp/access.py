@@ -6,12 +6,15 @@ and Connection.topology_version).
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from headrace.broker.exchanges import Exchange, Topic
 from headrace.broker.rights import DEFAULT_EXCHANGE, Rights
 from headrace.broker.users import Users
+from headrace.doors.amqp.errors import ChannelError
 from headrace.errors import AccessRefused
+from headrace.wire.amqp.protocol import NOT_ALLOWED
 
 logger = logging.getLogger("headrace.amqp")
 
@@ -65,6 +68,18 @@ class Access:
             rights = self.rights()
             if rights is None or not rights.may_read_topic(exchange.name, key):
                 self._refuse_topic(exchange, key, "read")
+
+    def check_limit(self, what: str, count: Callable[[], int]) -> None:
+        """max-connections and max-channels of a user, RabbitMQ's. Counted, before this one, only where there is one."""
+        limit = self._users.user(self._user).limit(f"max-{what}")
+        if limit is not None and count() >= limit:
+            raise ChannelError(
+                NOT_ALLOWED,
+                f"connection refused for user '{self._user}': user connection limit ({limit}) is reached"
+                if what == "connections"
+                else f"number of channels opened for user '{self._user}' has reached the maximum allowed user limit "
+                f"of {limit}",
+            )
 
     def may_claim(self, user: str) -> bool:
         """Whether a message may say that it is from this user."""

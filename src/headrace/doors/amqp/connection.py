@@ -225,6 +225,7 @@ class Connection(Link):
             text = f"access to vhost '{vhost.name}' refused for user '{self.user}'"
             logger.warning("from %s: %s", self.peer, text)
             raise ChannelError(protocol.NOT_ALLOWED, text)
+        access.check_limit("connections", lambda: len(self.door.running_of(self.user)))
         self.vhost, self.access = vhost, access
 
     def tuned(self, channel_max: int, frame_max: int, heartbeat_s: int) -> None:
@@ -348,6 +349,7 @@ class Connection(Link):
                     protocol.CHANNEL_ERROR,
                     f"channel {number} is over the negotiated channel_max {self.channel_max}", class_id, method_id,
                 )
+            self.access.check_limit("channels", self._channels_of_user)
             channel = self.channels[number] = Channel(self, number)
             self._scanner.add_channel(channel.state)
             self.write(frame(number, commands.Channel.OpenOk))
@@ -365,6 +367,9 @@ class Connection(Link):
                 self.write(frame(number, commands.Channel.CloseOk))
             return False
         return self._run(channel, method, class_id, method_id)
+
+    def _channels_of_user(self) -> int:
+        return sum(len(connection.channels) for connection in self.door.running_of(self.user))
 
     # Closing.
 

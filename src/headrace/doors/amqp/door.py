@@ -9,6 +9,7 @@ from headrace.broker.broker import Broker
 from headrace.config import Address, Config
 from headrace.doors.amqp.clients import clients
 from headrace.doors.amqp.connection import Connection
+from headrace.doors.amqp.handshake import Stage
 from headrace.doors.amqp.replies import Replies
 from headrace.doors.amqp.timeouts import Timeouts
 from headrace.doors.flow import Flow
@@ -60,6 +61,9 @@ class AmqpDoor:
         self.connections.discard(connection)
         self.flow.forget(connection)
         self.stats.connections = len(self.connections)
+
+    def running_of(self, user: str) -> list[Connection]:
+        return [found for found in self.connections if found.user == user and found.stage is Stage.RUNNING]
 
     def _user_removed(self, name: str) -> None:
         for connection in list(self.connections):
