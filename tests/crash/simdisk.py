@@ -71,6 +71,8 @@ class Fault:
 
 
 class SimulatedDisk(Tree):
+    sync_each_max = 64
+
     def __init__(self, *, capacity: int = 1 << 50, files_limit: int = 1 << 30, stale: bool = False) -> None:
         super().__init__()
         self.sequence = 0
@@ -309,6 +311,7 @@ class SimulatedDisk(Tree):
     def _like(self) -> "SimulatedDisk":
         disk = SimulatedDisk(capacity=self.capacity, files_limit=self.files_limit, stale=self.stale)
         disk.sequence = self.sequence
+        disk.sync_each_max = self.sync_each_max
         return disk
 
     # -- faults -----------------------------------------------------------------------------------

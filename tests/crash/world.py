@@ -108,6 +108,7 @@ class World:
         self.settings = storage_settings(self.rng)
         self.model = Model(fold)
         self.disk = SimulatedDisk()
+        self.disk.sync_each_max = self.rng.choice((2, 64))
         self.shard: Shard
         self.failed: HeadraceError | None = None
         self.refused = 0

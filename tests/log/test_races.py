@@ -32,7 +32,7 @@ def test_l1_what_is_written_while_a_checkpoint_syncs_the_file_is_synced_by_the_n
     disk = SyncedWhileWritten()
     disk.files, disk.path = Files(disk, 8), f"{tmp_path}/segment"
     disk.files.write(disk.path, [b"confirmed"], 0, create=True)
-    assert disk.path in disk.files.take_dirty()[0]
+    assert [file.path for file in disk.files.take_dirty().files] == [disk.path]
     disk.files.close()
 
 

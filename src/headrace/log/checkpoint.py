@@ -8,12 +8,12 @@ In three steps, because three threads know three things:
 Also the clock of the shard: async logs are flushed, settles synced and full disks tried again from here.
 """
 
-import contextlib
 import errno
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import DiskFull, LogClosed
+from headrace.log.files import Dirty
 from headrace.log.log import Log
 from headrace.log.state import Marker
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
 ENDS = "ends"
-SYNC_EACH_MAX = 256  # beyond this many files one sync of the whole filesystem is cheaper
 
 Done = Callable[[BaseException | None], object]
 
@@ -29,13 +28,13 @@ Done = Callable[[BaseException | None], object]
 class _Standing(NamedTuple):
     sequence: int
     ends: list[tuple[int, bytes, int]]  # log id, saved writer, next offset
-    files: list[str]
-    folders: list[str]
+    dirty: Dirty
 
 
 class Checkpoints:
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
+        shard.files.sync_filesystem = shard.sync_filesystem
         self.is_running = False
         self._again = False
         self._is_last = False  # the clean one has begun
@@ -168,7 +167,7 @@ class Checkpoints:
                 ends.append((log.id, saved.pack(), saved.next_offset))
         # A round that found no room is in the journal and nowhere else: the marker must not include it.
         sequence = self._shard.journal.sequence - self._shard.committer.is_stuck
-        return _Standing(sequence, ends, *self._shard.files.take_dirty())
+        return _Standing(sequence, ends, self._shard.files.take_dirty())
 
     def _collect(self, standing: _Standing, error: BaseException | None, clean: bool) -> None:
         # After a failure the files hold less than their writers believe: no marker may say otherwise.
@@ -194,18 +193,7 @@ class Checkpoints:
         self, standing: _Standing, records: dict[bytes, bytes | None], marker: Marker, rewrite: bool
     ) -> bool:
         """False when the state found no room; a sync that fails is final and goes up."""
-        files = self._shard.files
-        if len(standing.files) > SYNC_EACH_MAX:
-            self._shard.sync_filesystem()
-        else:
-            for path in standing.files:
-                # Retention may have removed it since, or does so right now: asking first would not help.
-                with contextlib.suppress(FileNotFoundError):
-                    files.sync(path)
-        files.check()  # a round's sync may have failed since the list of files was taken
-        for folder in standing.folders:
-            with contextlib.suppress(FileNotFoundError):
-                files.sync_folder(folder)
+        self._shard.files.sync_all(standing.dirty)
         try:
             self._shard.state.write(list(records.items()), marker, rewrite=rewrite)
         except OSError as error:

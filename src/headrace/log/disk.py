@@ -7,10 +7,13 @@ Rules the callers rely on:
 - Nothing here retries a failed sync: after EIO the page cache lies and the next sync answers OK.
 """
 
+import ctypes
 import errno
 import fcntl
 import os
+import platform
 import resource
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -20,6 +23,15 @@ from headrace.log.pread import pread_nowait
 
 FileId = int
 IOV_MAX = 512  # Linux takes 1,024; half keeps the list of one call small
+
+# Of a filesystem's sync. Python has no name for it, and `sync` of the whole machine tells nobody what failed.
+_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+
+
+def _hears_of_failures() -> bool:
+    """Linux tells since 5.8 whether a filesystem's sync failed; before that it said that it went well."""
+    version = platform.release().split(".")[:2]
+    return sys.platform == "linux" and [int(part) for part in version if part.isdecimal()] >= [5, 8]
 
 
 class Step(NamedTuple):
@@ -40,6 +52,8 @@ class Ran(NamedTuple):
 
 class Disk(Protocol):
     """What the log needs of a filesystem. Paths are absolute strings; files are small integers."""
+
+    sync_each_max: int  # beyond this many files one sync of the whole filesystem is cheaper
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> FileId: ...
     def close(self, file: FileId) -> None: ...
@@ -67,6 +81,9 @@ class Disk(Protocol):
 
 class RealDisk:
     """The operating system's files. Data is 0600 and folders 0700: messages are nobody else's business."""
+
+    # 64 new files took 14 ms one by one and 2 ms with their filesystem, 1,000 took 241 and 19.
+    sync_each_max = 64 if _syncfs is not None and _hears_of_failures() else sys.maxsize
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> FileId:
         flags = os.O_CLOEXEC | (os.O_RDONLY if readonly else os.O_RDWR)
@@ -128,7 +145,11 @@ class RealDisk:
         return ran(chain.run(steps)) if is_untouched(self) else run_one_by_one(self, steps)
 
     def sync_filesystem(self, file: FileId) -> None:
-        os.sync() if not hasattr(os, "syncfs") else os.syncfs(file)
+        """With a file that was opened long ago: an error that came before it was opened may not be told to it."""
+        assert _syncfs is not None, "more files than sync_each_max"
+        if _syncfs(file) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def truncate(self, file: FileId, size: int) -> None:
         os.ftruncate(file, size)

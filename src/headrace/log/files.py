@@ -1,16 +1,18 @@
 """Open files, shared by all logs of a shard: an LRU, because a broker may have far more files than descriptors.
 
-Used by the owner thread (reads), the worker (writes) and the keeper (checkpoints), hence the lock. A file in
-use is never closed; a dirty one is synced before it is closed, since nobody could sync it afterwards
-and hear of a failed write-back.
+Used by the owner thread (reads), the worker (writes) and the keeper (checkpoints), hence the lock. Nobody waits for the
+disk while holding it: the owner, who needs it for every read, would wait as well, and with it every connection.
+
+A file in use is never closed, nor is a dirty one before it is synced, since nobody could sync it afterwards and hear of
+a failed write-back. When dirty files leave no room for others, whoever writes syncs all of them at once.
 """
 
 import errno
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.log.disk import Disk, FileId
 from headrace.log.tiered import GroupCache
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 Bytes = bytes | bytearray | memoryview
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CROWD_SYNCED = 64  # where files can only be synced one by one, so many to make room
 
 
 class OpenFile:
@@ -28,17 +31,27 @@ class OpenFile:
     def __init__(self, path: str, file: FileId) -> None:
         self.path = path
         self.file = file
-        self.users = 0
+        self.users = 1
+
+
+class Dirty(NamedTuple):
+    """What is to be synced: files, kept open until then, and folders with the number of their last change."""
+
+    files: list[OpenFile]
+    folders: dict[str, int]
 
 
 class Files:
     def __init__(self, disk: Disk, open_files_max: int) -> None:
         self.disk = disk
         self.groups = GroupCache(disk)
+        self.sync_filesystem: Callable[[], None] | None = None  # of a shard: syncs everything at once
         self._max = max(open_files_max, 8)
         self._lock = threading.Lock()
-        self._open: OrderedDict[str, OpenFile] = OrderedDict()
-        self._dirty: set[str] = set()
+        self._open: dict[str, OpenFile] = {}
+        self._idle: OrderedDict[str, OpenFile] = OrderedDict()  # those that may be closed: neither in use nor dirty
+        self._dirty: set[str] = set()  # all of them open
+        self._forgets = 0
         # Folder -> number of its last change. It stays until a sync that began after that change has ended:
         # a round must not take a folder for synced while a checkpoint is only about to sync it.
         self._dirty_folders: dict[str, int] = {}
@@ -47,52 +60,92 @@ class Files:
         # only, so after a failed sync the next one's OK means nothing, whoever asks.
         self.failure: OSError | None = None
 
-    def _acquire(self, path: str, create: bool = False) -> OpenFile:
-        with self._lock:
-            entry = self._open.get(path)
-            if entry is not None:
-                self._open.move_to_end(path)
-                entry.users += 1
-                return entry
-            self._evict(self._max - 1)
-            entry = OpenFile(path, self._open_file(path, create))
-            entry.users = 1
-            self._open[path] = entry
-            return entry
+    def _acquire(self, path: str, create: bool = False, *, writes: bool = False) -> OpenFile:
+        while True:
+            with self._lock:
+                entry = self._open.get(path)
+                if entry is not None:
+                    return self._use(entry)
+                self._close_idle(self._max - 1)
+                # Files that a checkpoint is about to sync are no crowd: they make room by themselves soon.
+                is_crowded = writes and len(self._open) >= self._max and len(self._dirty) >= self._max // 2
+                forgets = self._forgets
+            if is_crowded:
+                self._sync_crowd()
+                continue
+            file = self._open_file(path, create, writes)
+            with self._lock:
+                if path not in self._open and forgets == self._forgets:
+                    entry = self._open[path] = OpenFile(path, file)
+                    return entry
+            self.disk.close(file)  # somebody else opened it, or it is not what has that name any more
 
-    def _open_file(self, path: str, create: bool) -> FileId:
+    def _use(self, entry: OpenFile) -> OpenFile:
+        self._idle.pop(entry.path, None)
+        entry.users += 1
+        return entry
+
+    def _open_file(self, path: str, create: bool, writes: bool) -> FileId:
         try:
             return self.disk.open(path, create=create)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
         # Somebody else took the descriptors: make do with half of ours rather than fail.
-        self._evict(len(self._open) // 2)
+        if writes:
+            self._sync_crowd()
+        with self._lock:
+            self._close_idle(len(self._open) // 2)
         return self.disk.open(path, create=create)
 
     def _release(self, entry: OpenFile, *, dirty: bool = False) -> None:
         with self._lock:
             entry.users -= 1
-            if dirty:
+            if dirty and self._open.get(entry.path) is entry:
                 self._dirty.add(entry.path)
-            if entry.users == 0 and self._open.get(entry.path) is not entry:
-                self.disk.close(entry.file)  # forgotten while it was in use
-
-    def _evict(self, keep: int) -> None:
-        excess = len(self._open) - keep
-        if excess <= 0:
-            return
-        for path, entry in list(self._open.items()):
-            if excess <= 0:
-                return
             if entry.users:
-                continue
-            if path in self._dirty:
-                self._sync(entry)
-                self._dirty.discard(path)
-            self.disk.close(entry.file)
+                return
+            if self._open.get(entry.path) is not entry:
+                self.disk.close(entry.file)  # forgotten while it was in use
+            elif entry.path not in self._dirty:
+                self._idle[entry.path] = entry
+
+    def _close_idle(self, keep: int) -> None:
+        while len(self._open) > keep and self._idle:
+            path, entry = self._idle.popitem(last=False)
             del self._open[path]
-            excess -= 1
+            self.disk.close(entry.file)
+
+    def _sync_crowd(self) -> None:
+        """Only for those who write, and so wait for the disk anyway."""
+        with self._lock:
+            count = len(self._dirty)
+            crowd = self._take(sorted(self._dirty)[: count if self._is_cheaper_at_once(count) else CROWD_SYNCED])
+        self._sync_taken(crowd)
+
+    def _take(self, paths: list[str]) -> list[OpenFile]:
+        """Kept open until `_sync_taken`. No longer dirty before they are synced: what is written meanwhile makes
+        them dirty again."""
+        self._dirty.difference_update(paths)
+        return [self._use(self._open[path]) for path in paths]
+
+    def _sync_taken(self, taken: list[OpenFile]) -> None:
+        try:
+            if self._is_cheaper_at_once(len(taken)):
+                self._sync_everything()
+            else:
+                for entry in taken:
+                    self._sync(self.disk.sync, entry.file)
+        finally:
+            for entry in taken:
+                self._release(entry)
+
+    def _is_cheaper_at_once(self, count: int) -> bool:
+        return self.sync_filesystem is not None and count > self.disk.sync_each_max
+
+    def _sync_everything(self) -> None:
+        assert self.sync_filesystem is not None
+        self._sync(self.sync_filesystem)
 
     def read(self, path: str, size: int, position: int) -> bytes:
         entry = self._acquire(path)
@@ -116,7 +169,7 @@ class Files:
             self._release(entry)
 
     def write(self, path: str, buffers: Sequence[Bytes], position: int, *, create: bool = False) -> int:
-        entry = self._acquire(path, create)
+        entry = self._acquire(path, create, writes=True)
         try:
             return self.disk.pwrite(entry.file, buffers, position)
         finally:
@@ -128,10 +181,7 @@ class Files:
         """A file that is open anyway, kept open until `let_go`; None rather than open it."""
         with self._lock:
             entry = self._open.get(path)
-            if entry is not None:
-                self._open.move_to_end(path)
-                entry.users += 1
-            return entry
+            return None if entry is None else self._use(entry)
 
     def let_go(self, held: OpenFile) -> None:
         """It has been written, or a part of it: see `write`."""
@@ -148,15 +198,16 @@ class Files:
     def sync(self, path: str) -> None:
         entry = self._acquire(path)
         try:
-            self._dirty.discard(path)
-            self._sync(entry)
+            with self._lock:
+                self._dirty.discard(path)
+            self._sync(self.disk.sync, entry.file)
         finally:
             self._release(entry)
 
-    def _sync(self, entry: OpenFile) -> None:
+    def _sync(self, sync: Callable[..., None], *what: FileId) -> None:
         self.check()
         try:
-            self.disk.sync(entry.file)
+            sync(*what)
         except OSError as error:
             self.failure = error
             raise
@@ -189,6 +240,9 @@ class Files:
         change = self._dirty_folders.get(folder)
         with suppress(FileNotFoundError):  # its log was deleted meanwhile
             self.disk.sync_dir(folder)
+        self._folder_synced(folder, change)
+
+    def _folder_synced(self, folder: str, change: int | None) -> None:
         with self._lock:
             if self._dirty_folders.get(folder) == change:
                 self._dirty_folders.pop(folder, None)
@@ -196,18 +250,35 @@ class Files:
     def is_folder_dirty(self, folder: str) -> bool:
         return folder in self._dirty_folders
 
-    def take_dirty(self) -> tuple[list[str], list[str]]:
-        """Files and folders changed since the last call; the caller syncs them."""
+    def take_dirty(self) -> Dirty:
+        """Everything changed since the last call, for `sync_all`."""
         with self._lock:
-            files, self._dirty = sorted(self._dirty), set()
-            return files, sorted(self._dirty_folders)
+            return Dirty(self._take(sorted(self._dirty)), dict(sorted(self._dirty_folders.items())))
+
+    def sync_all(self, dirty: Dirty) -> None:
+        """Many are synced with the whole filesystem, names included."""
+        if self._is_cheaper_at_once(len(dirty.files) + len(dirty.folders)):
+            try:
+                self._sync_everything()
+            finally:
+                for entry in dirty.files:
+                    self._release(entry)
+            for folder, change in dirty.folders.items():
+                self._folder_synced(folder, change)
+        else:
+            self._sync_taken(dirty.files)
+            for folder in dirty.folders:
+                self.sync_folder(folder)
+        self.check()  # a round's sync may have failed since the list was made
 
     def forget(self, paths: Iterable[str]) -> None:
         """Close files that are about to be removed or replaced; users of the moment keep theirs."""
         with self._lock:
+            self._forgets += 1
             for path in paths:
                 self.groups.forget(path)  # a name may come back, after a truncation, for other records
                 self._dirty.discard(path)
+                self._idle.pop(path, None)
                 entry = self._open.pop(path, None)
                 if entry is not None and entry.users == 0:
                     self.disk.close(entry.file)
@@ -220,3 +291,4 @@ class Files:
             for entry in self._open.values():
                 self.disk.close(entry.file)
             self._open.clear()
+            self._idle.clear()

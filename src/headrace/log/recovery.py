@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import CorruptJournal
 from headrace.log import journal as journals
 from headrace.log import paths, slots
-from headrace.log.checkpoint import ENDS, SYNC_EACH_MAX
+from headrace.log.checkpoint import ENDS
 from headrace.log.disk import Disk
 from headrace.log.journal import Journal
 from headrace.log.log import LogSpec
@@ -96,7 +96,7 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
         _make_durable(shard, recoveries)
     except OSError:
         for recovery in recoveries:
-            recovery.abandon()
+            recovery.fresh.abandon()
         shard.state.abandon()
         raise
     _begin(shard, replayed.sequence)
@@ -207,7 +207,7 @@ def _remove_unfinished(shard: "Shard", folder: str) -> None:
 
 
 def _sync_folders(shard: "Shard", folders: list[str]) -> None:
-    if len(folders) > SYNC_EACH_MAX:
+    if len(folders) > shard.disk.sync_each_max:
         shard.sync_filesystem()
         return
     for folder in folders:
@@ -216,15 +216,15 @@ def _sync_folders(shard: "Shard", folders: list[str]) -> None:
 
 def _make_durable(shard: "Shard", recoveries: list[LogRecovery]) -> None:
     fresh = [recovery for recovery in recoveries if recovery.fresh]
-    if sum(len(recovery.fresh) for recovery in fresh) > SYNC_EACH_MAX:
+    if sum(len(recovery.fresh) for recovery in fresh) > shard.disk.sync_each_max:
         shard.sync_filesystem()
     else:
         for recovery in fresh:
-            recovery.sync_fresh()
+            recovery.fresh.sync()
     for recovery in fresh:
-        recovery.seal()
+        recovery.fresh.seal()
     for recovery in fresh:
-        recovery.put_in_place()
+        recovery.fresh.put_in_place()
     if fresh:
         shard.disk.sync_dir(f"{shard.root}/{paths.LOGS}")
 
