@@ -28,6 +28,7 @@ def bench(messages: int, size: int, window: int, as_json: bool, url: str | None,
     """
     from headrace.cli.output import show_facts, show_json
     from headrace.client.admin import Client
+    from headrace.client.exchange import login_of
 
     found = living_broker(url, config_file)
     with Client(found) as client:
@@ -35,16 +36,18 @@ def bench(messages: int, size: int, window: int, as_json: bool, url: str | None,
     if not doors.get("amqp"):
         raise InvalidInput("the bench speaks AMQP, and this broker's AMQP door is off")
     host, _, port = doors["amqp"][0].rpartition(":")
-    result = asyncio.run(_run(host.strip("[]"), int(port), messages, size, window))
+    result = asyncio.run(_run(host.strip("[]"), int(port), login_of(found), messages, size, window))
     show_json(result) if as_json else show_facts(result)
 
 
-async def _run(host: str, port: int, messages: int, size: int, window: int) -> dict[str, Any]:
+async def _run(
+    host: str, port: int, login: tuple[str, str] | None, messages: int, size: int, window: int
+) -> dict[str, Any]:
     from pamqp import commands
 
     from headrace.demo.amqp import AmqpClient
 
-    client = await AmqpClient.connect(host, port, "headrace bench")
+    client = await AmqpClient.connect(host, port, "headrace bench", login)
     try:
         await client.call(commands.Queue.Declare, queue=QUEUE, durable=True)
         await client.call(commands.Queue.Purge, queue=QUEUE)

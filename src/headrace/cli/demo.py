@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from headrace.cli.options import living_broker, url_option
+from headrace.cli.options import URL_ENV, living_broker, url_option
 from headrace.errors import InvalidInput
 
 SUMMARY_S = 10.0
@@ -49,11 +50,12 @@ def demo(rate: float, spark: bool, quiet: bool, url: str | None, config_file: Pa
 
 
 async def _run(amqp: tuple[str, int], kafka: tuple[str, int] | None, rate: float, say: object, url: str) -> None:
+    from headrace.client.exchange import login_of, without_password
     from headrace.demo.shop import Shop
 
     assert callable(say)
-    shop = Shop(amqp, kafka, rate=rate, say=say)
-    say(f"{rate:g} orders a second; the dashboard is {url}/  Ctrl-C stops the demo")
+    shop = Shop(amqp, kafka, rate=rate, say=say, login=login_of(url))
+    say(f"{rate:g} orders a second; the dashboard is {without_password(url)}/  Ctrl-C stops the demo")
     work = asyncio.ensure_future(shop.run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -87,9 +89,11 @@ def _start_pipeline(url: str, data_dir: str, say: object) -> "subprocess.Popen[b
     folder = Path(data_dir).parent / f"{Path(data_dir).name}-demo-checkpoints"
     say("starting Spark for the revenue pipeline; its first batch takes some seconds")
     command = [sys.executable, "-m", "headrace", "pipeline", "run", str(file)]
-    command += ["--url", url, "--checkpoint", str(folder), "--master", "local[2]"]
+    command += ["--checkpoint", str(folder), "--master", "local[2]"]
     command += ["-c", "spark.ui.enabled=false", "-c", "spark.sql.shuffle.partitions=2"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    # Not among the arguments, which everybody on the machine may look at: there may be a password in it.
+    environment, nowhere = {**os.environ, URL_ENV: url}, subprocess.DEVNULL
+    return subprocess.Popen(command, env=environment, stdin=nowhere, stdout=nowhere, stderr=nowhere)
 
 
 def _address(spelled: str) -> tuple[str, int]:

@@ -3,7 +3,7 @@ blocking and the asyncio client share it."""
 
 import re
 from collections.abc import Callable, Mapping
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import httptools
 import msgspec
@@ -33,6 +33,9 @@ class Endpoint(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
 
+    def __repr__(self) -> str:
+        return f"Endpoint({self})"  # no password, wherever it is printed
+
 
 class Response(msgspec.Struct, frozen=True):
     status: int
@@ -44,22 +47,36 @@ class Response(msgspec.Struct, frozen=True):
         return re.match(r"application/(?:[\w.-]+\+)?json\b", self.headers.get("content-type", "")) is not None
 
 
+def without_password(url: str) -> str:
+    """What may be shown of an address, whatever else is wrong with it."""
+    head, at, tail = url.rpartition("@")
+    if not at:
+        return url
+    scheme, mark, userinfo = head.rpartition("//")
+    return f"{scheme}{mark}{userinfo.partition(':')[0]}:***@{tail}" if ":" in userinfo else url
+
+
+def login_of(url: str) -> tuple[str, str] | None:
+    """User and password of an address that has them."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    return None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
+
+
 def parse_url(url: str) -> Endpoint:
     """http://host:port, https://..., or just host:port."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
     except ValueError as error:
-        raise InvalidInput(f"{url!r} is not the address of a broker: {error}") from None
+        raise InvalidInput(f"{without_password(url)!r} is not the address of a broker: {error}") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise InvalidInput(f"{url!r} is not the address of a broker; write http://HOST:PORT")
+        raise InvalidInput(f"{without_password(url)!r} is not the address of a broker; write http://HOST:PORT")
     authorization = ""
-    if parts.username is not None:
+    login = login_of(url)
+    if login is not None:
         from base64 import b64encode
-        from urllib.parse import unquote
 
-        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        authorization = "Basic " + b64encode(pair.encode()).decode()
+        authorization = "Basic " + b64encode(":".join(login).encode()).decode()
     tls = parts.scheme == "https"
     return Endpoint(
         host=parts.hostname,

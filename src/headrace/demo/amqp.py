@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pamqp import commands
 from pamqp.base import Frame
 
-from headrace.errors import BrokerUnreachable
+from headrace.errors import AccessRefused, BrokerUnreachable
 from headrace.record.properties import encode_properties
 from headrace.wire.amqp.methods import content_frames, decode, frame
 from headrace.wire.amqp.protocol import FRAME_METHOD, PROTOCOL_HEADER
@@ -39,7 +39,9 @@ class AmqpClient:
         self._pump: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connect(cls, host: str, port: int, name: str) -> "AmqpClient":
+    async def connect(cls, host: str, port: int, name: str, login: tuple[str, str] | None) -> "AmqpClient":
+        """As guest without a login: the AMQP door always asks for one."""
+        user, password = login or ("guest", "guest")
         try:
             reader, writer = await asyncio.open_connection(host, port)
         except OSError as error:
@@ -53,10 +55,11 @@ class AmqpClient:
             commands.Connection.StartOk,
             client_properties=properties,
             mechanism="PLAIN",
-            response="\0guest\0guest",
+            response=f"\0{user}\0{password}",
             locale="en_US",
         )
-        await client._method()  # tune
+        if isinstance(refused := await client._method(), commands.Connection.Close):
+            raise AccessRefused(f"the AMQP door at {host}:{port} does not let {user!r} in: {refused.reply_text}")
         client._send(0, commands.Connection.TuneOk, channel_max=1, frame_max=FRAME_MAX, heartbeat=0)
         client._send(0, commands.Connection.Open, virtual_host="/")
         await client._method()

@@ -55,9 +55,14 @@ def is_good(body: bytes) -> bool:
         return False
 
 
+Login = tuple[str, str] | None
+
+
 class Shop:
-    def __init__(self, amqp: tuple[str, int], kafka: tuple[str, int] | None, *, rate: float, say: Say) -> None:
-        self._amqp, self._kafka = amqp, kafka
+    def __init__(
+        self, amqp: tuple[str, int], kafka: tuple[str, int] | None, *, rate: float, say: Say, login: Login
+    ) -> None:
+        self._amqp, self._kafka, self._login = amqp, kafka, login
         self._rate = rate
         self._say = say
         self.published = self.worked = self.died = self.audited = 0
@@ -77,7 +82,7 @@ class Shop:
             await asyncio.sleep(RETRY_S)
 
     async def _set_up(self) -> None:
-        client = await AmqpClient.connect(*self._amqp, "demo: set-up")
+        client = await AmqpClient.connect(*self._amqp, "demo: set-up", self._login)
         try:
             await client.call(commands.Exchange.Declare, exchange=EXCHANGE, exchange_type="topic", durable=True)
             await client.call(commands.Queue.Declare, queue=DEAD, durable=True, arguments={"x-max-length": DEAD_MAX})
@@ -93,7 +98,7 @@ class Shop:
         self._say(f"queue {QUEUE!r} is fed by the exchange {EXCHANGE!r}; what is rejected goes to {DEAD!r}")
 
     async def _publish(self) -> None:
-        client = await AmqpClient.connect(*self._amqp, "demo: publisher")
+        client = await AmqpClient.connect(*self._amqp, "demo: publisher", self._login)
         try:
             await client.call(commands.Confirm.Select)
             chance = random.Random()
@@ -107,7 +112,7 @@ class Shop:
             await client.close()
 
     async def _work(self) -> None:
-        client = await AmqpClient.connect(*self._amqp, "demo: worker")
+        client = await AmqpClient.connect(*self._amqp, "demo: worker", self._login)
         try:
             await client.call(commands.Basic.Qos, prefetch_count=20)
             await client.call(commands.Basic.Consume, queue=QUEUE, consumer_tag="demo-worker")

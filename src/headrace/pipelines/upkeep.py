@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
+from headrace.client.exchange import without_password
 from headrace.config import parse_duration
 from headrace.errors import HeadraceError, InvalidInput, NotFound
 from headrace.log.compaction import Survivors, kept_of
@@ -105,7 +106,9 @@ class Upkeep:
         status = self.link.get("status")
         self.folder, self.tier_root = str(status["data_dir"]), str(status["tier_dir"])
         if not Path(self.folder, "slots").is_file():
-            raise NotFound(f"the data folder {self.folder} of {url} is not in sight: run this where it is")
+            self.link.close()
+            where = without_password(url)
+            raise NotFound(f"the data folder {self.folder} of {where} is not in sight: run this where it is")
         self._files = LogFiles(self.folder)
 
     def sealed(self, topic: str) -> list[SegmentItem]:

@@ -61,7 +61,7 @@ class Caller:
         """Forbidden for a vhost that the user has no permissions in."""
         rights = self._users.rights(self.name, vhost)
         if rights is None:
-            raise Forbidden(f"user {self.name!r} has no access to the virtual host {vhost!r}")
+            raise self._forbidden(f"user {self.name!r} has no access to the virtual host {vhost!r}")
         return rights
 
     def is_one_of(self, tags: frozenset[str]) -> bool:
@@ -78,7 +78,7 @@ class Caller:
     def must_be(self, tags: frozenset[str]) -> None:
         if not self.is_one_of(tags):
             wanted = " or ".join(sorted(tags))
-            raise Forbidden(f"this is for users with the tag {wanted}; {self.name!r} has none of them")
+            raise self._forbidden(f"this is for users with the tag {wanted}; {self.name!r} has none of them")
 
     def configure(self, name: str, vhost: str = DEFAULT) -> None:
         if not self.rights_in(vhost).may_configure(name):
@@ -101,7 +101,11 @@ class Caller:
             raise self._refused("read", f"{exchange} with the routing key {routing_key}", vhost)
 
     def _refused(self, right: str, name: str, vhost: str) -> Forbidden:
-        return Forbidden(f"user {self.name!r} has no right to {right} {name!r} in the virtual host {vhost!r}")
+        return self._forbidden(f"user {self.name!r} has no right to {right} {name!r} in the virtual host {vhost!r}")
+
+    def _forbidden(self, sentence: str) -> Forbidden:
+        logger.warning("refused over HTTP: %s", sentence)
+        return Forbidden(sentence)
 
 
 class Anybody(Caller):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.exchanges import Binding, Exchange, is_kind
+from headrace.broker.exchanges import Binding, Exchange, Topic, is_kind
 from headrace.broker.posting import post
 from headrace.broker.queue import Queue
 from headrace.broker.turns import Turns
@@ -60,7 +60,7 @@ async def put(site: Site, request: Request) -> Response:
     known = name in host.routing.exchanges
     arguments = table(fields.get("arguments"), "arguments")
     otherwise_to = arguments.get("alternate-exchange")
-    if isinstance(otherwise_to, str):
+    if isinstance(otherwise_to, str) and not known:
         caller_of(request).read(name, host.name)
         caller_of(request).write(otherwise_to, host.name)
     await host.declare_exchange(
@@ -84,8 +84,10 @@ async def publish(site: Site, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
     fields, caller = await body_of(request), caller_of(request)
     message = parse_message(exchange.name, fields)
-    if exchange.declared_kind == "topic":
-        caller.write_key(exchange.name, message.routing_key, host.name)
+    if isinstance(exchange, Topic):
+        copies = message.headers().get("CC") or ()
+        for key in (message.routing_key, *(key for key in copies if isinstance(key, str))):
+            caller.write_key(exchange.name, key, host.name)
     _check_user_id(fields, caller)
     taken = await post(host, message)
     site.stats.messages_in += 1
@@ -160,7 +162,7 @@ async def list_between(site: Site, request: Request) -> Response:
 
 
 def _check_key(request: Request, host: VirtualHost, source: str, key: str) -> None:
-    if host.routing.exchange(source).declared_kind == "topic":
+    if isinstance(host.routing.exchange(source), Topic):
         caller_of(request).read_key(source, key, host.name)
 
 

@@ -85,7 +85,7 @@ async def put(site: Site, request: Request) -> Response:
     if fields.get("queue_type"):
         arguments.setdefault("x-queue-type", fields["queue_type"])
     dead_letters_to = arguments.get("x-dead-letter-exchange")
-    if isinstance(dead_letters_to, str):
+    if isinstance(dead_letters_to, str) and not known:
         # What the queue takes leaves it by that exchange: as in AMQP, whoever wants that may do both.
         caller_of(request).read(name, host.name)
         caller_of(request).write(dead_letters_to, host.name)
