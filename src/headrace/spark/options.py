@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -45,7 +45,7 @@ class BadOption(InvalidInput):
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     path: str | None
-    bootstrap: str | None
+    bootstrap: str | None = field(repr=False)  # may hold a password
     topics: tuple[str, ...]  # empty: by pattern
     pattern: str | None
     starting: Offsets | None
@@ -68,7 +68,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    bootstrap: str
+    bootstrap: str = field(repr=False)
     topic: str | None
     codec: int
     batch_bytes: int
