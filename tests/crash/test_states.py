@@ -57,9 +57,9 @@ def test_the_explorer_finds_a_segment_whose_name_is_not_synced(monkeypatch: pyte
 
 
 def test_the_explorer_finds_a_recovery_that_trusts_the_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.log.log_recovery import LogRecovery
+    from headrace.log.recovery_fresh import FreshFiles
 
-    monkeypatch.setattr(LogRecovery, "sync_fresh", lambda self: None)
+    monkeypatch.setattr(FreshFiles, "sync", lambda self: None)
     assert _first_broken()
 
 

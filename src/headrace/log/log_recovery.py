@@ -1,8 +1,6 @@
 """Recovery of one log. See recovery.py for the rules."""
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptLog
@@ -11,10 +9,12 @@ from headrace.log.checkpoint import ENDS
 from headrace.log.disk import Disk
 from headrace.log.log import Log, LogSpec
 from headrace.log.paths import SegmentStem
+from headrace.log.recovery_fresh import FreshFiles
+from headrace.log.recovery_listing import SegmentListing
+from headrace.log.recovery_sources import READ_BYTES, Sources
 from headrace.log.rounds import ReplayedPart
-from headrace.log.segment import SavedWriter, Seal, Segment, SegmentWriter, read_seal, rebuild_index, seal_of
-from headrace.log.tier import Tier, read_tier
-from headrace.record import codec
+from headrace.log.segment import SavedWriter, Seal, Segment, SegmentWriter, rebuild_index, seal_of
+from headrace.log.tier import Tier
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
@@ -23,7 +23,6 @@ STARTS = "starts"
 TRUNCATIONS = "truncations"
 DAMAGED = "damaged"
 EPOCHS = "epochs"
-_READ_BYTES = 4 << 20
 
 
 class LogRecovery:
@@ -39,8 +38,7 @@ class LogRecovery:
         self._disk = shard.disk
         self._files = shard.files
         self._key = spec.id.to_bytes(8, "big")
-        self._parts = parts
-        self._bases = sorted(parts)
+        self._sources = Sources(shard.files, parts, shard.settings.batch_bytes_max)
         self._settings = spec.settings
         self.log: Log = shard.new_log(spec)
         self._tail = self.log.tail
@@ -58,13 +56,13 @@ class LogRecovery:
         self._segments: list[Segment] = []
         self._unlink: list[str] = []
         self._truncate: list[tuple[str, int]] = []
-        self._renames: list[tuple[str, str]] = []
         self._floor = 0  # the end is at least here, even if the records before it were compacted away
-        self._to_seal: list[SegmentWriter] = []
         self._cuts: list[tuple[str, int, int]] = []
-        self._manifests: dict[SegmentStem, Tier] = {}
         self._as_found: dict[Segment, Segment] = {}  # fresh segment -> the old one, as far as it is whole
-        self.fresh: list[str] = []
+        self._listing = SegmentListing(
+            self._disk, self._folder, self._sources, self._saved, self._start, self._settings.index_interval
+        )
+        self.fresh = FreshFiles(self._disk, self._files, self._tail)
         self.records = self.bytes_kept = self.bytes_cut = self.indexes_rebuilt = 0
 
     def _state_number(self, table: str) -> int | None:
@@ -81,7 +79,8 @@ class LogRecovery:
             self._finish()
 
     def _run(self, *, trust: bool) -> None:
-        stems = self._list()
+        stems = self._listing.stems() if self._tail.created else []
+        self._unlink += self._listing.unwanted
         known = [stem for stem in stems if self._saved is not None and stem.base < self._saved.base]
         rest = stems[len(known) :]
         # The active segment of the checkpoint must follow them, unless nothing of it was synced: then its name may
@@ -92,86 +91,15 @@ class LogRecovery:
             self._take_tail(rest, trust=trust)
         self._finish()
 
-    def _list(self) -> list[SegmentStem]:
-        """The newest generation of every segment that is still wanted; everything else goes, later."""
-        if not self._tail.created:
-            return []
-        newest: dict[int, int] = {}
-        names = self._disk.listdir(self._folder)
-        for name in names:
-            stem = paths.parse_segment(name)
-            if stem is not None:
-                newest[stem.base] = max(newest.get(stem.base, 0), stem.generation)
-        stems = [SegmentStem(base, newest[base]) for base in sorted(newest)]
-        stems = self._without_superseded(stems)
-        while len(stems) > 1 and stems[1].base <= self._start:
-            stems.pop(0)  # retention had decided, and was interrupted
-        if stems and stems[0].base < self._start and not self._reaches_start(stems[0]):
-            stems.pop(0)  # a name that came back, with those behind it gone
-        wanted = {str(stem) for stem in stems}
-        for name in names:
-            base, _, suffix = name.partition(".")
-            if (
-                "." + suffix in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL, paths.TIER)
-                and base not in wanted
-            ):
-                self._unlink.append(f"{self._folder}/{name}")
-                if "." + suffix == paths.TIER:
-                    with suppress(CorruptLog):  # its file is then found by its place in the tier
-                        self._unlink.append(read_tier(self._disk, f"{self._folder}/{name}").path)
-        return stems
-
-    def _is_archived(self, stem: SegmentStem) -> bool:
-        return self._disk.exists(self._path(stem, paths.TIER))
-
-    def _seal(self, stem: SegmentStem) -> Seal | Tier | None:
-        """What says how far a segment reaches. CorruptLog when that is a manifest and has rotted."""
-        if stem in self._manifests or self._is_archived(stem):
-            if stem not in self._manifests:
-                self._manifests[stem] = read_tier(self._disk, self._path(stem, paths.TIER))
-            return self._manifests[stem]
-        return read_seal(self._disk, self._path(stem, paths.SEAL))
-
-    def _reaches_start(self, stem: SegmentStem) -> bool:
-        position, offset = 0, stem.base
-        if self._saved is not None and stem == (self._saved.base, self._saved.generation):
-            # Its seal, if there is one, is that of a recovery which did not come to its end.
-            position, offset = self._saved.position, self._saved.next_offset
-        else:
-            seal = self._seal(stem)
-            if seal is not None:
-                return seal.next_offset > self._start
-        path = self._path(stem)
-        walker = kernel.Walker(offset, self._settings.index_interval)
-        for data in self._valid_runs(path, position, self._disk.file_size(path), offset):
-            walker.walk(data)
-        return walker.next_offset > self._start or self._from_journal(walker.next_offset) is not None
-
-    def _without_superseded(self, stems: list[SegmentStem]) -> list[SegmentStem]:
-        """A rewritten segment may cover several old ones: its seal says how far it reaches."""
-        kept: list[SegmentStem] = []
-        covered = -1
-        for stem in stems:
-            if stem.base < covered:
-                continue
-            kept.append(stem)
-            if stem.generation:
-                seal = self._seal(stem)
-                covered = seal.next_offset if seal is not None else covered
-        return kept
-
-    def _path(self, stem: SegmentStem, suffix: str = paths.DATA) -> str:
-        return f"{self._folder}/{stem}{suffix}"
-
     # What was synced: trusted, but it has to be there.
 
     def _take_known(self, stems: list[SegmentStem], following: list[SegmentStem]) -> bool:
         if stems and stems[0].base > self._start:
-            self._damaged(self._path(stems[0]), 0, f"the segment at offset {self._start:,} is missing")
+            self._damaged(self._listing.path(stems[0]), 0, f"the segment at offset {self._start:,} is missing")
             return False
         for at, stem in enumerate(stems):
-            path = self._path(stem)
-            seal = self._seal(stem) or self._seal_again(stem)
+            path = self._listing.path(stem)
+            seal = self._listing.seal(stem) or self._seal_again(stem)
             if seal is None:
                 return False
             if isinstance(seal, Tier):
@@ -197,16 +125,16 @@ class LogRecovery:
 
     def _seal_again(self, stem: SegmentStem) -> Seal | None:
         """A known segment without a seal: whole it must be, since it was synced."""
-        path = self._path(stem)
+        path = self._listing.path(stem)
         size = self._disk.file_size(path)
         walker = kernel.Walker(stem.base, self._settings.index_interval)
-        for data in self._valid_runs(path, 0, size, -1):
+        for data in self._sources.whole(path, 0, size, -1):
             walker.walk(data)
         if walker.position < size:
             self._damaged(path, walker.position, "a synced batch is damaged")
             return None
         seal = seal_of(walker)
-        self._files.write(self._path(stem, paths.SEAL), [seal.pack()], 0, create=True)
+        self._files.write(self._listing.path(stem, paths.SEAL), [seal.pack()], 0, create=True)
         return seal
 
     # What was written since the last checkpoint.
@@ -214,7 +142,7 @@ class LogRecovery:
     def _take_tail(self, stems: list[SegmentStem], *, trust: bool) -> None:
         saved = self._saved
         if stems and saved is not None and stems[0] == (saved.base, saved.generation):
-            path = self._path(stems[0])
+            path = self._listing.path(stems[0])
             size = self._disk.file_size(path)
             if size < saved.position:
                 self._damaged(path, size, f"{saved.position:,} bytes were synced")
@@ -255,16 +183,18 @@ class LogRecovery:
 
     def _take_unknown(self, stems: list[SegmentStem]) -> None:
         for at, stem in enumerate(stems):
-            if self._is_archived(stem):
-                path = self._path(stem, paths.TIER)
+            if self._listing.is_archived(stem):
+                path = self._listing.path(stem, paths.TIER)
                 raise CorruptLog(path, 0, "it is archived, and the last checkpoint does not know of it")
-            path = self._path(stem)
+            path = self._listing.path(stem)
             size = self._disk.file_size(path)
             if stem.base > self._end:
                 # The name of a segment was lost and the later one's kept, but the journal may have its records.
                 self._rescue_from_journal(stem.base)
             expected = self._end if self._segments else min(stem.base, self._end)
-            self._unlink += [self._path(stem, s) for s in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL)]
+            self._unlink += [
+                self._listing.path(stem, s) for s in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL)
+            ]
             if stem.base != expected:
                 # Behind the first bad batch: never confirmed, or the evidence says otherwise.
                 self._cuts.append((path, 0, size))
@@ -275,7 +205,7 @@ class LogRecovery:
         self._rescue_from_journal(None)
 
     def _rescue_from_journal(self, end: int | None) -> None:
-        rest = self._from_journal(self._end, end)
+        rest = self._sources.replayed(self._end, end, may_begin_inside=not self._segments)
         if rest is not None:
             self._rescue(None, 0, 0, int.from_bytes(rest[:8], "big"), end, None, None)
 
@@ -300,15 +230,15 @@ class LogRecovery:
             self._folder, offset, stem.generation + 1 if stem else 0, created_ms=self._shard.clock.now_ms()
         )
         walker = kernel.Walker(offset, self._settings.index_interval)
-        copy = _Copy(self, target, walker)
+        copy = self.fresh.begin(target, walker)
         if path is not None and (end is None or offset < end):
-            for data in self._valid_runs(path, position, size, offset, end):
+            for data in self._sources.whole(path, position, size, offset, end):
                 copy.write(data)
         at = position + walker.position
         if found is not None and walker.position:
             self._as_found[target] = _extended(found, at, walker)
         while (end is None or walker.next_offset < end) and (
-            rest := self._from_journal(walker.next_offset, end)
+            rest := self._sources.replayed(walker.next_offset, end, may_begin_inside=not self._segments)
         ) is not None:
             copy.write(rest)
         copy.close()
@@ -325,67 +255,8 @@ class LogRecovery:
         target.size, target.next_offset = walker.position, walker.next_offset
         target.records, target.max_timestamp = walker.records, walker.max_timestamp
         if self._tail.writer is not None:
-            self._to_seal.append(self._tail.writer)
+            self.fresh.seal_later(self._tail.writer)
         self._tail.writer = SegmentWriter(self._files, target, walker)
-
-    def _from_journal(self, offset: int, end: int | None = None) -> memoryview | None:
-        """The batches of the journal's part that holds offset, from there on: the segment may have some of them."""
-        at = bisect_right(self._bases, offset) - 1
-        part = self._parts[self._bases[at]] if at >= 0 else None
-        if part is None or part.next_offset <= offset:
-            return None
-        batches = bytearray(part.data)
-        codec.patch_run(batches, 0, len(batches), part.base_offset, part.epoch)
-        if part.base_offset == offset and (end is None or part.next_offset <= end):
-            return memoryview(batches)
-        wanted = [
-            info
-            for info in codec.scan(batches, verify_crc=False)
-            if offset < info.next_offset and (end is None or info.next_offset <= end)
-        ]
-        # The start of a log may lie inside a batch, anything later may not.
-        if not wanted or (wanted[0].base_offset != offset and self._segments):
-            return None
-        return memoryview(batches)[wanted[0].position : wanted[-1].end]
-
-    def _valid_runs(
-        self, path: str, position: int, size: int, expected: int, end: int | None = None
-    ) -> Iterator[memoryview]:
-        """Runs of whole batches in offset order, from position up to the first that is not, or up to end."""
-        want = _READ_BYTES
-        while position < size:
-            data = memoryview(self._files.read(path, min(want, size - position), position))
-            stop, next_offset, _records, _timestamp, _reason = codec.valid_until(
-                data, 0, len(data), expected, dense=expected >= 0
-            )
-            if end is not None and next_offset > end:
-                stop = self._position_of(data, stop, end)
-                next_offset = end
-            if stop:
-                yield data[:stop]
-            if end is not None and next_offset >= end:
-                return
-            if stop == 0:
-                need = _declared_size(data)
-                if (
-                    need is None
-                    or need <= len(data)
-                    or need > min(size - position, self._shard.settings.batch_bytes_max)
-                ):
-                    return
-                want = need
-                continue
-            want = _READ_BYTES
-            position += stop
-            if expected >= 0:
-                expected = next_offset
-
-    @staticmethod
-    def _position_of(data: memoryview, stop: int, end: int) -> int:
-        for info in codec.scan(data, 0, stop, verify_crc=False):
-            if info.base_offset >= end:
-                return info.position
-        return stop
 
     def _cut(self, path: str, position: int, size: int) -> None:
         """Keep what is cut, beside the log: it was never confirmed, but it may help somebody."""
@@ -393,8 +264,8 @@ class LogRecovery:
         name = f"{path.removesuffix(paths.DATA)}-{position}{paths.CUT}"
         file = self._disk.open(name, create=True)
         try:
-            for at in range(position, size, _READ_BYTES):
-                self._disk.pwrite(file, [self._files.read(path, min(_READ_BYTES, size - at), at)], at - position)
+            for at in range(position, size, READ_BYTES):
+                self._disk.pwrite(file, [self._files.read(path, min(READ_BYTES, size - at), at)], at - position)
         finally:
             self._disk.close(file)
 
@@ -430,14 +301,12 @@ class LogRecovery:
 
     def _leave_everything(self) -> None:
         """A damaged log is evidence: no file of it is changed, and what the journal still has is saved beside it."""
-        for path in self.fresh:
-            self._disk.unlink(path)
-        self._unlink, self._truncate, self._renames, self.fresh = [], [], [], []
-        self._cuts, self._to_seal = [], []
+        self.fresh.discard()
+        self._unlink, self._truncate, self._cuts = [], [], []
         self._segments = _before_gap([self._as_found.get(segment, segment) for segment in self._segments], self._disk)
         self._tail.writer = None
         self.records = self.bytes_kept = 0
-        rescued = [part.data for _, part in sorted(self._parts.items()) if part.next_offset > self._end]
+        rescued = self._sources.replayed_past(self._end)
         if rescued and self._tail.created:
             file = self._disk.open(f"{self._folder}/journal-{self._end}.rescued", create=True)
             try:
@@ -446,32 +315,7 @@ class LogRecovery:
             finally:
                 self._disk.close(file)
 
-    def abandon(self) -> None:
-        """The start failed: give back the room of what has no name of its own yet."""
-        for path in self.fresh:
-            if self._disk.exists(path):
-                self._disk.unlink(path)
-
     # Making it last.
-
-    def sync_fresh(self) -> None:
-        for path in self.fresh:
-            file = self._disk.open(path)
-            try:
-                self._disk.sync(file)
-            finally:
-                self._disk.close(file)
-
-    def seal(self) -> None:
-        for writer in self._to_seal:
-            writer.seal()
-            # The marker that follows makes this a known segment, and only the seal says where it ends.
-            self._files.sync(writer.segment.path(paths.SEAL))
-
-    def put_in_place(self) -> None:
-        for source, target in self._renames:
-            self._disk.rename(source, target)
-        self._disk.sync_dir(self._folder)
 
     def record_state(self) -> None:
         state = self._shard.state
@@ -495,42 +339,6 @@ class LogRecovery:
         for path in gone:
             self._disk.unlink(path)
         return bool(gone)
-
-
-class _Copy:
-    """A fresh data file under a temporary name, made when the first byte comes."""
-
-    def __init__(self, recovery: LogRecovery, target: Segment, walker: kernel.Walker) -> None:
-        self._recovery = recovery
-        self._target = target
-        self._walker = walker
-        self._file: int | None = None
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        recovery = self._recovery
-        if self._file is None:
-            path = self._target.path() + paths.UNFINISHED
-            if not recovery._tail.created:
-                recovery._disk.mkdir(recovery._folder)
-                recovery._tail.created = True
-            if recovery._disk.exists(path):
-                recovery._disk.unlink(path)
-            self._file = recovery._disk.open(path, create=True, exclusive=True)
-            recovery.fresh.append(path)
-            recovery._renames.append((path, self._target.path()))
-        recovery._disk.pwrite(self._file, [data], self._walker.position)
-        end = self._walker.walk(data)
-        assert end == len(data), "only whole batches are copied"
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._recovery._disk.close(self._file)
-
-
-def _declared_size(data: memoryview) -> int | None:
-    if len(data) < 12:
-        return None
-    return 12 + int.from_bytes(data[8:12], "big", signed=True)
 
 
 def _extended(found: Segment, size: int, walker: kernel.Walker) -> Segment:
