@@ -1,5 +1,9 @@
 """Publishing: confirms, returns, refusals, and what a message must look like."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
@@ -172,16 +176,25 @@ def test_a_transaction_with_one_bad_message_publishes_none(running: Running, nam
     assert depth(running.channel(), name) == 0
 
 
+@contextmanager
+def full_disk(running: Running) -> Iterator[None]:
+    """The disk has less room than the log keeps in reserve, which the next tick sees, and each one after it."""
+    shard = running.server.broker.shard
+    settings = shard.settings
+    running.call(lambda: setattr(shard, "settings", msgspec.structs.replace(settings, disk_reserve=1 << 60)))
+    eventually(lambda: running.call(lambda: shard.is_full))
+    yield
+    running.call(lambda: setattr(shard, "settings", settings))
+    eventually(lambda: not running.call(lambda: shard.is_full))
+
+
 def test_a_full_disk_is_a_nack_and_heals_itself_d5(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, durable=True)
     channel.confirm_delivery()
     channel.basic_publish("", name, b"before")
-    shard = running.server.broker.shard
-    running.call(lambda: setattr(shard, "is_full", True))
-    with pytest.raises(NackError):
+    with full_disk(running), pytest.raises(NackError):
         channel.basic_publish("", name, b"refused")
-    running.call(lambda: setattr(shard, "is_full", False))
     channel.basic_publish("", name, b"after")
     assert bodies(channel, name) == [b"before", b"after"]
 
@@ -194,11 +207,9 @@ def test_a_dead_letter_that_finds_no_room_stays_where_it_is_d10(running: Running
     )
     channel.basic_publish("", name, b"x")
     method, _, _ = take(channel, name)
-    shard = running.server.broker.shard
-    running.call(lambda: setattr(shard, "is_full", True))
-    channel.basic_reject(method.delivery_tag, requeue=False)
-    eventually(lambda: running.call(lambda: running.queue(name).ready) == 1)
-    running.call(lambda: setattr(shard, "is_full", False))
+    with full_disk(running):
+        channel.basic_reject(method.delivery_tag, requeue=False)
+        eventually(lambda: running.call(lambda: running.queue(name).ready) == 1)
     method, _, body = take(channel, name)
     assert body == b"x"
     channel.basic_reject(method.delivery_tag, requeue=False)
