@@ -67,6 +67,38 @@ def test_the_old_rabbitmqadmin_works_unchanged(live: Served, tmp_path: Path) -> 
 
 
 @pytest.mark.peer
+@pytest.mark.skipif(OLD is None, reason="rabbitmqadmin (Debian: rabbitmq-server) is not installed")
+def test_the_old_rabbitmqadmin_makes_and_removes_users(live: Served) -> None:
+    old(live, "declare", "user", "name=old-user", "password=secret", "tags=administrator,monitoring")
+    old(live, "declare", "permission", "vhost=/", "user=old-user", "configure=.*", "write=^a", "read=")
+    assert old(live, "-f", "tsv", "list", "users", "name", "tags").count("old-user\tadministrator monitoring") == 1
+    assert "old-user\t^a" in old(live, "-f", "tsv", "list", "permissions", "user", "write")
+    assert "old-user" in old(live, "-u", "old-user", "-p", "secret", "list", "users")
+    old(live, "delete", "permission", "vhost=/", "user=old-user")
+    old(live, "delete", "user", "name=old-user")
+    assert "old-user" not in old(live, "list", "users") + old(live, "list", "permissions")
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(NEW is None, reason="rabbitmqadmin v2 is not installed; RABBITMQADMIN_NG names its path")
+def test_the_new_rabbitmqadmin_makes_and_removes_users(live: Served) -> None:
+    new(live, "declare", "user", "--name", "new-user", "--password", "secret", "--tags", "administrator")
+    hashed = live.get("/api/auth/hash_password/another").json()["ok"]
+    new(live, "declare", "user", "--name", "new-hashed", "--password-hash", hashed, "--tags", "management")
+    rights = ("--configure", ".*", "--write", "^a", "--read", "^b")
+    new(live, "declare", "permissions", "--username", "new-user", *rights)
+    assert "new-user" in new(live, "list", "users") and "new-user" in new(live, "list", "permissions")
+    assert "new-hashed" in new(live, "--username", "new-user", "--password", "secret", "list", "users")
+    new(live, "--username", "new-hashed", "--password", "another", "list", "vhosts")
+    new(live, "list", "user_connections", "--username", "new-user")
+    new(live, "list", "user_limits", "--user", "new-user")
+    new(live, "delete", "permissions", "--username", "new-user")
+    for name in ("new-user", "new-hashed"):
+        new(live, "delete", "user", "--name", name)
+    assert "new-user" not in new(live, "list", "users") + new(live, "list", "permissions")
+
+
+@pytest.mark.peer
 @pytest.mark.skipif(NEW is None, reason="rabbitmqadmin v2 is not installed; RABBITMQADMIN_NG names its path")
 def test_the_new_rabbitmqadmin_works_unchanged(live: Served, tmp_path: Path) -> None:
     new(live, "show", "overview")

@@ -31,6 +31,12 @@ async def list_in_vhost(site: Site, request: Request) -> Response:
     return await listing(site, request, found, lambda shape: shape)
 
 
+async def list_of_user(site: Site, request: Request) -> Response:
+    name = name_of(request, "name")
+    shaped = await Turns().map(_connection, clients_seen(site, request))
+    return await listing(site, request, [shape for shape in shaped if shape["user"] == name], lambda shape: shape)
+
+
 async def get(site: Site, request: Request) -> Response:
     return one(request, _connection(client_seen(site, request, name_of(request, "name"))))
 
