@@ -162,6 +162,10 @@ class SimulatedDisk(Tree):
             raise OSError(fault.error, os.strerror(fault.error), path)
         self._sync_node(node)
 
+    def start_writing_back(self, file: int) -> None:
+        """Any crash may find any write on the disk as it is."""
+        self._open_file(file)
+
     def run(self, steps: Sequence[Step]) -> Ran:
         return run_one_by_one(self, steps)
 

@@ -303,7 +303,7 @@ class World:
         self.shard.tick()
 
     def checkpoint(self) -> None:
-        self.shard._checkpoints.run()
+        self.shard.checkpoints.run()
 
     # What else happens to logs.
 

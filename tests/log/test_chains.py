@@ -227,3 +227,21 @@ def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(tmp_path: Path) 
         return data.read_bytes()
 
     assert asyncio.run(append(True)) == asyncio.run(append(False))
+
+
+def test_segments_are_written_back_as_they_grow_not_all_at_a_checkpoint(tmp_path: Path) -> None:
+    """Or the checkpoint's syncs keep the disk from those of the rounds for as long as that takes."""
+    asked: list[int] = []
+
+    class Watched(RealDisk):
+        def start_writing_back(self, file: int) -> None:
+            super().start_writing_back(file)
+            asked.append(os.fstat(file).st_size)
+
+    bench = Bench(tmp_path, Watched())
+    shard = bench.open(settings=LogSettings())
+    while sum(asked) < 20_000_000:
+        bench.append(1, [bytes(100_000)])
+        assert shard.counters.bytes_written < 100_000_000, "it never happens"
+    assert shard.counters.checkpoints == 0
+    assert len(asked) >= 3 and sorted(asked) == asked, "again and again, while the segment grows"

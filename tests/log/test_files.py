@@ -84,7 +84,7 @@ def test_rounds_and_reads_go_on_while_a_checkpoint_waits_for_the_disk(tmp_path: 
     confirmed: list[bytes | None] = []
 
     def meanwhile(what: str) -> None:
-        if what in ("sync", "sync_filesystem") and shard._checkpoints.is_running and not confirmed:
+        if what in ("sync", "sync_filesystem") and shard.checkpoints.is_running and not confirmed:
             disk.told = lambda _: None
             ticket = shard.log(1).append(batch([b"meanwhile"]))
             worker = shard._inline[0]

@@ -4,6 +4,7 @@ from typing_extensions import Buffer
 
 Steps = Sequence[tuple[int, Sequence[Buffer] | None, int]]
 
+def start_writing_back(file: int) -> None: ...
 def run(steps: Steps) -> tuple[int, int, float]: ...
 
 class Engine:

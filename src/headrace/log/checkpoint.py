@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
 ENDS = "ends"
+WRITE_BACK_BYTES = 4 << 20
+WRITE_BACK_LOGS_MAX = 64
 
 Done = Callable[[BaseException | None], object]
 
@@ -46,12 +48,36 @@ class Checkpoints:
         self._leftover: dict[bytes, bytes | None] = {}  # records that found no room last time
         self._flushing: set[int] = set()
         self._flushed: dict[int, float] = {}
+        self._growing: set[Log] = set()
+        self._grown_bytes = 0
+        self._is_writing_back = False
 
     def wrote(self, size: int, logs: Iterable[Log]) -> None:
         self._touched.update(log.id for log in logs)
         self.bytes_since += size
+        self._write_back(size, logs)
         if self.bytes_since >= self._shard.settings.checkpoint_bytes or self._journal_is_filling():
             self.run()
+
+    def _write_back(self, size: int, logs: Iterable[Log]) -> None:
+        """Have segments written as they grow: a checkpoint that finds them all to be written keeps the disk from the
+        syncs of rounds for as long as that takes."""
+        self._growing.update(logs)
+        self._grown_bytes += size
+        if self._grown_bytes < WRITE_BACK_BYTES or self._is_writing_back:
+            return
+        growing, self._growing, self._grown_bytes = self._growing, set(), 0
+        if len(growing) > WRITE_BACK_LOGS_MAX:
+            return  # little of each: not worth so many calls
+        writers = [log.tail.writer for log in growing]
+        paths = [writer.segment.data_path for writer in writers if writer is not None]
+        self._is_writing_back = True
+        self._shard.keeper.submit(lambda: self._shard.files.start_writing_back(paths), self._wrote_back)
+
+    def _wrote_back(self, _result: object, error: BaseException | None) -> None:
+        self._is_writing_back = False
+        if error is not None:
+            self._shard.fail(error)
 
     def _journal_is_filling(self) -> bool:
         return self._shard.journal.files_live >= max(2, self._shard.settings.journal_files - 1)
@@ -81,7 +107,7 @@ class Checkpoints:
         if shard.disk.free_bytes(shard.root) < shard.settings.disk_reserve:
             return
         if shard.committer.is_stuck:
-            shard.retry_stuck()
+            shard.intake.retry_stuck()
         else:
             shard.is_full = False
 
@@ -222,7 +248,7 @@ class Checkpoints:
                 log.durable_end = max(log.durable_end, next_offset)
         shard.journal.release(standing.sequence)
         self._finish(None)
-        shard.journal_freed()
+        shard.intake.journal_freed()
 
     def _finish(self, error: BaseException | None, refused: DiskFull | None = None) -> None:
         """`refused`: nothing broke, but whoever waits for this checkpoint did not get one."""

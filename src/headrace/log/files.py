@@ -183,6 +183,16 @@ class Files:
             entry = self._open.get(path)
             return None if entry is None else self._use(entry)
 
+    def start_writing_back(self, paths: Iterable[str]) -> None:
+        """Of those that are still open; one that is not was synced when it was closed."""
+        for path in paths:
+            held = self.hold(path)
+            if held is not None:
+                try:
+                    self.disk.start_writing_back(held.file)
+                finally:
+                    self._release(held)
+
     def let_go(self, held: OpenFile) -> None:
         """It has been written, or a part of it: see `write`."""
         self._release(held, dirty=True)

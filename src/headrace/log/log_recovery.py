@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptLog
-from headrace.log import kernel, paths
+from headrace.log import epochs, kernel, paths
 from headrace.log.checkpoint import ENDS
 from headrace.log.disk import Disk
 from headrace.log.log import Log, LogSpec
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 STARTS = "starts"
 TRUNCATIONS = "truncations"
 DAMAGED = "damaged"
-EPOCHS = "epochs"
 
 
 class LogRecovery:
@@ -294,8 +293,8 @@ class LogRecovery:
         self._tail.segments = tuple(self._segments)
         log.start_offset = self._start
         log.next_offset = log.visible_end = log.durable_end = max(self._end, self._start)
-        raw = self._shard.state.get(EPOCHS, self._key)
-        log.epochs = [entry for entry in _unpack_epochs(raw or b"") if entry[1] <= log.next_offset]
+        raw = self._shard.state.get(epochs.TABLE, self._key)
+        log.epochs = [entry for entry in epochs.unpack(raw or b"") if entry[1] <= log.next_offset]
         if self._truncation is not None and log.damage is None:
             self._shard.pending_truncations.append((log, self._truncation))
 
@@ -360,10 +359,3 @@ def _before_gap(segments: list[Segment], disk: Disk) -> list[Segment]:
             kept.pop()  # the same file, seen further
         kept.append(segment)
     return kept
-
-
-def _unpack_epochs(raw: bytes) -> list[tuple[int, int]]:
-    return [
-        (int.from_bytes(raw[at : at + 8], "big"), int.from_bytes(raw[at + 8 : at + 16], "big"))
-        for at in range(0, len(raw), 16)
-    ]

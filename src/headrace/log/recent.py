@@ -15,7 +15,8 @@ Key = tuple["Segment", int, int, int]  # segment, offset, where to stop, most by
 
 
 class RecentReads:
-    """Bounded by bytes; who was not asked for longest goes first. A segment that was rewritten or cut back is another one.
+    """Bounded by bytes; who was not asked for longest goes first. A segment that is rewritten or cut back becomes
+    another one, so that nothing has to be taken out.
 
     Nothing is kept as long as nobody asks twice: a single reader would have its buffers go round through all of the
     cache, where now it gets the same one again and again.
