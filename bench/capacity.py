@@ -8,9 +8,6 @@ busy the machine is. What messages cost in time is in the other benchmarks.
 
 import argparse
 import os
-import re
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,11 +17,8 @@ import httpx
 import pika
 from confluent_kafka import Producer
 
+from bench.broker import Broker
 from bench.listing import connect
-
-
-def memory_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def disk_bytes(*folders: Path) -> int:
@@ -37,42 +31,31 @@ def main() -> None:
     options.add_argument("--queues", type=int, default=2_000)
     options.add_argument("--connections", type=int, default=1_000)
     given = options.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "headrace", "serve", "--data-dir", folder]
-        command += ["--http", "localhost:0", "--amqp", "localhost:0", "--kafka", "localhost:0"]
-        broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert broker.stdout is not None
-            said = ""
-            for line in broker.stdout:
-                said += line
-                if line.startswith("ready"):
-                    break
-            found = dict(re.findall(r"^(http|amqp|kafka)\s+(?:\w+://)?(\S+)", said, re.M))
-            print(f"an empty broker: {memory_bytes(broker.pid) / 1e6:.0f} MB of memory")
-            with httpx.Client(base_url=f"http://{found['http']}", timeout=60) as client:
-                for size in (100, 1000, 10_000):
-                    messages(client, found, size, max(100, given.messages * 100 // max(100, size)))
-                objects(client, found, broker.pid, Path(folder), given.queues, given.connections)
-        finally:
-            broker.terminate()
-            broker.wait(60)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Broker(folder) as broker,
+        httpx.Client(base_url=broker.url, timeout=60) as client,
+    ):
+        print(f"an empty broker: {broker.rss_bytes / 1e6:.0f} MB of memory")
+        for size in (100, 1000, 10_000):
+            messages(client, broker, size, max(100, given.messages * 100 // max(100, size)))
+        objects(broker, Path(folder), given.queues, given.connections)
 
 
-def messages(client: httpx.Client, doors: dict[str, str], size: int, count: int) -> None:
+def messages(client: httpx.Client, broker: Broker, size: int, count: int) -> None:
     body = os.urandom(size)
-    channel = amqp(doors)
+    channel = amqp(broker)
     channel.queue_declare(f"amqp-{size}", durable=True)
     for _ in range(count):
         channel.basic_publish("", f"amqp-{size}", body)
     channel.connection.close()
-    channel = amqp(doors)
+    channel = amqp(broker)
     channel.confirm_delivery()
     channel.queue_declare(f"amqp-one-{size}", durable=True)
     for _ in range(count // 20):
         channel.basic_publish("", f"amqp-one-{size}", body)
     channel.connection.close()
-    producer = Producer({"bootstrap.servers": doors["kafka"]})
+    producer = Producer({"bootstrap.servers": broker.addresses["kafka"]})
     for _ in range(count):
         producer.produce(f"kafka-{size}", body)
         producer.poll(0)
@@ -87,18 +70,18 @@ def messages(client: httpx.Client, doors: dict[str, str], size: int, count: int)
         print(f"{size:>6} B  {stored:8.1f} B on disk, {stored - size:5.1f} more than the body  {how}")
 
 
-def amqp(doors: dict[str, str]) -> Any:
-    host, _, port = doors["amqp"].rpartition(":")
-    return pika.BlockingConnection(pika.ConnectionParameters(host, int(port), heartbeat=0)).channel()
+def amqp(broker: Broker) -> Any:
+    parameters = pika.ConnectionParameters("127.0.0.1", broker.port("amqp"), heartbeat=0)
+    return pika.BlockingConnection(parameters).channel()
 
 
-def objects(client: httpx.Client, doors: dict[str, str], pid: int, folder: Path, queues: int, connections: int) -> None:
+def objects(broker: Broker, folder: Path, queues: int, connections: int) -> None:
     def state() -> tuple[int, int]:
         time.sleep(2.0)
-        return memory_bytes(pid), disk_bytes(folder / "catalog", folder / "logs", folder / "state")
+        return broker.rss_bytes, disk_bytes(folder / "catalog", folder / "logs", folder / "state")
 
     memory, disk = state()
-    channel = amqp(doors)
+    channel = amqp(broker)
     for number in range(queues):
         channel.queue_declare(f"queue-{number}", durable=True)
     with_queues, disk_with = state()
@@ -109,7 +92,7 @@ def objects(client: httpx.Client, doors: dict[str, str], pid: int, folder: Path,
     with_messages, disk_full = state()
     each = (with_messages - with_queues) / queues, (disk_full - disk_with) / queues
     print(f"the first message of each: {each[0]:,.0f} B of memory and {each[1]:,.0f} B of disk more")
-    opened = [connect(int(doors["amqp"].rpartition(":")[2])) for _ in range(connections)]
+    opened = [connect(broker.port("amqp")) for _ in range(connections)]
     after, _ = state()
     each_client = (after - with_messages) / connections
     print(f"{connections:,} AMQP connections with a channel: {each_client:,.0f} B of memory each")

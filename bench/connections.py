@@ -10,16 +10,13 @@ import argparse
 import asyncio
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from pathlib import Path
 
 import uvloop
 from pamqp import commands, frame
 
+from bench.broker import Broker
 from bench.result import Result
 
 BAR_KB = 8.0
@@ -91,36 +88,6 @@ class Idle(asyncio.Protocol):
             self.opened.set_exception(error or ConnectionError("hung up on during the handshake"))
 
 
-class Broker:
-    def __init__(self, folder: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", "serve", "--data-dir", folder, "--amqp", "127.0.0.1:0", "--http", "off",
-             "--kafka", "off"],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.port = 0
-        for line in self.process.stdout:
-            if line.startswith("amqp"):
-                self.port = int(line.rpartition(":")[2])
-            if line.startswith("ready"):
-                return
-        raise RuntimeError("the broker did not start")
-
-    @property
-    def rss_bytes(self) -> int:
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
-
-    @property
-    def cpu_s(self) -> float:
-        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=60)
-
-
 async def measure(broker: Broker, count: int, heartbeat_s: int, seconds: float) -> list[Result]:
     loop = asyncio.get_running_loop()
     for client in await _open(broker, 200, heartbeat_s, 0):  # what is made once is made before
@@ -159,7 +126,7 @@ async def _open(broker: Broker, count: int, heartbeat_s: int, first: int) -> lis
 
     async def one() -> Idle:
         _, client = await loop.create_connection(
-            lambda: Idle(heartbeat_s), "127.0.0.1", broker.port, local_addr=source
+            lambda: Idle(heartbeat_s), "127.0.0.1", broker.port("amqp"), local_addr=source
         )
         await client.opened
         return client
@@ -173,7 +140,7 @@ def run(count: int = 10_000, heartbeat_s: int = 10, seconds: float = 30.0) -> li
     if hard < count + 500:
         raise SystemExit(f"{count:,} connections need as many open files; the limit here is {hard:,}")
     folder = tempfile.mkdtemp(prefix="headrace-connections-")
-    broker = Broker(folder)
+    broker = Broker(folder, doors=("amqp",))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(measure(broker, count, heartbeat_s, seconds))

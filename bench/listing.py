@@ -12,17 +12,17 @@ long holds every client for as long, and processor time says so on a busy machin
 import argparse
 import asyncio
 import os
-import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pika
+
+from bench.broker import Broker
 
 PATHS = (
     "/api/queues?page=1&page_size=100&sort=name",
@@ -58,13 +58,6 @@ LISTED_S = 3.0
 ASKED_EVERY_S = 0.25
 
 
-def cpu_s(pid: int) -> float:
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e9
-
-
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--queues", type=int, default=10_000)
@@ -78,14 +71,8 @@ def main() -> None:
         if given.turns:
             asyncio.run(turns(folder, given.queues, given.connections))
             return
-        command = [sys.executable, "-m", "headrace", "serve", "--data-dir", folder]
-        command += ["--http", "localhost:0", "--amqp", "localhost:0", "--kafka", "off"]
-        broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
+        with Broker(folder, doors=("http", "amqp")) as broker:
             measure(broker, given.queues, given.connections)
-        finally:
-            broker.terminate()
-            broker.wait(60)
 
 
 def fill(url: pika.URLParameters, port: int, queues: int, connections: int) -> list[socket.socket]:
@@ -111,15 +98,8 @@ def fill(url: pika.URLParameters, port: int, queues: int, connections: int) -> l
 # From outside: CPU and confirms.
 
 
-def measure(broker: "subprocess.Popen[str]", queues: int, connections: int) -> None:
-    assert broker.stdout is not None
-    said = ""
-    for line in broker.stdout:
-        said += line
-        if line.startswith("ready"):
-            break
-    base = re.search(r"^http\s+(\S+)", said, re.M)[1]  # type: ignore[index]
-    port = int(re.search(r"^amqp\s+amqp://127.0.0.1:(\d+)", said, re.M)[1])  # type: ignore[index]
+def measure(broker: Broker, queues: int, connections: int) -> None:
+    port = broker.port("amqp")
     url = pika.URLParameters(f"amqp://guest:guest@127.0.0.1:{port}/%2F?heartbeat=0")
     opened = fill(url, port, queues, connections)
     noted = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with this process
@@ -127,17 +107,17 @@ def measure(broker: "subprocess.Popen[str]", queues: int, connections: int) -> N
     time.sleep(SETTLE_S)
     spans = [("nobody looks", time.monotonic(), time.monotonic() + QUIET_S, "")]
     time.sleep(QUIET_S)
-    with httpx.Client(base_url=base, timeout=120) as client:
+    with httpx.Client(base_url=broker.url, timeout=120) as client:
         for path in PATHS:
             client.get(path)
-            before, began, asked, size = cpu_s(broker.pid), time.monotonic(), 0, 0
+            before, began, asked, size = broker.cpu_s, time.monotonic(), 0, 0
             while time.monotonic() - began < LISTED_S:
                 at = time.monotonic()
                 answer = client.get(path)
                 assert answer.status_code == 200, answer.text
                 asked, size = asked + 1, len(answer.content)
                 time.sleep(max(0.0, ASKED_EVERY_S - (time.monotonic() - at)))
-            cpu = (cpu_s(broker.pid) - before) / asked
+            cpu = (broker.cpu_s - before) / asked
             spans.append((path, began, time.monotonic(), f"{cpu:6.3f} CPU-s each  {size:>10,} bytes"))
     publisher.terminate()
     publisher.wait()

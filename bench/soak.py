@@ -15,7 +15,6 @@ import base64
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from bench.broker import Broker
 
 CONFIRM_S_MAX = 1.0
 SETTLE_S = 420.0  # before growth is judged: caches fill, Spark starts, retention removes its first segments
@@ -212,21 +213,16 @@ def disk_bytes(folder: Path) -> int:
     return found
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def state(pid: int, client: httpx.Client, folder: Path) -> dict[str, Any]:
+def state(broker: Broker, client: httpx.Client, folder: Path) -> dict[str, Any]:
     now = client.get("/api/headrace/overview?step=60").json()
     pipelines = client.get("/pipelines").json()["pipelines"]
     return {
         "memory_mb": round(now["memory_bytes"] / 1e6, 1),
-        "files": len(os.listdir(f"/proc/{pid}/fd")),
-        "threads": len(os.listdir(f"/proc/{pid}/task")),
+        "files": len(os.listdir(f"/proc/{broker.pid}/fd")),
+        "threads": len(os.listdir(f"/proc/{broker.pid}/task")),
         "log_mb": round(now["log_size_bytes"] / 1e6, 1),
         "disk_mb": round(disk_bytes(folder) / 1e6, 1),
-        "cpu_s": round(cpu_s(pid), 1),
+        "cpu_s": round(broker.cpu_s, 1),
         "stalls": now["stalls"],
         "sync_p99_ms": now["sync_ms"]["p99"],
         "ready": now["ready"],
@@ -244,23 +240,16 @@ def main() -> None:
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "data")
-        command = [sys.executable, "-m", "headrace", "serve", "--data-dir", str(data), *KEPT]
-        command += ["--http", "localhost:0", "--amqp", "localhost:0", "--kafka", "localhost:0"]
-        broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        pipeline: subprocess.Popen[bytes] | None = None
-        try:
-            addresses = addresses_of(broker)
-            with httpx.Client(base_url=addresses["http"], timeout=10) as client:
-                client.post("/topics", json={"name": "soak.http"}).raise_for_status()
-                client.post("/topics", json={"name": "soak.kafka"}).raise_for_status()
-                if not given.no_spark:
-                    pipeline = start_pipeline(addresses["http"], Path(folder))
-                watch(broker.pid, addresses, given.minutes * 60, given.rate, client, data)
-        finally:
-            for process in (pipeline, broker):
-                if process is not None:
-                    process.terminate()
-                    process.wait(90)
+        with Broker(data, *KEPT) as broker, httpx.Client(base_url=broker.url, timeout=10) as client:
+            client.post("/topics", json={"name": "soak.http"}).raise_for_status()
+            client.post("/topics", json={"name": "soak.kafka"}).raise_for_status()
+            pipeline = None if given.no_spark else start_pipeline(broker.url, Path(folder))
+            try:
+                watch(broker, given.minutes * 60, given.rate, client, data)
+            finally:
+                if pipeline is not None:
+                    pipeline.terminate()
+                    pipeline.wait(90)
 
 
 def start_pipeline(url: str, folder: Path) -> "subprocess.Popen[bytes]":
@@ -271,27 +260,15 @@ def start_pipeline(url: str, folder: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def addresses_of(broker: "subprocess.Popen[str]") -> dict[str, str]:
-    assert broker.stdout is not None
-    said = ""
-    for line in broker.stdout:
-        said += line
-        if line.startswith("ready"):
-            break
-    found = dict(re.findall(r"^(http|amqp|kafka)\s+(\S+)", said, re.M))
-    assert len(found) == 3, said
-    return {door: at if door == "http" else at.rpartition("//")[2].rstrip("/") for door, at in found.items()}
-
-
-def watch(pid: int, addresses: dict[str, str], seconds: float, rate: float, client: httpx.Client, folder: Path) -> None:
-    traffic = Traffic(addresses, rate)
+def watch(broker: Broker, seconds: float, rate: float, client: httpx.Client, folder: Path) -> None:
+    traffic = Traffic({**broker.addresses, "http": broker.url}, rate)
     traffic.start()
     began = time.monotonic()
     states: list[dict[str, Any]] = []
     settled = 0
     while (left := began + seconds - time.monotonic()) > 0:
         time.sleep(min(60.0, left))
-        states.append(state(pid, client, folder))
+        states.append(state(broker, client, folder))
         if time.monotonic() - began <= min(SETTLE_S, seconds / 2):
             settled = len(states)
         asked = " ".join(f"{door.name} {door.in_time}/{door.asked}" for door in traffic.doors.values())
