@@ -91,7 +91,9 @@ def test_the_new_rabbitmqadmin_makes_and_removes_users(live: Served) -> None:
     assert "new-hashed" in new(live, "--username", "new-user", "--password", "secret", "list", "users")
     new(live, "--username", "new-hashed", "--password", "another", "list", "vhosts")
     new(live, "list", "user_connections", "--username", "new-user")
-    new(live, "list", "user_limits", "--user", "new-user")
+    new(live, "declare", "user_limit", "--username", "new-user", "--name", "max-channels", "--value", "9")
+    assert "max-channels" in new(live, "list", "user_limits", "--user", "new-user")
+    new(live, "delete", "user_limit", "--username", "new-user", "--name", "max-channels")
     new(live, "delete", "permissions", "--username", "new-user")
     for name in ("new-user", "new-hashed"):
         new(live, "delete", "user", "--name", name)

@@ -141,6 +141,24 @@ def test_topic_permissions_are_set_changed_listed_and_cleared(live: Served) -> N
     assert put(live, where, {"write": "", "read": ""}).status_code == 400
 
 
+def test_limits_are_set_listed_and_cleared_and_hold(live: Served) -> None:
+    put(live, "users/bounded", {"password": PASSWORD, "tags": ""})
+    put(live, "permissions/%2F/bounded", ALL)
+    assert put(live, "user-limits/bounded/max-connections", {"value": 0}).status_code == 204
+    assert put(live, "user-limits/bounded/max-channels", {"value": "5"}).status_code == 204
+    wanted = {"user": "bounded", "value": {"max-connections": 0, "max-channels": 5}}
+    assert wanted in ask(live, None, "GET", "user-limits").json()
+    assert ask(live, None, "GET", "user-limits/bounded").json() == [wanted]
+    parameters = pika.ConnectionParameters("127.0.0.1", live.amqp_port, "/", pika.PlainCredentials("bounded", PASSWORD))
+    with pytest.raises(pika.exceptions.AMQPError):
+        pika.BlockingConnection(parameters)
+    assert ask(live, None, "DELETE", "user-limits/bounded/max-connections").status_code == 204
+    pika.BlockingConnection(parameters).close()
+    assert ask(live, None, "DELETE", "user-limits/bounded/max-connections").status_code == 404
+    assert put(live, "user-limits/bounded/max-fun", {"value": 1}).status_code == 400
+    assert put(live, "user-limits/bounded/max-channels", {"value": "many"}).status_code == 400
+
+
 def test_a_removed_user_loses_its_connections(live: Served) -> None:
     put(live, "users/leaver", {"password": PASSWORD, "tags": ""})
     put(live, "permissions/%2F/leaver", ALL)

@@ -12,10 +12,12 @@ from headrace.broker.rights import Permission, TopicPermission
 from headrace.broker.users import User
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.queues import host_of
-from headrace.doors.http.api.values import Shape, answer, body_of, listing, name_of, one, query_of, table, text
+from headrace.doors.http.api.values import Shape, answer, body_of, listing, name_of, number, one, query_of, table, text
 from headrace.doors.http.needs import caller_of
 from headrace.doors.http.site import Site
 from headrace.errors import InvalidInput, NotFound
+
+LIMITS = ("max-connections", "max-channels")  # -1: none
 
 
 def user_shape(user: User) -> Shape:
@@ -93,6 +95,39 @@ async def bulk_delete(site: Site, request: Request) -> Response:
     for name in dict.fromkeys(names):
         if name in there:  # as RabbitMQ: who is not there is as good as removed
             await site.broker.users.remove_user(name)
+    return values.no_content()
+
+
+# Limits, which hold at the AMQP door.
+
+
+def _limits(users: Iterable[User]) -> list[Shape]:
+    return [{"user": user.name, "value": user.limits} for user in users if user.limits]
+
+
+async def limits(site: Site, request: Request) -> Response:
+    return await _list(site, request, _limits(site.broker.users.users()))
+
+
+async def limits_of(site: Site, request: Request) -> Response:
+    return await _list(site, request, _limits([site.broker.users.user(name_of(request, "name"))]))
+
+
+async def put_limit(site: Site, request: Request) -> Response:
+    user, limit = site.broker.users.user(name_of(request, "name")), name_of(request, "limit")
+    if limit not in LIMITS:
+        raise InvalidInput(f"the limits of a user are {' and '.join(LIMITS)}, not {limit[:80]!r}")
+    value = number((await body_of(request)).get("value"), "value", least=-1, most=2**31)
+    await site.broker.users.put_user(user.name, limits={**user.limits, limit: value})
+    return values.no_content()
+
+
+async def delete_limit(site: Site, request: Request) -> Response:
+    user, limit = site.broker.users.user(name_of(request, "name")), name_of(request, "limit")
+    if limit not in user.limits:
+        raise NotFound(f"user {user.name!r} has no limit {limit[:80]!r}")
+    rest = {name: value for name, value in user.limits.items() if name != limit}
+    await site.broker.users.put_user(user.name, limits=rest)
     return values.no_content()
 
 
