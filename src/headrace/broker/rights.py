@@ -63,6 +63,9 @@ class Rights:
 
     # Routing keys at a topic exchange; without a rule for it, all of them.
 
+    def has_topic_rule(self, exchange: str) -> bool:
+        return exchange in self._topics
+
     def may_write_topic(self, exchange: str, routing_key: str) -> bool:
         rule = self._topics.get(exchange)
         return rule is None or rule[0].search(routing_key)

@@ -1,8 +1,8 @@
 """What the user of a connection may do in its vhost, with RabbitMQ's checks and in RabbitMQ's words.
 
-Nothing is remembered here: a right that is taken away is gone with the next method. Publishing does not ask for
-every message either: where a key leads is asked once, and forgotten when routes or users change (see publish.target
-and Connection.topology_version).
+A right that is taken away is gone with the next method: what is remembered holds for one version of the users only.
+Publishing does not ask for every message: where a key leads is asked once, and forgotten when routes or users change
+(see publish.target and Connection.topology_version).
 """
 
 import logging
@@ -19,12 +19,15 @@ from headrace.wire.amqp.protocol import NOT_ALLOWED
 logger = logging.getLogger("headrace.amqp")
 
 QUEUE, EXCHANGE = "queue", "exchange"
+REMEMBERED_MAX = 1000
 
 
 class Access:
     def __init__(self, users: Users, user: str, vhost: str, peer: Any) -> None:
         self._users = users
         self._user, self._vhost, self._peer = user, vhost, peer
+        self._publishes: dict[str, bool] = {}
+        self._publishes_at = -1
 
     def rights(self) -> Rights | None:
         return self._users.rights(self._user, self._vhost)
@@ -49,6 +52,21 @@ class Access:
         rights = self.rights()
         if rights is None or not (rights.may_read(name) or rights.may_write(name) or rights.may_configure(name)):
             self._refuse(kind, name, "configure")
+
+    def publish(self, exchange: str) -> bool:
+        """Raises unless the user may publish to the exchange. True: with some routing keys only, see write_topic.
+        Remembered, for clients whose messages all have a key of their own."""
+        if self._publishes_at != self._users.version:
+            self._publishes_at = self._users.version
+            self._publishes.clear()
+        found = self._publishes.get(exchange)
+        if found is None:
+            self.write(EXCHANGE, exchange)
+            rights = self.rights()
+            found = rights is None or rights.has_topic_rule(exchange)
+            if len(self._publishes) < REMEMBERED_MAX:
+                self._publishes[exchange] = found
+        return found
 
     def write_topic(self, exchange: Exchange, key: str) -> None:
         """For each routing key of a message."""

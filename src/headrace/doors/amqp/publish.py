@@ -7,7 +7,6 @@ from pamqp import commands
 from headrace.broker.exchanges import Exchange
 from headrace.broker.message import Message, to_text
 from headrace.broker.queue import Queue
-from headrace.doors.amqp.access import EXCHANGE
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.replies import PREFIX, PSEUDO_QUEUE
 from headrace.doors.amqp.tx import Publish
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 MANDATORY, IMMEDIATE = 1, 2
 TX_BYTES_MAX = 16 << 20  # a group must fit half a journal file
 EXPIRATION_DIGITS_MAX = 16
+REPLY_KEY = PREFIX.encode()
 
 
 def _exchange(connection: "Connection", name: str) -> Exchange:
@@ -37,9 +37,10 @@ def _exchange(connection: "Connection", name: str) -> Exchange:
 
 
 def _allowed_exchange(connection: "Connection", name: str, key: str) -> Exchange:
-    connection.access.write(EXCHANGE, name)
+    is_bounded = connection.access.publish(name)
     exchange = _exchange(connection, name)
-    connection.access.write_topic(exchange, key)
+    if is_bounded:
+        connection.access.write_topic(exchange, key)
     return exchange
 
 
@@ -49,17 +50,18 @@ def target(connection: "Connection", exchange_name: bytes, key: bytes, bits: int
     if bits & IMMEDIATE:
         raise ProtocolError(protocol.NOT_IMPLEMENTED, "immediate=true", 60, 40)
     vhost = connection.vhost
-    exchange = _allowed_exchange(connection, to_text(exchange_name), to_text(key))
-    route = vhost.routing.route(exchange, to_text(key), vhost.queues)
-    if not route.queues and not exchange.name and vhost.find_topic(to_text(key)):
-        route = vhost.routing.route(exchange, to_text(key), vhost.queues)
-    slow = (
-        route.needs_headers
-        or exchange.delayed
-        or any(queue.needs_python for queue in route.queues)
-        or (not route.queues and (bool(bits & MANDATORY) or key.startswith(PREFIX.encode())))
-    )
-    return Target(route.queues, slow, any(is_disk(queue) for queue in route.queues))
+    text = to_text(key)
+    exchange = _allowed_exchange(connection, to_text(exchange_name), text)
+    route = vhost.routing.route(exchange, text, vhost.queues)
+    if not route.queues and not exchange.name and vhost.find_topic(text):
+        route = vhost.routing.route(exchange, text, vhost.queues)
+    slow, durable = route.needs_headers or exchange.delayed, False
+    for queue in route.queues:
+        slow = slow or queue.needs_python
+        durable = durable or is_disk(queue)
+    if not route.queues:
+        slow = slow or bool(bits & MANDATORY) or key.startswith(REPLY_KEY)
+    return Target(route.queues, slow, durable)
 
 
 def is_disk(queue: Queue) -> bool:
