@@ -14,8 +14,8 @@ from typing import NamedTuple, TextIO
 
 import msgspec
 
+from headrace.allocator import keep_freed_memory
 from headrace.broker.broker import Broker
-from headrace.broker.machine import keep_freed_memory
 from headrace.clock import Clock, SystemClock
 from headrace.config import Address, Config
 from headrace.doors.listener import Door

@@ -207,7 +207,7 @@ async def test_what_work_left_behind_goes_back_once_and_only_after_it(monkeypatc
 
 FAULTS = """
 import resource, sys
-from headrace.broker.machine import keep_freed_memory
+from headrace.allocator import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 for _ in range(3):

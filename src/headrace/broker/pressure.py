@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from headrace.broker.machine import ProcessMemory, memory_limit, trim_allocator
+from headrace.allocator import trim_allocator
+from headrace.broker.machine import ProcessMemory, memory_limit
 from headrace.clock import Clock
 from headrace.config import Config, format_size
 from headrace.errors import DiskFull, Overloaded
