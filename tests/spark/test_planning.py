@@ -6,6 +6,7 @@ from headrace.errors import InvalidInput
 from headrace.pipelines.progress import lag_of
 from headrace.spark.offsets import Partition, Position, from_json, to_json
 from headrace.spark.options import BadOption, read_options, write_options
+from headrace.spark.plan import SPLIT_BYTES_LEAST, SPLIT_BYTES_MOST, split_for
 from headrace.spark.ranges import spread
 
 A, B, C = Partition("a", 0), Partition("a", 1), Partition("b", 0)
@@ -25,6 +26,13 @@ def test_no_share_passes_what_waits_and_their_sum_is_the_limit() -> None:
         shares = spread(waiting, limit)
         assert sum(shares.values()) == min(limit, 37)
         assert all(0 < share <= waiting[place] for place, share in shares.items())
+
+
+def test_tasks_are_as_few_as_keep_the_cores_busy() -> None:
+    assert split_for(600 << 20, cores=2) == 150 << 20
+    assert split_for(600 << 20, cores=3) == 100 << 20
+    assert split_for(1, cores=2) == split_for(600 << 20, cores=64) == SPLIT_BYTES_LEAST
+    assert split_for(1 << 50, cores=2) == SPLIT_BYTES_MOST
 
 
 def test_positions_go_to_json_and_back() -> None:

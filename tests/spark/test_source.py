@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace.spark.folder_access import FolderAccess
 from tests.spark.world import RunningBroker, numbered
 
 if TYPE_CHECKING:
@@ -48,6 +49,33 @@ def test_every_record_is_read_once_with_the_columns_of_the_kafka_source(
         ]
         assert [round(r.timestamp.timestamp() * 1000) for r in found] == [m["timestamp"] for m in expected]
     assert {(r.topic, r.timestampType) for r in rows} == {("orders", 0)}
+
+
+def test_spark_knows_what_is_never_null(spark: "SparkSession", orders: RunningBroker) -> None:
+    """The code that it generates then asks no row for it, and it must be true: so nobody may say it of the rest."""
+    never = {"topic", "partition", "offset", "timestamp", "timestampType"}
+    chosen = options(orders, "path", topic="orders", columns="key,value,topic,partition,offset,timestamp,timestampType")
+    assert {field.name for field in load(spark, chosen).schema if not field.nullable} == never
+    stream = spark.readStream.format("headrace").options(**chosen).load()
+    assert {field.name for field in stream.schema if not field.nullable} == never
+    with pytest.raises(Exception, match="column 'value' may be null, so it cannot be NOT NULL"):
+        load(spark, options(orders, "path", topic="orders"), "offset bigint NOT NULL, value binary NOT NULL").count()
+
+
+def test_how_much_there_is_to_read_is_known_without_an_index(orders: RunningBroker) -> None:
+    access = FolderAccess(orders.path, committed=True, fail_on_data_loss=True)
+    for place, state in access.states(["orders"]).items():
+        whole = access.size_between(place, state, 0, state.end)
+        assert whole > 64 << 10 and access.rough_size(place, state, 0, state.end) == whole
+        assert access.rough_size(place, state, 0, state.end // 2) == pytest.approx(whole / 2, rel=0.1)
+        assert access.rough_size(place, state, state.end, state.end) == 0
+
+
+def test_arrow_checks_nothing_that_spark_checked(spark: "SparkSession") -> None:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    assert jvm.System.getProperty("arrow.enable_unsafe_memory_access") == "true"
+    assert jvm.System.getProperty("arrow.enable_null_check_for_get") == "false"
 
 
 def test_one_big_topic_is_cut_into_many_slices(spark: "SparkSession", orders: RunningBroker) -> None:

@@ -14,7 +14,7 @@ from headrace.record.slice import Slice
 from headrace.record.types import BatchInfo
 from headrace.spark.offsets import Partition, Position
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
 
 
 class DataLoss(HeadraceError):
@@ -65,6 +65,10 @@ class Access(Protocol):
     def offset_for_timestamp(self, place: Partition, state: State, timestamp_ms: int) -> int | None: ...
     def epoch_before(self, place: Partition, state: State, offset: int) -> int | None: ...
     def size_between(self, place: Partition, state: State, start: int, end: int) -> int: ...
+    def rough_size(self, place: Partition, state: State, start: int, end: int) -> int:
+        """As size_between, as far as it can be told without looking at an index."""
+        ...
+
     def reach(self, place: Partition, state: State, start: int, end: int, size: int) -> int:
         """The offset that about so many bytes lead to: a batch more rather than half of one."""
         ...

@@ -53,6 +53,9 @@ class BrokerAccess:
         held = max(1, state.end - state.start)
         return self._sizes.get(place, 0) * (end - start) // held
 
+    def rough_size(self, place: Partition, state: State, start: int, end: int) -> int:
+        return self.size_between(place, state, start, end)
+
     def reach(self, place: Partition, state: State, start: int, end: int, size: int) -> int:
         total = max(1, self.size_between(place, state, start, end))
         return start + (end - start) * min(size, total) // total

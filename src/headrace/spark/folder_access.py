@@ -101,6 +101,9 @@ class FolderAccess:
     def size_between(self, place: Partition, state: State, start: int, end: int) -> int:
         return self._files.size_between(state.log_id, start, end)
 
+    def rough_size(self, place: Partition, state: State, start: int, end: int) -> int:
+        return self._files.rough_size(state.log_id, start, end)
+
     def reach(self, place: Partition, state: State, start: int, end: int, size: int) -> int:
         return self._files.reach(state.log_id, start, end, size)
 

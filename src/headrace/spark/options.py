@@ -10,8 +10,6 @@ import msgspec
 from headrace.errors import InvalidInput
 from headrace.record.layout import CODECS
 
-MB = 1 << 20
-SPLIT_BYTES = 64 * MB
 PIN_MAX_AGE_MS = 24 * 3600 * 1000
 EARLIEST, LATEST = -2, -1  # as Spark's Kafka source writes them in JSON
 
@@ -54,7 +52,7 @@ class ReadOptions:
     ending_ms: int | None
     offsets_per_trigger: int | None
     bytes_per_trigger: int | None
-    split_bytes: int
+    split_bytes: int | None  # None: as plan.py sees fit
     columns: tuple[str, ...] | None
     include_headers: bool
     verify_crc: bool
@@ -184,7 +182,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         ending_ms=given.timestamp_ms("endingTimestamp"),
         offsets_per_trigger=given.integer("maxOffsetsPerTrigger", 1),
         bytes_per_trigger=given.size("maxBytesPerTrigger"),
-        split_bytes=given.size("splitBytes", 64 << 10) or SPLIT_BYTES,
+        split_bytes=given.size("splitBytes", 64 << 10),
         columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
         include_headers=given.flag("includeHeaders", False),
         verify_crc=given.flag("verifyCrc", True),

@@ -1,5 +1,6 @@
 """What to read: which topics, from where to where, in which pieces. Runs on the driver."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -7,6 +8,10 @@ from headrace.spark.access import Access, DataLoss, Piece, State, lost
 from headrace.spark.offsets import Partition, Position, Positions
 from headrace.spark.options import EARLIEST, LATEST, BadOption, Offsets, ReadOptions
 from headrace.spark.ranges import spread
+
+TASKS_PER_CORE = 2
+SPLIT_BYTES_LEAST = 64 << 20
+SPLIT_BYTES_MOST = 256 << 20
 
 
 class Planner:
@@ -159,7 +164,7 @@ class Planner:
         end: Mapping[Partition, Position],
         states: Mapping[Partition, State],
     ) -> list[Piece]:
-        found: list[Piece] = []
+        ranges: list[tuple[Partition, State, int, int]] = []
         for place, until in sorted(end.items()):
             state = states.get(place)
             at = start.get(place)
@@ -173,8 +178,11 @@ class Planner:
                 self._loss(f"partition {place.number} of {place.topic!r} no longer reaches {until.offset}")
             stop = min(until.offset, state.end)
             if begin < stop:
-                found += self.access.pieces(place, state, begin, stop, self.options.split_bytes)
-        return found
+                ranges.append((place, state, begin, stop))
+        split_bytes = self.options.split_bytes
+        if split_bytes is None:
+            split_bytes = split_for(sum(self.access.rough_size(*span) for span in ranges), os.cpu_count() or 1)
+        return [piece for span in ranges for piece in self.access.pieces(*span, split_bytes)]
 
     def _checked_start(self, place: Partition, at: Position | None, state: State) -> int:
         if at is None:
@@ -191,6 +199,14 @@ class Planner:
             raise DataLoss(f"{reason}; option failOnDataLoss=false goes on with what is there")
 
 
+def split_for(size: int, cores: int) -> int:
+    """How much one task reads of so many bytes, if nobody said.
+
+    A task costs Spark 20 ms of CPU however little it reads: as few as keep the cores busy to the end, but none so large
+    that to repeat it is a loss. The cores are the driver's: those of a cluster are not known where this is planned."""
+    return min(max(size // (TASKS_PER_CORE * cores), SPLIT_BYTES_LEAST), SPLIT_BYTES_MOST)
+
+
 def by_topic(positions: Mapping[Partition, Position]) -> Iterable[tuple[str, dict[int, int]]]:
     found: dict[str, dict[int, int]] = {}
     for place, position in positions.items():
@@ -198,4 +214,4 @@ def by_topic(positions: Mapping[Partition, Position]) -> Iterable[tuple[str, dic
     return found.items()
 
 
-__all__: Sequence[str] = ["Planner", "by_topic"]
+__all__: Sequence[str] = ["Planner", "by_topic", "split_for"]

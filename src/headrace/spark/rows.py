@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_MAX = 65_536
-BYTES_MAX = 4 << 20  # decodes a fifth cheaper than 8 MB, since the same memory is used again
+BYTES_MAX = 1 << 20  # larger ones leave the caches, and past 2 MB the JVM takes new memory for each
 
 
 class Rows:

@@ -30,6 +30,8 @@ COLUMNS: dict[str, tuple[str, int]] = {
     "routing_key": ("string", WANT_KEY | WANT_HEADERS),
     "properties": ("map<string,string>", WANT_HEADERS),
 }
+# What every record has. Spark is told so: it then generates code that asks no row whether there is a value.
+NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp", "timestampType"})
 DEFAULT = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 
 
@@ -45,7 +47,7 @@ def columns_of(chosen: Sequence[str] | None, include_headers: bool) -> tuple[str
 
 
 def ddl(columns: Sequence[str]) -> str:
-    return ", ".join(f"`{name}` {COLUMNS[name][0]}" for name in columns)
+    return ", ".join(f"`{name}` {COLUMNS[name][0]}{' NOT NULL' if name in NEVER_NULL else ''}" for name in columns)
 
 
 def check_schema(schema: "StructType") -> tuple[str, ...]:
@@ -57,6 +59,8 @@ def check_schema(schema: "StructType") -> tuple[str, ...]:
         given = field.dataType.simpleString()
         if given != known[0]:
             raise BadOption("schema", f"column {field.name!r} is {known[0]}, not {given}: cast it after reading")
+        if not field.nullable and field.name not in NEVER_NULL:
+            raise BadOption("schema", f"column {field.name!r} may be null, so it cannot be NOT NULL")
     return tuple(field.name for field in schema.fields)
 
 
