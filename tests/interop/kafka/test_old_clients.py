@@ -1,6 +1,7 @@
 """Clients of 2017 to 2021, with the versions of the protocol that they ask for."""
 
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,25 +58,42 @@ def test_the_command_line_tools_of_2021(broker: KafkaBroker, name: Name) -> None
     assert topic not in tool("admin.TopicCommand", "--list").splitlines()
 
 
+def pip_gives(package: str, *options: str) -> Path:
+    """A folder with a package that this Python need not be able to import."""
+    library = CACHE / package.replace("==", "-")
+    if not library.exists():
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(library), *options]
+        done = subprocess.run([*install, package], capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"SKIPPED: pip did not give {package}: {done.stderr[-200:]}")
+    return library
+
+
+def run_python(script: str, *arguments: str, path: Path | None = None) -> str:
+    command = [sys.executable, "-W", "ignore", str(HERE / script), *arguments]
+    env = {} if path is None else {"PYTHONPATH": str(path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_librdkafka_of_2021(broker: KafkaBroker, name: Name) -> None:
+    """It finds the beginning and the end of a log with ListOffsets 0: without, it reads nothing."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        pytest.skip("SKIPPED FOR WANT OF a librdkafka 1.7 for this machine")
+    wheel = ("--only-binary=:all:", "--python-version", "3.8", "--implementation", "cp", "--abi", "cp38")
+    library = pip_gives("confluent-kafka==1.7.0", *wheel, "--platform", "manylinux2010_x86_64")
+    [file] = (library / "confluent_kafka.libs").glob("librdkafka*")
+    said = run_python("librdkafka_of_2021.py", str(file), broker.address, name("t"), name("g"))
+    assert said.split() == ["1.7.0", ",".join(map(str, range(10))), "10", "0", "10"]
+
+
 def test_kafka_python_of_2020(broker: KafkaBroker, name: Name) -> None:
     if sys.version_info >= (3, 12):
         pytest.skip("SKIPPED FOR WANT OF Python 3.11: kafka-python 2.0.2 cannot be imported by a later one")
-    library = CACHE / "kafka-python-2.0.2"
-    if not (library / "kafka").exists():
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(library)]
-        done = subprocess.run(
-            [*install, "kafka-python==2.0.2"], capture_output=True, text=True, timeout=120, check=False
-        )
-        if done.returncode != 0:
-            pytest.skip(f"SKIPPED: pip did not give kafka-python 2.0.2: {done.stderr[-200:]}")
-    script = [sys.executable, "-W", "ignore", str(HERE / "kafka_python_of_2020.py")]
-    done = subprocess.run(
-        [*script, broker.address, name("t"), name("g")],
-        env={"PYTHONPATH": str(library)},
-        capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    library = pip_gives("kafka-python==2.0.2")
+    said = run_python("kafka_python_of_2020.py", broker.address, name("t"), name("g"), path=library)
+    assert json.loads(said) == {
         "partitions": 3,
         "retention": "200000",
         "offsets": [number // 3 for number in range(30)],
