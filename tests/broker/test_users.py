@@ -17,7 +17,7 @@ from headrace.broker.patterns import compile_pattern
 from headrace.broker.policies import Policies, Policy
 from headrace.broker.rights import EVERYTHING, Permission, TopicPermission
 from headrace.broker.users import GUEST, Users
-from headrace.errors import InvalidInput, InvalidPattern, NotFound, StorageError
+from headrace.errors import CorruptCatalog, InvalidInput, InvalidPattern, NotFound
 from headrace.log.disk import Disk, RealDisk
 from tests.crash.simdisk import SimulatedDisk
 
@@ -432,7 +432,21 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_and_never_more_rights() -
     assert states > 100
 
 
-def test_a_document_that_is_no_user_is_an_error_with_its_place(tmp_path: Path) -> None:
-    Catalog(RealDisk(), str(tmp_path)).put("users", ("ann",), {"tags": "administrator"})
-    with pytest.raises(StorageError, match="catalog/users"):
+@pytest.mark.parametrize(
+    ("kind", "identity", "document"),
+    [
+        ("users", ("ann",), {"tags": "administrator"}),
+        ("users", ("ann",), {"password_hash": "nonsense!"}),
+        ("users", ("ann", "bob"), {}),
+        ("permissions", ("/", "ann"), {"configure": "", "write": ""}),
+        ("permissions", ("ann",), {"configure": "", "write": "", "read": ""}),
+        ("topic_permissions", ("/", "ann"), {"write": "", "read": ""}),
+    ],
+)
+def test_a_document_that_describes_no_such_thing_is_an_error_with_its_place(
+    tmp_path: Path, kind: str, identity: tuple[str, ...], document: dict[str, Any]
+) -> None:
+    """The checksum is right: somebody wrote it, or took it as it was. A login must not fall over it later."""
+    Catalog(RealDisk(), str(tmp_path)).put(kind, identity, document)
+    with pytest.raises(CorruptCatalog, match=f"catalog/{kind}/.*log repair"):
         Users(Catalog(RealDisk(), str(tmp_path)))

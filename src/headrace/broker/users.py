@@ -6,7 +6,7 @@ the version it was given at: it grows with every change.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.broker import passwords
-from headrace.broker.catalog import Catalog, Identity
+from headrace.broker.catalog import Catalog, Identity, shaped
 from headrace.broker.changes import to_the_end
 from headrace.broker.rights import EVERYTHING, Permission, Rights, TopicPermission, check_patterns
 from headrace.errors import InvalidInput, NotFound, StorageError
@@ -30,7 +30,7 @@ TAGS_MAX = 64
 ADMINISTRATOR, IMPERSONATOR = "administrator", "impersonator"
 
 Key = TypeVar("Key", bound=Identity)
-Kept = TypeVar("Kept")
+_KEPT = ("password_hash", "hashing_algorithm", "tags", "limits")
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +59,29 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
         return self.name in LOOPBACK_USERS
 
 
+class _StoredUser(msgspec.Struct):
+    identity: tuple[str]
+    removed: bool = False
+    password_hash: str = ""
+    hashing_algorithm: str = passwords.SHA256
+    tags: tuple[str, ...] = ()
+    limits: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        try:
+            passwords.check_hash(self.password_hash, self.hashing_algorithm)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None  # the only kind that msgspec says as its own
+
+
+class _StoredPermission(Permission, frozen=True, kw_only=True):
+    identity: tuple[str, str]
+
+
+class _StoredTopicPermission(TopicPermission, frozen=True, kw_only=True):
+    identity: tuple[str, str, str]
+
+
 class Users:
     """Asked on the event loop, out of memory; changes wait for the disk in a thread, one after the other."""
 
@@ -77,22 +100,20 @@ class Users:
         self._load()
 
     def _load(self) -> None:
-        for identity, document in self._documents(USERS, 1):
+        for document in self._catalog.load(USERS):
             self._was_started = True
-            if not document.get("removed"):
-                self._users[identity[0]] = _read(User, USERS, {"name": identity[0], **document})
-        for identity, document in self._documents(PERMISSIONS, 2):
-            self._permissions[identity[0], identity[1]] = _read(Permission, PERMISSIONS, document)
-        for identity, document in self._documents(TOPIC_PERMISSIONS, 3):
-            self._topics[identity[0], identity[1], identity[2]] = _read(TopicPermission, TOPIC_PERMISSIONS, document)
+            stored = shaped(USERS, document, _StoredUser)
+            if not stored.removed:
+                kept = {name: getattr(stored, name) for name in _KEPT}
+                self._users[stored.identity[0]] = User(name=stored.identity[0], **kept)
+        for document in self._catalog.load(PERMISSIONS):
+            found = shaped(PERMISSIONS, document, _StoredPermission)
+            permission = Permission(configure=found.configure, write=found.write, read=found.read)
+            self._permissions[found.identity] = permission
+        for document in self._catalog.load(TOPIC_PERMISSIONS):
+            rule = shaped(TOPIC_PERMISSIONS, document, _StoredTopicPermission)
+            self._topics[rule.identity] = TopicPermission(write=rule.write, read=rule.read)
         self._changed()
-
-    def _documents(self, kind: str, parts: int) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        for document in self._catalog.load(kind):
-            identity = document.pop("identity")
-            if len(identity) != parts:
-                raise StorageError(f"a document of catalog/{kind} is of {identity!r}, which names no such thing")
-            yield identity, document
 
     def first_start(self, vhosts: Iterable[str]) -> None:
         """Blocking. A folder that never had a user, a new one or one of an earlier version, gets guest."""
@@ -298,13 +319,6 @@ class Users:
         self._rights.clear()
         self.is_open = list(self._users) == [GUEST] and self.guest_is_default
         self.version += 1
-
-
-def _read(kept: type[Kept], kind: str, document: dict[str, Any]) -> Kept:
-    try:
-        return msgspec.convert(document, kept)
-    except msgspec.ValidationError as error:
-        raise StorageError(f"a document of catalog/{kind} cannot be understood: {error}") from None
 
 
 def _document(user: User) -> dict[str, Any]:
