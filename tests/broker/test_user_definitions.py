@@ -8,9 +8,11 @@ import pytest
 
 from headrace.broker import definitions
 from headrace.broker.broker import Broker
+from headrace.broker.catalog import Catalog
 from headrace.broker.rights import Permission, TopicPermission
 from headrace.config import Config
 from headrace.errors import InvalidInput
+from headrace.log.disk import RealDisk
 from headrace.log.settings import LogSettings
 
 OF_TEST12 = "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"  # of RabbitMQ's documentation
@@ -121,3 +123,13 @@ async def test_a_new_vhost_of_a_document_is_open_to_the_guest_of_a_new_broker(op
     broker = await opened("one")
     await definitions.import_(broker, {"queues": [{"name": "q", "vhost": "elsewhere"}]})
     assert broker.users.rights("guest", "elsewhere") is not None
+
+
+async def test_a_folder_of_a_version_without_users_gets_guest_with_rights_in_every_vhost(
+    opened: Open, tmp_path: Path
+) -> None:
+    (tmp_path / "old").mkdir()
+    Catalog(RealDisk(), str(tmp_path / "old")).put("vhosts", ("team",), {})
+    users = (await opened("old")).users
+    assert users.is_open
+    assert list(users.permissions()) == [("/", "guest"), ("team", "guest")]

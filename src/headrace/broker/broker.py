@@ -119,7 +119,8 @@ class Broker:
         broker._connections_max = broker.pressure.connections_max
         broker.spill = Spill(broker.shard.files, broker.disk, data_dir, broker.shard.loader, broker.shard.counters)
         broker.vhosts = VirtualHosts(broker)
-        broker.users.first_start([host.name for host in broker.vhosts])
+        with _plain_words(data_dir):
+            broker.users.first_start([host.name for host in broker.vhosts])
         indexes = Cache("indexes", broker.shard.index_cache)
         row_groups = Cache("row_groups", broker.shard.files.groups)
         recent = Cache("recent_reads", broker.shard.recent_reads)
