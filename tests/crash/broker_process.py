@@ -2,78 +2,23 @@
 
 import http.client
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.broker_process import BrokerProcess
 from tests.crash.checker import History
-from tests.ports import free_port
-
-START_SECONDS_MAX = 60.0
-STOP_SECONDS_MAX = 30.0
 
 
-class BrokerProcess:
+class HttpBroker(BrokerProcess):
     def __init__(self, folder: Path, *options: str) -> None:
-        self._data = folder / "data"
-        self._output = folder / "broker.txt"
-        self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
+        super().__init__(folder, *options, doors=("http",))
 
-    def start(self) -> None:
-        command = [
-            sys.executable, "-m", "headrace", "serve", "--data-dir", str(self._data),
-            "--http", f"127.0.0.1:{self.port}", "--amqp", "off", "--kafka", "off", *self._options,
-        ]  # fmt: skip
-        with open(self._output, "ab") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-        self._wait(self._is_healthy, START_SECONDS_MAX, "did not start")
-
-    def _is_healthy(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            raise AssertionError(f"the broker ended with {self._process.returncode}:\n{self.said()}")
-        try:
-            status, _ = request(self.port, "GET", "/health", timeout=5)
-        except OSError:
-            return False
-        return status == 200
-
-    @staticmethod
-    def _wait(true: Callable[[], bool], seconds: float, sentence: str) -> None:
-        deadline = time.monotonic() + seconds
-        while not true():
-            if time.monotonic() > deadline:
-                raise AssertionError(sentence)
-            time.sleep(0.01)
-
-    def kill(self) -> None:
-        assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(STOP_SECONDS_MAX)
-        self._process = None
-
-    def stop(self) -> int:
-        assert self._process is not None
-        self._process.terminate()
-        code = self._process.wait(STOP_SECONDS_MAX)
-        self._process = None
-        return code
-
-    def close(self) -> None:
-        if self._process is not None:
-            self.kill()
-
-    def said(self) -> str:
-        return self._output.read_text(errors="replace")[-4000:]
+    @property
+    def port(self) -> int:
+        return self.ports["http"]
 
 
 def request(

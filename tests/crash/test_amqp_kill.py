@@ -18,7 +18,7 @@ import pika
 import pytest
 from pika.exceptions import AMQPError
 
-from tests.crash.broker_process import BrokerProcess
+from tests.crash.broker_process import HttpBroker
 from tests.ports import free_port
 
 ROUNDS = int(os.environ.get("HEADRACE_CRASH_ROUNDS", "3"))
@@ -127,7 +127,7 @@ class Load:
 @pytest.mark.timeout(900)
 def test_confirmed_messages_survive_kills_and_come_flagged_when_they_come_again(tmp_path: Path) -> None:
     port = free_port()
-    broker = BrokerProcess(tmp_path, "--amqp", f"127.0.0.1:{port}")
+    broker = HttpBroker(tmp_path, "--amqp", f"127.0.0.1:{port}")
     broker.start()
     load = Load(port)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pika
 import pytest
 
-from tests.crash.broker_process import BrokerProcess
+from tests.crash.broker_process import HttpBroker
 from tests.ports import free_port
 
 LIMIT = 2
@@ -18,7 +18,7 @@ PATIENCE_S = 20.0
 class Killable:
     def __init__(self, folder: Path) -> None:
         self.amqp = free_port()
-        self.process = BrokerProcess(folder, "--amqp", f"127.0.0.1:{self.amqp}")
+        self.process = HttpBroker(folder, "--amqp", f"127.0.0.1:{self.amqp}")
         self.process.start()
 
     def channel(self) -> pika.adapters.blocking_connection.BlockingChannel:

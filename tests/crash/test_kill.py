@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.broker_process import BrokerProcess, Load, drain, request
+from tests.crash.broker_process import HttpBroker, Load, drain, request
 from tests.crash.checker import History, check
 
 ROUNDS = int(os.environ.get("HEADRACE_KILL_ROUNDS", "30"))
@@ -24,7 +24,7 @@ def test_l1_to_l7_hold_through_thirty_kills_under_load(tmp_path: Path) -> None:
     print(f"seed {SEED}: HEADRACE_SEED={SEED} pytest {os.path.relpath(__file__)}")
     rng = random.Random(SEED)
     history = History()
-    broker = BrokerProcess(tmp_path, *OPTIONS)
+    broker = HttpBroker(tmp_path, *OPTIONS)
     try:
         history.boot()
         broker.start()

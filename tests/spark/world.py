@@ -3,28 +3,24 @@
 import http.client
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from tests.ports import free_port
+from tests.broker_process import BrokerProcess
 
 WAIT_S_MAX = 60.0
 
 
-class RunningBroker:
+class RunningBroker(BrokerProcess):
     def __init__(self, folder: Path, *options: str) -> None:
-        self.data = folder / "data"
-        self._said = folder / "broker.txt"
-        self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
-        self._was_up = False
-        self.port = free_port()
+        super().__init__(folder, *options, doors=("http",))
+
+    @property
+    def port(self) -> int:
+        return self.ports["http"]
 
     @property
     def url(self) -> str:
@@ -34,58 +30,13 @@ class RunningBroker:
     def path(self) -> str:
         return str(self.data)
 
-    def start(self) -> "RunningBroker":
-        for _ in range(5):
-            self._launch()
-            try:
-                wait_until(self._is_healthy, "the broker did not start")
-                self._was_up = True
-                return self
-            except AssertionError:
-                # Somebody took the port between the asking and the listening; a restart must keep its own.
-                if "is in use by another program" not in self.said() or self._was_up:
-                    raise
-                self.port = free_port()
-        raise AssertionError(self.said())
-
-    def _launch(self) -> None:
-        command = [
-            sys.executable, "-c", "from headrace.cli import main; main()", "serve", "--data-dir", str(self.data),
-            "--http", f"127.0.0.1:{self.port}", "--amqp", "off", "--kafka", "off", *self._options,
-        ]  # fmt: skip
-        with self._said.open("ab") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-
-    def _is_healthy(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self.said()
-        try:
-            return self.call("GET", "/health")[0] == 200
-        except OSError:
-            return False
-
-    def said(self) -> str:
-        return self._said.read_text(errors="replace")[-4000:]
-
-    def stop(self) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        assert self._process.wait(30) == 0, self.said()
-        self._process = None
-
-    def kill(self) -> None:
-        assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(30)
-        self._process = None
-
-    def close(self) -> None:
-        if self._process is not None:
-            self.kill()
+    def stop(self) -> int:
+        code = super().stop()
+        assert code == 0, self.said()
+        return code
 
     def cpu_seconds(self) -> float:
-        assert self._process is not None
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     # What tests say to it.
