@@ -411,6 +411,18 @@ def test_a_message_carries_its_senders_name_or_none(acting: Served) -> None:
         assert answer.status_code == status, answer.text
 
 
+def test_following_a_queue_ends_with_the_right_to_read_it(acting: Served) -> None:
+    put(acting, "permissions/%2F/actor", ALL)
+    path = "/api/headrace/streams/%2F/acting-q/stream"
+    with acting.client.stream("GET", path, auth=("actor", PASSWORD)) as answer:
+        lines = answer.iter_lines()
+        assert next(lines), "it has begun"
+        put(acting, "permissions/%2F/actor", {**ALL, "read": ""})
+        ask(acting, None, "POST", "exchanges/%2F/amq.default/publish", json={**BODY, "routing_key": "acting-q"})
+        rest = "\n".join(lines)
+        assert "no right to read" in rest and "payload" not in rest and '"offset"' not in rest
+
+
 def test_the_live_numbers_end_with_the_user(live: Served) -> None:
     put(live, "users/looker", {"password": PASSWORD, "tags": "management"})
     path = "/api/headrace/overview/stream"

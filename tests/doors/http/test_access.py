@@ -3,6 +3,7 @@
 import base64
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from headrace.broker.users import GUEST, User, Users
 from headrace.doors.http.access import (
     FAILURES_FREE,
     FORGET_S,
+    KNOWN_MAX,
     SOURCES_MAX,
     WAIT_S_MAX,
     Failures,
@@ -26,6 +28,7 @@ from headrace.doors.http.access import (
 )
 from headrace.doors.http.app import ROUTES
 from headrace.doors.http.needs import public
+from tests.doors.amqp.running import eventually
 from tests.doors.http.live import Live, code_of, parse_events
 
 PASSWORD = "no-password-of-anybody-else"
@@ -228,6 +231,23 @@ def test_whoever_follows_a_topic_is_cut_off_when_the_right_is_taken(guarded: Liv
         assert name == "error" and "no right to read 'followed'" in data["detail"]
 
 
+def test_whoever_waits_for_a_message_gets_none_when_the_right_is_taken_meanwhile(guarded: Live) -> None:
+    live, users = guarded, guarded.broker.users
+    live.call(users.put_user("waiter", password=PASSWORD))
+    live.call(users.set_permission("/", "waiter", EVERYTHING))
+    ask(live, "POST", "/topics", "root", json={"name": "awaited"})
+    log = live.broker.streams.get("awaited").partitions[0].log
+    for path in ("messages", "partitions/0/batches"):
+        live.call(users.set_permission("/", "waiter", EVERYTHING))
+        with ThreadPoolExecutor(1) as pool:
+            address_ = f"{live.base}/topics/awaited/{path}?wait=20&offset=latest"
+            answer = pool.submit(httpx.get, address_, auth=("waiter", PASSWORD), timeout=60)
+            eventually(lambda: any(one.callback is not None for one in log._waiters), "the request waits")
+            live.call(users.clear_permission("/", "waiter"))
+            ask(live, "POST", "/topics/awaited/messages", "root", json={"value": "not for you"})
+            assert answer.result().status_code == 403
+
+
 def test_no_password_gets_into_the_log(guarded: Live, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         for user in ("root", "no\r\nbody"):
@@ -321,6 +341,15 @@ def test_a_password_is_looked_at_once_and_again_when_users_change(counted: tuple
     users.version += 1
     gate.caller(scope_of("203.0.113.7", f"bill:{PASSWORD}"))
     assert users.looks > before
+
+
+def test_good_credentials_in_a_thousand_spellings_fill_no_memory(counted: tuple[Counting, Gate]) -> None:
+    _, gate = counted
+    encoded = base64.b64encode(f"bill:{PASSWORD}".encode())
+    for spaces in range(KNOWN_MAX + 10):
+        header = b"Basic " + b" " * spaces + encoded
+        assert gate.caller({"headers": [(b"authorization", header)], "client": ("203.0.113.7", 1)}).name == "bill"
+    assert len(gate._known) <= KNOWN_MAX
 
 
 def test_guest_comes_from_this_machine_only_and_not_through_a_proxy_on_it() -> None:

@@ -112,7 +112,7 @@ async def dispatch(site: Site, handlers: Handlers, asks_always: bool, request: R
         state["caller"] = site.gate.anybody
     else:
         state["caller"] = admit(site, need, request)
-    if request.scope["path"].endswith("/stream"):
+    if request.method in LOOKING:  # only these wait or go on
         state["still_allowed"] = functools.partial(_again, site, need, asks_always, request)
     return await handler(site, request)
 
@@ -130,7 +130,7 @@ def _again(site: Site, need: Need, asks_always: bool, request: Request) -> None:
 
 
 class Allowance:
-    """Lets an answer go on as long as its caller might ask for it now. Asks only when users or rights changed."""
+    """Lets an answer wait or go on as long as its caller might ask for it now. Asks only when something changed."""
 
     def __init__(self, site: Site, request: Request) -> None:
         self._gate = site.gate

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from headrace.broker.partition import Partition, Readable, when_loaded
 from headrace.broker.reading import Page
 from headrace.broker.streams import Stream
+from headrace.doors.http.needs import Allowance
 from headrace.doors.http.requests import Gone, Query, hung_up
 from headrace.doors.http.site import Answer, Site, json_answer
 from headrace.doors.http.topics import topic_of
@@ -91,7 +92,7 @@ async def wait_for(
     site: Site, request: Request, stream: Stream, wanted: list[tuple[Partition, int]], wait_s: float
 ) -> bool:
     """True once there is something to read; False when the time is over or the broker stops."""
-    readable = Readable(wanted)
+    readable, allowance = Readable(wanted), Allowance(site, request)
     gone = asyncio.ensure_future(hung_up(request.receive))
     try:
         await asyncio.wait({readable.future, gone, site.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
@@ -99,6 +100,7 @@ async def wait_for(
             raise Gone
         if stream.is_deleted:
             raise StreamNotFound(stream.name)
+        allowance.check()
         return readable.future.done()
     finally:
         readable.cancel()
