@@ -13,11 +13,10 @@ import pytest
 
 from headrace.broker import passwords
 from headrace.broker.catalog import Catalog
-from headrace.broker.patterns import compile_pattern
 from headrace.broker.policies import Policies, Policy
 from headrace.broker.rights import EVERYTHING, Permission, TopicPermission
 from headrace.broker.users import GUEST, Users
-from headrace.errors import CorruptCatalog, InvalidInput, InvalidPattern, NotFound
+from headrace.errors import CorruptCatalog, InvalidInput, NotFound
 from headrace.log.disk import Disk, RealDisk
 from tests.crash.simdisk import SimulatedDisk
 
@@ -287,41 +286,6 @@ async def test_nobody_gets_rights_who_is_not_there(reopen: Callable[[], Users]) 
         await users.set_permission("/", "ann", EVERYTHING)
     with pytest.raises(NotFound):
         await users.set_topic_permission("/", "ann", "t", TopicPermission(write="", read=""))
-
-
-# Patterns.
-
-
-@pytest.mark.parametrize(
-    ("pattern", "fits", "fits_not"),
-    [
-        (r"^(?!amq\.).*", "orders", "amq.topic"),
-        (r"^(?!amq\.|tmp).*$", "orders", "tmp-1"),
-        (r"^(?!a)(?!b)(?=..).", "cd", "c"),
-        (r"^(?![)|(]).*(x|y)$", "ay", ")y"),
-        (r"^(?![]\])a|]).", "b", "|"),
-        ("^(a+)+$", "a" * 30, "a" * 30 + "b"),
-        ("", "anything", ""),
-        (".*", "", ""),
-        ("ä$", "ä", "a"),
-    ],
-)
-def test_patterns_do_what_people_mean(pattern: str, fits: str, fits_not: str) -> None:
-    compiled = compile_pattern(pattern)
-    assert compiled.search(fits)
-    if fits_not:
-        assert not compiled.search(fits_not)
-
-
-@pytest.mark.parametrize("pattern", ["(?!a).*", "^(?!a)b|c", "^(?!a", "a(?=b)", r"^(?!\Qa\E)b", "^(?!(?!a)b)c"])
-def test_look_ahead_that_would_mean_something_else_is_refused(pattern: str) -> None:
-    with pytest.raises(InvalidPattern):
-        compile_pattern(pattern)
-
-
-def test_a_name_of_broken_text_is_only_a_name_that_does_not_fit() -> None:
-    assert not compile_pattern("^[a-z]+$").search("\ud800")
-    assert compile_pattern("a").search("a\udcff")
 
 
 # Crashes, damage and clients that go away.
