@@ -1,6 +1,7 @@
 """Who is let in at the HTTP door once there are users (reliability.md §7.2: 30, 31, 33, 36)."""
 
 import base64
+import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -360,6 +361,18 @@ def test_guest_comes_from_this_machine_only_and_not_through_a_proxy_on_it() -> N
         gate.caller(scope_of("203.0.113.7", f"guest:{PASSWORD}"))
     with pytest.raises(NotAuthorised, match="localhost"):
         gate.caller(scope_of("127.0.0.1", f"guest:{PASSWORD}", **{"x-forwarded-for": "203.0.113.7"}))
+
+
+def test_a_password_that_is_not_utf_8_is_as_good_as_any(guarded: Live) -> None:
+    secret = "pässwörd".encode("latin-1")
+    salted = b"salt" + hashlib.sha256(b"salt" + secret).digest()
+    users = guarded.broker.users
+    guarded.call(users.put_user("old", password_hash=base64.b64encode(salted).decode()))
+    header = b"Basic " + base64.b64encode(b"old:" + secret)
+    assert guarded.get("/status", headers={"authorization": header}).status_code == 200
+    header = b"Basic " + base64.b64encode(b"old:" + secret[:-1])
+    assert guarded.get("/status", headers={"authorization": header}).status_code == 401
+    forget_failures(guarded)
 
 
 @pytest.mark.parametrize("header", ["Basic", "Basic ???", "Bearer abc", "basic /w==", "Basic " + "A" * 8000])

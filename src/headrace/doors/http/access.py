@@ -202,9 +202,10 @@ def credentials_of(given: bytes) -> tuple[str, str]:
     scheme, _, encoded = given.partition(b" ")
     if scheme.lower() == b"basic":
         try:
-            name, _, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
-            return name, password
-        except (binascii.Error, UnicodeDecodeError):
+            name, _, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
+            # A password is the bytes it comes in, as at the AMQP door; escapes keep those that are no UTF-8.
+            return name.decode("utf-8", "replace"), password.decode("utf-8", "surrogateescape")
+        except binascii.Error:
             pass
     return "", ""
 
