@@ -41,7 +41,7 @@ def test_l8_every_call_may_fail_at_every_use(seed: int) -> None:
 
 
 def test_l8_a_read_only_disk_stops_appends_and_still_reads() -> None:
-    world = new_world(7)
+    world = new_world(6)
     world.open()
     for _ in range(STEPS):
         world.step()
@@ -126,7 +126,7 @@ def test_l8_a_disk_that_fills_up_slowly_refuses_heals_and_keeps_every_promise(se
 
 
 def test_errors_name_the_file_that_failed() -> None:
-    world = new_world(7)
+    world = new_world(6)
     world.open()
     for _ in range(STEPS):
         world.step()

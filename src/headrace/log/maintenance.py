@@ -188,7 +188,12 @@ class Maintenance:
         for table in (ENDS, STARTS, TRUNCATIONS, "epochs"):
             group.delete(table, key)
         group.commit(lazy=True)
-        self._shard.slots.remove(log.id)
+        try:
+            self._shard.slots.remove(log.id)
+        except OSError as error:
+            # Without room the slot stays: its number is never used again, and the next start leaves it out.
+            if error.errno not in NO_ROOM:
+                self._shard.fail(error)
 
     # Truncation.
 

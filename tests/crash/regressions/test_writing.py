@@ -207,3 +207,21 @@ def test_l8_a_sync_of_the_journal_that_failed_is_not_tried_again() -> None:
     with pytest.raises(OSError):
         shard.committer.sync_journal()
     assert dict(reopen(lost(disk), spec()).state.items("t")) == {}
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_l8_a_slot_that_cannot_be_cleared_is_no_bare_error_of_the_system(error: int) -> None:
+    """Deleting a log raised it at whoever asked, after the log was gone: nobody stopped, nobody was told."""
+    disk = new_disk()
+    shard = reopen(disk, spec(1), spec(2))
+    write(shard, "a", 1)
+    write(shard, "b", 2)
+    disk.arm(Fault("pwrite", 1, error=error, within="/slots"))
+    shard.delete_log(1)
+    disk.disarm()
+    shard.pump()
+    if error == errno.EIO:
+        assert isinstance(shard.failure, StorageError)
+    else:
+        write(shard, "c", 2)
+        assert values(reopen(lost(disk), spec(2)), 2) == ["b", "c"]
