@@ -2,11 +2,13 @@
 
 import base64
 import json
+import socket
 import time
 
 import pika
 import pytest
 
+from tests.doors.amqp.running import eventually
 from tests.doors.api.conftest import Served
 
 GUEST = ("guest", "guest")
@@ -198,6 +200,15 @@ def test_vhosts_come_and_go_with_what_is_in_them(live: Served) -> None:
     assert live.get("/api/queues/team%2Fa").json()[0]["vhost"] == "team/a"
     assert live.request("DELETE", "/api/vhosts/team%2Fa").status_code == 204
     assert live.get("/api/queues/team%2Fa").status_code == 404
+
+
+def test_a_kafka_connection_is_nobodys(live: Served) -> None:
+    host, _, port = live.kafka.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port))):
+        eventually(lambda: live.get("/api/connections").json(), "it is listed")
+        (seen,) = live.get("/api/connections").json()
+        assert (seen["protocol"], seen["user"]) == ("Kafka", "")
+    eventually(lambda: not live.get("/api/connections").json(), "it is gone")
 
 
 def test_connections_channels_and_consumers_are_seen_and_can_be_closed(live: Served) -> None:

@@ -24,8 +24,8 @@ class KafkaClient:
             "node": "",
             "type": "network",
             "protocol": "Kafka",
-            "user": "guest",
-            "user_who_performed_action": "guest",
+            "user": "",  # nobody is asked at this door
+            "user_who_performed_action": "",
             "vhost": "/",
             "state": "closed" if connection.is_closed else "running",
             "peer_host": connection.peer[0],

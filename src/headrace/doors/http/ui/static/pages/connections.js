@@ -10,7 +10,7 @@ export function Connections({ params }) {
     { key: "name", label: "Connection", wide: true, cell: (c) => html`<span class="name">${c.user_provided_name || c.name}</span>${c.user_provided_name && html`<br /><span class="muted name">${c.name}</span>`}` },
     { key: "protocol", label: "Protocol", cell: (c) => html`<${Badge} tone="blue">${c.protocol}<//>` },
     { key: "state", label: "State", cell: (c) => html`<${Badge} tone=${c.state === "running" ? "good" : "warn"}>${c.state}<//>` },
-    { key: "user", label: "User", cell: (c) => html`<span class="name">${c.user}</span>` },
+    { key: "user", label: "User", cell: (c) => html`<span class="name">${c.user || "–"}</span>` },
     { key: "client", label: "Client", wide: true, cell: (c) => html`<span class="name">${[c.client_properties.product, c.client_properties.version].filter((v) => typeof v === "string").join(" ")}</span>` },
     { key: "channels", label: "Channels", right: true, cell: (c) => count(c.channels) },
     { key: "in", label: "Messages in", right: true, cell: (c) => short(c.recv_cnt) },
