@@ -1,9 +1,14 @@
 """Planning without Spark: how a limit is divided, what lag means, what options come to."""
 
+from pathlib import Path
+
 import pytest
 
-from headrace.errors import InvalidInput
+from headrace.broker.catalog import Catalog
+from headrace.errors import CorruptCatalog, InvalidInput
+from headrace.log.disk import RealDisk
 from headrace.pipelines.progress import lag_of
+from headrace.spark.folder_access import FolderAccess
 from headrace.spark.offsets import Partition, Position, from_json, to_json
 from headrace.spark.options import BadOption, read_options, write_options
 from headrace.spark.plan import SPLIT_BYTES_LEAST, SPLIT_BYTES_MOST, split_for
@@ -54,3 +59,15 @@ def test_options_are_read_whatever_case_spark_made_of_their_names() -> None:
     assert write_options({"bootstrap": "h:1", "compression": "zstd"}).codec == 4
     with pytest.raises(BadOption, match="'writeBatch': counts the batches"):
         write_options({"bootstrap": "h:1", "writeBatch": "3"})
+
+
+def test_a_topic_whose_document_has_rotted_is_not_read_from_another_log(tmp_path: Path) -> None:
+    """A flipped digit of a log's number, believed, would serve the messages of another topic."""
+    (tmp_path / "logs").mkdir()
+    document = {"vhost": "/", "name": "a", "kind": "topic", "logs": [2], "config": {}, "created_ms": 1}
+    Catalog(RealDisk(), str(tmp_path)).put("streams", ("/", "a"), document)
+    assert list(FolderAccess(str(tmp_path), committed=True, fail_on_data_loss=True).topics()) == ["a"]
+    (file,) = (tmp_path / "catalog" / "streams").iterdir()
+    file.write_bytes(file.read_bytes().replace(b"    2\n", b"    3\n"))
+    with pytest.raises(CorruptCatalog, match=file.name):
+        FolderAccess(str(tmp_path), committed=True, fail_on_data_loss=True).topics()

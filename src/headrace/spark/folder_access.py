@@ -3,11 +3,9 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from headrace.errors import CorruptLog, NotFound
+from headrace.log.documents import read as read_document
 from headrace.log.paths import CATALOG, LOGS
 from headrace.log.reading import LogFiles, SegmentGone, SliceFile
 from headrace.record.types import BatchInfo
@@ -50,7 +48,7 @@ class FolderAccess:
         found = {}
         for file in folder.glob("*.json"):
             try:
-                document: dict[str, Any] = msgspec.json.decode(file.read_bytes())
+                document = read_document(file.read_bytes(), str(file)).content
             except FileNotFoundError:
                 continue  # deleted meanwhile
             if document["vhost"] == DEFAULT_VHOST:
