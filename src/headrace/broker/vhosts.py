@@ -1,7 +1,7 @@
 """The virtual hosts of a broker, opened and closed with it."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.broker.policy import QueuePolicy
@@ -24,6 +24,7 @@ class VirtualHosts:
         self.rounds = Rounds(broker.shard)
         self.store = QueueStore(broker.catalog, broker.streams, broker.shard, self.rounds)
         self._hosts: dict[str, VirtualHost] = {}
+        self._watchers: list[Callable[[str], None]] = []
         self._vhost_of(DEFAULT)
         for document in broker.catalog.load(CATALOG_KIND):
             self._vhost_of(document["identity"][0])
@@ -65,8 +66,14 @@ class VirtualHosts:
             await self._broker.users.vhost_made(name, maker)
         return self._vhost_of(name)
 
+    def on_removal(self, watcher: Callable[[str], None]) -> None:
+        """Called with the name of each vhost that is about to be removed."""
+        self._watchers.append(watcher)
+
     async def delete(self, name: str) -> None:
         host = self.get(name)
+        for watcher in self._watchers:
+            watcher(name)  # first: whoever is inside could declare something that nobody would remove
         for queue in list(host.queues.values()):
             await host.remove_queue(queue)
         await self._broker.users.vhost_removed(name)

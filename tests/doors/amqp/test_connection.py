@@ -62,6 +62,20 @@ def test_virtual_hosts_keep_their_queues_apart_and_an_unknown_one_is_530(running
         running.connect(virtual_host="nowhere")
 
 
+def test_a_virtual_host_that_is_deleted_takes_its_connections_along_and_no_others(running: Running) -> None:
+    vhosts = running.server.broker.vhosts
+    asyncio.run_coroutine_threadsafe(vhosts.create("brief"), running.loop).result(20)
+    inside, outside = running.connect(virtual_host="brief"), running.connect()
+    inside.channel().queue_declare("q", durable=True)
+    asyncio.run_coroutine_threadsafe(vhosts.delete("brief"), running.loop).result(20)
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
+        eventually(lambda: inside.process_data_events(0.05))
+    assert (closed.value.reply_code, closed.value.reply_text) == (320, "CONNECTION_FORCED - vhost 'brief' is deleted")
+    outside.channel().queue_declare("", exclusive=True)
+    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="530"):
+        running.connect(virtual_host="brief")
+
+
 def test_small_answers_leave_at_once(running: Running, client: Raw) -> None:
     client.open().channel()
     sockets = running.call(lambda: [c._socket for c in running.door.connections])

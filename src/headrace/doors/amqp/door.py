@@ -34,6 +34,7 @@ class AmqpDoor:
         self.flow = Flow("amqp", broker.pressure, self.connections)
         broker.clients.add_door("amqp", lambda: clients(self.connections))
         broker.users.on_removed(self._user_removed)
+        broker.vhosts.on_removal(self._vhost_removed)
         self._listener: Listener
         self._closing = False
 
@@ -69,6 +70,11 @@ class AmqpDoor:
         for connection in list(self.connections):
             if connection.user == name:
                 connection.close(CONNECTION_FORCED, f"CONNECTION_FORCED - user '{name}' is deleted"[:255])
+
+    def _vhost_removed(self, name: str) -> None:
+        for connection in list(self.connections):
+            if connection.stage is Stage.RUNNING and connection.vhost.name == name:
+                connection.close(CONNECTION_FORCED, f"CONNECTION_FORCED - vhost '{name}' is deleted"[:255])
 
     async def close(self) -> None:
         """Stops accepting; clients hear that the broker goes away, and may answer."""
