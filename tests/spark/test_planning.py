@@ -34,8 +34,8 @@ def test_no_share_passes_what_waits_and_their_sum_is_the_limit() -> None:
 
 
 def test_tasks_are_as_few_as_keep_the_cores_busy() -> None:
-    assert split_for(600 << 20, cores=2) == 150 << 20
-    assert split_for(600 << 20, cores=3) == 100 << 20
+    assert split_for(600 << 20, cores=2) == 165 << 20
+    assert split_for(600 << 20, cores=3) == 110 << 20
     assert split_for(1, cores=2) == split_for(600 << 20, cores=64) == SPLIT_BYTES_LEAST
     assert split_for(1 << 50, cores=2) == SPLIT_BYTES_MOST
 

@@ -11,7 +11,7 @@ from headrace.spark.ranges import spread
 
 TASKS_PER_CORE = 2
 SPLIT_BYTES_LEAST = 64 << 20
-SPLIT_BYTES_MOST = 256 << 20
+SPLIT_BYTES_MOST = 320 << 20  # more than a segment has if nobody said otherwise: such a one is not cut
 
 
 class Planner:
@@ -203,8 +203,10 @@ def split_for(size: int, cores: int) -> int:
     """How much one task reads of so many bytes, if nobody said.
 
     A task costs Spark 20 ms of CPU however little it reads: as few as keep the cores busy to the end, but none so large
-    that to repeat it is a loss. The cores are the driver's: those of a cluster are not known where this is planned."""
-    return min(max(size // (TASKS_PER_CORE * cores), SPLIT_BYTES_LEAST), SPLIT_BYTES_MOST)
+    that to repeat it is a loss. A tenth more than an even share, so that of partitions that are about alike no crumbs
+    are left. The cores are the driver's: those of a cluster are not known where this is planned."""
+    share = size * 11 // (10 * TASKS_PER_CORE * cores)
+    return min(max(share, SPLIT_BYTES_LEAST), SPLIT_BYTES_MOST)
 
 
 def by_topic(positions: Mapping[Partition, Position]) -> Iterable[tuple[str, dict[int, int]]]:
