@@ -300,6 +300,33 @@ def test_waiting_grows_is_bounded_and_is_each_sources_own() -> None:
     assert len(failures._sources) == SOURCES_MAX
 
 
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("localhost:15672", True),
+        ("127.0.0.1:15672", True),
+        ("[::1]:15672", True),
+        ("broker:15672", True),
+        ("my.localhost", True),
+        ("rebound.example.com:15672", False),
+        ("127.0.0.1.example.com", False),
+        ("EXAMPLE.COM.", False),
+        ("localhost.example.com", False),
+    ],
+)
+def test_a_site_whose_name_leads_to_this_machine_is_not_guest(host: str, is_ours: bool) -> None:
+    """DNS rebinding: the browser of somebody here asks us, and takes the answer for another site's."""
+    users = Counting(GUEST)
+    gate = Gate(users, lambda: 0.0)
+    users.guest_has_first_password = True
+    if is_ours:
+        assert gate.caller(scope_of("127.0.0.1", host=host)).name == GUEST
+    else:
+        with pytest.raises(NotAuthorised):
+            gate.caller(scope_of("127.0.0.1", host=host))
+    assert gate.caller(scope_of("127.0.0.1", f"guest:{PASSWORD}", host=host)).name == GUEST, "who says so, is"
+
+
 def test_sources_are_addresses_or_networks_of_version_6() -> None:
     assert source_of("203.0.113.7") == source_of("::ffff:203.0.113.7") == "203.0.113.7"
     assert source_of("2001:db8::1") == source_of("2001:db8::ffff") != source_of("2001:db8:0:1::1")
@@ -313,17 +340,22 @@ class Counting(Users):
     def __init__(self, *names: str) -> None:
         self._users = {name: User(name=name) for name in names}
         self.version, self.looks, self.is_open = 1, 0, False
+        self.guest_has_first_password = False
+
+    @property
+    def guest_is_default(self) -> bool:
+        return self.guest_has_first_password
 
     def authenticate(self, name: str, password: str) -> User | None:
         self.looks += 1
         return self._users.get(name) if password == PASSWORD else None
 
 
-def scope_of(host: str, credentials: str | None = None, **headers: str) -> dict[str, Any]:
+def scope_of(client: str, credentials: str | None = None, **headers: str) -> dict[str, Any]:
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
     if credentials is not None:
         pairs.append((b"authorization", b"Basic " + base64.b64encode(credentials.encode())))
-    return {"headers": pairs, "client": (host, 1)}
+    return {"headers": pairs, "client": (client, 1)}
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ WAIT_S_MIN, WAIT_S_MAX = 1.0, 60.0
 FORGET_S = 900.0
 SOURCES_MAX = 10_000
 NAME_CHARACTERS_SHOWN = 80
+OURS_ALONE = (".localhost", ".test", ".internal", ".localdomain")
 FORWARDED = frozenset({b"x-forwarded-for", b"forwarded", b"x-real-ip"})
 
 
@@ -162,10 +163,12 @@ class Gate:
     def caller(self, scope: Scope) -> Caller:
         """NotAuthorised for a stranger, TooManyFailures for one who has guessed too often."""
         guest = self.guest()
-        given, forwarded = None, False
+        given, asked_for, forwarded = None, b"", False
         for name, value in scope["headers"]:
             if name == b"authorization":
                 given = value
+            elif name == b"host":
+                asked_for = value
             elif name in FORWARDED:
                 forwarded = True
         client = scope.get("client")
@@ -173,7 +176,7 @@ class Gate:
         # Behind a proxy on this machine everybody seems to be here: who was passed on is not.
         local = not forwarded and is_loopback(host)
         if given is None:
-            if guest is None or not local:
+            if guest is None or not local or not could_be_this_machine(asked_for):
                 raise NotAuthorised("Login failed")
             return guest
         found = self._known.get(given)
@@ -240,6 +243,18 @@ def is_loopback(host: str | None) -> bool:
         return True
     address = _address(host)
     return address is not None and address.is_loopback
+
+
+@lru_cache(maxsize=1_024)
+def could_be_this_machine(asked_for: bytes) -> bool:
+    """Whether a Host header might be how somebody here speaks of this machine.
+
+    A page of another site may have its own name resolve to this machine, and the browser then takes us for a part
+    of that site. Nobody else can own an address, a name without a dot, or one of these endings.
+    """
+    host = asked_for.decode("latin-1").lower()
+    name = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
+    return "." not in name.rstrip(".") or _address(name) is not None or name.rstrip(".").endswith(OURS_ALONE)
 
 
 def source_of(host: str | None) -> str:
