@@ -41,7 +41,7 @@ class Catalog:
         self._copy = CatalogCopy(disk, self._root)
         self._durable_folders: set[str] = set()
         self._changing = threading.Lock()
-        self._read_ahead: dict[str, list[dict[str, Any]]] | None = None
+        self._read_ahead: dict[str, list[bytes]] | None = None
         self._taken: set[str] = set()  # kinds whose documents were given out, or have changed since
         self.restored: list[str] = []  # what was damaged, a sentence each
 
@@ -50,10 +50,12 @@ class Catalog:
         is made of the rest."""
         with self._changing:
             if self._read_ahead is None or kind in self._taken:
-                self._read_ahead, self._taken = self._reconcile().contents, set()
+                self._read_ahead, self._taken = {}, set()
+                for (of_kind, _), text in self._reconcile().texts.items():
+                    self._read_ahead.setdefault(of_kind, []).append(text)
             self._taken.add(kind)
             found = self._read_ahead.pop(kind, [])
-        yield from found
+        yield from map(documents.content_of, found)
 
     def put(self, kind: str, identity: Identity, document: dict[str, Any]) -> None:
         """On return the document is durable; on an error the old one is still there, or the new one is."""
@@ -61,9 +63,11 @@ class Catalog:
         text = documents.sealed({"identity": identity, **document})
         with self._changing:
             self._changed(kind)
-            write_atomically(self._disk, os.path.join(folder, file), text)
+            path = os.path.join(folder, file)
+            replaced = self._size(path)
+            write_atomically(self._disk, path, text)
             if self._copy.is_ready:
-                self._copy.add(kind, file, text)
+                self._copy.add(kind, file, text, replaced)
             else:
                 self._reconcile()
 
@@ -76,10 +80,13 @@ class Catalog:
                 self._reconcile()
             if self._disk.exists(path):
                 if self._copy.is_ready:
-                    self._copy.add(kind, file, None)
+                    self._copy.add(kind, file, None, self._size(path))
                 self._disk.unlink(path)
                 # Without this a crash can bring the thing back after somebody was told that it is gone.
                 self._disk.sync_dir(folder)
+
+    def _size(self, path: str) -> int:
+        return self._disk.file_size(path) if self._disk.exists(path) else 0
 
     def _changed(self, kind: str) -> None:
         self._taken.add(kind)

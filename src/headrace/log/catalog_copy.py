@@ -94,9 +94,10 @@ class CatalogCopy:
         write_atomically(self._disk, self.path, data)
         return len(data)
 
-    def add(self, kind: str, file: str, text: bytes | None) -> None:
+    def add(self, kind: str, file: str, text: bytes | None, replaced_bytes: int) -> None:
         """On return it is durable, or there is no copy."""
         assert self._size is not None
+        self._live_bytes += len(text or b"") - replaced_bytes
         size = self._size
         self._keep(lambda: self._append(_line(kind, file, text) + b"\n", size))
 

@@ -1,7 +1,7 @@
 """What is in the catalog's folder, what of it can be believed, and what its second copy can bring back."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.errors import CorruptCatalog
 from headrace.log import documents, paths
@@ -26,8 +26,7 @@ class Finding(NamedTuple):
 @dataclass(slots=True)
 class Survey:
     copy: CopyContent
-    contents: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by kind
-    texts: dict[Name, bytes] = field(default_factory=dict)
+    texts: dict[Name, bytes] = field(default_factory=dict)  # of documents that can be believed
     findings: list[Finding] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
@@ -78,8 +77,7 @@ def _look(disk: Disk, found: Survey, kind: str, file: str, path: str) -> None:
     except CorruptCatalog as error:
         found.findings.append(Finding(kind, file, path, error.reason, text, copied))
         return
-    found.contents.setdefault(kind, []).append(document.content)
-    found.texts[kind, file] = text
+    found.texts[kind, file] = text if copied != text else copied  # held once: there may be many
 
 
 def put_back(disk: Disk, data_dir: str, finding: Finding, text: bytes) -> str:

@@ -58,6 +58,13 @@ def read(text: bytes, path: str) -> Document:
     return Document(content, last is not None)
 
 
+def content_of(text: bytes) -> dict[str, Any]:
+    """What a document says that has been read before, and was believed."""
+    content = msgspec.json.decode(text, type=dict[str, Any])
+    content.pop(CHECKSUM, None)
+    return content
+
+
 def is_like_checksum(key: str) -> bool:
     """The checksum's name, or what a flipped bit made of it."""
     return key[:3] == CHECKSUM[:3] or key[3:] == CHECKSUM[3:]
