@@ -107,7 +107,7 @@ def rabbitmq(folder: str, *, management_port: int = 0) -> Iterator[tuple[Peer, P
         "RABBITMQ_NODENAME": f"headrace-bench-{port}@localhost",
         "RABBITMQ_NODE_PORT": str(port),
         "RABBITMQ_DIST_PORT": str(free_port()),
-        "ERL_EPMD_PORT": str(free_port()),
+        "ERL_EPMD_PORT": str(names := free_port()),
         "RABBITMQ_MNESIA_BASE": f"{home}/data",
         "RABBITMQ_LOG_BASE": f"{home}/log",
         "RABBITMQ_PID_FILE": f"{home}/pid",
@@ -129,6 +129,9 @@ def rabbitmq(folder: str, *, management_port: int = 0) -> Iterator[tuple[Peer, P
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
+        # Erlang's daemon of names leaves the group of processes, and would stay.
+        if epmd := shutil.which("epmd"):
+            subprocess.run([epmd, "-port", str(names), "-kill"], stdout=subprocess.DEVNULL, check=False)
 
 
 @dataclass(frozen=True, slots=True)
