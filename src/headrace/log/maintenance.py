@@ -87,12 +87,7 @@ class Maintenance:
         def drop() -> tuple[list[Segment], bool]:
             tail = log.tail
             has_room = True
-            if (
-                tail.segments
-                and offset >= tail.next_offset
-                and tail.writer is not None
-                and tail.writer.position
-            ):
+            if tail.segments and offset >= tail.next_offset and tail.writer is not None and tail.writer.position:
                 try:
                     tail.roll(tail.next_offset)  # even the last one is too old: it goes, its end stays known
                 except OSError as error:
@@ -100,9 +95,7 @@ class Maintenance:
                         raise
                     has_room = False
             gone = [
-                s
-                for s, following in zip(tail.segments, tail.segments[1:], strict=False)
-                if following.base <= offset
+                s for s, following in zip(tail.segments, tail.segments[1:], strict=False) if following.base <= offset
             ]
             tail.segments = tail.segments[len(gone) :]
             self._shard.committer.tell(log)
@@ -167,6 +160,7 @@ class Maintenance:
         """The folder gets a name that says it is to go, then goes; what a crash leaves, the next start removes."""
 
         def delete() -> None:
+            self._clear_slot(log)
             files, folder = self._shard.files, log.tail.folder
             if not files.disk.exists(folder):
                 return
@@ -188,12 +182,15 @@ class Maintenance:
         for table in (ENDS, STARTS, TRUNCATIONS, "epochs"):
             group.delete(table, key)
         group.commit(lazy=True)
+
+    def _clear_slot(self, log: Log) -> None:
+        """In the worker's turn: a round under way may still write it, and its place may be another log's next."""
         try:
             self._shard.slots.remove(log.id)
         except OSError as error:
             # Without room the slot stays: its number is never used again, and the next start leaves it out.
             if error.errno not in NO_ROOM:
-                self._shard.fail(error)
+                raise
 
     # Truncation.
 
@@ -251,9 +248,7 @@ class Maintenance:
         log.epochs = [entry for entry in log.epochs if entry[1] < offset]
         self._bury(log, gone, None)
         end = b"" if saved is None else saved.pack()
-        self._tell_cut(
-            log, lambda: self._withdraw(log, {ENDS: end}, lambda error: self._truncated(log, error, done))
-        )
+        self._tell_cut(log, lambda: self._withdraw(log, {ENDS: end}, lambda error: self._truncated(log, error, done)))
 
     def _tell_cut(self, log: Log, then: Callable[[], None]) -> None:
         """Write and sync the slot while the intention stands: afterwards its former end would prove a loss."""
@@ -402,9 +397,7 @@ class Maintenance:
     def _cleaner_worker(self) -> Worker:
         if self._cleaner is None:
             inline = isinstance(self._shard.keeper, InlineWorker)
-            self._cleaner = (
-                self._shard.keeper if inline else ThreadWorker("headrace-cleaner", self._shard.post)
-            )
+            self._cleaner = self._shard.keeper if inline else ThreadWorker("headrace-cleaner", self._shard.post)
         return self._cleaner
 
     def close(self) -> None:

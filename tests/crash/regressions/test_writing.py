@@ -7,7 +7,9 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.errors import DiskFull, StorageError
+from headrace.log import paths
 from headrace.log.shard import Shard
+from headrace.log.slots import read_all
 from tests.crash.shards import ROOT, SETTINGS, batch, checkpoint, lost, new_disk, reopen, spec, values, write
 from tests.crash.simdisk import Fault
 
@@ -209,6 +211,20 @@ def test_l8_a_sync_of_the_journal_that_failed_is_not_tried_again() -> None:
     assert dict(reopen(lost(disk), spec()).state.items("t")) == {}
 
 
+def test_the_slot_of_a_deleted_log_goes_after_the_round_that_still_writes_it() -> None:
+    """It was cleared at once, and the round that was under way wrote it again: a log that nobody has, for ever."""
+    disk = new_disk()
+    shard = reopen(disk, spec(1), spec(2))
+    write(shard, "a", 1)
+    write(shard, "b", 2)
+    shard.logs[1].append(batch("c"))
+    while shard._deferred:
+        shard._deferred.popleft()()  # planned, and not written yet
+    shard.delete_log(1)
+    shard.pump()
+    assert set(read_all(disk, f"{ROOT}/{paths.SLOTS}")) == {2}
+
+
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_l8_a_slot_that_cannot_be_cleared_is_no_bare_error_of_the_system(error: int) -> None:
     """Deleting a log raised it at whoever asked, after the log was gone: nobody stopped, nobody was told."""
@@ -218,8 +234,8 @@ def test_l8_a_slot_that_cannot_be_cleared_is_no_bare_error_of_the_system(error: 
     write(shard, "b", 2)
     disk.arm(Fault("pwrite", 1, error=error, within="/slots"))
     shard.delete_log(1)
-    disk.disarm()
     shard.pump()
+    disk.disarm()
     if error == errno.EIO:
         assert isinstance(shard.failure, StorageError)
     else:
