@@ -94,6 +94,10 @@ class DataFolderLocked(StorageError):
     """Another broker has this data folder open."""
 
 
+class SegmentGone(NotFound):
+    """The segment of a slice has been removed or rewritten: cut new slices of the same offsets."""
+
+
 class LogClosed(StorageError):
     """The log is closed or was deleted."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import LogClosed, OffsetOutOfRange, Overloaded
 from headrace.log.inspect import Inspector
-from headrace.log.leases import Leases
+from headrace.log.leases import Key, Leases
 from headrace.log.maintenance import runs_of
 from headrace.log.retention import Limits, new_start
 from headrace.log.segment import Segment
@@ -98,7 +98,7 @@ def test_a_leased_segment_keeps_its_file_until_it_is_released(bench: Bench) -> N
     first = shard.log(1).segments[0]
     assert first.state == "sealed"
     key = (1, first.base, first.generation)
-    holder = shard.maintenance.leases.take([key], bench.clock.now_ms() + 60_000)
+    holder = shard.maintenance.leases.take({key: first}, bench.clock.now_ms() + 60_000)
     shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset > 0 and Path(first.path()).exists()
@@ -114,13 +114,23 @@ def test_what_a_holder_leases_next_replaces_what_it_had() -> None:
     """A stream that plans batch after batch for ever must not keep an hour of files that it has read."""
     leases = Leases()
     one, two, three = (1, 0, 0), (1, 100, 0), (1, 200, 0)
-    leases.take([one, two], 1000, "stream")
-    leases.take([two], 500, "another")
-    leases.take([two], 700)
+    segments = {key: Segment("logs", key[1], key[2]) for key in (one, two, three)}
+
+    def some(*keys: Key) -> dict[Key, Segment]:
+        return {key: segments[key] for key in keys}
+
+    leases.take(some(one, two), 1000, "stream")
+    leases.take(some(two), 500, "another")
+    leases.take(some(two), 700)
     assert leases.held(0) == {one, two}
-    leases.take([three], 1100, "stream")
+    assert leases.segment(one, 999) is segments[one] and leases.segment(one, 1000) is None
+    leases.take(some(three), 1100, "stream")
     assert leases.held(0) == {two, three}, "others hold the second one still"
-    assert leases.held(600) == {two, three} and leases.held(800) == {three} and leases.held(1100) == set()
+    assert leases.held(600) == {two, three} and leases.held(800) == {three}
+    leases.take({}, 2000, "stream")
+    assert leases.held(800) == set(), "to ask for nothing is to give back"
+    leases.take(some(one), 1000, "stream")
+    assert leases.held(1000) == set(), "its time is over"
 
 
 @pytest.mark.parametrize("offset", [0, 1, 7, 8, 29, 30])

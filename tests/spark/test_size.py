@@ -1,9 +1,13 @@
 """A million records, and slices that outlive what they were cut from."""
 
+import time
 import uuid
 from typing import TYPE_CHECKING
 
+import pytest
+
 from headrace.record.partitioned import BinaryRows, PartitionedWriter
+from headrace.spark.access import DataLoss
 from headrace.spark.broker import BrokerLink
 from tests.spark.world import RunningBroker, numbered, wait_until
 
@@ -75,7 +79,7 @@ def planned(broker: RunningBroker, **more: str) -> "tuple[DataSourceReader, list
 
     from headrace.spark.source import HeadraceSource
 
-    source = HeadraceSource({"path": broker.path} | more)
+    source = HeadraceSource({name: text for name, text in ({"path": broker.path} | more).items() if text})
     reader = source.reader(StructType().add("offset", "long").add("value", "binary"))
     return reader, list(reader.partitions())
 
@@ -107,6 +111,119 @@ def test_a_task_reads_what_was_planned_though_it_was_removed_or_rewritten_meanwh
         # A reader that died cannot release what it held: the broker does when its time is over.
         planned(broker, topic="keyed", pinMaxAge="1ms")
         wait_until(lambda: len(list(broker.data.glob("held/*"))) == 2, "what a dead reader held stays for ever")
+    finally:
+        broker.close()
+
+
+def publish_all_keys(broker: RunningBroker, topic: str) -> None:
+    for part in range(6):  # each a batch of its own, and about a segment
+        broker.publish(topic, numbered(200, first=part * 200, size=300, keys=1200))
+
+
+def rewrite(broker: RunningBroker, topic: str) -> None:
+    """All keys again, in segments of their own: what is there is out of date, and goes."""
+    first = broker.messages(topic)[0]["offset"]
+    publish_all_keys(broker, topic)
+    broker.ok("POST", f"/topics/{topic}/compact", {})
+    wait_until(lambda: broker.messages(topic)[0]["offset"] > first, "nothing was compacted")
+
+
+def rows(reader: "DataSourceReader", pieces: "list[InputPartition]") -> list[tuple[int, str]]:
+    batches = [batch for piece in pieces for batch in reader.read(piece)]
+    return [(row["offset"], row["value"].decode()) for batch in batches for row in batch.to_pylist()]
+
+
+def test_the_broker_serves_a_task_what_was_planned_though_it_was_removed_or_rewritten_meanwhile(
+    tmp_path: "Path",
+) -> None:
+    """Through the broker alone: it holds what was planned on, and forgets what its time is over of."""
+    broker = RunningBroker(tmp_path, "--retention-interval", "100ms").start()
+    try:
+        broker.create("short", segment_size="64KB")
+        broker.create("keyed", segment_size="64KB", cleanup_policy="compact")
+        for topic in ("short", "keyed"):
+            publish_all_keys(broker, topic)
+        before = {topic: [(m["offset"], m["value"]) for m in broker.messages(topic)] for topic in ("short", "keyed")}
+        where = {"path": "", "bootstrap": broker.url, "splitBytes": "64KB"}
+        plans = {topic: planned(broker, topic=topic, **where) for topic in before}
+        end = broker.ends("short")[0][1]
+        broker.ok("DELETE", f"/topics/short/partitions/0/records?before={end}")
+        rewrite(broker, "keyed")
+        rewrite(broker, "keyed")
+        wait_until(lambda: broker.ends("short")[0][0] == end, "nothing was removed")
+        for topic, (reader, pieces) in plans.items():
+            assert len(pieces) > 4
+            for _ in range(2):
+                assert rows(reader, pieces) == before[topic], topic
+        # What is held no longer is reported, not read as it is by now; unless that is what was asked for.
+        late = planned(broker, topic="keyed", pinMaxAge="1ms", **where)
+        lax = planned(broker, topic="keyed", pinMaxAge="1ms", failOnDataLoss="false", **where)
+        end = broker.ends("keyed")[0][1]
+        rewrite(broker, "keyed")
+        with pytest.raises(DataLoss, match="is not held any more"):
+            rows(*late)
+        left = [(m["offset"], m["value"]) for m in broker.messages("keyed") if m["offset"] < end]
+        assert rows(*lax) == left and left
+        # A broker that was restarted has forgotten what it held, but nothing has become of it yet.
+        now = [(m["offset"], m["value"]) for m in broker.messages("keyed")]
+        plan = planned(broker, topic="keyed", **where)
+        broker.stop()
+        broker.start()
+        assert rows(*plan) == now
+    finally:
+        broker.close()
+
+
+def test_a_stream_gives_back_to_the_broker_what_it_leased(tmp_path: "Path") -> None:
+    from pyspark.sql.types import StructType
+
+    from headrace.spark.source import HeadraceSource
+
+    broker = RunningBroker(tmp_path, "--retention-interval", "100ms").start()
+    try:
+        broker.create("released", segment_size="64KB")
+        options = {"bootstrap": broker.url, "topic": "released", "startingOffsets": "earliest"}
+        stream = HeadraceSource(options).streamReader(StructType().add("offset", "long"))
+        reached = stream.initialOffset()
+        for done in (stream.commit, lambda _: stream.stop()):  # each ends a batch
+            publish_all_keys(broker, "released")
+            start, end = broker.ends("released")[0]
+            until = stream.latestOffset(reached, stream.getDefaultReadLimit())
+            assert stream.partitions(reached, until)
+            broker.ok("DELETE", f"/topics/released/partitions/0/records?before={end}")
+            first = f"logs/*-released/{start:020d}.log"
+            time.sleep(0.3)  # several rounds of retention
+            assert list(broker.data.glob(first)), "what is being read was removed"
+            done(until)
+            wait_until(lambda first=first: not list(broker.data.glob(first)), "what was read is still held")
+            reached = until
+    finally:
+        broker.close()
+
+
+def test_a_folder_in_which_nothing_can_be_held_is_named_at_load(
+    tmp_path: "Path", caplog: "pytest.LogCaptureFixture"
+) -> None:
+    from headrace.spark.source import HeadraceSource
+
+    broker = RunningBroker(tmp_path).start()
+    try:
+        broker.create("fixed")
+        broker.publish("fixed", numbered(10))
+        source = HeadraceSource({"path": broker.path, "topic": "fixed"})
+        source.schema()
+        assert not caplog.messages
+        (broker.data / "held").rmdir()
+        (broker.data / "held").touch()  # no links can be made, as in a folder that may only be read
+        source.schema()
+        [said] = caplog.messages
+        assert "'bootstrap'" in said and "retention" in said and broker.path in said
+        caplog.clear()
+        HeadraceSource({"path": broker.path, "topic": "fixed", "bootstrap": broker.url}).schema()
+        planned(broker, topic="fixed", bootstrap=broker.url)
+        assert not caplog.messages
+        planned(broker, topic="fixed")
+        assert len(caplog.messages) == 1
     finally:
         broker.close()
 

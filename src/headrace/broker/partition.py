@@ -64,6 +64,10 @@ class Partition:
         """ReadWaits when it is not in memory."""
         return self.log.read_now(offset, max_bytes, end=end)
 
+    def read_planned_now(self, segment: int, generation: int, offset: int, max_bytes: int = READ_BYTES) -> Chunk:
+        """Of the generation of a segment that a reader planned on. ReadWaits when it is not in memory."""
+        return self.log.read_planned_now(segment, generation, offset, max_bytes)
+
     async def offset_at(self, timestamp_ms: int) -> int:
         """The first offset at or after a time; the end when everything is older."""
         found = await when_loaded(lambda: self.log.offset_for_timestamp_now(timestamp_ms))

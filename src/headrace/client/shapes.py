@@ -18,6 +18,7 @@ from headrace.errors import (
     NotFound,
     OffsetOutOfRange,
     Overloaded,
+    SegmentGone,
     StorageError,
 )
 
@@ -313,6 +314,8 @@ def _error(response: Response, problem: _Problem, detail: str) -> HeadraceError:
         503: StorageError,
         507: StorageError,
     }
+    if problem.code == "segment_gone":
+        return SegmentGone(detail)
     if "exists" in problem.code:
         kinds[409] = AlreadyExists
     if status in kinds:

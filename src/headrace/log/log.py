@@ -160,6 +160,21 @@ class Log:
         except OSError as error:
             raise self._unreadable(error) from error
 
+    def read_planned_now(self, base: int, generation: int, offset: int, max_bytes: int = READ_BYTES) -> Chunk:
+        """As read_now, but of a segment in the generation that somebody planned on: where it is held, retention and
+        rewriting have changed nothing of it. SegmentGone when it is not there any more."""
+        if self.is_closed:
+            raise LogClosed(f"log {self.id} ({self.slug}) is closed")
+        segment, is_held = self._shard.maintenance.planned_segment(self, base, generation)
+        start = segment.base if is_held else max(segment.base, self.start_offset)
+        stop = min(segment.next_offset, self.visible_end)
+        if not start <= offset <= stop:
+            raise OffsetOutOfRange(offset, start, stop)
+        try:
+            return self._reader.read_segment(segment, offset, stop, max_bytes)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
     def _unreadable(self, error: OSError) -> StorageError:
         return StorageError(f"log {self.id} ({self.slug}) cannot be read: {error}")
 

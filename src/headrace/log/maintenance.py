@@ -7,7 +7,7 @@ and can never be taken for damage.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.errors import Conflict, DiskFull, OffsetOutOfRange
+from headrace.errors import Conflict, DiskFull, OffsetOutOfRange, SegmentGone
 from headrace.log import paths
 from headrace.log.checkpoint import ENDS
 from headrace.log.compaction import Filter, LatestByKey, Rewritten, rewrite
@@ -118,6 +118,18 @@ class Maintenance:
             self._graves.append((log.id, segment))
             self._shard.counters.segments_deleted += 1
         self.sweep()
+
+    def planned_segment(self, log: Log, base: int, generation: int) -> tuple[Segment, bool]:
+        """A segment as somebody planned on it, and whether it is held. One that is held may have left its log; what
+        nobody holds is there only as long as the log has it. SegmentGone otherwise."""
+        held = self.leases.segment((log.id, base, generation), self._shard.clock.now_ms())
+        found = held or next((s for s in log.segments if s.base == base and s.generation == generation), None)
+        if found is None or found.is_deleted:
+            raise SegmentGone(
+                f"segment {base} of log {log.id} is gone in generation {generation}: it was removed or rewritten, "
+                "and nobody holds it (any more)"
+            )
+        return found, held is not None
 
     def sweep(self) -> None:
         """Remove the files of buried segments that nobody holds any more."""

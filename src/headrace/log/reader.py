@@ -132,6 +132,11 @@ class Reader:
                 return chunk
         return Chunk(b"", offset, stop)  # a gap up to the end: nothing left to read, and nothing lost
 
+    def read_segment(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk:
+        """As read, but of this segment alone, whether or not it is still part of the log."""
+        chunk = self._read_segment(segment, offset, stop, max_bytes) if segment.size and offset < stop else None
+        return chunk or Chunk(b"", offset, stop)
+
     def _read_segment(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk | None:
         key = segment, offset, stop, max_bytes
         chunk = self._recent.get(key)

@@ -8,7 +8,7 @@ one that a rewritten neighbour covers does not. Nothing here writes, locks or wa
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from headrace.errors import CorruptBatch, CorruptLog, NotFound
+from headrace.errors import CorruptBatch, CorruptLog, SegmentGone
 from headrace.log import kernel, paths, slots
 from headrace.log.disk import Disk, FileId, RealDisk, read_whole
 from headrace.log.paths import SegmentStem
@@ -25,10 +25,6 @@ from headrace.record.types import BatchInfo
 
 SCAN_BYTES = 1 << 20
 TIERS_MAX = 4096
-
-
-class SegmentGone(NotFound):
-    """The segment of a slice has been removed or rewritten: cut new slices of the same offsets."""
 
 
 class LogFiles:

@@ -3,8 +3,7 @@
 An Access is used on the driver to plan and on executors to read; it is pickled in between.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -30,6 +29,20 @@ class State(NamedTuple):
     end: int  # where readers stop: the visible end, or the end of what is committed
 
 
+class Held(msgspec.Struct, frozen=True):
+    """Offsets [segment, next_offset) lie in this generation of a segment, which the broker holds."""
+
+    segment: int
+    generation: int
+    next_offset: int
+
+
+class Hold(Protocol):
+    """What keeps the files of a batch. It is pickled with the reader it belongs to."""
+
+    def release(self) -> None: ...
+
+
 class Piece(msgspec.Struct, frozen=True):
     """One task's work: records [start, end) of a partition, and where they lie if that is known."""
 
@@ -39,6 +52,7 @@ class Piece(msgspec.Struct, frozen=True):
     end: int
     slice: Slice | None = None
     held: str | None = None  # another name of the slice's file, which stays until the batch is done
+    segments: tuple[Held, ...] = ()  # where a broker has them, in order
 
 
 class Feed(Protocol):
@@ -74,13 +88,16 @@ class Access(Protocol):
         ...
 
     def pieces(self, place: Partition, state: State, start: int, end: int, split_bytes: int) -> list[Piece]: ...
-    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Path | None]:
+    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Hold | None]:
         """See to it that what was planned can be read until it is released or its time is over.
 
         None where nothing could be done about it; SegmentGone when a piece is not there any more: plan again."""
         ...
 
-    def release(self, folders: Iterable[Path]) -> None: ...
+    def warn_unless_held(self) -> None:
+        """Say at load what is plain already: that `hold` will be able to do nothing."""
+        ...
+
     def close(self) -> None:
         """Whoever is connected is no longer. It may be used again."""
         ...

@@ -14,8 +14,6 @@ TIMEOUT_S = 120.0
 RETRY_S = 60.0
 READ_BYTES = 8 << 20
 
-LEASED_AT_ONCE = 10_000  # slices that the broker takes in one request
-
 
 class BrokerLink:
     """One keep-alive connection, used by one thread at a time."""
@@ -79,14 +77,20 @@ class BrokerLink:
 
     # Reading.
 
-    def batches(self, topic: str, partition: int, offset: int, size: int | None = None) -> tuple[bytes, int]:
-        """Whole batches from the one that holds offset, and where to go on."""
+    def batches(
+        self, topic: str, partition: int, offset: int, size: int | None = None, *, of: tuple[int, int] | None = None
+    ) -> tuple[bytes, int]:
+        """Whole batches from the one that holds offset, and where to go on.
+
+        Of a segment and its generation, if they are given: SegmentGone when that is not there any more."""
         path = path_of("topics", topic, "partitions", str(partition), "batches")
         wanted = size or self._read_bytes
-        response = self._request("GET", path, query={"offset": offset, "max_bytes": wanted})
+        segment, generation = of or (None, None)
+        query = {"offset": offset, "max_bytes": wanted, "segment": segment, "generation": generation}
+        response = self._request("GET", path, query=query)
         if response.status == 400 and size is None and self._read_bytes is not None:
             self._read_bytes = None  # this broker answers with less: it knows how much
-            return self.batches(topic, partition, offset)
+            return self.batches(topic, partition, offset, of=of)
         raise_for(response)
         return response.body, int(response.headers["headrace-next-offset"])
 
@@ -97,12 +101,22 @@ class BrokerLink:
         found = parse_json(self._request("GET", path_of("topics", topic, "messages"), query=query))["messages"]
         return int(found[0]["offset"]) if found else None
 
-    def lease(self, slices: Iterable[tuple[int, int, int]], for_ms: int, holder: str) -> None:
-        """In place of what the holder had before; more than one request takes makes several holders of it."""
-        wanted = [{"log": log, "segment": base, "generation": gen} for log, base, gen in sorted(set(slices))]
-        for part, at in enumerate(range(0, len(wanted), LEASED_AT_ONCE)):
-            body = {"slices": wanted[at : at + LEASED_AT_ONCE], "for_ms": for_ms, "holder": f"{holder}/{part}"}
-            self.send("POST", "leases", body=body)
+    def lease(self, slices: Iterable[tuple[int, int, int]], for_ms: int, holder: str) -> list[dict[str, int]]:
+        """In place of what the holder had before; none gives it back. Those that are gone are answered."""
+        wanted = [{"log": log, "segment": base, "generation": generation} for log, base, generation in slices]
+        answer = self.send("POST", "leases", body={"slices": wanted, "for_ms": for_ms, "holder": holder})
+        gone: list[dict[str, int]] = answer["gone"]
+        return gone
+
+    def lease_ranges(
+        self, ranges: Iterable[tuple[tuple[str, int], int, int]], for_ms: int, holder: str
+    ) -> list[list[dict[str, int]]]:
+        """The segments that the offsets of each range lie in, which the holder has from now on."""
+        wanted = [
+            {"topic": topic, "partition": number, "start": start, "end": end} for (topic, number), start, end in ranges
+        ]
+        answer = self.send("POST", "leases", body={"ranges": wanted, "for_ms": for_ms, "holder": holder})
+        return [entry["segments"] for entry in answer["ranges"]]
 
     def put_cursor(self, name: str, topic: str, offsets: Mapping[int, int], *, pin: bool, max_age_ms: int) -> None:
         partitions = [{"partition": number, "offset": offset} for number, offset in sorted(offsets.items())]

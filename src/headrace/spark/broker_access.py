@@ -1,23 +1,28 @@
 """Reading through a broker, where executors cannot see its files: the same batches, over HTTP."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 
-from headrace.errors import OffsetOutOfRange
+import msgspec
+
+from headrace.errors import OffsetOutOfRange, SegmentGone
 from headrace.record import codec
 from headrace.record.layout import HEADER_BYTES, LEADER_EPOCH_AT
 from headrace.record.types import BatchInfo
-from headrace.spark.access import DataLoss, Feed, Piece, State
+from headrace.spark.access import DataLoss, Feed, Held, Hold, Piece, State
 from headrace.spark.broker import BrokerLink
+from headrace.spark.lease import BrokerLease
 from headrace.spark.offsets import Partition
 
 PIECES_MAX = 10_000
+SEGMENTS_BEHIND = 8
 
 
 class BrokerAccess:
     def __init__(self, url: str, *, committed: bool, fail_on_data_loss: bool) -> None:
         self._link = BrokerLink(url)
+        self._lease = BrokerLease(url)
         self._committed = committed
         self._fail_on_data_loss = fail_on_data_loss
         self._sizes: dict[Partition, int] = {}
@@ -67,18 +72,34 @@ class BrokerAccess:
         cuts = [start + (end - start) * at // count for at in range(count + 1)]
         return [Piece(place, state.log_id, a, b) for a, b in pairwise(cuts)]
 
-    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Path | None]:
-        """Offsets are read from the broker, not files: only a cursor with a pin keeps them from retention."""
-        return list(pieces), None
+    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Hold | None]:
+        """The broker says which segments the offsets lie in, and keeps these whatever becomes of the log."""
+        if not pieces:
+            return [], None
+        spans: dict[Partition, tuple[int, int]] = {}
+        for piece in pieces:
+            start, end = spans.get(piece.place, (piece.start, piece.end))
+            spans[piece.place] = min(start, piece.start), max(end, piece.end)
+        found, hold = self._lease.hold_ranges([(place, *span) for place, span in spans.items()], for_ms)
+        segments = dict(zip(spans, found, strict=True))
+        return [msgspec.structs.replace(p, segments=_needed(segments[p.place], p)) for p in pieces], hold
 
-    def release(self, folders: Iterable[Path]) -> None:
-        """Nothing is held."""
+    def warn_unless_held(self) -> None:
+        """It is always held."""
 
     def close(self) -> None:
         self._link.close()
+        self._lease.close()
 
     def feeds(self, piece: Piece) -> Iterator[tuple[int, int, Feed]]:
         yield piece.start, piece.end, HttpFeed(self._link, piece, self._fail_on_data_loss)
+
+
+def _needed(segments: Sequence[Held], piece: Piece) -> tuple[Held, ...]:
+    """Those of the piece, and some behind it: a transaction that begins in it may end there."""
+    first = bisect_right(segments, piece.start, key=lambda held: held.next_offset)
+    behind = bisect_left(segments, piece.end, key=lambda held: held.segment)
+    return tuple(segments[first : behind + SEGMENTS_BEHIND])
 
 
 class HttpFeed:
@@ -91,21 +112,34 @@ class HttpFeed:
 
     def read(self, offset: int) -> memoryview:
         while not self._rest and offset < self._piece.end:
-            try:
-                data, next_offset = self._link.batches(*self._piece.place, offset)
-            except OffsetOutOfRange as gone:
-                if self._fail_on_data_loss or gone.start <= offset:
-                    raise DataLoss(
-                        f"offset {offset} of partition {self._piece.place.number} of {self._piece.place.topic!r} "
-                        f"was removed while it was being read: {gone}"
-                    ) from gone
-                offset = gone.start
-                continue
+            data, next_offset = self._batches(offset)
             if not data and next_offset <= offset:
                 break
             self._rest = memoryview(data)
             offset = next_offset if not data else offset
         return self._rest
+
+    def _batches(self, offset: int) -> tuple[bytes, int]:
+        """From the segment that was planned on. What was not (a look beyond the piece), as the log has it now."""
+        segments = self._piece.segments
+        at = bisect_right(segments, offset, key=lambda held: held.next_offset)
+        held = segments[at] if at < len(segments) and segments[at].segment <= offset else None
+        if held is not None:
+            try:
+                return self._link.batches(*self._piece.place, offset, of=(held.segment, held.generation))
+            except (SegmentGone, OffsetOutOfRange) as gone:
+                if self._fail_on_data_loss:
+                    raise self._loss(offset, "is not held any more (time over, or broker restarted)", gone) from gone
+        try:
+            return self._link.batches(*self._piece.place, offset)
+        except OffsetOutOfRange as gone:
+            if self._fail_on_data_loss or gone.start <= offset:
+                raise self._loss(offset, "was removed while it was being read", gone) from gone
+            return b"", gone.start
+
+    def _loss(self, offset: int, why: str, gone: Exception) -> DataLoss:
+        place = self._piece.place
+        return DataLoss(f"offset {offset} of partition {place.number} of {place.topic!r} {why}: {gone}")
 
     def used(self, size: int) -> None:
         self._rest = self._rest[size:]
@@ -119,7 +153,7 @@ class HttpFeed:
     def headers(self, start: int) -> Iterator[tuple[memoryview | bytes, BatchInfo]]:
         offset = start
         while True:
-            data, next_offset = self._link.batches(*self._piece.place, offset)
+            data, next_offset = self._batches(offset)
             for info in codec.scan(data, verify_crc=False):
                 yield data, info
             if next_offset <= offset:

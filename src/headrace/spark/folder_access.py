@@ -1,7 +1,8 @@
 """Reading the files of a data folder, where driver and executors can see them. No broker is asked."""
 
+import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from headrace.errors import CorruptLog, NotFound
@@ -9,22 +10,32 @@ from headrace.log.documents import read as read_document
 from headrace.log.paths import CATALOG, LOGS
 from headrace.log.reading import LogFiles, SegmentGone, SliceFile
 from headrace.record.types import BatchInfo
-from headrace.spark.access import CHUNK_BYTES, DataLoss, Feed, Piece, State
+from headrace.spark.access import CHUNK_BYTES, DataLoss, Feed, Hold, Piece, State
 from headrace.spark.held import HeldFiles
+from headrace.spark.lease import BrokerLease
 from headrace.spark.offsets import Partition
 from headrace.spark.options import BadOption
 
 STARTING_S_MAX = 5.0  # a broker that is just opening the folder writes the slots anew
 SETTLED_NS = 100_000_000
 DEFAULT_VHOST = "/"
+UNHELD = (
+    "%s can only be read, and option 'bootstrap' names no broker: nothing keeps the files of a batch. What retention "
+    "removes or compaction rewrites before a task, or its second attempt, has read it is missing there or read as it "
+    "is by then. Make the folder writable, or name the broker in 'bootstrap': it keeps them."
+)
+
+logger = logging.getLogger("headrace.spark")
 
 
 class FolderAccess:
-    def __init__(self, path: str, *, committed: bool, fail_on_data_loss: bool) -> None:
+    def __init__(self, path: str, *, committed: bool, fail_on_data_loss: bool, bootstrap: str | None = None) -> None:
         self.path = path.removeprefix("file://").rstrip("/") or "/"
         self._committed = committed
         self._fail_on_data_loss = fail_on_data_loss
         self._files = LogFiles(self.path)
+        self._lease = None if bootstrap is None else BrokerLease(bootstrap)
+        self._has_warned = False
         self._logs: dict[str, list[int]] = {}
         self._catalog_time = -1
         if not Path(self.path, LOGS).is_dir():
@@ -113,14 +124,33 @@ class FolderAccess:
             if piece.next_offset > start
         ]
 
-    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Path | None]:
-        return HeldFiles(self.path, self._files).hold(pieces, for_ms) if pieces else ([], None)
+    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Hold | None]:
+        """By a second name; where that may not be (the data can only be read), the broker is asked to keep the files,
+        if it was said where it is."""
+        if not pieces:
+            return [], None
+        planned, folder = HeldFiles(self.path, self._files).hold(pieces, for_ms)
+        if folder is not None:
+            return planned, folder
+        if self._lease is not None:
+            return planned, self._lease.hold_segments((p.slice for p in planned if p.slice is not None), for_ms)
+        self._warn()
+        return planned, None
 
-    def release(self, folders: Iterable[Path]) -> None:
-        HeldFiles(self.path, self._files).release(folders)
+    def warn_unless_held(self) -> None:
+        """At load, where it is plain already that nothing can be held."""
+        if self._lease is None and not HeldFiles(self.path, self._files).can_hold():
+            self._warn()
+
+    def _warn(self) -> None:
+        if not self._has_warned:
+            logger.warning(UNHELD, self.path)
+        self._has_warned = True
 
     def close(self) -> None:
         """No file is kept open."""
+        if self._lease is not None:
+            self._lease.close()
 
     # Reading.
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,15 +21,33 @@ from headrace.record.slice import Slice
 from headrace.spark.access import Piece
 
 
+class HeldFolder:
+    """The links of one plan."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def release(self) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)  # what stays goes when its time is over
+
+
 class HeldFiles:
-    """The links of one reader. `hold` for every plan, `release` when its batch is done."""
+    """Makes the links of one reader, plan by plan."""
 
     def __init__(self, root: str, files: LogFiles) -> None:
         self._folder = Path(root, HELD)
         self._files = files
 
-    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Path | None]:
-        """The pieces with where else their bytes are, and the folder to release; None where links cannot be made.
+    def can_hold(self) -> bool:
+        """False where it is plain that links cannot be made: the folder may only be read."""
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            return False
+        return os.access(self._folder, os.W_OK | os.X_OK)
+
+    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], HeldFolder | None]:
+        """The pieces with where else their bytes are, and what to release; None where links cannot be made.
 
         SegmentGone when one was removed or rewritten since it was planned: plan again.
         """
@@ -42,9 +60,9 @@ class HeldFiles:
         except OSError:
             return list(pieces), None  # the folder may only be read, by this user or at all
         try:
-            return list(self._linked(folder, pieces)), folder
+            return list(self._linked(folder, pieces)), HeldFolder(folder)
         except (SegmentGone, OSError) as error:
-            self.release([folder])
+            HeldFolder(folder).release()
             if isinstance(error, SegmentGone):
                 raise
             return list(pieces), None
@@ -85,13 +103,9 @@ class HeldFiles:
             return ""
         return target + TIER
 
-    def release(self, folders: Iterable[Path]) -> None:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)  # what stays goes when its time is over
-
     def _sweep(self, now_ms: int) -> None:
         with contextlib.suppress(FileNotFoundError):  # somebody else is sweeping, too
             for entry in self._folder.iterdir():
                 until = held_until(entry.name)
                 if until is not None and until < now_ms:
-                    self.release([entry])
+                    HeldFolder(entry).release()

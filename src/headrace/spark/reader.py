@@ -4,7 +4,7 @@ Planning methods run in a Python process beside the driver, `read` in the execut
 pickled in between and hold no file, socket or lock.
 """
 
-import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headrace.log.reading import SegmentGone
-from headrace.spark.access import Access, DataLoss, Piece, State
+from headrace.spark.access import Access, DataLoss, Hold, Piece, State
 from headrace.spark.broker import BrokerLink
 from headrace.spark.offsets import Partition, Position, Positions, from_json, to_json
 from headrace.spark.options import BadOption, ReadOptions
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 PLANS_MAX = 10
-LEASE_MS = 3600 * 1000  # far longer than a batch takes; retention waits no longer for one that died
+PLAN_AGAIN_S = 0.02
+HOLD_MS = 3600 * 1000  # far longer than a batch takes; retention waits no longer for one that died
 
 
 class SlicePartition(InputPartition):
@@ -52,13 +53,12 @@ class _Reading:
         self._planner = Planner(options, access)
         self._schema = schema
         self._broker: BrokerLink | None = None
-        self._holder = f"spark-{secrets.token_hex(8)}"  # a stream's leases replace those of its batch before
         self._rows = Rows(
             access, columns, verify_crc=options.verify_crc, committed=options.isolation == "read_committed"
         )
 
     def _link(self) -> BrokerLink | None:
-        """To the broker, if it was said where it is: cursors and leases are with it."""
+        """To the broker, if it was said where it is: cursors are with it."""
         if self._options.bootstrap is not None and self._broker is None:
             self._broker = BrokerLink(self._options.bootstrap)
         return self._broker
@@ -67,22 +67,16 @@ class _Reading:
         if self._broker is not None:
             self._broker.close()
 
-    def _planned(self, plan: Callable[[], list[Piece]]) -> tuple[list[InputPartition], Path | None]:
-        """Plan, and see to it that what was planned stays until the batch is done, or its time is over.
-
-        The files get a second name, in a folder to release; where that may not be (the data can only be read), the
-        broker is asked to keep them, if it was said where it is."""
-        for_ms = min(LEASE_MS, self._options.pin_max_age_ms)
-        for _ in range(PLANS_MAX):
+    def _planned(self, plan: Callable[[], list[Piece]]) -> tuple[list[InputPartition], Hold | None]:
+        """Plan, and see to it that what was planned stays until the batch is done, or its time is over."""
+        for_ms = min(HOLD_MS, self._options.pin_max_age_ms)
+        for attempt in range(PLANS_MAX):
             try:
-                pieces, folder = self._access.hold(plan(), for_ms)
+                pieces, hold = self._access.hold(plan(), for_ms)
             except SegmentGone:
-                continue  # retention or rewriting was faster: plan on what is there now
-            slices = [piece.slice for piece in pieces if piece.slice is not None]
-            link = self._link() if slices and folder is None else None
-            if link is not None:
-                link.lease(((s.log_id, s.segment, s.generation) for s in slices), for_ms, self._holder)
-            return [SlicePartition(piece) for piece in pieces], folder
+                time.sleep(attempt * PLAN_AGAIN_S)  # retention or rewriting was faster: plan on what is there now
+                continue
+            return [SlicePartition(piece) for piece in pieces], hold
         raise DataLoss("segments are rewritten or removed faster than a batch can be planned on them: try again")
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
@@ -104,7 +98,7 @@ class BatchReader(_Reading, DataSourceReader):
         end = self._planner.last(states)
         # Nobody says when a batch is done: what holds its files goes when its time is over.
         planned, _ = self._planned(lambda: self._planner.pieces(start, end, states))
-        self._close_link()
+        self._access.close()
         return planned
 
 
@@ -115,7 +109,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             name = "endingOffsets" if options.ending is not None else "endingTimestamp"
             raise BadOption(name, "is for batches: a stream has no end (trigger availableNow stops at what is there)")
         self._target: dict[Partition, State] | None = None
-        self._holding: list[tuple[dict[str, Any], Path]] = []  # the end of a batch, what holds its files
+        self._holding: list[tuple[dict[str, Any], Hold]] = []  # the end of a batch, what holds its files
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Called once in the life of a checkpoint."""
@@ -158,15 +152,16 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         began, until, states = from_json(start), from_json(end), self._planner.states()
-        planned, folder = self._planned(lambda: self._planner.pieces(began, until, states))
-        if folder is not None:
-            self._holding.append((end, folder))
+        planned, hold = self._planned(lambda: self._planner.pieces(began, until, states))
+        if hold is not None:
+            self._holding.append((end, hold))
         return planned
 
     def commit(self, end: dict[str, Any]) -> None:
         """Batches up to here are done for good; Spark says so when it plans the next one."""
         done = next((at for at, (until, _) in enumerate(self._holding) if until == end), -1) + 1
-        self._access.release(folder for _, folder in self._holding[:done])
+        for _, hold in self._holding[:done]:
+            hold.release()
         self._holding = self._holding[done:]
         self._move_cursor(from_json(end))
 
@@ -180,7 +175,8 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             link.put_cursor(options.cursor, topic, offsets, pin=options.pin, max_age_ms=options.pin_max_age_ms)
 
     def stop(self) -> None:
-        self._access.release(folder for _, folder in self._holding)
+        for _, hold in self._holding:
+            hold.release()
         self._holding = []
         self._access.close()
         self._close_link()

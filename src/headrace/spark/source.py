@@ -35,7 +35,9 @@ class HeadraceSource(DataSource):
         columns = columns_of(chosen.columns, chosen.include_headers)
         from headrace.spark.plan import Planner
 
-        Planner(chosen, open_access(chosen)).topics()
+        access = open_access(chosen)
+        Planner(chosen, access).topics()
+        access.warn_unless_held()
         return ddl(columns)
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
@@ -73,7 +75,12 @@ def open_access(chosen: parsing.ReadOptions) -> "Access":
     if chosen.path is not None:
         from headrace.spark.folder_access import FolderAccess
 
-        return FolderAccess(chosen.path, committed=committed, fail_on_data_loss=chosen.fail_on_data_loss)
+        return FolderAccess(
+            chosen.path,
+            committed=committed,
+            fail_on_data_loss=chosen.fail_on_data_loss,
+            bootstrap=chosen.bootstrap,
+        )
     from headrace.spark.broker_access import BrokerAccess
 
     assert chosen.bootstrap is not None

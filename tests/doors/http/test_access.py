@@ -135,6 +135,7 @@ def forget_failures(live: Live) -> None:
 # What a right is good for. None: the vhost has to be the user's. A body makes the request one that would work.
 PARTS = {"parts": [{"staged": "s", "topic": "orders", "partition": 0, "position": 0, "length": 1}]}
 POSITION = {"topic": "orders", "partitions": [{"partition": 0, "offset": 0}]}
+RANGES = {"ranges": [{"topic": "orders", "partition": 0, "start": 0, "end": 9}], "for_ms": 1000}
 NEEDED: dict[tuple[str, str], tuple[str, Any]] = {
     ("POST", "/topics"): ("maker", {"name": "made"}),
     ("PATCH", "/topics/{topic}"): ("maker", {}),
@@ -146,6 +147,7 @@ NEEDED: dict[tuple[str, str], tuple[str, Any]] = {
     ("GET", "/topics/{topic}/partitions/{partition}/batches"): ("reader", None),
     ("PUT", "/cursors/{cursor}"): ("reader", POSITION),
     ("DELETE", "/cursors/{cursor}"): ("reader", None),
+    ("POST", "/leases"): ("reader", RANGES),
     ("POST", "/topics/{topic}/compact"): ("maker", None),
     ("DELETE", "/topics/{topic}/partitions/{partition}/records"): ("maker", None),
     ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}"): ("maker", {}),

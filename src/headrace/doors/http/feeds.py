@@ -5,15 +5,20 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.broker import leases
+from headrace.broker.partition import Partition
+from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import OFFSET_MAX, Query, read_json
 from headrace.doors.http.site import Site, json_answer
 from headrace.doors.http.topics import topic_of
 from headrace.errors import InvalidInput, MalformedJson
-from headrace.wire.http.messages import integer
+from headrace.wire.http.messages import PARTITION_MAX, integer
 
 LEASE_MS_MAX = 24 * 3600 * 1000
 HOLDER_CHARS_MAX = 100
-SLICES_MAX = 100_000
+SLICES_MAX = leases.SEGMENTS_MAX
+SLICES = '{"slices": [{"log", "segment", "generation"}], "for_ms": 60000, "holder": "I"}'
+RANGES = '{"ranges": [{"topic", "partition", "start", "end"}], "for_ms": 60000, "holder": "I"}'
 
 
 async def logs(site: Site, request: Request) -> Response:
@@ -42,24 +47,44 @@ async def logs(site: Site, request: Request) -> Response:
 
 
 async def lease(site: Site, request: Request) -> Response:
-    """Keeps the files of segments for a while, even if retention or compaction is done with them. What a holder asks
-    for replaces what it held before."""
+    """Keeps segments for a while, even if retention or compaction is done with them. What a holder asks for replaces
+    what it held before. Of ranges of offsets the answer says which segments they lie in: planned and held in one."""
     Query(request)
     fields = await read_json(request, request.state.share, 16 << 20)
-    if fields.keys() - {"holder"} != {"slices", "for_ms"} or type(fields["slices"]) is not list:
-        raise MalformedJson('a lease is {"slices": [{"log", "segment", "generation"}], "for_ms": 60000, "holder": "I"}')
+    wanted = fields.keys() - {"holder", "for_ms"}
+    if "for_ms" not in fields or wanted not in ({"slices"}, {"ranges"}) or type(fields[min(wanted)]) is not list:
+        raise MalformedJson(f"a lease is {SLICES} or {RANGES}")
     holder = fields.get("holder")
     if "holder" in fields and (type(holder) is not str or not 0 < len(holder) <= HOLDER_CHARS_MAX):
         raise InvalidInput(f"a holder is a string of 1 to {HOLDER_CHARS_MAX} characters")
-    if len(fields["slices"]) > SLICES_MAX:
-        raise InvalidInput(f"a lease has at most {SLICES_MAX:,} slices")
+    if len(fields[min(wanted)]) > SLICES_MAX:
+        raise InvalidInput(f"a lease has at most {SLICES_MAX:,} {min(wanted)}")
     for_ms = integer(fields["for_ms"], "for_ms", least=1, most=LEASE_MS_MAX)
     if for_ms is None:
         raise MalformedJson("for_ms is a number")
-    wanted = [_slice(entry) for entry in fields["slices"]]
-    until_ms = site.broker.clock.now_ms() + for_ms
-    site.broker.shard.maintenance.leases.take(wanted, until_ms, holder)
-    return json_answer({"until": until_ms})
+    until_ms, shard = site.broker.clock.now_ms() + for_ms, site.broker.shard
+    if "slices" in fields:
+        gone = leases.hold_named(shard, map(_slice, fields["slices"]), for_ms, holder)
+        names = ("log", "segment", "generation")
+        return json_answer({"until": until_ms, "gone": [dict(zip(names, key, strict=True)) for key in gone]})
+    ranges = [_found(site, request, *_range(entry)) for entry in fields["ranges"]]
+    held = leases.hold_ranges(shard, ranges, for_ms, holder)
+    return json_answer({"until": until_ms, "ranges": [{"segments": [one._asdict() for one in of]} for of in held]})
+
+
+def _found(site: Site, request: Request, topic: str, number: int, start: int, end: int) -> tuple[Partition, int, int]:
+    caller_of(request).read(topic)
+    return site.broker.streams.get(topic).partition(number), start, end
+
+
+def _range(entry: Any) -> tuple[str, int, int, int]:
+    if type(entry) is not dict or entry.keys() != {"topic", "partition", "start", "end"}:
+        raise MalformedJson("a range has the fields topic, partition, start and end")
+    number = integer(entry["partition"], "partition", most=PARTITION_MAX)
+    start, end = (integer(entry[name], name, most=OFFSET_MAX) for name in ("start", "end"))
+    if type(entry["topic"]) is not str or number is None or start is None or end is None:
+        raise MalformedJson("topic is a string; partition, start and end are numbers")
+    return entry["topic"], number, start, end
 
 
 def _slice(entry: Any) -> tuple[int, int, int]:

@@ -31,19 +31,36 @@ def schemas() -> dict[str, Schema]:
         "held_from": {"type": ["integer", "null"]},
         "size_bytes": INT64,
     }
+    segment = {"log": INT64, "segment": INT64, "generation": INT64}
     part = {"staged": TEXT, "topic": TEXT, "partition": INT32, "position": INT64, "length": INT64}
     return {
         "Logs": record({"topic": TEXT, "partitions": array(record(log))}),
         "Lease": record(
             {
-                "slices": array(
-                    record({"log": INT64, "segment": INT64, "generation": INT64}, **CLOSED), maxItems=SLICES_MAX
+                "slices": array(record(segment, **CLOSED), maxItems=SLICES_MAX),
+                "ranges": array(
+                    record({"topic": TEXT, "partition": INT32, "start": INT64, "end": INT64}, **CLOSED),
+                    maxItems=SLICES_MAX,
                 ),
                 "for_ms": {"type": "integer", "minimum": 1, "maximum": LEASE_MS_MAX},
                 "holder": {"type": "string", "minLength": 1, "maxLength": HOLDER_CHARS_MAX},
             },
             "holder",
+            "slices",
+            "ranges",
+            oneOf=[{"required": ["slices"]}, {"required": ["ranges"]}],
             **CLOSED,
+        ),
+        "Leased": record(
+            {
+                "until": TIMESTAMP,
+                "gone": array(record(segment)),
+                "ranges": array(
+                    record({"segments": array(record({"segment": INT64, "generation": INT64, "next_offset": INT64}))})
+                ),
+            },
+            "gone",
+            "ranges",
         ),
         "SinkCommit": record({"parts": array(record(part, **CLOSED))}, **CLOSED),
         "SinkOutcome": record({"duplicate": {"type": "boolean"}, **line}),
@@ -133,7 +150,9 @@ def paths(kit: Any) -> dict[str, Any]:
             "post": operation(
                 "lease",
                 "Keep segments for whoever plans to read them",
-                {200: kit.json_of(record({"until": TIMESTAMP}), "They stay until then.")},
+                {200: kit.json_of(ref("Leased"), "They stay until then.")},
+                404,
+                409,
                 *kit.WRITING,
                 requestBody=body(ref("Lease")),
             )

@@ -30,6 +30,7 @@ PROBLEMS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.StreamNotFound, 404, "topic_not_found"),
     (errors.PartitionNotFound, 404, "partition_not_found"),
     (errors.CursorNotFound, 404, "cursor_not_found"),
+    (errors.SegmentGone, 404, "segment_gone"),
     (errors.NotFound, 404, "not_found"),
     (errors.StreamExists, 409, "topic_exists"),
     (errors.AlreadyExists, 409, "already_exists"),

@@ -52,7 +52,7 @@ async def read(site: Site, request: Request) -> Response:
 
 async def batches(site: Site, request: Request) -> Response:
     """Whole record batches as they are stored. The first may begin before the offset asked for."""
-    query = Query(request, "offset", "timestamp", "max_bytes", "wait")
+    query = Query(request, "offset", "timestamp", "max_bytes", "wait", "segment", "generation")
     stream = topic_of(site, request)
     text = request.path_params["partition"]
     if not text.isdecimal() or len(text) > 10:
@@ -60,9 +60,15 @@ async def batches(site: Site, request: Request) -> Response:
     partition = stream.partition(int(text))
     bytes_max = bytes_wanted(site, query)
     wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
+    segment, generation = query.integer("segment"), query.integer("generation")
+    if (segment is None) != (generation is None) or (segment is not None and "wait" in query):
+        raise InvalidInput("segment and generation go together, and without wait: a segment is as it was planned on")
     offset = await start_of(partition, query)
     request.state.share.take(bytes_max)
-    chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
+    if segment is not None and generation is not None:
+        chunk = await when_loaded(lambda: partition.read_planned_now(segment, generation, offset, bytes_max))
+    else:
+        chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
     if not chunk.data and wait_s > 0 and await wait_for(site, request, stream, [(partition, offset)], wait_s):
         chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
     site.stats.bytes_out += len(chunk.data)
