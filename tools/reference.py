@@ -85,7 +85,7 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
         if record is None or (path == "headrace serve" and parameter.name in {s.name for s in SETTINGS}):
             continue
         names, text = record
-        if names == "--help" or not text:  # arguments are explained in the prose
+        if "--help" in parameter.opts or not text:  # arguments are explained in the prose
             continue
         yield f"| `{names.replace('|', chr(92) + '|')}` | {re.sub(chr(10), ' ', text)} |"
     yield ""

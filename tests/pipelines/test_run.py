@@ -126,7 +126,13 @@ def test_the_sample_runs_as_it_is_written_and_stops_when_asked(broker: RunningBr
 
         wait_until(lambda: "running" in headrace(broker, "pipeline", "ls"), "it is not listed as running")
         assert json.loads(headrace(broker, "pipeline", "status", "orders", "--json"))["details"]["rows_total"] >= 1
-        flows = broker.ok("GET", "/pipelines/orders")["details"]["flows"]
+
+        def reported() -> dict[str, Any]:
+            flows: dict[str, Any] = broker.ok("GET", "/pipelines/orders")["details"]["flows"]
+            return flows
+
+        wait_until(lambda: run.check() and "state_rows" in reported()["totals"], "a report comes after the batch")
+        flows = reported()
         drawn = {name: (flow["sources"], flow["stages"], flow["sink"]) for name, flow in flows.items()}
         assert drawn == {
             "totals": (["orders"], ["select", "filter", "select", "aggregate", "select"], "totals"),

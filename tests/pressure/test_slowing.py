@@ -41,6 +41,7 @@ class World(Running):
         super().__init__(folder, http=free, kafka=free, memory_limit=LIMIT)
         self.memory = Told()
         self.call(self._replace_memory)
+        self.use(self.memory.share)  # until then it goes by the memory of this process, which may be large
 
     def _replace_memory(self) -> None:
         pressure = self.pressure
