@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.errors import HeadraceError, InvalidInput
+from headrace.log.inspect import Inspector
 from headrace.pipelines.upkeep import Upkeep, Where, reindex, verify
 from tests.ports import free_port
 from tests.spark.world import RunningBroker, numbered
@@ -177,9 +178,22 @@ def test_verifying_on_spark_finds_what_verifying_here_finds(spark: "SparkSession
     raw[5000] ^= 1
     damaged.write_bytes(raw)
     ids = [int(p.name.partition("-")[0]) for p in broker.data.glob("logs/*")]
+    spark.sparkContext.setJobGroup("verifying", "")
     here, there = verify(broker.path, ids, on="local"), verify(broker.path, ids, on="spark", session=spark)
+    jobs = spark.sparkContext.statusTracker()
+    [stage] = [s for job in jobs.getJobIdsForGroup("verifying") for s in jobs.getJobInfo(job).stageIds]  # type: ignore[union-attr]
+    assert jobs.getStageInfo(stage).numTasks == there.segments > len(ids)  # type: ignore[union-attr]
     assert here == there and here.logs == 4 and not here.is_sound
     assert all(str(damaged) in problem for problem in there.problems)
+    # A segment goes: those beside it do not join, which neither can tell by itself.
+    gone = sorted(broker.data.glob("logs/*-hurt/*.log"))[2]
+    for file in gone.parent.glob(f"{gone.stem}.*"):
+        file.unlink()
+    parted = verify(broker.path, ids, on="spark", session=spark)
+    assert len(parted.problems) == 2 and "was expected" in parted.problems[1]
+    inspector = Inspector(broker.path)
+    assert parted == inspector.verify(set(ids)) and parted.segments > len(ids)
+    inspector.close()
 
 
 @pytest.mark.parametrize("on", ["local", "spark"])

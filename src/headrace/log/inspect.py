@@ -4,9 +4,10 @@ Listing, dumping and verifying only read, and work beside a running broker; what
 Rebuilding takes the folder's lock.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headrace.errors import CorruptLog, NotFound
 from headrace.log import kernel, paths, slots
@@ -55,6 +56,18 @@ class VerifyReport:
     @property
     def is_sound(self) -> bool:
         return not self.problems
+
+    def add(self, part: "VerifyReport") -> None:
+        for name in ("logs", "segments", "batches", "records", "bytes"):
+            setattr(self, name, getattr(self, name) + getattr(part, name))
+        self.problems += part.problems
+
+
+class Checked(NamedTuple):
+    """What was found of a segment, and where the next one has to begin, if that can be said."""
+
+    report: VerifyReport
+    next_base: int | None
 
 
 class Inspector:
@@ -138,25 +151,35 @@ class Inspector:
         for log in self.logs():
             if log_ids is not None and log.id not in log_ids:
                 continue
-            report.logs += 1
-            report.problems += [text for path, text in self._unreadable.items() if path.startswith(log.folder + "/")]
-            expected = None
-            for segment in log.segments:
-                if expected is not None and segment.base != expected:
-                    report.problems.append(f"{segment.path()}: begins at {segment.base}, {expected} was expected")
-                expected = self._verify_segment(log, segment, report, progress)
+            report.add(self.joined(log, (self.check(s, log.visible_end, progress) for s in log.segments)))
         return report
 
-    def _verify_segment(
-        self, log: LogFacts, segment: Segment, report: VerifyReport, progress: Progress | None
+    def joined(self, log: LogFacts, segments: Iterable[Checked]) -> VerifyReport:
+        """The report of a log from what was found of its segments, in their order."""
+        unreadable = [text for path, text in self._unreadable.items() if path.startswith(log.folder + "/")]
+        whole = VerifyReport(logs=1, problems=unreadable)
+        expected = None
+        for segment, (part, next_base) in zip(log.segments, segments, strict=True):
+            if expected is not None and segment.base != expected:
+                whole.problems.append(f"{segment.path()}: begins at {segment.base}, {expected} was expected")
+            whole.add(part)
+            expected = next_base
+        return whole
+
+    def check(self, segment: Segment, visible_end: int | None, progress: Progress | None = None) -> Checked:
+        """One segment by itself, so that those of a large log can be looked at side by side."""
+        report = VerifyReport(segments=1)
+        return Checked(report, self._check(segment, visible_end, report, progress))
+
+    def _check(
+        self, segment: Segment, visible_end: int | None, report: VerifyReport, progress: Progress | None
     ) -> int | None:
-        report.segments += 1
         walker = kernel.Walker(segment.base, INDEX_INTERVAL)
         next_offset = segment.base
         positions = {}
         try:
             for data, info in batches(self._files, segment):
-                if log.visible_end is not None and info.base_offset >= log.visible_end:
+                if visible_end is not None and info.base_offset >= visible_end:
                     break
                 if info.base_offset < next_offset:
                     raise CorruptLog(segment.path(), walker.position, f"offset {info.base_offset} comes twice")
@@ -172,7 +195,7 @@ class Inspector:
             report.problems.append(f"{segment.path()}: is gone")
             return None
         except CorruptLog as error:
-            if segment.is_sealed or log.visible_end is None or walker.next_offset < log.visible_end:
+            if segment.is_sealed or visible_end is None or walker.next_offset < visible_end:
                 report.problems.append(str(error))
                 return None
         self._verify_derived(segment, walker, positions, report)

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ from headrace.config import parse_duration
 from headrace.errors import HeadraceError, InvalidInput, NotFound
 from headrace.log.compaction import Survivors, kept_of
 from headrace.log.disk import RealDisk
-from headrace.log.inspect import Inspector, VerifyReport
+from headrace.log.inspect import Checked, Inspector, VerifyReport
 from headrace.log.paths import STAGING, TIER, UNFINISHED
 from headrace.log.reading import LogFiles
 from headrace.log.rewriting import Written, rewrite_file
@@ -303,19 +304,22 @@ class Upkeep:
 def verify(
     folder: str, log_ids: Sequence[int], *, on: Where = "auto", session: "SparkSession | None" = None
 ) -> VerifyReport:
-    """Every batch, offset, seal and index of the logs, one log at a time; needs no broker."""
-    sizes = {log.id: log.size_bytes for log in _closed(folder, lambda inspector: inspector.logs())}
+    """Every batch, offset, seal and index of the logs, one segment at a time; needs no broker."""
 
-    def work(log_id: int) -> VerifyReport:
-        return _closed(folder, lambda inspector: inspector.verify({log_id}))
+    def work(item: tuple[Segment, int | None]) -> Checked:
+        return _closed(folder, lambda inspector: inspector.check(*item))
 
-    size = sum(sizes.get(log_id, 0) for log_id in log_ids)
-    total = VerifyReport()
-    for part in run_over(list(log_ids), work, on=on, size=size, session=session):
-        for name in ("logs", "segments", "batches", "records", "bytes"):
-            setattr(total, name, getattr(total, name) + getattr(part, name))
-        total.problems += part.problems
-    return total
+    def look(inspector: Inspector) -> VerifyReport:
+        logs = [log for log in inspector.logs() if log.id in log_ids]
+        items = [(segment, log.visible_end) for log in logs for segment in log.segments]
+        size = sum(log.size_bytes for log in logs)
+        checked = iter(run_over(items, work, on=on, size=size, session=session))
+        total = VerifyReport()
+        for log in logs:
+            total.add(inspector.joined(log, list(islice(checked, len(log.segments)))))
+        return total
+
+    return _closed(folder, look)
 
 
 def reindex(folder: str, log_ids: set[int] | None, *, on: Where = "auto", session: "SparkSession | None" = None) -> int:
