@@ -13,6 +13,7 @@ from pathlib import Path
 from bench import log, machine
 from bench.result import Result
 from bench.scorecard import scorecard
+from headrace.allocator import keep_freed_memory
 
 HERE = Path(__file__).parent.parent
 
@@ -38,6 +39,7 @@ def measure(*, quick: bool, quiet: bool) -> list[Result]:
             print(text, flush=True)
 
     folder = tempfile.gettempdir()
+    keep_freed_memory()  # as the broker does
     say(f"machine    {machine.describe()}")
     machine.warm_page_cache(folder)
     limits = machine.measure(folder)

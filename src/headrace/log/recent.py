@@ -1,7 +1,7 @@
 """What was read last, for others who want the same: consumers at the end of a log ask for the same records within
 moments, and each would have them read and checked again. Used by the owner thread only."""
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class RecentReads:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._chunks: OrderedDict[Key, Chunk] = OrderedDict()
-        self._asked: deque[Key] = deque(maxlen=ASKED_MAX)
+        self._asked: dict[Key, None] = {}  # the last ones, in order
         self._to_keep = 0
         self.size_bytes = 0
 
@@ -41,7 +41,9 @@ class RecentReads:
         if key in self._asked:
             self._to_keep = SHARED_READS
         elif self._to_keep == 0:
-            self._asked.append(key)
+            self._asked[key] = None
+            if len(self._asked) > ASKED_MAX:
+                del self._asked[next(iter(self._asked))]
             return
         else:
             self._to_keep -= 1
