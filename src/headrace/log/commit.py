@@ -47,22 +47,15 @@ class Committed:
 
 @dataclass(slots=True)
 class Plan:
-    """A round as a chain: the journal's entry; if it must be durable, the sync and the journal's slot; then for each
-    log its segment and its slot."""
+    """A round as a chain: the journal's entry, its sync, the journal's slot; then for each log its segment and slot."""
 
     steps: list[Step]
     runs: list[Run]
     held: list[OpenFile]
-    has_sync: bool
 
-    @property
-    def durable_at(self) -> int:
-        """How many steps make it safe: what fails behind them can be done again."""
-        return 2 if self.has_sync else 1
 
-    @property
-    def applied_from(self) -> int:
-        return 3 if self.has_sync else 1
+DURABLE_AT = 2  # so many steps make it safe: what fails behind them can be done again
+APPLIED_FROM = 3
 
 
 def by_log(parts: list[Part]) -> list[Run]:
@@ -117,6 +110,8 @@ class Committer:
         """The round as a chain; None when it takes more than that. Nothing is changed yet but the files held."""
         if self._unapplied or batch.has_async or batch.size > self._inline_bytes_max:
             return None
+        if not batch.must_sync:
+            return None  # nobody waits for it: the sooner it is done, the less is done at once
         runs = by_log(batch.parts)
         if len(runs) > CHAIN_LOGS_MAX:
             return None
@@ -127,9 +122,7 @@ class Committer:
         sync = self._journal.sync_step()
         if entry is None or sync is None:
             return None
-        steps = [entry]
-        if batch.must_sync:
-            steps += [sync, self._slots.sequence_step(self._journal.sequence + 1)]
+        steps = [entry, sync, self._slots.sequence_step(self._journal.sequence + 1)]
         held: list[OpenFile] = []
         for log, parts in runs:
             data = [part.data for part in parts]
@@ -139,7 +132,7 @@ class Committer:
                 return None
             held.append(step[1])
             steps += [step[0], self._slots.step(self._ends(log, parts[-1].next_offset))]
-        return Plan(steps, runs, held, batch.must_sync)
+        return Plan(steps, runs, held)
 
     def _let_go(self, held: list[OpenFile]) -> None:
         for file in held:
@@ -149,18 +142,16 @@ class Committer:
         """Take in what the chain has done. If it broke off, `mend` says what that means."""
         self._let_go(plan.held)
         result = Committed(sync_s=ran.sync_s)
-        if ran.done >= plan.durable_at:
-            self._journal.wrote(plan.steps[0])
-            if plan.has_sync:
-                self._journal.synced_all()
-                result.syncs = 1
-        elif ran.done == 1 and ran.error is not None:
-            self._journal.sync_failed(ran.error)
-        applied = max(0, ran.done - plan.applied_from + 1) // 2  # a slot that failed is merely old
+        applied = max(0, ran.done - APPLIED_FROM + 1) // 2  # a slot that failed is merely old
         for log, parts in plan.runs[:applied]:
             log.tail.appended([part.data for part in parts])
-        if ran.done >= plan.durable_at:
+        if ran.done >= DURABLE_AT:
+            self._journal.wrote(plan.steps[0])
+            self._journal.synced_all()
+            result.syncs = 1
             self._unapplied.extend(plan.runs[applied:])
+        elif ran.done == 1 and ran.error is not None:
+            self._journal.sync_failed(ran.error)
         result.sequence = self._journal.sequence
         return result
 
@@ -174,7 +165,7 @@ class Committer:
             self._journal.blank()
             if has_no_room:
                 raise DiskFull("the disk is full") from error
-        if plan.has_sync and ran.done == 1:
+        if ran.done == 1:
             raise error
         if not has_no_room:
             if plan.steps[ran.done].file == self._slots.file:
