@@ -1,8 +1,9 @@
 """Spark on the log beside Spark on Parquet of the same rows: `python -m bench.spark`.
 
 CPU-seconds per million records, of the JVM and of all Python processes, from /proc: on a busy machine the wall
-clock says little. Each figure is the best of four runs after two to warm up. What is compared runs in turns, so that
-neither side has the JVM to itself while it still compiles what it runs often. The bars are those of docs/pipelines.md.
+clock says little. Each figure is the median of eight runs after four to warm up. What is compared runs in turns, so
+that neither side has the JVM to itself while it still compiles what it runs often. The bars are those of
+docs/pipelines.md.
 
 What is compared: the same rows with the same columns, all of which the query looks at, so that neither side may skip
 one. Every record has its own time and its own noise, as in a topic of events: Parquet cannot turn them into a short
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-WARM_UP_RUNS = 2
-RUNS = 4
+WARM_UP_RUNS = 4
+RUNS = 8
 KEYS = 1000
 UPLOAD_ROWS = 100_000
 START_MS = 1_800_000_000_000
@@ -111,8 +112,8 @@ class Meter:
         return Cpu(jvm, python)
 
 
-def best(records: int, *works: Callable[[], object]) -> list[tuple[Cpu, float]]:
-    """(CPU per million, seconds) of the cheapest run of each; they take turns."""
+def typical(records: int, *works: Callable[[], object]) -> list[tuple[Cpu, float]]:
+    """(CPU per million, seconds) of the middle one of each one's runs; they take turns."""
     found: list[list[tuple[Cpu, float]]] = [[] for _ in works]
     for run in range(WARM_UP_RUNS + RUNS):
         for work, figures in zip(works, found, strict=True):
@@ -122,7 +123,7 @@ def best(records: int, *works: Callable[[], object]) -> list[tuple[Cpu, float]]:
             seconds = time.monotonic() - started
             if run >= WARM_UP_RUNS:
                 figures.append((Cpu(meter.used.jvm / records * 1e6, meter.used.python / records * 1e6), seconds))
-    return [min(figures, key=lambda pair: pair[0].total) for figures in found]
+    return [sorted(figures, key=lambda pair: pair[0].total)[RUNS // 2] for figures in found]
 
 
 def fill(broker: RunningBroker, topic: str, records: int, size: int) -> None:
@@ -188,12 +189,12 @@ def sizes(spark: "SparkSession", broker: RunningBroker, folder: Path, records: i
     ours.write.option("compression", "zstd").parquet(parquet)
     theirs = spark.read.parquet(parquet)
     bar = 0.7 if size == 100 else 3.0
-    (log, log_s), (lake, lake_s) = best(records, lambda: aggregate(ours), lambda: aggregate(theirs))
+    (log, log_s), (lake, lake_s) = typical(records, lambda: aggregate(ours), lambda: aggregate(theirs))
     show(f"{size} B aggregate, log", log, log_s, records, f"bar {bar}")
     show(f"{size} B aggregate, Parquet zstd", lake, lake_s, records)
     print(f"{'':34} {log.total / lake.total:6.2f}x Parquet  bar 1.4x", flush=True)
     few = spark.read.format("headrace").options(path=broker.path, topic=topic, columns="key,offset").load()
-    [(pruned, pruned_s)] = best(records, lambda: few.groupBy("key").agg({"offset": "max"}).count())
+    [(pruned, pruned_s)] = typical(records, lambda: few.groupBy("key").agg({"offset": "max"}).count())
     show(f"{size} B aggregate of key, offset", pruned, pruned_s, records)
     sink_records = records // 2
     ends = {topic: {str(p): end // 2 for p, (_, end) in broker.ends(topic).items()}}
@@ -204,7 +205,7 @@ def sizes(spark: "SparkSession", broker: RunningBroker, folder: Path, records: i
         rows.write.format("headrace").mode("append").options(bootstrap=broker.url, topic=f"copy-{size}").save()
 
     broker_before = broker.cpu_seconds()
-    [(sink, sink_s)] = best(sink_records, copy)
+    [(sink, sink_s)] = typical(sink_records, copy)
     broker_s = (broker.cpu_seconds() - broker_before) / (sink_records * (WARM_UP_RUNS + RUNS)) * 1e6
     bar_text = f"bar {3 if size == 100 else 12}; broker {broker_s:.2f}"
     show(f"{size} B source to sink", sink, sink_s, sink_records, bar_text)
