@@ -84,6 +84,7 @@ def test_streams_are_filtered_sorted_and_linked(live: Served, view: View) -> Non
     page = view.open("streams")
     page.keyboard.press("/")
     page.keyboard.type("many-")
+    view.until("location.hash.includes('filter=many-')")  # until then the pages are those of everything
     view.sees("page 1 of 2")
     page.get_by_role("button", name="Next").click()
     page.get_by_role("link", name="many-59").wait_for()
