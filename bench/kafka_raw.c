@@ -1,13 +1,16 @@
 /* A load generator for the Kafka door that costs next to nothing itself, so that the broker is what is measured.
  *
- *   kafka_raw produce ADDRESS TOPIC COUNT SIZE BATCH_BYTES CONNECTIONS IN_FLIGHT
+ *   kafka_raw produce ADDRESS TOPIC COUNT SIZE BATCH_BYTES CONNECTIONS IN_FLIGHT [RATE]
  *   kafka_raw fetch ADDRESS TOPIC COUNT CONNECTIONS
  *
  * produce: Produce v7, acks=all, to partition 0 of TOPIC. One batch of records of SIZE bytes is made, with its
  * checksum, and sent over and over; each connection keeps IN_FLIGHT requests out. No codec: a client's own work.
+ * With RATE (messages per second, all connections) it sends on a schedule, and the time of a request counts from
+ * the moment it was due, whether it could be sent then or not; the first half second is not counted.
  * fetch: Fetch v4 of partition 0 from its beginning with librdkafka's limits (1 MB of a partition, wait 500 ms);
  * each connection reads COUNT records, by the headers of their batches.
  * Prints one line: seconds, messages per second, p50 and p99 of a request in ms, failures. One thread. */
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -17,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -26,6 +30,7 @@
 #define FETCH_WAIT_MS 500
 #define BATCH_HEADER 61
 #define IN_FLIGHT_MAX 64
+#define UNCOUNTED_S 0.5 /* of a schedule: everybody's caches and connections are cold */
 
 struct link {
     int fd, in_flight, oldest;
@@ -35,6 +40,7 @@ struct link {
     uint8_t *answer;
     size_t received, answer_room;
     long to_send, to_come;
+    double due, interval; /* of the next request; without a schedule always due */
     int64_t offset;
 };
 
@@ -210,12 +216,19 @@ static int connect_to(const char *address) {
     return fd;
 }
 
+static int may_send(const struct link *link, int in_flight_max) {
+    return link->sent == link->request_size && link->to_send > 0 && link->in_flight < in_flight_max;
+}
+
 static void send_some(struct link *link, int in_flight_max, const char *fetch_topic) {
-    while (link->sent < link->request_size || (link->to_send > 0 && link->in_flight < in_flight_max)) {
+    for (;;) {
         if (link->sent == link->request_size) {
+            double time = now();
+            if (!may_send(link, in_flight_max) || link->due > time) return;
             if (fetch_topic) make_fetch_request(link, fetch_topic);
             link->sent = 0;
-            link->started[(link->oldest + link->in_flight++) % IN_FLIGHT_MAX] = now();
+            link->started[(link->oldest + link->in_flight++) % IN_FLIGHT_MAX] = link->interval > 0 ? link->due : time;
+            link->due += link->interval;
             if (!fetch_topic) link->to_send--;
         }
         ssize_t gone = send(link->fd, link->request + link->sent, link->request_size - link->sent, MSG_DONTWAIT);
@@ -233,13 +246,22 @@ static void receive_some(struct link *link) {
     link->received += came;
 }
 
+/* How long until a link may send its next request; no longer than 30 s. */
+static struct timespec until_next(const struct link *links, int count, int in_flight_max) {
+    double time = now(), wait = 30;
+    for (int i = 0; i < count; i++)
+        if (may_send(&links[i], in_flight_max) && links[i].due - time < wait) wait = links[i].due - time;
+    if (wait < 0) wait = 0;
+    return (struct timespec){.tv_sec = (time_t)wait, .tv_nsec = (long)((wait - (time_t)wait) * 1e9)};
+}
+
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
 
 int main(int argc, char **argv) {
-    int is_produce = argc == 9 && strcmp(argv[1], "produce") == 0;
+    int is_produce = (argc == 9 || argc == 10) && strcmp(argv[1], "produce") == 0;
     if (!is_produce && !(argc == 6 && strcmp(argv[1], "fetch") == 0)) {
         fprintf(stderr, "usage: see the head of kafka_raw.c\n");
         return 2;
@@ -247,7 +269,9 @@ int main(int argc, char **argv) {
     const char *address = argv[2], *topic = argv[3];
     long count = atol(argv[4]), records = 0;
     int links_count = atoi(argv[is_produce ? 7 : 5]), in_flight_max = is_produce ? atoi(argv[8]) : 1;
+    double rate = argc == 10 ? atof(argv[9]) : 0;
     if (in_flight_max > IN_FLIGHT_MAX) return 2;
+    prctl(PR_SET_TIMERSLACK, 1UL);
     size_t request_size = 0;
     uint8_t *request = NULL;
     if (is_produce) request = produce_request(topic, atol(argv[5]), atol(argv[6]), &request_size, &records);
@@ -268,13 +292,18 @@ int main(int argc, char **argv) {
         polls[i].fd = link->fd;
     }
     long total = links[0].to_come * links_count;
-    double started = now();
+    double started = now(), counted_from = rate > 0 ? started + UNCOUNTED_S : 0;
+    for (int i = 0; rate > 0 && i < links_count; i++) {
+        links[i].interval = records * links_count / rate;
+        links[i].due = started + links[i].interval * i / links_count;
+    }
     int open = links_count;
     for (int i = 0; i < links_count; i++) send_some(&links[i], in_flight_max, is_produce ? NULL : topic);
     while (open > 0) {
         for (int i = 0; i < links_count; i++)
             polls[i].events = POLLIN | (links[i].sent < links[i].request_size ? POLLOUT : 0);
-        if (poll(polls, links_count, 30000) <= 0) {
+        struct timespec wait = until_next(links, links_count, in_flight_max);
+        if (ppoll(polls, links_count, &wait, NULL) <= 0 && wait.tv_sec >= 30) {
             fprintf(stderr, "nothing came for 30 s\n");
             return 1;
         }
@@ -289,7 +318,8 @@ int main(int argc, char **argv) {
                     return 1;
                 }
                 if (link->received - (at - link->answer) < whole) break;
-                if (requests_done < room) latencies[requests_done++] = now() - link->started[link->oldest];
+                double began = link->started[link->oldest];
+                if (requests_done < room && began >= counted_from) latencies[requests_done++] = now() - began;
                 link->oldest = (link->oldest + 1) % IN_FLIGHT_MAX;
                 link->in_flight--;
                 link->to_come -= is_produce ? take_produce(at, topic, records) : take_fetch(link, at, whole, topic);

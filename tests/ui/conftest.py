@@ -60,10 +60,14 @@ class View:
         self.page = context.new_page()
         self.base = base
         self.complaints: list[str] = []
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
         self.page.set_default_timeout(20_000)
+
+    def _said(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.text} ({message.location['url']})")
 
     def open(self, path: str = "overview") -> Any:
         self.page.goto(f"{self.base}/#/{path}")

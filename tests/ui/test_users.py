@@ -76,7 +76,7 @@ def test_a_user_is_made_given_rights_and_removed(live: Served, view: View) -> No
     view.until("document.querySelector('main h1').innerText === 'Users'")
     assert "bill" not in {one["name"] for one in live.get("/api/users").json()}
     # A refused pattern, and a page that may have asked once more while the user went: the browser remarks on both.
-    view.complaints = [text for text in view.complaints if "400" not in text and "404" not in text]
+    view.complaints = [text for text in view.complaints if "status of 400" not in text and "status of 404" not in text]
 
 
 @pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
@@ -154,7 +154,7 @@ def test_the_browser_asks_for_a_login_and_shows_who_is_in(browser: Any, tmp_path
         stranger.open()
         stranger.sees("You are not logged in.")
         assert asked == ["/api/whoami"], "once, and before anything else"
-        assert all("401" in text for text in stranger.complaints)
+        assert all("status of 401" in text for text in stranger.complaints)
         stranger.page.context.close()
 
         def logged_in(name: str) -> View:
@@ -173,6 +173,6 @@ def test_the_browser_asks_for_a_login_and_shows_who_is_in(browser: Any, tmp_path
             page.locator(".who", has_text=name).wait_for()
             assert page.get_by_role("link", name="Users").count() == has_users
             page.context.close()
-            assert [text for text in view.complaints if "401" not in text] == []
+            assert [text for text in view.complaints if "status of 401" not in text] == []
     finally:
         live.stop()
