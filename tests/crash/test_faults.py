@@ -18,8 +18,8 @@ from tests.crash.world import look, open_shard
 
 STEPS = 60
 SEED = int(os.environ.get("HEADRACE_SEED", "0"))
-# Seeds whose workloads restart, truncate, compact and delete between them.
-SEEDS = [SEED + seed for seed in (7, 21, 33, 44, 46, 48)]
+# Seeds whose workloads restart, truncate, compact and delete between them; 4, 36 and 74 have large rounds as chains.
+SEEDS = [SEED + seed for seed in (4, 7, 21, 33, 36, 44, 46, 48, 74)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -89,7 +89,7 @@ def test_l8_running_out_of_file_descriptors_is_a_clean_no_that_heals() -> None:
     assert ticket.done and ticket.error is None and ticket.next_offset - ticket.base_offset == count
 
 
-@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("seed", SEEDS[1:4])
 def test_l8_a_disk_that_fills_up_slowly_refuses_heals_and_keeps_every_promise(seed: int) -> None:
     """Not one failing call but no room at all, for a while, again and again."""
     world = new_world(seed)

@@ -83,11 +83,32 @@ def test_the_explorer_finds_a_journal_slot_written_before_the_sync(monkeypatch: 
 
     def hasty(self, batch, runs, result):
         if batch.must_sync:
-            self._slots.write_sequence(self._journal.sequence)
+            self.slots.write_sequence(self.journal.sequence)
         sync(self, batch, runs, result)
 
     monkeypatch.setattr(Committer, "_sync", hasty)
     assert "L5 cannot be opened: CorruptJournal" in _first_broken()
+
+
+@pytest.mark.parametrize("mistake", ["no sync", "slot first"])
+def test_the_explorer_finds_a_large_round_that_is_told_before_it_is_synced(
+    monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    from headrace.log.plans import DirectPlan
+
+    of = DirectPlan.of
+
+    def hasty(committer, runs):
+        plan = of(committer, runs)
+        if plan is not None and mistake == "no sync":
+            plan.steps = [step._replace(buffers=()) if step.buffers is None else step for step in plan.steps]
+        elif plan is not None:
+            count = len(runs)
+            plan.steps = [*plan.steps[:count], *plan.steps[2 * count :], *plan.steps[count : 2 * count]]
+        return plan
+
+    monkeypatch.setattr(DirectPlan, "of", hasty)
+    assert _first_broken()
 
 
 def test_the_explorer_finds_a_journal_slot_that_vouches_for_settles_nobody_synced(
@@ -98,7 +119,7 @@ def test_the_explorer_finds_a_journal_slot_that_vouches_for_settles_nobody_synce
     tell = Committer.tell
 
     def careless(self, log, **options):
-        self._slots.write_sequence(self._journal.sequence)
+        self.slots.write_sequence(self.journal.sequence)
         tell(self, log, **options)
 
     monkeypatch.setattr(Committer, "tell", careless)

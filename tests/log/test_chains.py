@@ -14,9 +14,11 @@ import pytest
 from headrace.clock import SystemClock
 from headrace.errors import StorageFailed
 from headrace.log.chain import Engine, run
-from headrace.log.commit import CHAIN_LOGS_MAX, Plan
+from headrace.log.commit import CHAIN_LOGS_MAX
 from headrace.log.disk import RealDisk, Step, run_one_by_one
+from headrace.log.files import Files
 from headrace.log.log import LogSpec
+from headrace.log.plans import InlinePlan, Plan
 from headrace.log.rounds import Round
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
@@ -100,6 +102,25 @@ def test_a_write_that_comes_back_short_goes_on_until_it_is_whole_or_fails(tmp_pa
     assert said == f"(0, {errno.EFBIG}) 1000\n"
 
 
+def test_a_sync_that_fails_is_known_to_all_before_anybody_is_told(file: int) -> None:
+    """Of several who sync a file at once, the system tells one: a checkpoint must not take its OK for one."""
+    reader, writer = os.pipe()
+    engine = Engine()
+    try:
+        assert engine.sync_errno() == 0
+        engine.start([Step(writer, None)])
+        assert select.select([engine.fileno()], [], [], 30)[0]
+        assert engine.sync_errno() == errno.EINVAL, "and nobody has collected it yet"
+        files = Files(RealDisk(), 8)
+        files.chain_errno = engine.sync_errno
+        with pytest.raises(OSError, match="an earlier sync failed"):
+            files.check()
+    finally:
+        engine.close()
+        os.close(reader)
+        os.close(writer)
+
+
 def test_buffers_stay_as_they_are_until_the_chain_has_ended(file: int) -> None:
     engine = Engine()
     buffer = bytearray(b"a" * 1000)
@@ -164,7 +185,7 @@ def test_a_bug_on_the_way_stops_the_log_and_keeps_nobody_waiting(
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(shard.committer, step, broken)
+    monkeypatch.setattr(shard.committer if step == "plan" else InlinePlan, step, broken)
     ticket = shard.log(1).append(batch([b"second"]))
     shard.pump()
     assert isinstance(ticket.error, StorageFailed) and "a bug" in str(ticket.error)
@@ -191,7 +212,8 @@ def test_a_round_of_very_many_logs_is_not_planned_on_the_owner_thread(bench: Ben
     assert [bool(made) for made in planned] == [False, is_chain]
 
 
-def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [10, 300_000], ids=["through the journal", "past the journal"])
+def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(tmp_path: Path, size: int) -> None:
     """And what they leave behind is what a round of the worker leaves behind."""
 
     async def append(watched: bool) -> bytes:
@@ -216,8 +238,8 @@ def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(tmp_path: Path) 
             make_future=loop.create_future,
         )
         for number in range(20):
-            await shard.log(1).append(batch([b"%d" % number]))
-        assert bool(used) == watched
+            await shard.log(1).append(batch([b"%d" % number * size]))
+        assert len(used) >= 15 * watched and bool(used) == watched
         assert shard.log(1).visible_end == 20
         closed = loop.create_future()
         shard.close(closed.set_result)

@@ -113,6 +113,21 @@ def test_l6_a_log_that_lost_confirmed_records_serves_the_rest_and_takes_no_more(
     bench.shard.close()
 
 
+def test_l6_the_journal_proves_what_went_past_it_even_when_large_rounds_follow_each_other(bench: Bench) -> None:
+    """The second round has no entry in which the end of the first could be: it waited for none, and was lost."""
+    bench.open(1, 2)
+    for log_id in (1, 2, 1, 2):
+        bench.append(log_id, [bytes(10_000)])
+    bench.append(2, [b"small"])
+    bench.kill()
+    Path(bench.root, "slots").unlink()  # the other witness
+    data = next(Path(bench.root).glob("logs/1-t/*.log"))
+    data.write_bytes(data.read_bytes()[:-5])
+    bench.open(1, 2)
+    assert bench.report.damaged and data.name in bench.report.damaged[0]
+    bench.shard.close()
+
+
 def test_l9_deleting_every_index_and_the_slots_changes_no_answer(bench: Bench) -> None:
     bench.open(stream=ROLLING)
     for i in range(40):

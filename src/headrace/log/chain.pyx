@@ -81,7 +81,9 @@ cdef extern from *:
         return t.tv_sec + t.tv_nsec / 1e9;
     }
 
-    static headrace_ran headrace_run(headrace_step *steps, int count) {
+    /* sync_error: where a sync that fails says so at once, for those who sync the same file in other threads: of them
+       all, only one is told by the system. */
+    static headrace_ran headrace_run(headrace_step *steps, int count, volatile int *sync_error) {
         headrace_ran ran = {0, 0, 0.0};
         for (; ran.done < count; ran.done++) {
             headrace_step *step = &steps[ran.done];
@@ -89,6 +91,7 @@ cdef extern from *:
                 double began = headrace_now();
                 /* Never tried again, not even after EINTR: the next one would answer OK and have written nothing. */
                 ran.error = fdatasync(step->file) < 0 ? errno : 0;
+                if (ran.error) *sync_error = ran.error;
                 ran.sync_s += headrace_now() - began;
             } else {
                 ran.error = headrace_write(step);
@@ -104,6 +107,7 @@ cdef extern from *:
         sem_t work;
         headrace_step *steps; /* NULL: it is over */
         int count, event;
+        volatile int sync_error;
         headrace_ran ran;
     } headrace_engine;
 
@@ -114,7 +118,7 @@ cdef extern from *:
         for (;;) {
             while (sem_wait(&engine->work) < 0) {} /* EINTR */
             if (engine->steps == NULL) return NULL;
-            engine->ran = headrace_run(engine->steps, engine->count);
+            engine->ran = headrace_run(engine->steps, engine->count, &engine->sync_error);
             while (write(engine->event, &one, sizeof one) < 0 && errno == EINTR) {}
         }
     }
@@ -173,9 +177,10 @@ cdef extern from *:
 
     ctypedef struct headrace_engine:
         int event
+        int sync_error
 
     void headrace_start_writing_back(int file) noexcept nogil
-    headrace_ran headrace_run(headrace_step* steps, int count) noexcept nogil
+    headrace_ran headrace_run(headrace_step* steps, int count, int* sync_error) noexcept nogil
     int headrace_engine_begin(headrace_engine* engine)
     void headrace_engine_start(headrace_engine* engine, headrace_step* steps, int count) noexcept nogil
     int headrace_engine_collect(headrace_engine* engine, headrace_ran* ran) noexcept nogil
@@ -235,8 +240,9 @@ def run(steps):
     """Here and now: (steps done, errno of the next one or 0, seconds in syncs)."""
     cdef _Chain chain = _Chain(steps)
     cdef headrace_ran ran
+    cdef int sync_error = 0
     with nogil:
-        ran = headrace_run(chain.steps, chain.step_count)
+        ran = headrace_run(chain.steps, chain.step_count, &sync_error)
     return ran.done, ran.error, ran.sync_s
 
 
@@ -255,6 +261,10 @@ cdef class Engine:
 
     def fileno(self):
         return self.engine.event
+
+    def sync_errno(self):
+        """Of a sync that failed, from the moment it did; 0: none has."""
+        return self.engine.sync_error
 
     def start(self, steps):
         assert self.is_open and self.running is None, "one chain at a time"

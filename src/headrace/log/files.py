@@ -8,6 +8,7 @@ a failed write-back. When dirty files leave no room for others, whoever writes s
 """
 
 import errno
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -59,6 +60,7 @@ class Files:
         # Set by the thread that saw it, at once: descriptors are shared and an error is reported to one caller
         # only, so after a failed sync the next one's OK means nothing, whoever asks.
         self.failure: OSError | None = None
+        self.chain_errno: Callable[[], int] = lambda: 0  # of a sync that failed and that nobody has been told of yet
 
     def _acquire(self, path: str, create: bool = False, *, writes: bool = False) -> OpenFile:
         while True:
@@ -193,9 +195,9 @@ class Files:
                 finally:
                     self._release(held)
 
-    def let_go(self, held: OpenFile) -> None:
-        """It has been written, or a part of it: see `write`."""
-        self._release(held, dirty=True)
+    def let_go(self, held: OpenFile, *, dirty: bool) -> None:
+        """Dirty: it has been written, or a part of it, and was not synced afterwards; see `write`."""
+        self._release(held, dirty=dirty)
 
     def write_derived(self, path: str, data: Bytes, position: int) -> None:
         """Write what can be made again from other files: never dirty, so never worth a sync."""
@@ -221,9 +223,17 @@ class Files:
         except OSError as error:
             self.failure = error
             raise
+        self.check()  # of two who sync a file at once, only one is told
+
+    def sync_failed(self, error: OSError) -> None:
+        """In a chain."""
+        if self.failure is None:
+            self.failure = error
 
     def check(self) -> None:
         """Raise if a sync has failed: nothing may be called durable any more."""
+        if self.failure is None and self.chain_errno() != 0:
+            self.failure = OSError(self.chain_errno(), os.strerror(self.chain_errno()))
         if self.failure is not None:
             raise OSError(self.failure.errno, f"an earlier sync failed: {self.failure}") from self.failure
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import DiskFull, HeadraceError, LogClosed, StorageError, StorageFailed
 from headrace.log import epochs
-from headrace.log.commit import Committed, Plan
 from headrace.log.disk import Ran
 from headrace.log.journal import JournalFull
-from headrace.log.rounds import Round, Unit
+from headrace.log.plans import Plan
+from headrace.log.rounds import Committed, Round, Unit
 from headrace.record import codec
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Intake:
         self._waits_for_journal = False
         self._is_scheduled = False
         self._drained: list[Callable[[], object]] = []
-        self._direct_ends: list[tuple[int, int, int]] = []
+        self._direct_ends: dict[int, tuple[int, int, int]] = {}  # by log: proven, and in no entry yet
 
     @property
     def is_idle(self) -> bool:
@@ -73,7 +73,7 @@ class Intake:
         if not batch.units:
             self._next()
             return
-        batch.ends, self._direct_ends = self._direct_ends, []
+        batch.ends = list(self._direct_ends.values())
         self._number(batch)
         self._in_flight = batch
         self._submit(batch)
@@ -131,12 +131,11 @@ class Intake:
         result = None
         try:
             if ran is not None:
-                result = self._shard.committer.finish(plan, ran)
+                result = plan.finish(ran)
         except BaseException as bug:  # noqa: BLE001 - as if the worker had met it
             error = bug
         if ran is not None and result is not None and ran.error is not None:
-            committer = self._shard.committer
-            self._shard.worker.give(lambda: committer.mend(plan, ran, result), partial(self._round_done, batch))
+            self._shard.worker.give(lambda: plan.mend(ran, result), partial(self._round_done, batch))
         else:
             self._shard.worker.leave()
             self._round_done(batch, result, error)
@@ -186,7 +185,10 @@ class Intake:
         self._shard.close_when_idle()
 
     def _complete(self, batch: Round, result: Committed) -> None:
-        self._direct_ends += result.direct_ends
+        if result.has_entry:
+            self._direct_ends.clear()  # one round at a time: no other can have added to them
+        for end in result.direct_ends:
+            self._direct_ends[end[0]] = end
         if batch.must_sync:
             self._shard.unsynced_since = None
         elif batch.changes and self._shard.unsynced_since is None:
@@ -227,7 +229,6 @@ class Intake:
     def _take_back(self, batch: Round, error: HeadraceError) -> None:
         """The round was refused as a whole and left nothing behind: its offsets go to the next one."""
         self._shard.counters.refused_full += 1
-        self._direct_ends = batch.ends + self._direct_ends
         for log in {part.log.id: part.log for part in batch.parts}.values():
             log.next_offset = log.visible_end
             while log.epochs and log.epochs[-1][1] >= log.next_offset:

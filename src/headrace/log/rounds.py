@@ -6,6 +6,7 @@ it happens together; what is asked for as one Group is never split over two roun
 
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import HeadraceError
@@ -118,9 +119,7 @@ class Round:
         self.units: list[Unit] = []
         self.parts: list[Part] = []
         self.changes: list[StateChange] = []
-        self.ends: list[
-            tuple[int, int, int]
-        ] = []  # log, epoch, end: synced past the journal since the last entry
+        self.ends: list[tuple[int, int, int]] = []  # log, epoch, end: synced past the journal since the last entry
         self.size = 0
         self.must_sync = False
         self.has_async = False  # a part of it belongs to a log that is written past the journal
@@ -139,9 +138,32 @@ class Round:
                 self.must_sync = True
 
 
-def encode(
-    parts: Sequence[Part], changes: Sequence[StateChange], ends: Sequence[tuple[int, int, int]]
-) -> list[Bytes]:
+Run = tuple["Log", list[Part]]
+
+
+def by_log(parts: Sequence[Part]) -> list[Run]:
+    """One run per log, in the order of their first part: one write each. A deleted log has no place to write to."""
+    runs: dict[int, Run] = {}
+    for part in parts:
+        if part.log.is_deleted:
+            continue
+        runs.setdefault(part.log.id, (part.log, []))[1].append(part)
+    return list(runs.values())
+
+
+@dataclass(slots=True)
+class Committed:
+    """What became of a round that is durable, and what it cost."""
+
+    syncs: int = 0
+    sync_s: float = 0.0
+    segments_created: int = 0
+    sequence: int = 0  # of the last journal entry
+    has_entry: bool = False  # of its own, with the ends it was given
+    direct_ends: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def encode(parts: Sequence[Part], changes: Sequence[StateChange], ends: Sequence[tuple[int, int, int]]) -> list[Bytes]:
     """The body of a journal entry. Equal bytes for many logs (fan-out) are stored once."""
     body: list[Bytes] = []
     stored: dict[int, int] = {}

@@ -138,6 +138,7 @@ class Shard:
             self.loader = Loader(None, self.keeper)
         else:
             self.worker = Lane(ThreadWorker("headrace-log", post), self.disk, watch)
+            self.files.chain_errno = self.worker.sync_errno
             self.keeper = ThreadWorker("headrace-keeper", post)
             self.defer = defer or post
             self.loader = Loader(post)

@@ -118,6 +118,11 @@ class Tail:
         return syncs
 
     @property
+    def has_new_names(self) -> bool:
+        """A file or the folder itself could still be lost with its name."""
+        return any(map(self._files.is_folder_dirty, (self.folder.rpartition("/")[0], self.folder)))
+
+    @property
     def is_unsynced(self) -> bool:
         return bool(self._written)
 

@@ -156,6 +156,10 @@ class Lane:
             ended, self._ended = self._ended, None
             ended(ran(result), None)
 
+    def sync_errno(self) -> int:
+        """Of a sync in a chain that failed, from the moment it did. On any thread."""
+        return self._engine.sync_errno() if self._engine is not None else 0
+
     def stop_watching(self) -> None:
         """On the owner thread, before its loop ends: no chain follows."""
         if self._engine is not None and self._watch is not None:

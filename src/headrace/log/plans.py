@@ -1,0 +1,158 @@
+"""Rounds as chains: a few writes to open files and a sync or two, which need no interpreter between them.
+
+They are planned and taken in on the owner thread, in the worker's turn. A plan changes nothing but the files it holds;
+what became of its steps is taken in by `finish`, and where they broke off, a job for the worker, `mend`, says what that
+means: what is not durable is refused if the disk only lacks room for it, what is durable is brought to its end.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.errors import DiskFull, StorageFailed
+from headrace.log.disk import Ran, Step
+from headrace.log.files import OpenFile
+from headrace.log.rounds import Committed, Round, Run, encode
+
+if TYPE_CHECKING:
+    from headrace.log.commit import Committer
+
+
+class Plan(ABC):
+    def __init__(self, committer: "Committer", runs: list[Run]) -> None:
+        self._committer = committer
+        self.runs = runs
+        self.steps: list[Step] = []
+        self._held: list[OpenFile] = []
+
+    @abstractmethod
+    def finish(self, ran: Ran) -> Committed:
+        """Take in what the chain has done."""
+
+    @abstractmethod
+    def mend(self, ran: Ran, result: Committed) -> Committed:
+        """After a chain that broke off."""
+
+    def _hold_segments(self) -> list[Step] | None:
+        """A write for each log. None, and nothing held, when one takes more than that: a new segment, an index."""
+        steps = []
+        for log, parts in self.runs:
+            data = [part.data for part in parts]
+            step = log.tail.append_step(data, sum(map(len, data)))
+            if step is None:
+                self._let_go(dirty=False)
+                return None
+            steps.append(step[0])
+            self._held.append(step[1])
+        return steps
+
+    def _let_go(self, *, dirty: bool) -> None:
+        for file in self._held:
+            self._committer.files.let_go(file, dirty=dirty)
+        self._held = []
+
+    def _slot_step(self, run: Run) -> Step:
+        log, parts = run
+        return self._committer.slots.step(self._committer.ends(log, parts[-1].next_offset))
+
+    def _appended(self, runs: Sequence[Run]) -> None:
+        for log, parts in runs:
+            log.tail.appended([part.data for part in parts])
+
+
+class InlinePlan(Plan):
+    """The journal's entry, its sync, the journal's slot; then for each log its segment and its slot."""
+
+    _DURABLE = 2  # so many steps make it safe: what fails behind them can be done again
+    _APPLIED_FROM = 3
+
+    @classmethod
+    def of(cls, committer: "Committer", batch: Round, runs: list[Run]) -> "InlinePlan | None":
+        plan = cls(committer, runs)
+        body = encode(batch.parts, batch.changes, batch.ends)
+        entry = committer.journal.step(body) if body else None
+        sync = committer.journal.sync_step()
+        if entry is None or sync is None:
+            return None
+        segments = plan._hold_segments()
+        if segments is None:
+            return None
+        plan.steps = [entry, sync, committer.slots.sequence_step(committer.journal.sequence + 1)]
+        for run, segment in zip(runs, segments, strict=True):
+            plan.steps += [segment, plan._slot_step(run)]
+        return plan
+
+    def finish(self, ran: Ran) -> Committed:
+        self._let_go(dirty=True)
+        journal = self._committer.journal
+        result = Committed(sync_s=ran.sync_s)
+        applied = max(0, ran.done - self._APPLIED_FROM + 1) // 2  # a slot that failed is merely old
+        self._appended(self.runs[:applied])
+        if ran.done >= self._DURABLE:
+            journal.wrote(self.steps[0])
+            journal.synced_all()
+            result.syncs = 1
+            result.has_entry = True
+            self._committer.unapplied.extend(self.runs[applied:])
+        elif ran.done == 1 and ran.error is not None:
+            journal.sync_failed(ran.error)
+        result.sequence = journal.sequence
+        return result
+
+    def mend(self, ran: Ran, result: Committed) -> Committed:
+        error = ran.error
+        assert error is not None
+        if ran.done == 0:
+            self._committer.journal.blank()
+            if self._committer.lacks_room(error):
+                raise DiskFull("the disk is full") from error
+        if ran.done == 1:
+            raise error
+        if not self._committer.lacks_room(error):
+            if self.steps[ran.done].file == self._committer.slots.file:
+                raise StorageFailed(f"the slots cannot be written: {error}") from error
+            raise error
+        return self._committer.apply_rest(result)
+
+
+class DirectPlan(Plan):
+    """Too large for the journal: a write for each log, then a sync for each, then their slots."""
+
+    @classmethod
+    def of(cls, committer: "Committer", runs: list[Run]) -> "DirectPlan | None":
+        if not runs or any(log.tail.is_unsynced or log.tail.has_new_names for log, _ in runs):
+            return None  # more to sync than one file
+        plan = cls(committer, runs)
+        segments = plan._hold_segments()
+        if segments is None:
+            return None
+        syncs = [Step(segment.file, None) for segment in segments]
+        plan.steps = [*segments, *syncs, *map(plan._slot_step, runs)]
+        return plan
+
+    def finish(self, ran: Ran) -> Committed:
+        count = len(self.runs)
+        is_durable = ran.done >= 2 * count
+        self._let_go(dirty=not is_durable)
+        result = Committed(sync_s=ran.sync_s, sequence=self._committer.journal.sequence)
+        if is_durable:
+            self._committer.files.check()  # the error of a sync goes to one caller: perhaps it was another
+            result.syncs = count
+            self._appended(self.runs)
+            result.direct_ends = [(log.id, log.epoch, log.tail.next_offset) for log, _ in self.runs]
+        elif ran.done >= count and ran.error is not None:
+            self._committer.files.sync_failed(ran.error)
+        return result
+
+    def mend(self, ran: Ran, result: Committed) -> Committed:
+        error = ran.error
+        assert error is not None
+        lacks_room = self._committer.lacks_room(error)
+        if ran.done >= 2 * len(self.runs):
+            if lacks_room:
+                return result  # a slot: an old one is merely old
+            raise StorageFailed(f"the slots cannot be written: {error}") from error
+        if ran.done >= len(self.runs) or not lacks_room:
+            raise error
+        self._committer.take_back([(log, log.tail.save()) for log, _ in self.runs])
+        raise DiskFull("the disk is full") from error
