@@ -25,13 +25,14 @@ cdef extern from *:
     #include <unistd.h>
 
     #define HEADRACE_PARTS_MAX 512 /* of one call; Linux takes 1,024 */
+    #define HEADRACE_PIECE_BYTES (1 << 20) /* of one call */
 
-    static void headrace_start_writing_back(int file) {
+    static void headrace_start_writing_back(int file, long long position, long long bytes) {
     #ifdef SYNC_FILE_RANGE_WRITE
         /* Whether it works does not matter, and a sync that follows tells what failed. */
-        (void)sync_file_range(file, 0, 0, SYNC_FILE_RANGE_WRITE);
+        (void)sync_file_range(file, position, bytes, SYNC_FILE_RANGE_WRITE);
     #else
-        (void)file;
+        (void)file, (void)position, (void)bytes;
     #endif
     }
 
@@ -48,25 +49,39 @@ cdef extern from *:
         double sync_s;
     } headrace_ran;
 
+    /* The parts that one call takes, the last of them cut short if need be; returns their bytes. */
+    static size_t headrace_piece(const struct iovec *parts, int left, struct iovec *piece, int *count) {
+        size_t bytes = 0;
+        for (*count = 0; *count < left && *count < HEADRACE_PARTS_MAX && bytes < HEADRACE_PIECE_BYTES; ++*count) {
+            size_t room = HEADRACE_PIECE_BYTES - bytes;
+            piece[*count] = parts[*count];
+            if (piece[*count].iov_len > room) piece[*count].iov_len = room;
+            bytes += piece[*count].iov_len;
+        }
+        return bytes;
+    }
+
     static int headrace_write(headrace_step *step) {
-        struct iovec *parts = step->parts;
+        struct iovec *parts = step->parts, piece[HEADRACE_PARTS_MAX];
         int left = step->count;
         long long position = step->position;
         while (left > 0) {
-            ssize_t gone = pwritev(step->file, parts, left < HEADRACE_PARTS_MAX ? left : HEADRACE_PARTS_MAX, position);
+            int count;
+            size_t wanted = headrace_piece(parts, left, piece, &count);
+            ssize_t gone = pwritev(step->file, piece, count, position);
             if (gone < 0) {
                 if (errno == EINTR) continue;
                 return errno;
             }
+            if (gone == 0 && wanted > 0) return EIO; /* no progress */
+            /* The disk begins with a large write while the rest of it is still being copied. */
+            if ((size_t)gone >= HEADRACE_PIECE_BYTES) headrace_start_writing_back(step->file, position, gone);
             position += gone;
-            int moved = gone > 0;
             while (left > 0 && (size_t)gone >= parts->iov_len) {
                 gone -= parts->iov_len;
                 parts++;
                 left--;
-                moved = 1;
             }
-            if (!moved) return EIO; /* no progress */
             if (left > 0) {
                 parts->iov_base = (char *)parts->iov_base + gone;
                 parts->iov_len -= gone;
@@ -179,7 +194,7 @@ cdef extern from *:
         int event
         int sync_error
 
-    void headrace_start_writing_back(int file) noexcept nogil
+    void headrace_start_writing_back(int file, long long position, long long bytes) noexcept nogil
     headrace_ran headrace_run(headrace_step* steps, int count, int* sync_error) noexcept nogil
     int headrace_engine_begin(headrace_engine* engine)
     void headrace_engine_start(headrace_engine* engine, headrace_step* steps, int count) noexcept nogil
@@ -233,7 +248,7 @@ cdef class _Chain:
 def start_writing_back(int file):
     """Have what was written go to the disk soon. Waits for nothing and promises nothing."""
     with nogil:
-        headrace_start_writing_back(file)
+        headrace_start_writing_back(file, 0, 0)
 
 
 def run(steps):

@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from headrace.errors import MalformedRequest
-from headrace.wire.kafka.frames import FIRST_BYTES, BufferPool, FrameReader
+from headrace.wire.kafka.frames import FIRST_BYTES, PEEK_BYTES, BufferPool, FrameReader
 
 REQUESTS = [b"a" * 5, b"b", b"c" * 300, b"d" * 70_000]
 
@@ -104,3 +104,18 @@ def test_an_idle_connection_holds_no_buffer() -> None:
     frames.feed(framed(b"x" * 1000))
     assert not frames.waiting
     assert frames.target().obj is frames._scratch.obj
+
+
+def test_large_requests_one_behind_the_other_are_hardly_copied() -> None:
+    pool = BufferPool()
+    frames = FrameReader(pool, bytearray(64 * 1024))
+    large = bytes(range(256)) * 8192
+    [(buffer, _)] = frames.feed(framed(large))
+    pool.give(buffer)
+    assert len(frames.target()) == PEEK_BYTES, "the rest of what follows is read to its place at once"
+    stream = framed(large)
+    assert frames.feed(stream[:PEEK_BYTES]) == []
+    assert frames.target().obj is buffer and len(frames.target()) == len(stream) - PEEK_BYTES
+    assert whole(frames.feed(stream[PEEK_BYTES:])) == [large]
+    frames.feed(framed(b"small"))
+    assert len(frames.target()) == 64 * 1024, "many small ones are taken in one read again"

@@ -2,7 +2,9 @@
 
 Bytes are read into one scratch buffer that all connections share, and a request that is not whole yet
 moves to a buffer of its own: an idle connection holds no memory. A size is checked before anything is
-allocated, and a buffer grows with what has really arrived, so that four bytes can not claim 100 MB.
+allocated, and a buffer grows with what has really arrived, so that four bytes can not claim 100 MB. Where requests are
+large, copying is what costs: behind one, only the beginning of the next is read to the scratch buffer, and the rest to
+where it stays.
 """
 
 from headrace.errors import MalformedRequest
@@ -11,6 +13,7 @@ SIZE_BYTES = 4
 REQUEST_BYTES_MAX = 100 * 1024 * 1024  # Kafka's socket.request.max.bytes
 SCRATCH_BYTES = 256 * 1024
 FIRST_BYTES = 256 * 1024  # a larger request has to deliver this much before it gets more
+PEEK_BYTES = 4 * 1024  # of what follows a large request
 EAGER_BYTES_MAX = 16 * 1024 * 1024  # up to this size the rest is then given at once, above it by doubling
 POOL_BYTES_MAX = 64 * 1024 * 1024
 
@@ -32,13 +35,17 @@ class BufferPool:
         return self._bytes
 
     def take(self, size: int) -> bytearray:
+        return self.take_free(size) or bytearray(size)
+
+    def take_free(self, size: int) -> bytearray | None:
+        """Only if there is one: it takes no new memory."""
         for index, buffer in enumerate(self._free):
             if size <= len(buffer) <= 4 * size:
                 del self._free[index]
                 self._bytes -= len(buffer)
                 self._unused = min(self._unused, self._bytes)
                 return buffer
-        return bytearray(size)
+        return None
 
     def give(self, buffer: bytearray) -> None:
         """The caller holds no view on it any more, nor does anybody it handed one to."""
@@ -74,6 +81,7 @@ class FrameReader:
         self._frame: bytearray | None = None
         self._size = 0
         self._filled = 0
+        self._is_behind_large = False
 
     @property
     def waiting(self) -> bool:
@@ -87,7 +95,7 @@ class FrameReader:
     def target(self) -> memoryview:
         """Where the next bytes belong."""
         if self._frame is None:
-            return self._scratch
+            return self._scratch[:PEEK_BYTES] if self._is_behind_large else self._scratch
         return memoryview(self._frame)[self._filled : min(self._size, len(self._frame))]
 
     def arrived(self, count: int) -> list[tuple[bytearray, int]]:
@@ -112,6 +120,7 @@ class FrameReader:
     def _finish_or_grow(self, frame: bytearray) -> list[tuple[bytearray, int]]:
         if self._filled == self._size:
             self._frame = None
+            self._is_behind_large = self._size >= FIRST_BYTES
             return [(frame, self._size)]
         if self._filled == len(frame):
             wanted = self._size if self._size <= EAGER_BYTES_MAX else min(self._size, 2 * len(frame))
@@ -136,12 +145,16 @@ class FrameReader:
                 self._begin(size, data[start:end])
                 return requests
             requests.append((bytearray(data[start : start + size]), size))
+            self._is_behind_large = False
             position = start + size
         self._head = bytes(data[position:end])
         return requests
 
     def _begin(self, size: int, data: memoryview) -> None:
-        self._frame = self._pool.take(min(size, FIRST_BYTES)) if size >= FIRST_BYTES else bytearray(size)
+        if size < FIRST_BYTES:
+            self._frame = bytearray(size)
+        else:
+            self._frame = self._pool.take_free(size) or self._pool.take(FIRST_BYTES)
         self._frame[: len(data)] = data
         self._size, self._filled = size, len(data)
         if self._filled == len(self._frame):
