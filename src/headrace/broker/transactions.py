@@ -186,6 +186,11 @@ class Transactions:
         one.producer_id, one.epoch = fresh, 0
         self._by_producer[fresh] = one
 
+    def name_of(self, producer_id: int) -> str | None:
+        """The transactional id of a producer."""
+        one = self._by_producer.get(producer_id)
+        return one.transactional_id if one is not None else None
+
     def check_append(self, producer_id: int, epoch: int, where: Where) -> None:
         """Raises unless a transactional batch of this producer belongs to its open transaction."""
         one = self._by_producer.get(producer_id)

@@ -4,11 +4,12 @@ import asyncio
 import struct
 from typing import NamedTuple
 
-from headrace.errors import BrokerUnreachable
+from headrace.errors import AccessRefused, BrokerUnreachable
 from headrace.record import codec
 from headrace.record.types import Record
 
 FETCH, OFFSET_COMMIT, OFFSET_FETCH = (1, 4), (8, 2), (9, 1)
+SASL_HANDSHAKE, SASL_AUTHENTICATE = (17, 1), (36, 0)
 FETCH_BYTES = 1 << 20
 WAIT_MS = 500
 
@@ -32,11 +33,22 @@ class KafkaClient:
         self._correlation = 0
 
     @classmethod
-    async def connect(cls, host: str, port: int) -> "KafkaClient":
+    async def connect(cls, host: str, port: int, login: tuple[str, str] | None) -> "KafkaClient":
+        """Without a login the broker takes whoever is on its machine for guest, as long as there is one."""
         try:
-            return cls(*await asyncio.open_connection(host, port))
+            client = cls(*await asyncio.open_connection(host, port))
         except OSError as error:
             raise BrokerUnreachable(f"no Kafka door at {host}:{port}: {error.strerror or error}") from None
+        if login is not None:
+            await client._log_in(*login)
+        return client
+
+    async def _log_in(self, user: str, password: str) -> None:
+        await self._call(SASL_HANDSHAKE, text("PLAIN"))
+        token = b"\0" + user.encode() + b"\0" + password.encode()
+        answer = await self._call(SASL_AUTHENTICATE, struct.pack(">i", len(token)) + token)
+        if struct.unpack_from(">h", answer)[0]:
+            raise AccessRefused(f"the Kafka door does not know user {user!r} with this password")
 
     async def _call(self, api: tuple[int, int], body: bytes) -> bytes:
         self._correlation += 1

@@ -136,7 +136,7 @@ class Shop:
     async def _audit(self) -> None:
         """Reads the queue's log as a Kafka topic, from the first message on, again and again a little behind."""
         assert self._kafka is not None
-        client = await KafkaClient.connect(*self._kafka)
+        client = await KafkaClient.connect(*self._kafka, self._login)
         try:
             offset = max(0, await client.committed(GROUP, QUEUE))
             while True:

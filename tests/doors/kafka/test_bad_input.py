@@ -88,7 +88,7 @@ async def test_an_unknown_version_of_api_versions_is_answered_in_the_oldest(clie
     assert code == Code.UNSUPPORTED_VERSION
 
 
-@pytest.mark.parametrize(("api", "version"), [(999, 0), (-1, 0), (3, 99), (3, -1), (4, 0), (17, 0)])
+@pytest.mark.parametrize(("api", "version"), [(999, 0), (-1, 0), (3, 99), (3, -1), (4, 0), (17, 2)])
 async def test_unknown_apis_and_versions_close_the_connection(
     world: World, client: Client, api: int, version: int
 ) -> None:

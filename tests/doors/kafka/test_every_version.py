@@ -39,6 +39,7 @@ FILLED: dict[Api, dict[str, Any]] = {
     },
     Api.SYNC_GROUP: {"group_id": "g", "assignments": [{"member_id": "m", "assignment": b"a"}]},
     Api.HEARTBEAT: {"group_id": "g"},
+    Api.SASL_HANDSHAKE: {"mechanism": "PLAIN"},
     Api.LEAVE_GROUP: {"group_id": "g", "members": [{"member_id": "m"}]},
     Api.DESCRIBE_GROUPS: {"groups": ["g", "nobody"]},
     Api.DELETE_GROUPS: {"groups_names": ["nobody"]},
@@ -172,6 +173,8 @@ async def test_every_version_is_answered(world: World, api: Api, caplog: pytest.
         if api is Api.JOIN_GROUP:
             filled["group_id"] = f"j{version}"  # of its own: nobody to wait for
         for fields in ({}, filled):
+            if api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE):
+                client = await world.client()  # what follows a login that failed is not looked at
             body = written(make(schema, fields))
             client.send(api, version, body)
             if api is Api.PRODUCE and not fields:

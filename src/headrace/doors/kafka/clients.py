@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from headrace.doors.kafka.login import PLAIN
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ class KafkaClient:
             "node": "",
             "type": "network",
             "protocol": "Kafka",
-            "user": "",  # nobody is asked at this door
-            "user_who_performed_action": "",
+            "user": connection.user,  # empty while the broker is open and nobody was asked
+            "user_who_performed_action": connection.user,
             "vhost": "/",
             "state": "closed" if connection.is_closed else "running",
             "peer_host": connection.peer[0],
@@ -33,7 +34,7 @@ class KafkaClient:
             "host": connection.local_address[0],
             "port": connection.local_address[1],
             "ssl": False,
-            "auth_mechanism": "",
+            "auth_mechanism": PLAIN if connection.has_logged_in else "",
             "connected_at": connection.connected_ms,
             "timeout": 0,
             "frame_max": 0,

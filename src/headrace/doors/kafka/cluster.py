@@ -4,6 +4,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.streams import Stream
+from headrace.doors.kafka import access
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.errors import HeadraceError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 UNKNOWN_OPERATIONS = -0x80000000
 BROKERS = 1
 TELEMETRY_INTERVAL_MS = 300_000
-NO_SECURITY = "no authorizer is configured"
+NO_SECURITY = "there are no ACLs here: what users may do is given with headrace user grant"
 
 
 def api_versions(door: "KafkaDoor", request: Request) -> None:
@@ -84,6 +85,7 @@ async def describe_log_dirs(door: "KafkaDoor", request: Request, fields: Any) ->
 
 async def alter_replica_log_dirs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     """There is one folder, and everything is in it."""
+    allowed = access.of(door, request)
     results = []
     for folder in fields.dirs:
         for topic in folder.topics:
@@ -91,6 +93,7 @@ async def alter_replica_log_dirs(door: "KafkaDoor", request: Request, fields: An
             for number in topic.partitions:
                 code = Code.NONE if folder.path == door.broker.config.data_dir else Code.LOG_DIR_NOT_FOUND
                 try:
+                    allowed.administer()
                     door.topics.partition(topic.name, number)
                 except HeadraceError as error:
                     code = code_of(error)

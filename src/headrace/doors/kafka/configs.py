@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.broker.streams import Stream
 from headrace.config import stream_settings
+from headrace.doors.kafka import access
+from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.errors import HeadraceError, InvalidInput
@@ -175,13 +177,16 @@ async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> 
 
 
 def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list[Config]:
+    allowed = access.of(door, request)
     if resource.resource_type == TOPIC:
-        return topic_configs(door, door.topics.find(resource.resource_name))
+        return topic_configs(door, allowed.sees.find(resource.resource_name))
     if resource.resource_type == BROKER:
+        allowed.administer()
         if resource.resource_name not in ("", str(door.node_id)):
             raise InvalidInput(f"there is one broker, {door.node_id}, not {resource.resource_name}")
         return broker_configs(door, door.address_for(request.connection))
     if resource.resource_type == GROUP:
+        allowed.group(resource.resource_name)
         start = "earliest" if door.coordination.shares.begins_at_start(resource.resource_name) else "latest"
         return [Config(SHARE_START, start, SOURCE_DEFAULT, STRING)]
     return []
@@ -201,14 +206,14 @@ def describe(one: Config, resource_type: int, synonyms: bool) -> dict[str, Any]:
 
 async def alter_configs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     """Replaces: what is not named goes back to the broker's value."""
-    return await alter(door, fields, replace_changes)
+    return await alter(door, access.of(door, request), fields, replace_changes)
 
 
 async def incremental_alter_configs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    return await alter(door, fields, incremental_changes)
+    return await alter(door, access.of(door, request), fields, incremental_changes)
 
 
-async def alter(door: "KafkaDoor", fields: Any, changes: Any) -> dict[str, Any]:
+async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Any) -> dict[str, Any]:
     responses = []
     for resource in fields.resources:
         answer: dict[str, Any] = {
@@ -217,17 +222,20 @@ async def alter(door: "KafkaDoor", fields: Any, changes: Any) -> dict[str, Any]:
         }
         try:
             if resource.resource_type == TOPIC:
-                stream = door.topics.find(resource.resource_name)
+                stream = allowed.configures.find(resource.resource_name)
                 changed = changes(stream, resource.configs)
                 check(door, changed)
                 if not fields.validate_only:
                     await door.broker.streams.configure(stream.name, changed)
-            elif resource.resource_type in (BROKER, BROKER_LOGGER):
-                raise InvalidInput("the broker's settings are in its configuration file")
             elif resource.resource_type == GROUP:
+                allowed.configure_group(resource.resource_name)
                 await alter_group(door, resource, fields.validate_only)
-            elif resource.resource_type != CLIENT_METRICS:
-                raise InvalidInput(f"no resource of type {resource.resource_type}")
+            else:
+                allowed.administer()
+                if resource.resource_type in (BROKER, BROKER_LOGGER):
+                    raise InvalidInput("the broker's settings are in its configuration file")
+                if resource.resource_type != CLIENT_METRICS:
+                    raise InvalidInput(f"no resource of type {resource.resource_type}")
         except HeadraceError as error:
             code = code_of(error)
             wrong = code == Code.INVALID_REQUEST and resource.resource_type in (TOPIC, GROUP)

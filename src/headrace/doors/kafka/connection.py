@@ -10,12 +10,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from headrace.doors.kafka import login
+from headrace.doors.kafka.login import Stage
 from headrace.errors import HeadraceError, MalformedRequest
 from headrace.wire.kafka import hot
-from headrace.wire.kafka.apis import VERSIONS, Api
+from headrace.wire.kafka.apis import VERSIONS, Api, has_header_tags
+from headrace.wire.kafka.codec import encode
 from headrace.wire.kafka.frames import FrameReader
+from headrace.wire.kafka.schema import response_struct
 
 if TYPE_CHECKING:
+    from headrace.doors.kafka.access import Access
     from headrace.doors.kafka.door import KafkaDoor
 
 logger = logging.getLogger("headrace.kafka")
@@ -28,6 +33,7 @@ JOIN_BYTES_MAX = 16 << 10  # answers smaller than this, together, are cheaper co
 HEAVY_BYTES = 64 << 10  # who has less waiting takes nobody's share
 ANSWER_BYTES_AHEAD = 1 << 20  # ready before they are written: more requests wait to see whether the client reads
 COLD_REQUEST_BYTES_MAX = 8 << 20  # of every API but Produce
+LOGIN_TIMEOUT_S = 10.0  # as at the AMQP door
 OFFERED = {int(api): (api, versions) for api, versions in VERSIONS.items()}
 Piece = bytes | bytearray | memoryview
 
@@ -82,6 +88,12 @@ class Request:
         self.answered = True
         self.connection.answer_ready(pieces)
 
+    def reply(self, values: dict[str, Any]) -> None:
+        """The answer, as fields."""
+        api, version = self.api, self.version
+        tagged = has_header_tags(api, version)
+        self.answer([encode(response_struct(api, version), values, self.correlation_id, tagged)])
+
     def fail(self, error: BaseException) -> None:
         """Nothing that Kafka has a code for in this answer: the client finds out by the connection's end."""
         self.connection.abort(error)
@@ -95,6 +107,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, door: "KafkaDoor") -> None:
         self._door = door
         self._frames = FrameReader(door.pool, door.scratch)
+        self._is_narrow = False  # large requests are not taken yet
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
         self._answer_bytes = 0
@@ -104,7 +117,13 @@ class Connection(asyncio.BufferedProtocol):
         self._reading_paused = False
         self._writing_paused = False
         self._throttled: asyncio.TimerHandle | None = None
+        self._is_over = False  # nothing more is started
         self.is_closed = False
+        self.login = Stage.NONE
+        self.user = ""
+        self.has_logged_in = False  # and is not guest because nobody asked
+        self.admitted_at = -1  # the version of the users that let it in
+        self.access: Access | None = None  # None also while the broker is open
         self.client_host = ""
         self.peer: tuple[str, int] = ("", 0)
         self.client_id = ""
@@ -128,6 +147,8 @@ class Connection(asyncio.BufferedProtocol):
             self.local_address = (own[0], own[1])
         if not self._door.admit(self):
             self._transport.abort()
+        elif self._door.gate.user_of(self) is None:
+            self._ask_for_login()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._frames.target()
@@ -135,11 +156,16 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         try:
             for buffer, size in self._frames.arrived(count):
+                if self.login is Stage.RAW_TOKEN:
+                    login.take_raw_token(self._door, self, bytes(memoryview(buffer)[:size]))
+                    continue
                 request = Request(self, buffer, size)
                 if self._not_started or self._is_full:
                     self._not_started.append(request)  # of one read: the next read waits
                 else:
                     self._start(request)
+            if self._is_narrow:
+                self._widen()
             self._pause_or_resume()
             self._door.flow.received(self, count)
         except MalformedRequest as error:
@@ -176,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
     # Requests.
 
     def _start(self, request: Request) -> None:
-        if self.is_closed:
+        if self.is_closed or self._is_over:
             return
         self.requests += 1
         self.client_id = request.client_id
@@ -237,6 +263,9 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines(pieces)
         elif pieces:
             self._transport.write(b"".join(pieces))
+        if self._is_over and not waiting:
+            self._transport.close()
+            return
         self._start_more()
         self._pause_or_resume()
 
@@ -287,10 +316,49 @@ class Connection(asyncio.BufferedProtocol):
         self._throttled = None
         self._pause_or_resume()
 
+    # Logins; see login.py.
+
+    def _ask_for_login(self) -> None:
+        """Until then it can neither make us keep large requests nor stay for long."""
+        self._is_narrow = True
+        self._frames = FrameReader(self._door.pool, self._door.scratch, request_bytes_max=login.TOKEN_BYTES_MAX)
+        self._door.loop.call_later(LOGIN_TIMEOUT_S, self._login_timeout)
+
+    def _widen(self) -> None:
+        is_known = self.has_logged_in or self.admitted_at >= 0
+        if is_known and not self._frames.waiting:  # half a request stays where it is
+            self._is_narrow = False
+            self._frames = FrameReader(self._door.pool, self._door.scratch)
+
+    def _login_timeout(self) -> None:
+        if not self.is_closed and self._door.gate.user_of(self) is None:
+            self._door.stats.count("handshake_timeouts")
+            self._transport.abort()
+
+    def send_token(self, token: bytes) -> None:
+        """The answer to a token that was no request."""
+        self._flush()
+        if self._waiting:
+            self.abort(MalformedRequest("a login before what was asked earlier is answered"))
+        elif not self.is_closed:
+            self._transport.write(len(token).to_bytes(4, "big") + token)
+
+    def end(self) -> None:
+        """Nothing that comes after is started, and the last answer is the last."""
+        self._is_over = True
+
+    def refuse(self, reason: str) -> None:
+        """Somebody we do not know, or not any more."""
+        if not self._is_over and not self.is_closed:
+            self._is_over = True
+            logger.warning("%s: closed: %s", self.client_host, reason)
+            self._transport.abort()
+
     def abort(self, error: BaseException) -> None:
         """Close at once. A client's mistake is a line for those who look for it, ours is an error."""
         if self.is_closed:
             return
+        self._is_over = True
         if isinstance(error, HeadraceError):
             logger.info("%s: closed: %s", self.client_host, error)
         else:

@@ -4,8 +4,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
+from headrace.doors.kafka import access
+from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.groups import group_refused
 from headrace.errors import HeadraceError, StreamNotFound
 
 if TYPE_CHECKING:
@@ -85,11 +88,15 @@ def by_topic(
 
 
 async def consumer_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    return {"groups": [describe(door, group_id) for group_id in fields.group_ids]}
+    allowed = access.of(door, request)
+    return {"groups": [describe(door, allowed, group_id) for group_id in fields.group_ids]}
 
 
-def describe(door: "KafkaDoor", group_id: str) -> dict[str, Any]:
+def describe(door: "KafkaDoor", allowed: Anybody, group_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
+    refused = group_refused(allowed, group_id)
+    if refused is not None:
+        return {**answer, **refused}
     group = door.coordination.groups.find(group_id)
     if not isinstance(group, ConsumerGroup):
         message = f"Group {group_id} is not a consumer group."

@@ -12,19 +12,20 @@ from typing import Any
 from headrace.broker.broker import Broker
 from headrace.broker.pressure import Verdict
 from headrace.config import Address, Config
-from headrace.doors.addresses import is_loopback
 from headrace.doors.flow import Flow
+from headrace.doors.kafka import access
 from headrace.doors.kafka.clients import clients
 from headrace.doors.kafka.connection import Connection, Request
 from headrace.doors.kafka.handlers import ASYNC_HANDLERS, HANDLERS
+from headrace.doors.kafka.login import Gate
 from headrace.doors.kafka.metadata import MetadataCache
 from headrace.doors.kafka.topic_index import TopicIndex
 from headrace.doors.listener import Listener, listen
 from headrace.errors import HeadraceError, MalformedRequest
-from headrace.wire.kafka.apis import VERSIONS, has_header_tags
-from headrace.wire.kafka.codec import decode, encode
+from headrace.wire.kafka.apis import VERSIONS
+from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.frames import SCRATCH_BYTES, BufferPool
-from headrace.wire.kafka.schema import request_struct, response_struct
+from headrace.wire.kafka.schema import request_struct
 
 logger = logging.getLogger("headrace.kafka")
 
@@ -68,11 +69,14 @@ class KafkaDoor:
         self.scratch = bytearray(SCRATCH_BYTES)
         self.topics = TopicIndex(broker.streams, cluster)
         self.metadata = MetadataCache()
+        self._users = broker.users
+        self.gate = Gate(broker.users, self.topics)
         self.connections: set[Connection] = set()
         self.heavy = 0  # connections with large requests that wait for the disk
         self.stats = broker.stats.door("kafka")
         self.flow = Flow("kafka", broker.pressure, self.connections, slows=False)
         broker.clients.add_door("kafka", lambda: clients(self.connections))
+        broker.users.on_removed(self._user_removed)
         self.requests = 0
         self.sessions: dict[int, Any] = {}  # fetch sessions, see sessions.py
         self.share_sessions: dict[tuple[str, str], Any] = {}  # by group and member, see share.py
@@ -131,6 +135,11 @@ class KafkaDoor:
         self.flow.forget(connection)
         self.stats.connections = len(self.connections)
 
+    def _user_removed(self, name: str) -> None:
+        for connection in list(self.connections):
+            if connection.user == name:
+                connection.refuse(f"user {name!r} is deleted")
+
     def throttle_ms(self, size: int) -> int:
         """How long a producer that sent this much is asked to wait, and is not read."""
         verdict = self.broker.pressure.verdict
@@ -150,8 +159,14 @@ class KafkaDoor:
 
     # Requests.
 
+    def admits(self, request: Request) -> bool:
+        """Whether its sender is known, or nobody need be. Asked again by what waits and then goes on."""
+        return request.connection.admitted_at == self._users.version or self.gate.admits(request)
+
     def handle(self, request: Request) -> None:
         self.requests += 1
+        if not self.admits(request):
+            return
         handler = HANDLERS.get(request.api)
         try:
             if handler is not None:
@@ -179,19 +194,14 @@ class KafkaDoor:
         api, version = request.api, request.version
         fields = decode(request_struct(api, version), request.body, request.position)
         request.buffer = bytearray()
-        values = await ASYNC_HANDLERS[api](self, request, fields)
-        if values is None:  # has answered by itself
+        known = request.connection.access
+        refused = access.refusal(known, api, fields) if known is not None else None
+        if refused is not None:
+            request.reply({"error_code": refused})
             return
-        request.answer(
-            [
-                encode(
-                    response_struct(api, version),
-                    values,
-                    request.correlation_id,
-                    has_header_tags(api, version),
-                )
-            ]
-        )
+        values = await ASYNC_HANDLERS[api](self, request, fields)
+        if values is not None:  # else it has answered by itself
+            request.reply(values)
 
 
 def cluster_name(cluster: uuid.UUID) -> str:
@@ -214,17 +224,7 @@ async def cluster_of(broker: Broker) -> uuid.UUID:
 async def start(broker: Broker, bind: Address, config: Config) -> KafkaDoor:
     missing = [api for api in VERSIONS if api not in HANDLERS and api not in ASYNC_HANDLERS]
     assert not missing, f"offered, and nobody answers: {missing}"
+    assert access.RULES.keys() == VERSIONS.keys(), "every API says who may use it"
     door = KafkaDoor(broker, config, await cluster_of(broker))
     await door.listen(bind)
-    _point_out_strangers(door)
     return door
-
-
-def _point_out_strangers(door: KafkaDoor) -> None:
-    reachable = [place for place in door.addresses if not is_loopback(place.rpartition(":")[0].strip("[]"))]
-    if reachable and not door.broker.users.is_open:
-        logger.warning(
-            "there are users, but the Kafka door knows none: whoever reaches %s may do everything there; "
-            "--kafka localhost:9092 keeps it to this machine, --kafka off closes it",
-            ", ".join(reachable),
-        )

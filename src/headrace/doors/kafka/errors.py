@@ -23,7 +23,11 @@ class Code(IntEnum):
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
     CLUSTER_AUTHORIZATION_FAILED = 31
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -40,10 +44,12 @@ class Code(IntEnum):
     INVALID_PRODUCER_ID_MAPPING = 49
     INVALID_TRANSACTION_TIMEOUT = 50
     CONCURRENT_TRANSACTIONS = 51
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     SECURITY_DISABLED = 54
     OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
     LOG_DIR_NOT_FOUND = 57
+    SASL_AUTHENTICATION_FAILED = 58
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
@@ -87,8 +93,28 @@ class TopicCollides(errors.InvalidInput):
         super().__init__(f"Topic '{name}' collides with existing topic: {other}")
 
 
+class TopicRefused(errors.AccessRefused):
+    """The user has not the right that this takes on the topic."""
+
+
+class GroupRefused(errors.AccessRefused):
+    """The user has no right to read the group."""
+
+
+class TransactionRefused(errors.AccessRefused):
+    """The user has no right to write to the transactional id."""
+
+
+class ClusterRefused(errors.AccessRefused):
+    """For administrators."""
+
+
 CODES: dict[type[errors.HeadraceError], Code] = {
     TopicCollides: Code.INVALID_TOPIC,
+    TopicRefused: Code.TOPIC_AUTHORIZATION_FAILED,
+    GroupRefused: Code.GROUP_AUTHORIZATION_FAILED,
+    TransactionRefused: Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ClusterRefused: Code.CLUSTER_AUTHORIZATION_FAILED,
     errors.UnknownMember: Code.UNKNOWN_MEMBER_ID,
     errors.IllegalGeneration: Code.ILLEGAL_GENERATION,
     errors.RebalanceInProgress: Code.REBALANCE_IN_PROGRESS,

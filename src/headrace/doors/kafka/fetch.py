@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.partition import Partition, ReadWaits
+from headrace.doors.kafka import access
 from headrace.doors.kafka.connection import Connection, Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.sessions import Key, Opened, Wanted, open_session
@@ -65,6 +66,7 @@ class Fetch:
         self.door = door
         self.request = request
         self.max_bytes = min(self.max_bytes, door.config.read_bytes_max, door.flow.answer_bytes_max())
+        self.topics = access.of(door, request).reads
         self.opened: Opened = open_session(door, request.connection, session_id, epoch, topics, gone)
         self._timer: asyncio.TimerHandle | None = None
         self._recheck: asyncio.TimerHandle | None = None
@@ -83,6 +85,8 @@ class Fetch:
         self._is_final = self._is_final or final
         if self._is_loading:
             return True  # and looks again when it is done
+        if not self._is_allowed():
+            return True
         results, size, has_error = self._read()
         cold, self._cold = self._cold, None
         if cold is not None and not (has_error or size >= max(self.min_bytes, 1)):
@@ -93,6 +97,17 @@ class Fetch:
         if not (final or has_error or size >= max(self.min_bytes, 1)):
             return False
         self._answer(self._changed(results) if self.opened.is_incremental else results)
+        return True
+
+    def _is_allowed(self) -> bool:
+        """A fetch that waited is for whom the connection belongs to now."""
+        connection = self.request.connection
+        if connection.admitted_at == self.door.broker.users.version:
+            return True
+        if not self.door.gate.admits(self.request):
+            self._stop()
+            return False
+        self.topics = access.of(self.door, self.request).reads
         return True
 
     def _loaded(self) -> None:
@@ -129,7 +144,7 @@ class Fetch:
     def _read_one(self, key: Key, wanted: Wanted, room: int, *, first: bool) -> Result:
         topic, number = key
         try:
-            partition = self.door.topics.partition(topic, number)
+            partition = self.topics.partition(topic, number)
             log = partition.log
             if wanted.leader_epoch >= 0 and wanted.leader_epoch != log.epoch:
                 stale = wanted.leader_epoch < log.epoch
@@ -201,7 +216,7 @@ class Fetch:
             if wanted.watch is not None and wanted.watch.still_waits(wanted.offset, committed):
                 continue
             try:
-                partition = self.door.topics.partition(topic, number)
+                partition = self.topics.partition(topic, number)
             except HeadraceError:
                 continue
             end = partition.log.stable_end if committed else partition.log.visible_end

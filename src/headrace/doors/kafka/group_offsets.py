@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.groups.consumer import ConsumerGroup
 from headrace.broker.groups.offsets import Committed
 from headrace.broker.streams import Stream
+from headrace.doors.kafka import access
+from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.groups import future_answer
+from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import (
+    AccessRefused,
     GroupNotFound,
     HeadraceError,
     OffsetMetadataTooLarge,
@@ -33,7 +37,7 @@ def topic_of(fields: Any, version: int) -> str | bytes:
 
 
 def collect(
-    door: "KafkaDoor", group_id: str, topics: Any, version: int, *, by_id_from: int = BY_ID_FROM
+    door: "KafkaDoor", readable: Topics, group_id: str, topics: Any, version: int, *, by_id_from: int = BY_ID_FROM
 ) -> tuple[list[Committed], list[dict[str, Any]]]:
     """(entries that can be committed, the answer with an error where one can not)."""
     entries: list[Committed] = []
@@ -46,7 +50,7 @@ def collect(
         for one in topic.partitions:
             answer: dict[str, Any] = {"partition_index": one.partition_index, "error_code": Code.NONE}
             try:
-                stream = door.topics.find(key)
+                stream = readable.find(key)
                 if not 0 <= one.partition_index < len(stream.partitions):
                     raise PartitionNotFound(stream.name, one.partition_index, len(stream.partitions))
                 metadata = one.committed_metadata or ""
@@ -80,8 +84,10 @@ def fail_all(answers: list[dict[str, Any]], code: Code) -> None:
 
 async def offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     groups = door.coordination.groups
-    entries, answers = collect(door, fields.group_id, fields.topics, request.version)
+    allowed = access.of(door, request)
+    entries, answers = collect(door, allowed.reads, fields.group_id, fields.topics, request.version)
     try:
+        allowed.group(fields.group_id)
         groups.check_commit(
             fields.group_id, fields.member_id, fields.group_instance_id, fields.generation_id_or_member_epoch
         )
@@ -100,24 +106,44 @@ async def offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dic
 
 
 async def offset_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(door, request)
     if request.version < GROUPS_FROM:
-        return {
-            "topics": fetch_group(
-                door, fields.group_id, fields.topics, fields.require_stable, request.version
-            )
-        }
+        try:
+            allowed.group(fields.group_id)
+        except AccessRefused as error:
+            return fetch_refused(fields.topics, code_of(error))
+        topics = fetch_group(
+            door, allowed, fields.group_id, fields.topics, fields.require_stable, request.version
+        )
+        return {"topics": topics}
     groups = []
     for group in fields.groups:
         answer: dict[str, Any] = {"group_id": group.group_id}
         try:
+            allowed.group(group.group_id)
             check_member(door, group)
             answer["topics"] = fetch_group(
-                door, group.group_id, group.topics, fields.require_stable, request.version
+                door, allowed, group.group_id, group.topics, fields.require_stable, request.version
             )
         except HeadraceError as error:
             answer["error_code"] = code_of(error)
         groups.append(answer)
     return {"groups": groups}
+
+
+def fetch_refused(topics: Any, code: Code) -> dict[str, Any]:
+    """For the whole answer, and for each partition: version 1 has no other place for it."""
+    parts: dict[str, Any] = {"committed_offset": NO_OFFSET, "metadata": "", "error_code": code}
+    return {
+        "error_code": code,
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [{"partition_index": number, **parts} for number in topic.partition_indexes],
+            }
+            for topic in topics or ()
+        ],
+    }
 
 
 def check_member(door: "KafkaDoor", group: Any) -> None:
@@ -134,13 +160,12 @@ def check_member(door: "KafkaDoor", group: Any) -> None:
 
 
 def fetch_group(
-    door: "KafkaDoor", group_id: str, topics: Any, require_stable: bool, version: int
+    door: "KafkaDoor", allowed: Anybody, group_id: str, topics: Any, require_stable: bool, version: int
 ) -> list[dict[str, Any]]:
     pending = door.coordination.transactions.pending_offsets(group_id) if require_stable else set()
     answers = []
-    for key, stream, numbers in wanted_topics(door, group_id, topics, version):
+    for key, stream, numbers, code in wanted_topics(door, allowed, group_id, topics, version):
         name = stream.name if stream is not None else str(key)
-        code = Code.UNKNOWN_TOPIC_ID if stream is None and version >= BY_ID_FROM else Code.NONE
         parts = []
         for number in numbers:
             answer: dict[str, Any] = {
@@ -150,7 +175,7 @@ def fetch_group(
                 "metadata": "",
                 "error_code": code,
             }
-            if (name, number) in pending:
+            if not code and (name, number) in pending:
                 answer["error_code"] = Code.UNSTABLE_OFFSET_COMMIT
             elif (known := find_committed(door, group_id, stream, name, number)) is not None:
                 answer["committed_offset"] = known.offset
@@ -172,28 +197,31 @@ def find_committed(
 
 
 def wanted_topics(
-    door: "KafkaDoor", group_id: str, topics: Any, version: int
-) -> Iterable[tuple[str | bytes, Stream | None, list[int]]]:
+    door: "KafkaDoor", allowed: Anybody, group_id: str, topics: Any, version: int
+) -> Iterable[tuple[str | bytes, Stream | None, list[int], Code]]:
     if topics is not None:
         for topic in topics:
-            key = topic_of(topic, version)
-            yield key, find_stream(door, key), topic.partition_indexes
+            key, stream, code = topic_of(topic, version), None, Code.NONE
+            try:
+                stream = allowed.reads.find(key)
+            except AccessRefused as error:
+                code = code_of(error)
+            except StreamNotFound:
+                code = Code.UNKNOWN_TOPIC_ID if version >= BY_ID_FROM else Code.NONE
+            yield key, stream, topic.partition_indexes, code
         return
     committed: dict[str, list[int]] = {}
     for name, number in door.coordination.groups.offsets.of(group_id):
         committed.setdefault(name, []).append(number)
     for name, numbers in committed.items():
-        stream = find_stream(door, name)
-        if stream is not None:
-            key = door.topics.id_of(stream) if version >= BY_ID_FROM else name
-            yield key, stream, sorted(numbers)
-
-
-def find_stream(door: "KafkaDoor", key: str | bytes) -> Stream | None:
-    try:
-        return door.topics.find(key)
-    except StreamNotFound:
-        return None
+        if not allowed.reads.shows(name):
+            continue
+        try:
+            stream = door.topics.find(name)
+        except StreamNotFound:
+            continue
+        key = door.topics.id_of(stream) if version >= BY_ID_FROM else name
+        yield key, stream, sorted(numbers), Code.NONE
 
 
 async def offset_delete(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
@@ -201,13 +229,18 @@ async def offset_delete(door: "KafkaDoor", request: Request, fields: Any) -> dic
     if not groups.exists(fields.group_id):
         return {"error_code": code_of(GroupNotFound(fields.group_id))}
     group = groups.find(fields.group_id)
+    readable = access.of(door, request).reads
     answers = []
     gone: list[tuple[str, int]] = []
     for topic in fields.topics:
         read = group is not None and bool(group.members) and subscribes(group, topic.name)
         code = Code.GROUP_SUBSCRIBED_TO_TOPIC if read else Code.NONE
+        try:
+            readable.check(topic.name)
+        except AccessRefused as refused:
+            code = code_of(refused)
         for one in topic.partitions:
-            if not read:
+            if not code:
                 gone.append((topic.name, one.partition_index))
         answers.append(
             {

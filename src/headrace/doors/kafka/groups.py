@@ -8,9 +8,11 @@ from headrace.broker.groups.classic import ClassicGroup
 from headrace.broker.groups.consumer import ConsumerGroup
 from headrace.broker.groups.coordinator import Listed
 from headrace.broker.groups.members import GroupState, Join, Joined, Synced
+from headrace.doors.kafka import access
+from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
-from headrace.errors import HeadraceError, MemberIdRequired
+from headrace.errors import AccessRefused, HeadraceError, MemberIdRequired
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -31,11 +33,23 @@ def future_answer(door: "KafkaDoor") -> tuple["asyncio.Future[Any]", Callable[[A
 
 
 async def find_coordinator(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    host, port = door.address_for(request.connection)
-    here = {"node_id": door.node_id, "host": host, "port": port}
     if request.version < 4:
-        return here
-    return {"coordinators": [{"key": key, **here} for key in fields.coordinator_keys]}
+        return coordinator(door, request, fields.key_type, fields.key)
+    keys = fields.coordinator_keys
+    return {"coordinators": [{"key": key, **coordinator(door, request, fields.key_type, key)} for key in keys]}
+
+
+def coordinator(door: "KafkaDoor", request: Request, kind: int, key: str) -> dict[str, Any]:
+    allowed = access.of(door, request)
+    try:
+        if kind == TRANSACTION:
+            allowed.transaction(key)
+        else:
+            allowed.group(key)
+    except AccessRefused as error:
+        return {"error_code": code_of(error), "error_message": str(error), "node_id": -1, "host": "", "port": -1}
+    host, port = door.address_for(request.connection)
+    return {"node_id": door.node_id, "host": host, "port": port}
 
 
 async def join_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
@@ -142,6 +156,7 @@ async def leave_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[
 async def list_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     states = {state.lower() for state in fields.states_filter}
     kinds = {kind.lower() for kind in fields.types_filter}
+    allowed = access.of(door, request)
     return {
         "groups": [
             {
@@ -151,7 +166,9 @@ async def list_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[
                 "group_type": one.kind,
             }
             for one in [*door.coordination.groups.listing(), *share_groups(door)]
-            if (not states or one.state.lower() in states) and (not kinds or one.kind in kinds)
+            if (not states or one.state.lower() in states)
+            and (not kinds or one.kind in kinds)
+            and allowed.shows_group(one.group_id)
         ]
     }
 
@@ -166,6 +183,9 @@ async def describe_groups(door: "KafkaDoor", request: Request, fields: Any) -> d
 
 def describe_group(door: "KafkaDoor", request: Request, group_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
+    refused = group_refused(access.of(door, request), group_id)
+    if refused is not None:
+        return {**answer, **refused}
     group = door.coordination.groups.find(group_id)
     if isinstance(group, ConsumerGroup):
         return {**answer, "group_state": group.state, "protocol_type": "consumer", "members": []}
@@ -194,12 +214,23 @@ def describe_group(door: "KafkaDoor", request: Request, group_id: str) -> dict[s
     }
 
 
+def group_refused(allowed: Anybody, group_id: str) -> dict[str, Any] | None:
+    """What a description says in the place of everything else."""
+    try:
+        allowed.group(group_id)
+    except AccessRefused as error:
+        return {"error_code": code_of(error), "error_message": str(error)}
+    return None
+
+
 async def delete_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(door, request)
     results = []
     for group_id in fields.groups_names:
         answer: dict[str, Any] = {"group_id": group_id}
         future, done = future_answer(door)
         try:
+            allowed.group(group_id)
             if door.coordination.shares.find(group_id) is not None:
                 await door.coordination.shares.delete(group_id)
                 results.append(answer)

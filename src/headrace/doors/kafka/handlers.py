@@ -7,6 +7,7 @@ from headrace.doors.kafka import (
     fetch,
     group_offsets,
     groups,
+    login,
     metadata,
     offsets,
     produce,
@@ -23,6 +24,8 @@ HANDLERS: dict[Api, Handler] = {
     Api.FETCH: fetch.fetch,
     Api.METADATA: metadata.handle_metadata,
     Api.API_VERSIONS: cluster.api_versions,
+    Api.SASL_HANDSHAKE: login.sasl_handshake,
+    Api.SASL_AUTHENTICATE: login.sasl_authenticate,
 }
 
 ASYNC_HANDLERS: dict[Api, AsyncHandler] = {

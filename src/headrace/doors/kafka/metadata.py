@@ -3,9 +3,11 @@
 from typing import TYPE_CHECKING
 
 from headrace.broker.streams import Stream, is_topic_name
+from headrace.doors.kafka import access
+from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, UnknownTopicId, code_of
-from headrace.errors import HeadraceError, StreamNotFound
+from headrace.errors import AccessRefused, HeadraceError, StreamNotFound
 from headrace.wire.kafka import metadata
 from headrace.wire.kafka.metadata import NO_ID, Node, Topic
 
@@ -38,8 +40,9 @@ class MetadataCache:
 
 def handle_metadata(door: "KafkaDoor", request: Request) -> None:
     wanted = metadata.parse(request.buffer, request.position, request.version)
+    allowed = access.of(door, request)
     if wanted.topics is None:
-        answer(door, request, [door.metadata.get(door, one, request.version) for one in door.topics.all()])
+        answer(door, request, [door.metadata.get(door, one, request.version) for one in allowed.sees.all()])
         return
     creates = wanted.allow_auto_create and door.config.auto_create_topics
     missing = [
@@ -52,17 +55,22 @@ def handle_metadata(door: "KafkaDoor", request: Request) -> None:
         and door.broker.streams.find(name) is None
     ]
     if missing:
-        door.spawn(create_and_answer(door, request, wanted.topics, missing), request)
+        door.spawn(create_and_answer(door, request, allowed, wanted.topics, missing), request)
     else:
-        answer(door, request, [describe(door, request.version, *topic) for topic in wanted.topics])
+        answer(door, request, [describe(door, request.version, allowed, *topic) for topic in wanted.topics])
 
 
 async def create_and_answer(
-    door: "KafkaDoor", request: Request, topics: list[tuple[str | None, bytes]], missing: list[str]
+    door: "KafkaDoor",
+    request: Request,
+    allowed: Anybody,
+    topics: list[tuple[str | None, bytes]],
+    missing: list[str],
 ) -> None:
     refused: dict[str, Code] = {}
     for name in missing:
         try:
+            allowed.configures.check(name)
             await door.topics.get_or_create(name)
         except HeadraceError as error:
             refused[name] = code_of(error)
@@ -72,17 +80,23 @@ async def create_and_answer(
             topic = Topic(asked, NO_ID, (), error=refused[asked])
             encoded.append(metadata.encode_topic(topic, request.version, door.node_id))
         else:
-            encoded.append(describe(door, request.version, asked, topic_id))
+            encoded.append(describe(door, request.version, allowed, asked, topic_id))
     answer(door, request, encoded)
 
 
-def describe(door: "KafkaDoor", version: int, name: str | None, topic_id: bytes) -> bytes:
+def describe(
+    door: "KafkaDoor", version: int, allowed: Anybody, name: str | None, topic_id: bytes
+) -> bytes:
     try:
         if name is not None and not is_topic_name(name):
             return metadata.encode_topic(
                 Topic(name, NO_ID, (), error=Code.INVALID_TOPIC), version, door.node_id
             )
-        return door.metadata.get(door, door.topics.find(topic_id if name is None else name), version)
+        return door.metadata.get(door, allowed.sees.find(topic_id if name is None else name), version)
+    except AccessRefused as error:
+        return metadata.encode_topic(
+            Topic(name, topic_id if name is None else NO_ID, (), error=code_of(error)), version, door.node_id
+        )
     except UnknownTopicId:
         return metadata.encode_topic(
             Topic(None, topic_id, (), error=Code.UNKNOWN_TOPIC_ID), version, door.node_id

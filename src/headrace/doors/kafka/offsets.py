@@ -4,6 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.partition import Partition, when_loaded
+from headrace.doors.kafka import access
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.errors import HeadraceError, OffsetOutOfRange
@@ -23,6 +24,7 @@ NONE = -1
 
 async def list_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     committed = fields.isolation_level == READ_COMMITTED
+    found = access.of(door, request).reads
     topics = []
     for topic in fields.topics:
         parts = []
@@ -33,7 +35,7 @@ async def list_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict
                 "offset": NONE,
             }
             try:
-                partition = door.topics.partition(topic.name, wanted.partition_index)
+                partition = found.partition(topic.name, wanted.partition_index)
                 check = epoch_error(partition, wanted.current_leader_epoch)
                 if check is not None:
                     answer["error_code"] = check
@@ -96,13 +98,14 @@ def epoch_error(partition: Partition, epoch: int) -> Code | None:
 
 
 async def offset_for_leader_epoch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    found = access.of(door, request).reads
     topics = []
     for topic in fields.topics:
         parts = []
         for wanted in topic.partitions:
             answer: dict[str, Any] = {"partition": wanted.partition}
             try:
-                partition = door.topics.partition(topic.topic, wanted.partition)
+                partition = found.partition(topic.topic, wanted.partition)
                 check = epoch_error(partition, wanted.current_leader_epoch)
                 if check is not None:
                     answer["error_code"] = check
@@ -117,13 +120,14 @@ async def offset_for_leader_epoch(door: "KafkaDoor", request: Request, fields: A
 
 
 async def delete_records(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    found = access.of(door, request).configures
     topics = []
     for topic in fields.topics:
         parts = []
         for wanted in topic.partitions:
             answer: dict[str, Any] = {"partition_index": wanted.partition_index, "low_watermark": NONE}
             try:
-                partition = door.topics.partition(topic.name, wanted.partition_index)
+                partition = found.partition(topic.name, wanted.partition_index)
                 log = partition.log
                 offset = log.visible_end if wanted.offset == -1 else wanted.offset
                 if offset < 0 or offset > log.visible_end:

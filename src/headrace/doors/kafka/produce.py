@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker import rewriting
 from headrace.broker.partition import Partition
 from headrace.broker.streams import Stream
+from headrace.doors.kafka.access import Access
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.errors import CorruptBatch, HeadraceError, InvalidInput
@@ -74,6 +75,8 @@ def produce(door: "KafkaDoor", request: Request) -> None:
     if door.broker.shard.pending_bytes > door.broker.pressure.limits.pending_bytes:
         request.connection.throttle(1000)
     view = memoryview(request.buffer)
+    access = request.connection.access
+    found = door.topics if access is None else access.writes
     for topic, parts in topics:
         results: list[Result] = []
         pending.topics.append((topic, results))
@@ -81,11 +84,11 @@ def produce(door: "KafkaDoor", request: Request) -> None:
             try:
                 if acks not in ACKS:
                     raise InvalidInput(f"acks={acks}")
+                stream = found.find(topic)
                 if start < 0 or start == end:
                     raise CorruptBatch("no records")
-                stream = door.topics.find(topic)
                 partition = stream.partition(number)
-                ticket, stamp_ms = append(door, stream, partition, view[start:end])
+                ticket, stamp_ms = append(door, stream, partition, view[start:end], access)
             except HeadraceError as error:
                 code = Code.INVALID_REQUIRED_ACKS if acks not in ACKS else refusal(error, view[start:end])
                 pending.failed(results, number, error, code)
@@ -97,7 +100,9 @@ def produce(door: "KafkaDoor", request: Request) -> None:
     pending.one_done()
 
 
-def append(door: "KafkaDoor", stream: Stream, partition: Partition, data: memoryview) -> tuple[Any, int]:
+def append(
+    door: "KafkaDoor", stream: Stream, partition: Partition, data: memoryview, access: Access | None
+) -> tuple[Any, int]:
     """(the ticket, the broker's time if the records carry it, else -1)."""
     log = partition.log
     infos = codec.validate(
@@ -125,6 +130,10 @@ def append(door: "KafkaDoor", stream: Stream, partition: Partition, data: memory
             raise CorruptBatch("a transactional batch without a producer")
         return log.append(stored, infos), stamp_ms
     if is_transactional:
+        # The id that the producer has, whichever the request names.
+        name = door.coordination.transactions.name_of(first.producer_id) if access is not None else None
+        if access is not None and name is not None:
+            access.transaction(name)
         door.coordination.transactions.check_append(
             first.producer_id, first.producer_epoch, (stream.name, partition.number)
         )

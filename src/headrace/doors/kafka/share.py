@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.partition import Partition, when_loaded
 from headrace.broker.share import ACCEPT, SharePartition
 from headrace.broker.share_groups import ShareGroup
+from headrace.doors.kafka import access
+from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.consumer_groups import by_topic
 from headrace.doors.kafka.errors import Code, code_of
-from headrace.errors import GroupKindMismatch, HeadraceError, PartitionNotFound, StreamNotFound
+from headrace.doors.kafka.groups import group_refused
+from headrace.doors.kafka.topic_index import Topics
+from headrace.errors import AccessRefused, GroupKindMismatch, HeadraceError, PartitionNotFound, StreamNotFound
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -47,7 +51,7 @@ async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any
             topics=frozenset(names) if names is not None else None,
         )
         if is_news:
-            await begin(door, shares.group(fields.group_id), member.assigned)
+            await begin(door, door.topics, shares.group(fields.group_id), member.assigned)
     except HeadraceError as error:
         return {
             "error_code": code_of(error),
@@ -65,12 +69,14 @@ async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any
     return values
 
 
-async def begin(door: "KafkaDoor", group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]) -> None:
+async def begin(
+    door: "KafkaDoor", topics: Topics, group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]
+) -> None:
     """Before a member hears of them: what comes from now on is the group's, whatever happens to the broker."""
     logs = []
     for topic, number in partitions:
-        with contextlib.suppress(StreamNotFound, PartitionNotFound):  # deleted meanwhile
-            logs.append(door.topics.partition(topic, number).log)
+        with contextlib.suppress(StreamNotFound, PartitionNotFound, AccessRefused):  # deleted meanwhile, or not for it
+            logs.append(topics.partition(topic, number).log)
     await door.coordination.shares.begin(group, logs)
 
 
@@ -81,11 +87,15 @@ def check_kind(door: "KafkaDoor", group_id: str) -> None:
 
 
 async def share_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    return {"groups": [describe(door, group_id) for group_id in fields.group_ids]}
+    allowed = access.of(door, request)
+    return {"groups": [describe(door, allowed, group_id) for group_id in fields.group_ids]}
 
 
-def describe(door: "KafkaDoor", group_id: str) -> dict[str, Any]:
+def describe(door: "KafkaDoor", allowed: Anybody, group_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
+    refused = group_refused(allowed, group_id)
+    if refused is not None:
+        return {**answer, **refused}
     group = door.coordination.shares.find(group_id)
     if group is None:
         message = f"Group {group_id} is not a share group."
@@ -131,7 +141,7 @@ def open_session(door: "KafkaDoor", fields: Any) -> tuple[ShareSession | None, C
 
 
 async def acknowledge_all(
-    door: "KafkaDoor", group: ShareGroup, member_id: str, topics: Any
+    door: "KafkaDoor", readable: Topics, group: ShareGroup, member_id: str, topics: Any
 ) -> dict[Key, tuple[Code, str | None]]:
     """Settles what the request says; an answer for each partition that said something."""
     shares = door.coordination.shares
@@ -143,7 +153,7 @@ async def acknowledge_all(
                 continue
             key = (topic.topic_id, part.partition_index)
             try:
-                log = door.topics.partition(topic.topic_id, part.partition_index).log
+                log = readable.partition(topic.topic_id, part.partition_index).log
                 share = shares.partition(group, log)
                 for one in part.acknowledgement_batches:
                     share.acknowledge(
@@ -173,7 +183,8 @@ async def share_acknowledge(door: "KafkaDoor", request: Request, fields: Any) ->
         group = door.coordination.shares.check_member(fields.group_id or "", fields.member_id or "")
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error)}
-    results = await acknowledge_all(door, group, fields.member_id or "", fields.topics)
+    readable = access.of(door, request).reads
+    results = await acknowledge_all(door, readable, group, fields.member_id or "", fields.topics)
     if fields.share_session_epoch == FINAL:
         door.coordination.shares.release_member(group, fields.member_id or "")
     topics: dict[bytes, list[dict[str, Any]]] = {}
@@ -203,12 +214,13 @@ async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[
     for topic in fields.topics:
         for part in topic.partitions:
             session.wanted[topic.topic_id, part.partition_index] = None
-    results = await acknowledge_all(door, group, member_id, fields.topics)
+    readable = access.of(door, request).reads
+    results = await acknowledge_all(door, readable, group, member_id, fields.topics)
     read: dict[Key, dict[str, Any]] = {}
     if fields.share_session_epoch == FINAL:
         shares.release_member(group, member_id)
     else:
-        await begin(door, group, session.wanted)
+        await begin(door, readable, group, session.wanted)
         read = await take(door, request, group, session, member_id, fields)
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for key in {**results, **read}:
@@ -232,7 +244,9 @@ async def take(
     """Records for the member, waiting for some as long as it is willing to."""
     deadline = door.loop.time() + min(fields.max_wait, door.config.read_wait_ms_max) / 1000
     while True:
-        read = await take_loaded(door, group, session, member_id, fields)
+        if not door.admits(request):  # while it waited
+            return {}
+        read = await take_loaded(door, access.of(door, request).reads, group, session, member_id, fields)
         left_s = deadline - door.loop.time()
         if read or left_s <= 0 or request.connection.is_closed:
             return read
@@ -240,7 +254,7 @@ async def take(
 
 
 async def take_loaded(
-    door: "KafkaDoor", group: ShareGroup, session: ShareSession, member_id: str, fields: Any
+    door: "KafkaDoor", topics: Topics, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
 ) -> dict[Key, dict[str, Any]]:
     shares = door.coordination.shares
     room = max(1, fields.max_records) if fields.max_records else 500
@@ -250,7 +264,7 @@ async def take_loaded(
         if room <= 0 or bytes_left <= 0:
             break
         try:
-            partition = door.topics.partition(*key)
+            partition = topics.partition(*key)
             share = shares.partition(group, partition.log)
             found = await when_loaded(partial(_next_chunk, partition, share, min(CHUNK_BYTES, bytes_left)))
             if found is None:

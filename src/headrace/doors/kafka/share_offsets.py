@@ -3,9 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.share_groups import ShareGroup
+from headrace.doors.kafka import access
+from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import code_of
-from headrace.errors import HeadraceError, InvalidInput, StreamNotFound
+from headrace.doors.kafka.topic_index import Topics
+from headrace.errors import AccessRefused, HeadraceError, InvalidInput, StreamNotFound
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -15,24 +18,26 @@ NO_ID = bytes(16)
 
 
 async def describe_share_group_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    return {"groups": [describe(door, one) for one in fields.groups]}
+    allowed = access.of(door, request)
+    return {"groups": [describe(door, allowed, one) for one in fields.groups]}
 
 
-def describe(door: "KafkaDoor", asked: Any) -> dict[str, Any]:
+def describe(door: "KafkaDoor", allowed: Anybody, asked: Any) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": asked.group_id}
     try:
+        allowed.group(asked.group_id)
         group = door.coordination.shares.known(asked.group_id)
     except HeadraceError as error:
         return {**answer, "error_code": code_of(error), "error_message": str(error)}
     if asked.topics is None:
-        wanted = read_by(door, group)
+        wanted = {name: numbers for name, numbers in read_by(door, group).items() if allowed.sees.shows(name)}
     else:
         wanted = {topic.topic_name: list(topic.partitions) for topic in asked.topics}
     answer["topics"] = [
         {
             "topic_name": name,
-            "topic_id": id_of(door, name),
-            "partitions": [describe_partition(door, group, name, number) for number in numbers],
+            "topic_id": id_of(door, allowed.sees, name),
+            "partitions": [describe_partition(allowed.sees, group, name, number) for number in numbers],
         }
         for name, numbers in wanted.items()
     ]
@@ -48,10 +53,10 @@ def read_by(door: "KafkaDoor", group: ShareGroup) -> dict[str, list[int]]:
     return {name: sorted(topics[name]) for name in sorted(topics)}
 
 
-def describe_partition(door: "KafkaDoor", group: ShareGroup, topic: str, number: int) -> dict[str, Any]:
+def describe_partition(topics: Topics, group: ShareGroup, topic: str, number: int) -> dict[str, Any]:
     answer: dict[str, Any] = {"partition_index": number, "start_offset": NONE, "lag": NONE}
     try:
-        log = door.topics.partition(topic, number).log
+        log = topics.partition(topic, number).log
     except HeadraceError as error:
         return {**answer, "error_code": code_of(error), "error_message": str(error)}
     share = group.partitions.get(log.id)
@@ -61,14 +66,15 @@ def describe_partition(door: "KafkaDoor", group: ShareGroup, topic: str, number:
     return {**answer, "start_offset": start, "leader_epoch": log.epoch, "lag": share.lag(log.visible_end)}
 
 
-def id_of(door: "KafkaDoor", topic: str) -> bytes:
+def id_of(door: "KafkaDoor", topics: Topics, topic: str) -> bytes:
     try:
-        return door.topics.id_of(door.topics.find(topic))
-    except StreamNotFound:
+        return door.topics.id_of(topics.find(topic))
+    except (StreamNotFound, AccessRefused):
         return NO_ID
 
 
 async def alter_share_group_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    readable = access.of(door, request).reads
     starts: dict[Any, int] = {}  # by log
     responses = []
     for topic in fields.topics:
@@ -78,11 +84,11 @@ async def alter_share_group_offsets(door: "KafkaDoor", request: Request, fields:
             try:
                 if part.start_offset < 0:
                     raise InvalidInput(f"offset {part.start_offset}")
-                starts[door.topics.partition(topic.topic_name, part.partition_index).log] = part.start_offset
+                starts[readable.partition(topic.topic_name, part.partition_index).log] = part.start_offset
             except HeadraceError as error:
                 answer.update(error_code=code_of(error), error_message=str(error))
             parts.append(answer)
-        topic_id = id_of(door, topic.topic_name)
+        topic_id = id_of(door, readable, topic.topic_name)
         responses.append({"topic_name": topic.topic_name, "topic_id": topic_id, "partitions": parts})
     try:
         await door.coordination.shares.move(fields.group_id, starts)
@@ -92,12 +98,14 @@ async def alter_share_group_offsets(door: "KafkaDoor", request: Request, fields:
 
 
 async def delete_share_group_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    readable = access.of(door, request).reads
     log_ids: list[int] = []
     responses = []
     for topic in fields.topics:
-        answer: dict[str, Any] = {"topic_name": topic.topic_name, "topic_id": id_of(door, topic.topic_name)}
+        topic_id = id_of(door, readable, topic.topic_name)
+        answer: dict[str, Any] = {"topic_name": topic.topic_name, "topic_id": topic_id}
         try:
-            log_ids += door.topics.find(topic.topic_name).document.logs
+            log_ids += readable.find(topic.topic_name).document.logs
         except HeadraceError as error:
             answer.update(error_code=code_of(error), error_message=str(error))
         responses.append(answer)

@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from headrace.broker.partition import Partition
@@ -12,7 +13,32 @@ from headrace.errors import PartitionNotFound, StreamExists, StreamNotFound
 VHOST = "/"
 
 
-class TopicIndex:
+class Topics(ABC):
+    """What somebody finds: everything (TopicIndex), or what rights allow (access.GuardedTopics)."""
+
+    @abstractmethod
+    def find(self, topic: str | bytes) -> Stream:
+        """By name or id."""
+
+    @abstractmethod
+    def check(self, name: str) -> None:
+        """Raises if a topic of that name may not be found, whether it is there or not."""
+
+    @abstractmethod
+    def shows(self, name: str) -> bool:
+        """As check, for lists: what may not be found is left out, and nobody hears of it."""
+
+    @abstractmethod
+    def all(self) -> list[Stream]: ...
+
+    def partition(self, topic: str | bytes, number: int) -> Partition:
+        stream = self.find(topic)
+        if not 0 <= number < len(stream.partitions):
+            raise PartitionNotFound(stream.name, number, len(stream.partitions))
+        return stream.partitions[number]
+
+
+class TopicIndex(Topics):
     """A topic's id is made of this broker's and its first log's, which no later topic will ever have."""
 
     def __init__(self, streams: Streams, cluster: uuid.UUID) -> None:
@@ -58,11 +84,11 @@ class TopicIndex:
             raise StreamNotFound(topic)
         return stream
 
-    def partition(self, topic: str | bytes, number: int) -> Partition:
-        stream = self.find(topic)
-        if not 0 <= number < len(stream.partitions):
-            raise PartitionNotFound(stream.name, number, len(stream.partitions))
-        return stream.partitions[number]
+    def check(self, name: str) -> None:
+        """Everybody may."""
+
+    def shows(self, name: str) -> bool:
+        return True
 
     def _by_id(self, topic_id: bytes) -> Stream:
         if topic_id[:8] != self._prefix:

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.streams import check_topic_name
 from headrace.config import InvalidSetting
-from headrace.doors.kafka import configs
+from headrace.doors.kafka import access, configs
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import Conflict, HeadraceError, InvalidInput
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ DESCRIBED_PARTITIONS_MAX = 2000
 
 async def create_topics(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     names = [topic.name for topic in fields.topics]
+    allowed = access.of(door, request).configures
     answers = []
     for topic in fields.topics:
         answer: dict[str, Any] = {"name": topic.name}
@@ -26,7 +28,7 @@ async def create_topics(door: "KafkaDoor", request: Request, fields: Any) -> dic
             answer.update(error_code=Code.INVALID_REQUEST, error_message="Duplicate topic name.")
         else:
             try:
-                await create_topic(door, topic, fields.validate_only, answer)
+                await create_topic(door, allowed, topic, fields.validate_only, answer)
             except HeadraceError as error:
                 answer.update(error_code=creation_code(error), error_message=str(error))
         answers.append(answer)
@@ -57,11 +59,14 @@ def creation_code(error: HeadraceError) -> Code:
     return code_of(error)
 
 
-async def create_topic(door: "KafkaDoor", topic: Any, validate_only: bool, answer: dict[str, Any]) -> None:
+async def create_topic(
+    door: "KafkaDoor", allowed: Topics, topic: Any, validate_only: bool, answer: dict[str, Any]
+) -> None:
     try:
         check_topic_name(topic.name)
     except InvalidInput as error:
         raise InvalidName(str(error)) from None
+    allowed.check(topic.name)
     door.topics.check_new(topic.name)
     partitions = count_partitions(door, topic)
     overrides = configs.overrides({one.name: one.value for one in topic.configs})
@@ -110,13 +115,14 @@ async def delete_topics(door: "KafkaDoor", request: Request, fields: Any) -> dic
         wanted: list[tuple[str | None, bytes | None]] = [(name, None) for name in fields.topic_names]
     else:
         wanted = [(one.name, one.topic_id) for one in fields.topics]
+    allowed = access.of(door, request).configures
     answers = []
     for name, topic_id in wanted:
         answer: dict[str, Any] = {"name": name}
         if topic_id is not None:
             answer["topic_id"] = topic_id
         try:
-            stream = door.topics.find(name if name is not None else topic_id or b"")
+            stream = allowed.find(name if name is not None else topic_id or b"")
             answer["name"] = stream.name
             if topic_id is not None:
                 answer["topic_id"] = door.topics.id_of(stream)
@@ -128,11 +134,12 @@ async def delete_topics(door: "KafkaDoor", request: Request, fields: Any) -> dic
 
 
 async def create_partitions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(door, request).configures
     answers = []
     for topic in fields.topics:
         answer: dict[str, Any] = {"name": topic.name}
         try:
-            stream = door.topics.find(topic.name)
+            stream = allowed.find(topic.name)
             have = len(stream.partitions)
             if topic.count <= have:
                 raise InvalidPartitions(f"Topic currently has {have} partitions, {topic.count} are not more.")
@@ -149,7 +156,8 @@ async def create_partitions(door: "KafkaDoor", request: Request, fields: Any) ->
 async def describe_topic_partitions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     """In the order of names, a page at a time; the cursor says where the next page begins."""
     limit = min(fields.response_partition_limit, DESCRIBED_PARTITIONS_MAX)
-    names = sorted({topic.name for topic in fields.topics}) or [stream.name for stream in door.topics.all()]
+    seen = access.of(door, request).sees
+    names = sorted({topic.name for topic in fields.topics}) or [stream.name for stream in seen.all()]
     first, start = "", 0
     if fields.cursor is not None:
         first, start = fields.cursor.topic_name, fields.cursor.partition_index
@@ -160,7 +168,7 @@ async def describe_topic_partitions(door: "KafkaDoor", request: Request, fields:
         if limit <= 0:
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
         try:
-            stream = door.topics.find(name)
+            stream = seen.find(name)
         except HeadraceError as error:
             topics.append({"name": name, "error_code": code_of(error)})
             continue

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.producers import Producer
 from headrace.broker.transactions import ONGOING
+from headrace.doors.kafka import access
 from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.group_offsets import collect, fail_all
@@ -45,12 +46,14 @@ async def init_producer_id(door: "KafkaDoor", request: Request, fields: Any) -> 
 
 async def add_partitions_to_txn(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     topics = fields.v3_and_below_topics
+    allowed = access.of(door, request)
     partitions: dict[tuple[str, int], int] = {}
     codes: dict[tuple[str, int], Code] = {}
     for topic in topics:
         for number in topic.partitions:
             try:
-                partitions[topic.name, number] = door.topics.partition(topic.name, number).log.id
+                allowed.transaction(fields.v3_and_below_transactional_id)
+                partitions[topic.name, number] = allowed.writes.partition(topic.name, number).log.id
                 codes[topic.name, number] = Code.NONE
             except HeadraceError as error:
                 codes[topic.name, number] = code_of(error)
@@ -91,8 +94,13 @@ async def add_offsets_to_txn(door: "KafkaDoor", request: Request, fields: Any) -
 
 
 async def txn_offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    entries, answers = collect(door, fields.group_id, fields.topics, request.version, by_id_from=NEVER)
+    allowed = access.of(door, request)
+    entries, answers = collect(
+        door, allowed.reads, fields.group_id, fields.topics, request.version, by_id_from=NEVER
+    )
     try:
+        allowed.transaction(fields.transactional_id)
+        allowed.group(fields.group_id)
         if fields.generation_id >= 0 or fields.member_id:
             door.coordination.groups.check_commit(
                 fields.group_id, fields.member_id, fields.group_instance_id, fields.generation_id
@@ -116,16 +124,19 @@ async def end_txn(door: "KafkaDoor", request: Request, fields: Any) -> dict[str,
 
 
 async def describe_transactions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(door, request)
     states = []
     for transactional_id in fields.transactional_ids:
         try:
+            allowed.transaction(transactional_id)
             one = door.coordination.transactions.get(transactional_id)
         except HeadraceError as error:
             states.append({"transactional_id": transactional_id, "error_code": code_of(error)})
             continue
         topics: dict[str, list[int]] = {}
         for topic, number in sorted(one.partitions):
-            topics.setdefault(topic, []).append(number)
+            if allowed.sees.shows(topic):
+                topics.setdefault(topic, []).append(number)
         states.append(
             {
                 "transactional_id": transactional_id,
@@ -142,6 +153,7 @@ async def describe_transactions(door: "KafkaDoor", request: Request, fields: Any
 
 async def list_transactions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     now_ms = door.broker.clock.now_ms()
+    allowed = access.of(door, request)
     listed = []
     for one in door.coordination.transactions.every():
         age_ms = now_ms - one.started_ms if one.state == ONGOING else -1
@@ -152,6 +164,7 @@ async def list_transactions(door: "KafkaDoor", request: Request, fields: Any) ->
             and (
                 not fields.transactional_id_pattern or one.transactional_id == fields.transactional_id_pattern
             )
+            and allowed.shows_transaction(one.transactional_id)
         ):
             listed.append(
                 {
@@ -165,13 +178,14 @@ async def list_transactions(door: "KafkaDoor", request: Request, fields: Any) ->
 
 
 async def describe_producers(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    readable = access.of(door, request).reads
     topics = []
     for topic in fields.topics:
         parts = []
         for number in topic.partition_indexes:
             answer: dict[str, Any] = {"partition_index": number}
             try:
-                known = door.coordination.producers.of(door.topics.partition(topic.name, number).log)
+                known = door.coordination.producers.of(readable.partition(topic.name, number).log)
                 active = known.producers.values() if known is not None else ()
                 answer["active_producers"] = [describe_producer(one) for one in active]
             except HeadraceError as error:

@@ -1,0 +1,187 @@
+"""Who is there: the one place where this door decides it. SASL/PLAIN, with the users that the other doors know.
+
+As long as guest with the password that everybody knows is the only user, nobody is asked. From then on a connection
+says who it is before anything else. One from this machine that does not is guest, as long as guest has its first
+password. The same rule as at the HTTP door; see docs/security.md.
+"""
+
+import logging
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.users import GUEST, Users
+from headrace.doors.addresses import is_loopback
+from headrace.doors.kafka.access import Access, Anybody
+from headrace.doors.kafka.errors import Code
+from headrace.doors.kafka.topic_index import Topics
+from headrace.errors import HeadraceError, MalformedRequest
+from headrace.wire.kafka.apis import Api
+from headrace.wire.kafka.codec import decode
+from headrace.wire.kafka.schema import request_struct
+
+if TYPE_CHECKING:
+    from headrace.doors.kafka.connection import Connection, Request
+    from headrace.doors.kafka.door import KafkaDoor
+
+logger = logging.getLogger("headrace.kafka")
+
+PLAIN = "PLAIN"
+MECHANISMS = [PLAIN]
+BEFORE_LOGIN = frozenset({Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE})
+TOKEN_BYTES_MAX = 512 * 1024  # Kafka's sasl.server.max.receive.size: nobody unknown sends more than this
+# A login that failed is answered this late, as Kafka does: clients try again at once, and for ever. No more than that,
+# unlike the HTTP door: one client with an old password would lock out all the others at its address.
+FAILURE_DELAY_S = 0.1
+
+
+class Stage(Enum):
+    """What of a login has happened."""
+
+    NONE = "none"  # nothing, or it is over
+    TOKEN = "token"  # the mechanism is chosen, SaslAuthenticate is next
+    RAW_TOKEN = "raw token"  # as before Kafka 1.0: the next bytes are the token itself
+
+
+class LoginRefused(HeadraceError):
+    """What the client is told; why is for the log."""
+
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(text)
+        self.why = why
+
+
+class Gate:
+    """Lets connections in."""
+
+    def __init__(self, users: Users, topics: Topics) -> None:
+        self._users, self._topics = users, topics
+        self.anybody = Anybody(topics)
+
+    @property
+    def is_open(self) -> bool:
+        return self._users.is_open
+
+    def admits(self, request: "Request") -> bool:
+        """Asked when users have changed since the connection was let in, if it was."""
+        if request.api in BEFORE_LOGIN:
+            return True
+        connection = request.connection
+        user = self.user_of(connection)
+        if user is None:
+            connection.refuse(f"{request.api.name} without a login")
+            return False
+        connection.user = user
+        connection.access = None if self.is_open else Access(self._users, user, self._topics, connection.peer)
+        connection.admitted_at = self._users.version
+        return True
+
+    def user_of(self, connection: "Connection") -> str | None:
+        """Whose the connection is now. None: it has to log in."""
+        if connection.has_logged_in:
+            return connection.user
+        if self.is_open:
+            return ""
+        is_silent = connection.login is Stage.NONE  # who began a login ends it
+        if is_silent and is_loopback(connection.peer[0]) and self._users.guest_is_default:
+            return GUEST
+        return None
+
+    def log_in(self, token: bytes, connection: "Connection") -> None:
+        """The connection is the user's from now on; LoginRefused if it can not be."""
+        name, password = plain(token)
+        user = self._users.authenticate(name, password)
+        if user is None:
+            raise _wrong(f"user {name!r:.100} - invalid credentials")
+        if user.is_loopback_only and not is_loopback(connection.peer[0]):
+            raise _wrong(f"user {name!r:.100} can only connect via localhost")
+        if connection.has_logged_in and connection.user != name:
+            text = f"Cannot change principals during re-authentication from User:{connection.user} to User:{name}"
+            raise LoginRefused(text, f"user {name!r:.100} on a connection of {connection.user!r:.100}")
+        connection.user, connection.has_logged_in = name, True
+        connection.admitted_at = -1  # asked again, as this user
+        logger.debug("Kafka connection from %s as %s", connection.peer, name)
+
+
+def _wrong(why: str) -> LoginRefused:
+    """The same for a user there is not as for a wrong password."""
+    return LoginRefused("Authentication failed: Invalid username or password", why)
+
+
+def plain(token: bytes) -> tuple[str, str]:
+    """(user, password) of a PLAIN token, with Kafka's checks and in Kafka's words."""
+    count = token.count(b"\0") + 1
+    if count != 3:
+        text = f"Invalid SASL/PLAIN response: expected 3 tokens, got {count}"
+        raise LoginRefused(text, text)
+    acts_as, name, password = token.split(b"\0")
+    for what, value in (("username", name), ("password", password)):
+        if not value:
+            text = f"Authentication failed: {what} not specified"
+            raise LoginRefused(text, text)
+    if acts_as not in (b"", name):
+        text = "Authentication failed: Client requested an authorization id that is different from username"
+        raise LoginRefused(text, text)
+    # A password is the bytes it comes in, as at the other doors; escapes keep those that are no UTF-8.
+    return name.decode("utf-8", "replace"), password.decode("utf-8", "surrogateescape")
+
+
+# The requests. Not async: what follows on the connection must find them done.
+
+
+def sasl_handshake(door: "KafkaDoor", request: "Request") -> None:
+    fields = _fields(request)
+    connection = request.connection
+    if fields.mechanism not in MECHANISMS:
+        _note(door, connection, f"there is no mechanism {fields.mechanism!r:.40}")
+        connection.end()
+        request.reply({"error_code": Code.UNSUPPORTED_SASL_MECHANISM, "mechanisms": MECHANISMS})
+        return
+    connection.login = Stage.RAW_TOKEN if request.version == 0 else Stage.TOKEN
+    request.reply({"mechanisms": MECHANISMS})
+
+
+def sasl_authenticate(door: "KafkaDoor", request: "Request") -> None:
+    fields = _fields(request)
+    connection = request.connection
+    stage, connection.login = connection.login, Stage.NONE
+    if stage is not Stage.TOKEN:
+        text = "SaslAuthenticate request received without a SaslHandshake"
+        _note(door, connection, text)
+        connection.end()
+        request.reply({"error_code": Code.ILLEGAL_SASL_STATE, "error_message": text})
+        return
+    try:
+        door.gate.log_in(fields.auth_bytes, connection)
+    except LoginRefused as error:
+        _note(door, connection, error.why)
+        connection.end()
+        refused = {"error_code": Code.SASL_AUTHENTICATION_FAILED, "error_message": str(error)}
+        door.loop.call_later(FAILURE_DELAY_S, request.reply, refused)
+        return
+    request.reply({"auth_bytes": b""})
+
+
+def take_raw_token(door: "KafkaDoor", connection: "Connection", token: bytes) -> None:
+    """What follows version 0 of the handshake is no request, and neither is its answer: a token each."""
+    connection.login = Stage.NONE
+    if len(token) > TOKEN_BYTES_MAX:
+        raise MalformedRequest(f"a token of {len(token):,} bytes")
+    try:
+        door.gate.log_in(token, connection)
+    except LoginRefused as error:
+        _note(door, connection, error.why)
+        connection.end()
+        door.loop.call_later(FAILURE_DELAY_S, connection.abort, error)
+        return
+    connection.send_token(b"")
+
+
+def _fields(request: "Request") -> Any:
+    if request.size > TOKEN_BYTES_MAX:
+        raise MalformedRequest(f"{request.api.name} of {request.size:,} bytes")
+    return decode(request_struct(request.api, request.version), request.body, request.position)
+
+
+def _note(door: "KafkaDoor", connection: "Connection", why: str) -> None:
+    door.stats.count("logins_refused")
+    logger.warning("login refused from %s: %s", connection.peer, why)
