@@ -305,6 +305,20 @@ async def test_a_group_may_be_shared_and_its_topics_not(world: World, ann: Clien
     assert (await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **asked)).error_code == TOPIC_REFUSED
 
 
+async def test_a_subscription_by_pattern_is_for_topics_that_may_be_read(world: World, ann: Client) -> None:
+    for topic in ("p-read", "p-written", "p-hidden"):
+        await world.topic(topic)
+    await allow(world, "ann", read="^(p-read|p-group)$", write="^p-written$")
+    fields: dict[str, Any] = {"group_id": "p-group", "member_id": "m", "rebalance_timeout": 1000}
+    first = {**fields, "subscribed_topic_regex": "p-.*", "topic_partitions": []}
+    answer = await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **first)
+    wanted = world.door.topics.id_of(world.broker.streams.get("p-read"))
+    assert [one.topic_id for one in answer.assignment.topic_partitions] == [wanted]
+    await allow(world, "ann", read="^(p-read|p-written|p-group)$")
+    answer = await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **{**fields, "member_epoch": answer.member_epoch})
+    assert len(answer.assignment.topic_partitions) == 2, "and what it may read is as of now"
+
+
 async def test_a_refusal_is_in_the_log_once(world: World, ann: Client, caplog: pytest.LogCaptureFixture) -> None:
     await allow(world, "ann")
     for _ in range(3):

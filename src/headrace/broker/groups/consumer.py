@@ -53,6 +53,7 @@ class Heartbeat:
     pattern: str | None = None
     assignor: str | None = None
     owned: frozenset[TopicPartition] | None = None
+    may_read: Callable[[str], bool] | None = None  # which topics its pattern is tried with; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class ConsumerMember:
     timer: Timer | None = None
     revoke_deadline: float = 0.0
     away: bool = False  # static, left for a moment
+    may_read: Callable[[str], bool] | None = None
 
     @property
     def holds(self) -> set[TopicPartition]:
@@ -263,13 +265,15 @@ class ConsumerGroup:
         if beat.rack_id is not None:
             member.rack_id = beat.rack_id
         member.client_id, member.client_host = beat.client_id, beat.client_host
+        member.may_read = beat.may_read
         return before != (member.topics, member.pattern, member.assignor, False)
 
     def _wanted(self, member: ConsumerMember) -> frozenset[str]:
         if not member.pattern:
             return member.topics
-        pattern = compile_pattern(member.pattern)
-        return member.topics | {topic for topic in self._topics() if pattern.fullmatch(topic)}
+        matches, may_read = compile_pattern(member.pattern).fullmatch, member.may_read
+        found = {topic for topic in self._topics() if matches(topic) and (may_read is None or may_read(topic))}
+        return member.topics | found
 
     # Sessions.
 

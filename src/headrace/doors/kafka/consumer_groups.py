@@ -21,6 +21,7 @@ CONSUMER_MEMBER = 1  # as opposed to a classic member of an upgraded group
 async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     groups = door.coordination.groups
     names = fields.subscribed_topic_names
+    known = request.connection.access
     beat = Heartbeat(
         member_id=fields.member_id,
         epoch=fields.member_epoch,
@@ -33,6 +34,7 @@ async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: 
         pattern=fields.subscribed_topic_regex,
         assignor=fields.server_assignor,
         owned=owned_partitions(door, fields.topic_partitions),
+        may_read=known.reads.shows if known is not None else None,
     )
     try:
         answer = groups.consumer(fields.group_id).heartbeat(beat)
