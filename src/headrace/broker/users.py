@@ -143,6 +143,9 @@ class Users:
             raise NotFound(f"there is no user {name!r}")
         return found
 
+    def has(self, name: str) -> bool:
+        return name in self._users
+
     def permissions(self) -> dict[tuple[str, str], Permission]:
         """By (vhost, user)."""
         return dict(sorted(self._permissions.items()))

@@ -170,6 +170,15 @@ async def test_with_users_who_says_nothing_on_this_machine_is_guest_as_long_as_i
     assert await is_served(guest)
 
 
+async def test_who_was_guest_and_logs_in_has_the_rights_of_its_user(fresh: World) -> None:
+    await add(fresh, "ann", permission=None)
+    client = await fresh.client()
+    assert await is_served(client)
+    assert (await try_login(client, token("ann"))).error_code == 0
+    assert (await client.produce("t", batch(b"a"))).error_code == Code.TOPIC_AUTHORIZATION_FAILED
+    assert users_shown(fresh) == [("ann", "PLAIN")]
+
+
 async def test_who_begins_a_login_and_does_not_end_it_is_not_guest(fresh: World) -> None:
     await add(fresh, "ann")
     client = await fresh.client()
@@ -183,6 +192,24 @@ async def test_a_fetch_that_waits_when_the_broker_is_closed_to_strangers_is_not_
     waiting = await fresh.client()
     fetch = asyncio.ensure_future(waiting.fetch("t", max_wait=8_000))
     while not any(found.fetch_waiters for found in fresh.door.connections):
+        await asyncio.sleep(0.01)
+    await fresh.broker.users.put_user(GUEST, password="another")
+    writer = await logged_in(fresh, "ann")
+    assert (await writer.produce("t", batch(b"not for you"))).error_code == 0
+    with pytest.raises(Closed):
+        await fetch
+
+
+async def test_a_share_fetch_that_waits_then_is_given_nothing(fresh: World) -> None:
+    await add(fresh, "ann")
+    waiting = await fresh.client()
+    member = {"group_id": "g", "member_id": "AAAAAAAAAAAAAAAAAAAAAA"}
+    await waiting.call(Api.SHARE_GROUP_HEARTBEAT, 1, **member, subscribed_topic_names=["t"])
+    topic_id = fresh.door.topics.id_of(fresh.broker.streams.get("t"))
+    topics = [{"topic_id": topic_id, "partitions": [{"partition_index": 0, "acknowledgement_batches": []}]}]
+    limits = {"max_wait": 8_000, "min_bytes": 1, "max_bytes": 1000, "max_records": 1, "batch_size": 1}
+    fetch = asyncio.ensure_future(waiting.call(Api.SHARE_FETCH, 1, **member, **limits, topics=topics))
+    while not fresh.door.share_sessions:
         await asyncio.sleep(0.01)
     await fresh.broker.users.put_user(GUEST, password="another")
     writer = await logged_in(fresh, "ann")
@@ -246,11 +273,13 @@ async def test_who_is_known_sends_large_requests(world: World) -> None:
     assert (await client.produce("t", batch(b"x" * 2_000_000))).error_code == 0
 
 
-async def test_a_token_that_is_too_long_is_not_looked_at_on_an_open_broker_either(fresh: World) -> None:
+async def test_a_token_that_is_too_long_is_not_looked_at_whoever_sends_it(fresh: World) -> None:
+    """Not even if it is right, and the connection one that may send large requests."""
+    await fresh.broker.users.put_user("ann", password="x" * TOKEN_BYTES_MAX)
     for version in (0, 1):
         client = await fresh.client()
         await client.call(Api.SASL_HANDSHAKE, version, mechanism="PLAIN")
-        sent = b"\0guest\0" + b"x" * TOKEN_BYTES_MAX
+        sent = b"\0ann\0" + b"x" * TOKEN_BYTES_MAX
         if version:
             client.send(Api.SASL_AUTHENTICATE, 0, struct.pack(">i", len(sent)) + sent)
         else:
@@ -278,21 +307,38 @@ async def test_half_a_token_is_waited_for(world: World, client: Client) -> None:
 
 def pipelined(sent: bytes, value: bytes) -> bytes:
     """A handshake, a login and a Produce in one write."""
-    frames = []
-    for api, version, body in (
-        (Api.SASL_HANDSHAKE, 1, struct.pack(">h", 5) + b"PLAIN"),
-        (Api.SASL_AUTHENTICATE, 0, struct.pack(">i", len(sent)) + sent),
-        (Api.PRODUCE, 3, produce_body(value)),
-    ):
-        frame = struct.pack(">hhih", api, version, 1, 0) + body
-        frames.append(struct.pack(">i", len(frame)) + frame)
-    return b"".join(frames)
+    return (
+        framed(Api.SASL_HANDSHAKE, 1, struct.pack(">h", 5) + b"PLAIN")
+        + framed(Api.SASL_AUTHENTICATE, 0, struct.pack(">i", len(sent)) + sent)
+        + framed(Api.PRODUCE, 3, produce_body(value))
+    )
+
+
+def framed(api: Api, version: int, body: bytes) -> bytes:
+    frame = struct.pack(">hhih", api, version, 1, 0) + body
+    return struct.pack(">i", len(frame)) + frame
 
 
 def produce_body(value: bytes) -> bytes:
     records = bytes(batch(value))
     head = struct.pack(">hhii", -1, -1, 1000, 1) + struct.pack(">h", 1) + b"t"
     return head + struct.pack(">iii", 1, 0, len(records)) + records
+
+
+@pytest.mark.parametrize("handshake", [0, 1])
+async def test_what_is_sent_behind_a_failed_login_is_not_done_on_an_open_broker_either(
+    fresh: World, handshake: int
+) -> None:
+    client = await fresh.client()
+    if handshake:
+        client.send_bytes(pipelined(token("guest", "wrong"), b"a"))
+    else:
+        await client.call(Api.SASL_HANDSHAKE, 0, mechanism="PLAIN")
+        sent = token("guest", "wrong")
+        client.send_bytes(struct.pack(">i", len(sent)) + sent + framed(Api.PRODUCE, 3, produce_body(b"a")))
+    while not await client.is_closed():
+        pass
+    assert end_of(fresh) == 0
 
 
 async def test_what_is_sent_behind_a_failed_login_is_not_done(world: World, client: Client) -> None:

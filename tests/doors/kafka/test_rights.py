@@ -305,6 +305,103 @@ async def test_a_group_may_be_shared_and_its_topics_not(world: World, ann: Clien
     assert (await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **asked)).error_code == TOPIC_REFUSED
 
 
+async def test_topics_may_be_read_and_a_group_not(world: World, ann: Client, root: Client) -> None:
+    topics = [{"name": TOPIC, "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
+    await root.call(Api.OFFSET_COMMIT, 8, group_id="theirs", generation_id_or_member_epoch=-1, topics=topics)
+    await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="anns", transaction_timeout=1000)
+    await allow(world, "ann", read="^t$", write="^anns$")
+    moved = [{"name": TOPIC, "partitions": [{"partition_index": 0, "committed_offset": 0}]}]
+    fields: dict[str, Any] = {"group_id": "theirs", "topics": moved}
+    answer = await ann.call(Api.OFFSET_COMMIT, 8, generation_id_or_member_epoch=-1, **fields)
+    assert answer.topics[0].partitions[0].error_code == GROUP_REFUSED
+    answer = await ann.call(Api.TXN_OFFSET_COMMIT, 3, transactional_id="anns", **fields)
+    assert answer.topics[0].partitions[0].error_code == GROUP_REFUSED
+    kept = world.door.coordination.groups.offsets.get("theirs", TOPIC, 0)
+    assert kept is not None and kept.offset == 1
+    wanted = {"group_id": "theirs", "topics": [{"name": TOPIC, "partition_indexes": [0]}]}
+    for version in (1, 7):
+        answer = await ann.call(Api.OFFSET_FETCH, version, **wanted)
+        assert answer.topics[0].partitions[0].error_code == GROUP_REFUSED
+        assert answer.topics[0].partitions[0].committed_offset == -1
+    await allow(world, "ann", read="^theirs$")
+    gone = [{"name": TOPIC, "partitions": [{"partition_index": 0}]}]
+    answer = await ann.call(Api.OFFSET_DELETE, 0, group_id="theirs", topics=gone)
+    assert answer.topics[0].partitions[0].error_code == TOPIC_REFUSED
+    assert world.door.coordination.groups.offsets.get("theirs", TOPIC, 0) == kept
+
+
+async def test_transactions_are_found_by_who_may_write_to_them(world: World, ann: Client, root: Client) -> None:
+    made = await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="open", transaction_timeout=10_000)
+    who = {"producer_id": made.producer_id, "producer_epoch": made.producer_epoch}
+    await root.call(
+        Api.ADD_PARTITIONS_TO_TXN,
+        3,
+        v3_and_below_transactional_id="open",
+        v3_and_below_topics=[{"name": TOPIC, "partitions": [0]}],
+        **{f"v3_and_below_{name}": value for name, value in who.items()},
+    )
+    await allow(world, "ann", read=".*")
+    for version, fields in ((3, {"key": "open"}), (4, {"coordinator_keys": ["open"]})):
+        found = set(codes(await ann.call(Api.FIND_COORDINATOR, version, key_type=1, **fields)))
+        assert ID_REFUSED in found
+    await allow(world, "ann", write="^open$")
+    assert set(codes(await ann.call(Api.FIND_COORDINATOR, 4, key_type=1, coordinator_keys=["open"]))) == {0}
+    [state] = (await ann.call(Api.DESCRIBE_TRANSACTIONS, 0, transactional_ids=["open"])).transaction_states
+    assert (state.error_code, state.topics) == (0, []), "without the topics that are not for the user"
+    assert (await ann.call(Api.END_TXN, 3, transactional_id="open", committed=False, **who)).error_code == 0
+
+
+async def test_a_share_group_is_given_no_topic_that_its_member_may_not_read(
+    world: World, ann: Client, root: Client
+) -> None:
+    await world.topic("shared")
+    topic_id = world.door.topics.id_of(world.broker.streams.get("shared"))
+    await allow(world, "ann", read="^(shared|anns)$")
+    member = {"group_id": "anns", "member_id": "AAAAAAAAAAAAAAAAAAAAAA"}
+    joined = await ann.call(Api.SHARE_GROUP_HEARTBEAT, 1, **member, subscribed_topic_names=["shared"])
+    assert joined.error_code == 0
+    await root.produce("shared", batch(b"a", b"b"))
+    limits = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1000, "max_records": 1, "batch_size": 1}
+    topics = [{"topic_id": topic_id, "partitions": [{"partition_index": 0, "acknowledgement_batches": []}]}]
+    first = await ann.call(Api.SHARE_FETCH, 1, **member, **limits, share_session_epoch=0, topics=topics)
+    assert first.responses[0].partitions[0].acquired_records[0].first_offset == 0
+    await allow(world, "ann", read="^anns$")
+    said = [{"first_offset": 0, "last_offset": 0, "acknowledge_types": [1]}]
+    topics = [{"topic_id": topic_id, "partitions": [{"partition_index": 0, "acknowledgement_batches": said}]}]
+    answer = await ann.call(Api.SHARE_FETCH, 1, **member, **limits, share_session_epoch=1, topics=topics)
+    [part] = answer.responses[0].partitions
+    assert (part.error_code, part.acknowledge_error_code, part.records) == (TOPIC_REFUSED, TOPIC_REFUSED, b"")
+    await ann.call(Api.SHARE_GROUP_HEARTBEAT, 1, **member, member_epoch=-1)
+    moved = [{"topic_name": "shared", "partitions": [{"partition_index": 0, "start_offset": 2}]}]
+    altered = await ann.call(Api.ALTER_SHARE_GROUP_OFFSETS, 0, group_id="anns", topics=moved)
+    [topic] = altered.responses
+    assert (topic.partitions[0].error_code, topic.topic_id) == (TOPIC_REFUSED, bytes(16))
+    gone = await ann.call(Api.DELETE_SHARE_GROUP_OFFSETS, 0, group_id="anns", topics=[{"topic_name": "shared"}])
+    assert gone.responses[0].error_code == TOPIC_REFUSED
+    [group] = (
+        await ann.call(Api.DESCRIBE_SHARE_GROUP_OFFSETS, 0, groups=[{"group_id": "anns", "topics": None}])
+    ).groups
+    assert (group.error_code, group.topics) == (0, [])
+    [group] = (
+        await root.call(Api.DESCRIBE_SHARE_GROUP_OFFSETS, 0, groups=[{"group_id": "anns", "topics": None}])
+    ).groups
+    assert [one.topic_name for one in group.topics] == ["shared"], "it is there"
+
+
+async def test_settings_of_groups_are_read_by_readers_and_changed_by_those_who_configure(
+    world: World, ann: Client
+) -> None:
+    await allow(world, "ann", read="^anns$", configure="^theirs$")
+    change = [{"name": "share.auto.offset.reset", "config_operation": 0, "value": "earliest"}]
+    for name, described, altered in (("anns", 0, GROUP_REFUSED), ("theirs", GROUP_REFUSED, 0)):
+        asked = [{"resource_type": 32, "resource_name": name, "configuration_keys": None}]
+        answer = await ann.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)
+        assert answer.results[0].error_code == described
+        asked = [{"resource_type": 32, "resource_name": name, "configs": change}]
+        answer = await ann.call(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked)
+        assert answer.responses[0].error_code == altered
+
+
 async def test_a_subscription_by_pattern_is_for_topics_that_may_be_read(world: World, ann: Client) -> None:
     for topic in ("p-read", "p-written", "p-hidden"):
         await world.topic(topic)

@@ -2,8 +2,8 @@
 
 Topics, groups and transactional ids are names in the default vhost. What each API asks for is RULES; where a request
 names several things, each is asked for where it is looked up (see GuardedTopics). A right that is taken away is gone
-with the next request: what is remembered holds for one version of the users only. On a broker that is open nobody is
-asked, and a connection has no Access.
+with the next request: an Access is for one version of the users (see login.Gate). On a broker that is open nobody is
+asked, and a connection has none.
 """
 
 import logging
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.rights import Rights
 from headrace.broker.streams import Stream
-from headrace.broker.users import Users
+from headrace.broker.users import User
 from headrace.doors.kafka.errors import ClusterRefused, Code, GroupRefused, TopicRefused, TransactionRefused, code_of
-from headrace.doors.kafka.topic_index import VHOST, Topics
+from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import AccessRefused
 from headrace.wire.kafka.apis import Api
 
@@ -60,10 +60,10 @@ class Anybody:
 
 
 class Access(Anybody):
-    def __init__(self, users: Users, user: str, topics: Topics, peer: Any) -> None:
-        self._users, self._user, self._peer = users, user, peer
-        self._version = -1
-        self._rights: Rights | None = None
+    """Of one user, as its rights are now. None: it may not enter the vhost."""
+
+    def __init__(self, user: User, rights: Rights | None, topics: Topics, peer: Any) -> None:
+        self._user, self._rights, self._peer = user, rights, peer
         self._known: dict[tuple[str, str], bool] = {}
         self._said: set[str] = set()
         self.reads = GuardedTopics(topics, self, READ)
@@ -72,11 +72,6 @@ class Access(Anybody):
         self.sees = GuardedTopics(topics, self, LOOK)
 
     def may(self, right: str, name: str) -> bool:
-        if self._version != self._users.version:
-            self._version = self._users.version
-            self._rights = self._users.rights(self._user, VHOST)
-            self._known.clear()
-            self._said.clear()
         found = self._known.get((right, name))
         if found is None:
             found = self._rights is not None and ASKED[right](self._rights, name)
@@ -102,8 +97,8 @@ class Access(Anybody):
             raise TransactionRefused(self._refused(WRITE, "transactional id", transactional_id))
 
     def administer(self) -> None:
-        if not self._users.user(self._user).is_administrator:
-            self._say(text := f"this is for users with the tag administrator, and {self._user!r} is none")
+        if not self._user.is_administrator:
+            self._say(text := f"this is for users with the tag administrator, and {self._user.name!r} is none")
             raise ClusterRefused(text)
 
     def shows_group(self, group_id: str) -> bool:
@@ -113,7 +108,7 @@ class Access(Anybody):
         return self.may(WRITE, transactional_id)
 
     def _refused(self, right: str, kind: str, name: str) -> str:
-        text = f"user {self._user!r} has no right to {right} {kind} {name[:255]!r}"
+        text = f"user {self._user.name!r} has no right to {right} {kind} {name[:255]!r}"
         self._say(text)
         return text
 

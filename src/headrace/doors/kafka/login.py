@@ -13,7 +13,7 @@ from headrace.broker.users import GUEST, Users
 from headrace.doors.addresses import is_loopback
 from headrace.doors.kafka.access import Access, Anybody
 from headrace.doors.kafka.errors import Code
-from headrace.doors.kafka.topic_index import Topics
+from headrace.doors.kafka.topic_index import VHOST, Topics
 from headrace.errors import HeadraceError, MalformedRequest
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.codec import decode
@@ -71,14 +71,18 @@ class Gate:
             connection.refuse(f"{request.api.name} without a login")
             return False
         connection.user = user
-        connection.access = None if self.is_open else Access(self._users, user, self._topics, connection.peer)
+        connection.access = None if self.is_open else self._access(user, connection)
         connection.admitted_at = self._users.version
         return True
+
+    def _access(self, user: str, connection: "Connection") -> Access:
+        rights = self._users.rights(user, VHOST)
+        return Access(self._users.user(user), rights, self._topics, connection.peer)
 
     def user_of(self, connection: "Connection") -> str | None:
         """Whose the connection is now. None: it has to log in."""
         if connection.has_logged_in:
-            return connection.user
+            return connection.user if self._users.has(connection.user) else None
         if self.is_open:
             return ""
         is_silent = connection.login is Stage.NONE  # who began a login ends it
