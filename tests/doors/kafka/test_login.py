@@ -338,7 +338,8 @@ async def test_what_is_sent_behind_a_failed_login_is_not_done_on_an_open_broker_
         client.send_bytes(struct.pack(">i", len(sent)) + sent + framed(Api.PRODUCE, 3, produce_body(b"a")))
     while not await client.is_closed():
         pass
-    assert end_of(fresh) == 0
+    other = await fresh.client()
+    assert (await other.produce("t", batch(b"b"))).base_offset == 0, "the first there is"
 
 
 async def test_what_is_sent_behind_a_failed_login_is_not_done(world: World, client: Client) -> None:
@@ -390,7 +391,9 @@ async def test_a_user_that_is_removed_is_gone_with_its_connections(world: World)
     known = await logged_in(world, "ann")
     gone = await logged_in(world, "carl")
     assert await is_served(gone)
+    [found] = [one for one in world.door.connections if one.user == "carl"]
     await world.broker.users.remove_user("carl")
+    assert world.door.gate.user_of(found) is None, "whatever still waits on it"
     assert await gone.is_closed()
     assert await is_served(known)
     again = await try_login(await world.client(), token("carl"))
