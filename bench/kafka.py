@@ -13,6 +13,7 @@ import argparse
 import resource
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,8 @@ def measure(programs: Path, broker: Broker, scale: float) -> Iterator[Measured]:
         yield from load.raw(raw, f"raw-{number}")
     for size, offered in ((100, 50_000), (1000, 20_000)):
         case = Case(size, "none", 10, int(4 * offered * scale * broker.small_share))
+        broker.make_topic(f"paced-{size}")
+        time.sleep(1.0)  # until it has its leader
         yield load.produce(f"paced {size} B, 10 producers, {offered:,}/s", f"paced-{size}", case, offered)
 
 

@@ -4,8 +4,9 @@
  *   kafka_load consume ADDRESS TOPIC COUNT
  *
  * produce: acks=all; each producer has a handle, a thread and its share of COUNT, all to partition 0 of TOPIC.
- * With RATE (messages per second, all producers) it sends on a schedule with linger.ms=5; without, as fast as
- * librdkafka's queue of 100,000 messages lets it. Bodies are JSON-like text, so that codecs have work to do.
+ * With RATE (messages per second, all producers) it sends on a schedule with linger.ms=5, and the time to the
+ * acknowledgement counts from the moment a message was due; the first half second is not counted. Without, as fast
+ * as librdkafka's queue of 100,000 messages lets it. Bodies are JSON-like text, so that codecs have work to do.
  * consume: partition 0 from its beginning until COUNT messages came.
  * Prints one line: seconds, messages per second, p50 and p99 of the time to the acknowledgement in ms, failures.
  *
@@ -47,6 +48,7 @@ extern ssize_t rd_kafka_consume_batch(rd_kafka_topic_t *, int32_t, int, rd_kafka
 extern void rd_kafka_message_destroy(rd_kafka_message_t *);
 #define BODIES 64
 #define SAMPLE_EVERY 16
+#define UNCOUNTED_S 0.5
 
 struct work {
     const char *address, *topic, *codec;
@@ -77,8 +79,8 @@ static void delivered(rd_kafka_t *rk, const rd_kafka_message_t *message, void *o
     (void)rk;
     if (message->err)
         work->failed++;
-    else if (work->done++ % SAMPLE_EVERY == 0)
-        work->latency[work->samples++] = rd_kafka_message_latency(message);
+    else if (work->done++ % SAMPLE_EVERY == 0 && (long)message->opaque >= 0)
+        work->latency[work->samples++] = rd_kafka_message_latency(message) + (long)message->opaque;
 }
 
 static void *produce(void *argument) {
@@ -97,13 +99,15 @@ static void *produce(void *argument) {
     rd_kafka_topic_t *topic = rd_kafka_topic_new(rk, work->topic, NULL);
     double began = now();
     for (long i = 0; i < work->count; i++) {
-        if (work->rate > 0) {
-            double due = began + i / work->rate;
-            while (now() < due)
-                rd_kafka_poll(rk, 1);
-        }
-        while (rd_kafka_produce(topic, 0, 0, bodies[i % BODIES], work->size, NULL, 0, NULL) == -1)
+        double due = began + i / work->rate; /* without a schedule never asked for */
+        while (work->rate > 0 && now() < due)
+            rd_kafka_poll(rk, 1);
+        for (;;) {
+            long late_us = work->rate <= 0 ? 0 : due - began < UNCOUNTED_S ? -1 : (now() - due) * 1e6;
+            if (rd_kafka_produce(topic, 0, 0, bodies[i % BODIES], work->size, NULL, 0, (void *)late_us) != -1)
+                break;
             rd_kafka_poll(rk, 5);
+        }
         if (i % 256 == 0)
             rd_kafka_poll(rk, 0);
     }

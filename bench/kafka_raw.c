@@ -6,7 +6,8 @@
  * produce: Produce v7, acks=all, to partition 0 of TOPIC. One batch of records of SIZE bytes is made, with its
  * checksum, and sent over and over; each connection keeps IN_FLIGHT requests out. No codec: a client's own work.
  * With RATE (messages per second, all connections) it sends on a schedule, and the time of a request counts from
- * the moment it was due, whether it could be sent then or not; the first half second is not counted.
+ * the moment it was due, whether it could be sent then or not; the first half second is not counted. A second behind
+ * its schedule it gives up: the broker does not take that rate.
  * fetch: Fetch v4 of partition 0 from its beginning with librdkafka's limits (1 MB of a partition, wait 500 ms);
  * each connection reads COUNT records, by the headers of their batches.
  * Prints one line: seconds, messages per second, p50 and p99 of a request in ms, failures. One thread. */
@@ -31,6 +32,7 @@
 #define BATCH_HEADER 61
 #define IN_FLIGHT_MAX 64
 #define UNCOUNTED_S 0.5 /* of a schedule: everybody's caches and connections are cold */
+#define BEHIND_S_MAX 1.0
 
 struct link {
     int fd, in_flight, oldest;
@@ -319,7 +321,12 @@ int main(int argc, char **argv) {
                 }
                 if (link->received - (at - link->answer) < whole) break;
                 double began = link->started[link->oldest];
-                if (requests_done < room && began >= counted_from) latencies[requests_done++] = now() - began;
+                double took = now() - began;
+                if (requests_done < room && began >= counted_from) latencies[requests_done++] = took;
+                if (rate > 0 && took > BEHIND_S_MAX) {
+                    printf("%.3f 0 %.3f %.3f 0\n", now() - started, took * 1e3, took * 1e3);
+                    return 0;
+                }
                 link->oldest = (link->oldest + 1) % IN_FLIGHT_MAX;
                 link->in_flight--;
                 link->to_come -= is_produce ? take_produce(at, topic, records) : take_fetch(link, at, whole, topic);

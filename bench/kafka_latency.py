@@ -1,0 +1,193 @@
+"""How much each broker takes at the same latency: `make bench ONLY=kafka_latency`.
+
+Messages come on a schedule, whether the broker keeps up or not, and the time of each counts from the moment it was due
+until it was acknowledged. For every work the highest rate is looked for whose 99th percentile stays within a limit: by
+doubling, then by halving the step. A rate that fails is tried once more, since the machine has hiccups of its own. Each
+broker runs alone, on the same cores and the same disk; what it spent of them is told beside its rate.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import machine
+from bench.kafka import IN_FLIGHT, JAVA_BATCH_BYTES, MILLION, Load
+from bench.kafka_peers import LOAD, RAW, ApacheKafka, Broker, Headrace, build_load, kafka_classpath
+from bench.kafka_report import OURS, TWICE
+
+LIMIT_MS = 10.0
+TRIAL_S = 2.0
+HALVINGS = 3  # of a step of 2: to 9 %
+RATE_MIN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    work: str
+    program: str
+    size: int
+    batch_bytes: int  # of the raw load; librdkafka waits up to 5 ms for more
+    codec: str
+    clients: int
+    first_rate: int
+
+    def arguments(self, topic: str, rate: int) -> tuple[object, ...]:
+        count = int(rate * TRIAL_S)
+        if self.program == RAW:
+            return topic, count, self.size, self.batch_bytes, self.clients, IN_FLIGHT, rate
+        return topic, count, self.size, self.codec, self.clients, rate
+
+
+def cases() -> list[Case]:
+    return [
+        *(
+            Case(f"{size} B {codec}, {clients} with librdkafka", LOAD, size, 0, codec, clients, first)
+            for size, first in ((100, 500_000), (1000, 100_000))
+            for codec, clients in (("none", 1), ("none", 10), ("zstd", 1))
+        ),
+        *(
+            Case(f"{size} B in {batch / 1000:.0f} KB requests, {clients} raw", RAW, size, batch, "none", clients, first)
+            for size, batch, first, clients in (
+                (100, JAVA_BATCH_BYTES, 400_000, 1),
+                (100, JAVA_BATCH_BYTES, 800_000, 10),
+                (1000, JAVA_BATCH_BYTES, 40_000, 1),
+                (1000, JAVA_BATCH_BYTES, 80_000, 10),
+                (1000, 1_100, 10_000, 10),
+            )
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    rate: int
+    p99_ms: float
+    cpu_s: float  # of the broker, for each second
+
+    @property
+    def per_cpu_s(self) -> float:
+        return self.rate / self.cpu_s
+
+
+class Search:
+    """The trials of one work on one broker."""
+
+    def __init__(self, load: Load, broker: Broker, case: Case, topic: str) -> None:
+        self._load = load
+        self._broker = broker
+        self._case = case
+        self._topic = topic
+
+    def highest(self) -> Trial | None:
+        """None when no rate is held."""
+        rate = self._case.first_rate
+        best = self._held(rate)
+        if best is None:
+            while best is None and rate > RATE_MIN:
+                rate //= 2
+                best = self._held(rate)
+        else:
+            while (higher := self._held(best.rate * 2)) is not None:
+                best = higher
+        step = 2.0
+        for _ in range(HALVINGS if best is not None else 0):
+            step **= 0.5
+            best = self._held(int(best.rate * step)) or best
+        return best
+
+    def _held(self, rate: int) -> Trial | None:
+        for _ in range(2):
+            trial = self._run(rate)
+            if trial.p99_ms <= LIMIT_MS:
+                return trial
+        return None
+
+    def _run(self, rate: int) -> Trial:
+        case = self._case
+        self._load.warm(int(rate * TRIAL_S), case.size)
+        before, began = self._broker.cpu_s(), time.monotonic()
+        done = self._load.run("", MILLION, "produce", *case.arguments(self._topic, rate), program=case.program)
+        cpu_s = (self._broker.cpu_s() - before) / (time.monotonic() - began)
+        assert done.latency_ms is not None
+        return Trial(rate, done.latency_ms[1], cpu_s)
+
+
+Found = dict[str, Trial | None]
+
+
+def measure(programs: Path, broker: Broker) -> Iterator[tuple[str, Trial | None]]:
+    load = Load(programs, broker)
+    for number, case in enumerate(cases()):
+        topic = f"paced-{number}"
+        broker.make_topic(topic)
+        time.sleep(1.0)  # until it has its leader
+        yield case.work, Search(load, broker, case, topic).highest()
+
+
+def run(*, peers: bool = True) -> None:
+    print(f"machine    {machine.describe()}", flush=True)
+    print(f"the highest rate with p99 <= {LIMIT_MS:.0f} ms, to {2 ** 0.5**HALVINGS - 1:.0%}; acks=all, one partition")
+    brokers: list[Broker] = [Headrace()]
+    if peers:
+        try:
+            classpath = kafka_classpath()
+            brokers += [ApacheKafka(classpath, flush=False), ApacheKafka(classpath, flush=True)]
+        except RuntimeError as error:
+            print(f"NO APACHE KAFKA TO COMPARE WITH: {error}", flush=True)
+    found: dict[str, Found] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-kafka-load-") as folder:
+        build_load(Path(folder))
+        for broker in brokers:
+            print(f"\n{broker.name}: {broker.durability}", flush=True)
+            broker.start()
+            try:
+                found[broker.name] = {}
+                for work, trial in measure(Path(folder), broker):
+                    found[broker.name][work] = trial
+                    print(f"  {work:<38} {_said(trial)}", flush=True)
+            finally:
+                broker.stop()
+    for line in report(found):
+        print(line)
+
+
+def _said(trial: Trial | None) -> str:
+    if trial is None:
+        return "at no rate"
+    return f"{trial.rate:>10,}/s  p99 {trial.p99_ms:6.2f} ms  {trial.cpu_s * MILLION / trial.rate:7.3f} CPU-s/M"
+
+
+def report(found: dict[str, Found]) -> Iterator[str]:
+    ours = found[OURS]
+    for name, theirs in found.items():
+        if name == OURS:
+            continue
+        yield f"\n{OURS} beside {name}: messages per second at the same latency, and per CPU-second of the broker"
+        ratios = []
+        for work, one in ours.items():
+            other = theirs.get(work)
+            if one is None or other is None:
+                yield f"  {work:<38} {OURS if one is None else name} holds no rate"
+                ratios.append(0.0 if one is None else float("inf"))
+                continue
+            ratios.append(one.rate / other.rate)
+            yield f"  {work:<38} {one.rate / other.rate:6.2f}x {one.per_cpu_s / other.per_cpu_s:6.2f}x"
+        twice = sum(ratio >= TWICE for ratio in ratios)
+        held = "reached" if twice == len(ratios) else "MISSED"
+        middle = sorted(ratios)[len(ratios) // 2]
+        yield f"  twice the messages/s: {twice} of {len(ratios)} rows, median {middle:.2f}x  {held}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.kafka_latency", description=__doc__)
+    parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
+    run(peers=not parser.parse_args().alone)
+
+
+if __name__ == "__main__":
+    main()
+
+
