@@ -45,7 +45,6 @@ from dataclasses import dataclass
 from random import Random
 
 from headrace.errors import DataFolderLocked
-from headrace.log.disk import Ran, Step, run_one_by_one
 from tests.crash import crashes
 from tests.crash.inodes import File, Folder, NameChange, put, replay
 from tests.crash.tree import Tree
@@ -165,9 +164,6 @@ class SimulatedDisk(Tree):
     def start_writing_back(self, file: int) -> None:
         """Any crash may find any write on the disk as it is."""
         self._open_file(file)
-
-    def run(self, steps: Sequence[Step]) -> Ran:
-        return run_one_by_one(self, steps)
 
     def sync_filesystem(self, file: int) -> None:
         _, path, _ = self._open_file(file)

@@ -109,7 +109,7 @@ def test_l8_a_disk_that_fills_up_slowly_refuses_heals_and_keeps_every_promise(se
             if not world.shard.is_closed:  # a restart on a full disk may refuse to open
                 raise
             world.disk.capacity = 1 << 50
-            world.open(world.disk.kill())
+            world.go_on_from(world.disk.kill(), power_cut=False)  # what was under way is there or is not
         assert world.shard.failure is None, world.shard.failure
         refused = max(refused, world.refused)
     world.disk.capacity = 1 << 50

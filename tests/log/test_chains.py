@@ -13,7 +13,7 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.errors import StorageFailed
-from headrace.log.chain import Engine, run
+from headrace.log.chain import Engine, SyncFailure, run, sync
 from headrace.log.commit import CHAIN_LOGS_MAX
 from headrace.log.disk import RealDisk, Step, run_one_by_one
 from headrace.log.files import Files
@@ -27,7 +27,7 @@ from tests.log.helpers import Bench, batch
 
 
 def in_engine(steps: list[Step]) -> tuple[int, int, float]:
-    engine = Engine()
+    engine = Engine(SyncFailure())
     try:
         engine.start(steps)
         assert select.select([engine.fileno()], [], [], 30)[0], "it ends"
@@ -39,14 +39,18 @@ def in_engine(steps: list[Step]) -> tuple[int, int, float]:
 
 
 def by_disk(steps: list[Step]) -> tuple[int, int, float]:
-    done, error, sync_s = run_one_by_one(RealDisk(), steps)
+    done, error, sync_s = run_one_by_one(RealDisk(), steps, SyncFailure())
     return done, error.errno or 0 if error else 0, sync_s
+
+
+def here(steps: list[Step]) -> tuple[int, int, float]:
+    return run(steps, SyncFailure())
 
 
 Runner = Callable[[list[Step]], tuple[int, int, float]]
 
 
-@pytest.fixture(params=[run, in_engine, by_disk], ids=["here", "engine", "one by one"])
+@pytest.fixture(params=[here, in_engine, by_disk], ids=["here", "engine", "one by one"])
 def runner(request: pytest.FixtureRequest) -> Runner:
     chosen: Runner = request.param
     return chosen
@@ -88,11 +92,11 @@ def test_a_sync_that_fails_ends_it(runner: Runner, file: int) -> None:
 
 SHORT = """
 import os, resource, sys
-from headrace.log.chain import run
+from headrace.log.chain import SyncFailure, run
 from headrace.log.disk import Step
 file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-print(run([Step(file, [b"a" * 700, b"b" * 700], 0)])[:2], os.fstat(file).st_size)
+print(run([Step(file, [b"a" * 700, b"b" * 700], 0)], SyncFailure())[:2], os.fstat(file).st_size)
 """
 
 
@@ -102,17 +106,22 @@ def test_a_write_that_comes_back_short_goes_on_until_it_is_whole_or_fails(tmp_pa
     assert said == f"(0, {errno.EFBIG}) 1000\n"
 
 
-def test_a_sync_that_fails_is_known_to_all_before_anybody_is_told(file: int) -> None:
-    """Of several who sync a file at once, the system tells one: a checkpoint must not take its OK for one."""
-    reader, writer = os.pipe()
-    engine = Engine()
+@pytest.mark.parametrize("who", ["engine", "here", "keeper"])
+def test_a_sync_that_fails_is_known_to_all_before_anybody_is_told(who: str) -> None:
+    """Of several who sync a file at once, the system tells one: none of the others may take its OK for one."""
+    reader, writer = os.pipe()  # has nothing to sync
+    files = Files(RealDisk(), 8)
+    engine = Engine(files.sync_failure)
     try:
-        assert engine.sync_errno() == 0
-        engine.start([Step(writer, None)])
-        assert select.select([engine.fileno()], [], [], 30)[0]
-        assert engine.sync_errno() == errno.EINVAL, "and nobody has collected it yet"
-        files = Files(RealDisk(), 8)
-        files.chain_errno = engine.sync_errno
+        files.check()
+        if who == "engine":
+            engine.start([Step(writer, None)])
+            assert select.select([engine.fileno()], [], [], 30)[0], "and nobody has collected it yet"
+        elif who == "here":
+            run([Step(writer, None)], files.sync_failure)
+        else:
+            with pytest.raises(OSError, match="Invalid argument"):
+                sync(writer, files.sync_failure)
         with pytest.raises(OSError, match="an earlier sync failed"):
             files.check()
     finally:
@@ -122,7 +131,7 @@ def test_a_sync_that_fails_is_known_to_all_before_anybody_is_told(file: int) -> 
 
 
 def test_buffers_stay_as_they_are_until_the_chain_has_ended(file: int) -> None:
-    engine = Engine()
+    engine = Engine(SyncFailure())
     buffer = bytearray(b"a" * 1000)
     engine.start([Step(file, [buffer], 0)])
     with pytest.raises(BufferError):
@@ -134,7 +143,7 @@ def test_buffers_stay_as_they_are_until_the_chain_has_ended(file: int) -> None:
 
 
 def test_an_engine_can_be_closed_twice_and_while_it_works(file: int) -> None:
-    engine = Engine()
+    engine = Engine(SyncFailure())
     engine.start([Step(file, [b"x" * 100_000], n * 100_000) for n in range(100)])
     engine.close()
     engine.close()
@@ -143,7 +152,7 @@ def test_an_engine_can_be_closed_twice_and_while_it_works(file: int) -> None:
 
 def test_jobs_and_chains_take_turns_in_the_order_in_which_they_came(file: int) -> None:
     worker = InlineWorker()
-    lane = Lane(worker, RealDisk())
+    lane = Lane(worker, RealDisk(), SyncFailure())
     seen: list[str] = []
 
     def note(name: str) -> Callable[[object, BaseException | None], None]:
@@ -167,7 +176,7 @@ def test_jobs_and_chains_take_turns_in_the_order_in_which_they_came(file: int) -
 
 def test_a_lane_that_is_closed_finishes_the_jobs_that_wait_for_their_turn() -> None:
     worker = InlineWorker()
-    lane = Lane(worker, RealDisk())
+    lane = Lane(worker, RealDisk(), SyncFailure())
     seen: list[int] = []
     for number in range(3):
         lane.submit(lambda number=number: seen.append(number), lambda _result, _error: None)  # type: ignore[misc]
@@ -193,6 +202,39 @@ def test_a_bug_on_the_way_stops_the_log_and_keeps_nobody_waiting(
     shard.worker.submit(lambda: None, lambda _result, error: told.append(error))
     shard.pump()
     assert told == [None], "the lane is free again"
+
+
+def test_a_chain_that_can_not_be_begun_stops_the_log_and_keeps_nobody_waiting(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = bench.open()
+    bench.append(1, [b"first"])
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(shard.worker, "run", no_memory)
+    ticket = shard.log(1).append(batch([b"second"]))
+    shard.pump()
+    assert isinstance(ticket.error, StorageFailed)
+    told: list[BaseException | None] = []
+    shard.worker.submit(lambda: None, lambda _result, error: told.append(error))
+    shard.pump()
+    assert told == [None], "the lane is free again"
+
+
+def test_a_large_round_does_not_put_off_the_sync_of_settles(bench: Bench) -> None:
+    """It has no need of the journal, and said that everything before it was synced."""
+    shard = bench.open()
+    for size in (1, 10_000, 10_000):  # the names are durable: large rounds are chains
+        bench.append(1, [bytes(size)])
+    settle = shard.group()
+    settle.put("settles", b"queue", b"1")
+    settle.commit(lazy=True)
+    shard.pump()
+    assert shard.journal.is_unsynced
+    bench.append(1, [bytes(10_000)])
+    assert not shard.journal.is_unsynced or shard.unsynced_since is not None
 
 
 @pytest.mark.parametrize(("logs", "is_chain"), [(CHAIN_LOGS_MAX, True), (CHAIN_LOGS_MAX + 1, False)])

@@ -1,5 +1,6 @@
 """Open files: who may wait for the disk, what is synced before it is closed, and what a sync of everything says."""
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -52,6 +53,37 @@ class Watched(RealDisk):
         if file in self.unsynced:
             self.lost.append(file)
         super().close(file)
+
+
+def test_a_checkpoint_does_not_rely_on_a_sync_that_somebody_else_has_only_begun(tmp_path: Path) -> None:
+    """Compaction makes room among the open files: what it took to sync was not dirty any more, and not synced yet."""
+    began, may_end = threading.Event(), threading.Event()
+    synced: list[int] = []
+
+    class Slow(RealDisk):
+        sync_each_max = 1000
+
+        def sync(self, file: int) -> None:
+            if threading.current_thread().name == "cleaner":
+                began.set()
+                assert may_end.wait(30)
+            super().sync(file)
+            synced.append(file)
+
+    files = Files(Slow(), 8)
+    for number in range(8):
+        files.write(str(tmp_path / f"{number}.log"), [b"in the journal"], 0, create=True)
+    seal = str(tmp_path / "new.seal")
+    cleaner = threading.Thread(target=lambda: files.write(seal, [b"seal"], 0, create=True), name="cleaner")
+    cleaner.start()
+    assert began.wait(30)
+    dirty = files.take_dirty()
+    files.sync_all(dirty)
+    assert len(synced) == 8, "the checkpoint may say that they are on disk"
+    may_end.set()
+    cleaner.join()
+    assert files.take_dirty().files and not files._being_synced.keys() - files._open.keys()
+    files.close()
 
 
 @pytest.mark.parametrize("sync_each_max", [1, 1000])

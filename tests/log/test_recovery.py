@@ -1,10 +1,14 @@
 """What is there after a stop, clean or not. The crash explorer covers all states; these name the rules."""
 
+import errno
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.errors import CorruptLog, DataFolderLocked
+from headrace.log.disk import RealDisk
 from headrace.log.settings import StreamSettings
 from tests.log.helpers import SMALL, Bench, batch, values
 
@@ -126,6 +130,64 @@ def test_l6_the_journal_proves_what_went_past_it_even_when_large_rounds_follow_e
     bench.open(1, 2)
     assert bench.report.damaged and data.name in bench.report.damaged[0]
     bench.shard.close()
+
+
+def test_l6_an_end_that_a_stuck_round_has_journaled_is_not_told_again_after_a_cut(tmp_path: Path) -> None:
+    """Told behind the cut, it would call records confirmed that were cut off, and the log damaged."""
+
+    class Full(RealDisk):
+        full_folder = ""
+
+        def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> int:
+            file = super().open(path, create=create, exclusive=exclusive, readonly=readonly)
+            names[file] = path
+            return file
+
+        def pwrite(self, file: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
+            if self.full_folder and self.full_folder in names.get(file, ""):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().pwrite(file, buffers, position)
+
+    names: dict[int, str] = {}
+    disk = Full()
+    bench = Bench(tmp_path, disk)
+    shard = bench.open(1, 2)
+    for log_id, value in ((1, b"a"), (2, b"a"), *((1, bytes(10_000)) for _ in range(4))):
+        bench.append(log_id, [value])
+    done: list[object] = []
+    shard.checkpoint()
+    shard.checkpoint(lambda _: shard.log(2).append(batch([b"in one round with the intention"])))
+    shard.maintenance.truncate(shard.log(1), 2, done.append)
+    disk.full_folder = "/2-t/"
+    shard.pump()
+    assert shard.committer.is_stuck
+    disk.full_folder = ""
+    for _ in range(6):
+        bench.clock.advance(0.1)
+        shard.tick()
+        shard.pump()
+    assert done == [None] and shard.log(1).visible_end == 2
+    bench.append(2, [b"more"])
+    bench.kill()
+    bench.open(1, 2)
+    assert bench.report.damaged == []
+    bench.shard.close()
+
+
+def test_ends_that_wait_for_an_entry_are_few_enough_for_it_and_gone_with_a_checkpoint(bench: Bench) -> None:
+    """An entry with the ends of all logs would not fit into a small journal, and the broker would stop."""
+    logs = range(1, 202)
+    small = msgspec.structs.replace(SMALL, journal_file_bytes=4096, inline_bytes_max=256)
+    shard = bench.open(*logs, settings=small)
+    for size in (1, 3000):
+        for log_id in logs:
+            bench.append(log_id, [bytes(size)])
+    bench.append(1, [b"an entry"])
+    assert shard.failure is None
+    shard.checkpoint()
+    shard.pump()
+    assert not shard.intake._direct_ends, "the checkpoint proves them"
+    shard.close()
 
 
 def test_l9_deleting_every_index_and_the_slots_changes_no_answer(bench: Bench) -> None:

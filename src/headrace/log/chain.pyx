@@ -26,6 +26,7 @@ cdef extern from *:
 
     #define HEADRACE_PARTS_MAX 512 /* of one call; Linux takes 1,024 */
     #define HEADRACE_PIECE_BYTES (1 << 20) /* of one call */
+    #define HEADRACE_PAGE_MASK 4095LL
 
     static void headrace_start_writing_back(int file, long long position, long long bytes) {
     #ifdef SYNC_FILE_RANGE_WRITE
@@ -39,7 +40,7 @@ cdef extern from *:
     typedef struct {
         int file;
         int count;           /* of parts; -1: a sync */
-        struct iovec *parts; /* changed where a write comes back short */
+        struct iovec *parts; /* changed as they are written */
         long long position;
     } headrace_step;
 
@@ -74,8 +75,12 @@ cdef extern from *:
                 return errno;
             }
             if (gone == 0 && wanted > 0) return EIO; /* no progress */
-            /* The disk begins with a large write while the rest of it is still being copied. */
-            if ((size_t)gone >= HEADRACE_PIECE_BYTES) headrace_start_writing_back(step->file, position, gone);
+            /* The disk begins with a large write while the rest of it is still being copied. Whole pages only: one
+               that goes on growing would be written twice. */
+            if ((size_t)gone >= HEADRACE_PIECE_BYTES) {
+                long long from = position & ~HEADRACE_PAGE_MASK, to = (position + gone) & ~HEADRACE_PAGE_MASK;
+                headrace_start_writing_back(step->file, from, to - from);
+            }
             position += gone;
             while (left > 0 && (size_t)gone >= parts->iov_len) {
                 gone -= parts->iov_len;
@@ -96,17 +101,22 @@ cdef extern from *:
         return t.tv_sec + t.tv_nsec / 1e9;
     }
 
-    /* sync_error: where a sync that fails says so at once, for those who sync the same file in other threads: of them
-       all, only one is told by the system. */
-    static headrace_ran headrace_run(headrace_step *steps, int count, volatile int *sync_error) {
+    /* `failed` is where a sync that fails says so, at once and without the interpreter, for those who sync the same file
+       in other threads: of them all, only one is told by the system. Never tried again, not even after EINTR: the
+       next one would answer OK and have written nothing. */
+    static int headrace_sync(int file, int *failed) {
+        int error = fdatasync(file) < 0 ? errno : 0;
+        if (error) __atomic_store_n(failed, error, __ATOMIC_SEQ_CST);
+        return error;
+    }
+
+    static headrace_ran headrace_run(headrace_step *steps, int count, int *failed) {
         headrace_ran ran = {0, 0, 0.0};
         for (; ran.done < count; ran.done++) {
             headrace_step *step = &steps[ran.done];
             if (step->count < 0) {
                 double began = headrace_now();
-                /* Never tried again, not even after EINTR: the next one would answer OK and have written nothing. */
-                ran.error = fdatasync(step->file) < 0 ? errno : 0;
-                if (ran.error) *sync_error = ran.error;
+                ran.error = headrace_sync(step->file, failed);
                 ran.sync_s += headrace_now() - began;
             } else {
                 ran.error = headrace_write(step);
@@ -121,8 +131,7 @@ cdef extern from *:
         pthread_t thread;
         sem_t work;
         headrace_step *steps; /* NULL: it is over */
-        int count, event;
-        volatile int sync_error;
+        int count, event, *failed;
         headrace_ran ran;
     } headrace_engine;
 
@@ -133,7 +142,7 @@ cdef extern from *:
         for (;;) {
             while (sem_wait(&engine->work) < 0) {} /* EINTR */
             if (engine->steps == NULL) return NULL;
-            engine->ran = headrace_run(engine->steps, engine->count, &engine->sync_error);
+            engine->ran = headrace_run(engine->steps, engine->count, engine->failed);
             while (write(engine->event, &one, sizeof one) < 0 && errno == EINTR) {}
         }
     }
@@ -192,10 +201,11 @@ cdef extern from *:
 
     ctypedef struct headrace_engine:
         int event
-        int sync_error
+        int* failed
 
     void headrace_start_writing_back(int file, long long position, long long bytes) noexcept nogil
-    headrace_ran headrace_run(headrace_step* steps, int count, int* sync_error) noexcept nogil
+    headrace_ran headrace_run(headrace_step* steps, int count, int* failed) noexcept nogil
+    int headrace_sync(int file, int* failed) noexcept nogil
     int headrace_engine_begin(headrace_engine* engine)
     void headrace_engine_start(headrace_engine* engine, headrace_step* steps, int count) noexcept nogil
     int headrace_engine_collect(headrace_engine* engine, headrace_ran* ran) noexcept nogil
@@ -251,13 +261,33 @@ def start_writing_back(int file):
         headrace_start_writing_back(file, 0, 0)
 
 
-def run(steps):
+cdef class SyncFailure:
+    """Whether a sync of a set of files has failed, known to all threads from the moment it did."""
+    cdef int error
+
+    @property
+    def errno(self):
+        """0: none has."""
+        return self.error
+
+    def note(self, int error):
+        self.error = error
+
+
+def sync(int file, SyncFailure failure not None):
+    cdef int error
+    with nogil:
+        error = headrace_sync(file, &failure.error)
+    if error:
+        raise OSError(error, os.strerror(error))
+
+
+def run(steps, SyncFailure failure not None):
     """Here and now: (steps done, errno of the next one or 0, seconds in syncs)."""
     cdef _Chain chain = _Chain(steps)
     cdef headrace_ran ran
-    cdef int sync_error = 0
     with nogil:
-        ran = headrace_run(chain.steps, chain.step_count, &sync_error)
+        ran = headrace_run(chain.steps, chain.step_count, &failure.error)
     return ran.done, ran.error, ran.sync_s
 
 
@@ -266,20 +296,20 @@ cdef class Engine:
     """A thread that runs one chain at a time and never needs the interpreter. `fileno` is readable when one ended."""
     cdef headrace_engine engine
     cdef _Chain running
+    cdef SyncFailure failure
     cdef bint is_open
 
-    def __cinit__(self):
-        cdef int error = headrace_engine_begin(&self.engine)
+    def __cinit__(self, SyncFailure failure not None):
+        cdef int error
+        self.failure = failure
+        self.engine.failed = &failure.error
+        error = headrace_engine_begin(&self.engine)
         if error:
             raise OSError(error, os.strerror(error))
         self.is_open = True
 
     def fileno(self):
         return self.engine.event
-
-    def sync_errno(self):
-        """Of a sync that failed, from the moment it did; 0: none has."""
-        return self.engine.sync_error
 
     def start(self, steps):
         assert self.is_open and self.running is None, "one chain at a time"

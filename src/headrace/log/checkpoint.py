@@ -243,6 +243,7 @@ class Checkpoints:
         self._leftover = {}
         shard.counters.checkpoints += 1
         for log_id, _, next_offset in standing.ends:
+            shard.intake.checkpointed(log_id, next_offset)
             log = shard.logs.get(log_id)
             if log is not None and log.is_async:
                 log.durable_end = max(log.durable_end, next_offset)

@@ -65,7 +65,6 @@ class Committer:
             self._secure_async(inline, result)
         self._write(runs, body, result)
         self._sync(batch, runs, result)
-        result.sequence = self.journal.sequence
         result.has_entry = bool(body)
         self.unapplied.extend(by_log(inline))
         self.apply_rest(result)

@@ -62,7 +62,6 @@ class Disk(Protocol):
     def pread_cached(self, file: FileId, size: int, position: int) -> bytes | None: ...
     def pwrite(self, file: FileId, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int: ...
     def sync(self, file: FileId) -> None: ...
-    def run(self, steps: Sequence[Step]) -> Ran: ...
     def start_writing_back(self, file: FileId) -> None: ...
     def sync_filesystem(self, file: FileId) -> None: ...
     def truncate(self, file: FileId, size: int) -> None: ...
@@ -145,9 +144,6 @@ class RealDisk:
     def start_writing_back(self, file: FileId) -> None:
         chain.start_writing_back(file)
 
-    def run(self, steps: Sequence[Step]) -> Ran:
-        return ran(chain.run(steps)) if is_untouched(self) else run_one_by_one(self, steps)
-
     def sync_filesystem(self, file: FileId) -> None:
         """With a file that was opened long ago: an error that came before it was opened may not be told to it."""
         assert _syncfs is not None, "more files than sync_each_max"
@@ -220,11 +216,27 @@ def ran(result: tuple[int, int, float]) -> Ran:
     return Ran(done, OSError(error, os.strerror(error)) if error else None, sync_s)
 
 
-def run_one_by_one(disk: Disk, steps: Sequence[Step]) -> Ran:
+def sync_noting(disk: Disk, file: FileId, failure: chain.SyncFailure) -> None:
+    """Sync a file that others may be syncing, too: if it fails, they hear of it, whoever the system tells."""
+    if is_untouched(disk):
+        chain.sync(file, failure)  # notes it before it waits for the interpreter
+        return
+    try:
+        disk.sync(file)
+    except OSError as error:
+        failure.note(error.errno or errno.EIO)
+        raise
+
+
+def run_chain(disk: Disk, steps: Sequence[Step], failure: chain.SyncFailure) -> Ran:
+    return ran(chain.run(steps, failure)) if is_untouched(disk) else run_one_by_one(disk, steps, failure)
+
+
+def run_one_by_one(disk: Disk, steps: Sequence[Step], failure: chain.SyncFailure) -> Ran:
     for number, (file, buffers, position) in enumerate(steps):
         try:
             if buffers is None:
-                disk.sync(file)
+                sync_noting(disk, file, failure)
             else:
                 disk.pwrite(file, buffers, position)
         except OSError as error:

@@ -10,12 +10,13 @@ a failed write-back. When dirty files leave no room for others, whoever writes s
 import errno
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.log.disk import Disk, FileId
+from headrace.log.chain import SyncFailure
+from headrace.log.disk import Disk, FileId, sync_noting
 from headrace.log.tiered import GroupCache
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Files:
         self._open: dict[str, OpenFile] = {}
         self._idle: OrderedDict[str, OpenFile] = OrderedDict()  # those that may be closed: neither in use nor dirty
         self._dirty: set[str] = set()  # all of them open
+        self._being_synced: Counter[str] = Counter()  # no longer dirty, and not known to be synced yet
         self._forgets = 0
         # Folder -> number of its last change. It stays until a sync that began after that change has ended:
         # a round must not take a folder for synced while a checkpoint is only about to sync it.
@@ -60,7 +62,7 @@ class Files:
         # Set by the thread that saw it, at once: descriptors are shared and an error is reported to one caller
         # only, so after a failed sync the next one's OK means nothing, whoever asks.
         self.failure: OSError | None = None
-        self.chain_errno: Callable[[], int] = lambda: 0  # of a sync that failed and that nobody has been told of yet
+        self.sync_failure = SyncFailure()  # the same, from the moment the system said so, and in chains
 
     def _acquire(self, path: str, create: bool = False, *, writes: bool = False) -> OpenFile:
         while True:
@@ -129,6 +131,7 @@ class Files:
         """Kept open until `_sync_taken`. No longer dirty before they are synced: what is written meanwhile makes
         them dirty again."""
         self._dirty.difference_update(paths)
+        self._being_synced.update(paths)
         return [self._use(self._open[path]) for path in paths]
 
     def _sync_taken(self, taken: list[OpenFile]) -> None:
@@ -137,10 +140,18 @@ class Files:
                 self._sync_everything()
             else:
                 for entry in taken:
-                    self._sync(self.disk.sync, entry.file)
+                    self._sync_file(entry)
         finally:
+            self._let_go_taken(taken)
+
+    def _let_go_taken(self, taken: list[OpenFile]) -> None:
+        with self._lock:
             for entry in taken:
-                self._release(entry)
+                self._being_synced[entry.path] -= 1
+                if not self._being_synced[entry.path]:
+                    del self._being_synced[entry.path]
+        for entry in taken:
+            self._release(entry)
 
     def _is_cheaper_at_once(self, count: int) -> bool:
         return self.sync_filesystem is not None and count > self.disk.sync_each_max
@@ -209,31 +220,35 @@ class Files:
 
     def sync(self, path: str) -> None:
         entry = self._acquire(path)
+        with self._lock:
+            self._dirty.discard(path)
+            self._being_synced[path] += 1
         try:
-            with self._lock:
-                self._dirty.discard(path)
-            self._sync(self.disk.sync, entry.file)
+            self._sync_file(entry)
         finally:
-            self._release(entry)
+            self._let_go_taken([entry])
 
-    def _sync(self, sync: Callable[..., None], *what: FileId) -> None:
+    def _sync_file(self, entry: OpenFile) -> None:
+        self._sync(lambda: sync_noting(self.disk, entry.file, self.sync_failure))
+
+    def _sync(self, sync: Callable[[], None]) -> None:
         self.check()
         try:
-            sync(*what)
+            sync()
         except OSError as error:
             self.failure = error
             raise
         self.check()  # of two who sync a file at once, only one is told
 
     def sync_failed(self, error: OSError) -> None:
-        """In a chain."""
+        """In a chain that has ended."""
         if self.failure is None:
             self.failure = error
 
     def check(self) -> None:
         """Raise if a sync has failed: nothing may be called durable any more."""
-        if self.failure is None and self.chain_errno() != 0:
-            self.failure = OSError(self.chain_errno(), os.strerror(self.chain_errno()))
+        if self.failure is None and self.sync_failure.errno:
+            self.failure = OSError(self.sync_failure.errno, os.strerror(self.sync_failure.errno))
         if self.failure is not None:
             raise OSError(self.failure.errno, f"an earlier sync failed: {self.failure}") from self.failure
 
@@ -271,9 +286,11 @@ class Files:
         return folder in self._dirty_folders
 
     def take_dirty(self) -> Dirty:
-        """Everything changed since the last call, for `sync_all`."""
+        """Everything changed since the last call, for `sync_all`; and what somebody else is just syncing, since nobody
+        knows yet how that ends."""
         with self._lock:
-            return Dirty(self._take(sorted(self._dirty)), dict(sorted(self._dirty_folders.items())))
+            changed = self._dirty.union(path for path in self._being_synced if path in self._open)
+            return Dirty(self._take(sorted(changed)), dict(sorted(self._dirty_folders.items())))
 
     def sync_all(self, dirty: Dirty) -> None:
         """Many are synced with the whole filesystem, names included."""
@@ -281,8 +298,7 @@ class Files:
             try:
                 self._sync_everything()
             finally:
-                for entry in dirty.files:
-                    self._release(entry)
+                self._let_go_taken(dirty.files)
             for folder, change in dirty.folders.items():
                 self._folder_synced(folder, change)
         else:

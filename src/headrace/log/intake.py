@@ -1,8 +1,9 @@
 """What is staged, the round that is under way, and what became of it: one round at a time, on the owner thread."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from headrace.errors import DiskFull, HeadraceError, LogClosed, StorageError, StorageFailed
@@ -10,7 +11,7 @@ from headrace.log import epochs
 from headrace.log.disk import Ran
 from headrace.log.journal import JournalFull
 from headrace.log.plans import Plan
-from headrace.log.rounds import Committed, Round, Unit
+from headrace.log.rounds import END_BYTES, Committed, Round, Unit
 from headrace.record import codec
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class Intake:
         self._waits_for_journal = False
         self._is_scheduled = False
         self._drained: list[Callable[[], object]] = []
-        self._direct_ends: dict[int, tuple[int, int, int]] = {}  # by log: proven, and in no entry yet
+        self._direct_ends: dict[int, tuple[int, int, int]] = {}  # by log: proven, in no entry and no checkpoint yet
+        self._stuck = Committed()  # what became of a round that waits for room in its segments
 
     @property
     def is_idle(self) -> bool:
@@ -73,7 +75,7 @@ class Intake:
         if not batch.units:
             self._next()
             return
-        batch.ends = list(self._direct_ends.values())
+        batch.ends = list(islice(self._direct_ends.values(), self._shard.journal.capacity // 8 // END_BYTES))
         self._number(batch)
         self._in_flight = batch
         self._submit(batch)
@@ -118,14 +120,14 @@ class Intake:
             return
         try:
             plan = self._shard.committer.plan(batch)
+            if plan is not None:
+                self._shard.worker.run(plan.steps, lambda ran, error: self._written(batch, plan, ran, error))
         except BaseException as error:  # noqa: BLE001 - as if the worker had met it
             self._shard.worker.leave()
             self._round_done(batch, None, error)
             return
         if plan is None:
             self._shard.worker.give(lambda: self._shard.committer.commit(batch), partial(self._round_done, batch))
-        else:
-            self._shard.worker.run(plan.steps, lambda ran, error: self._written(batch, plan, ran, error))
 
     def _written(self, batch: Round, plan: Plan, ran: Ran | None, error: BaseException | None) -> None:
         result = None
@@ -157,6 +159,8 @@ class Intake:
             self._shard.fail(error)
             return
         elif self._shard.committer.is_stuck:
+            assert result is not None
+            self._stuck = result
             self._shard.is_full = True  # durable, but not readable yet: tick() tries again
             return
         else:
@@ -166,8 +170,8 @@ class Intake:
 
     def retry_stuck(self) -> None:
         if self._in_flight is not None and self._shard.committer.is_stuck:
-            committer, done = self._shard.committer, partial(self._round_done, self._in_flight)
-            self._shard.worker.submit(lambda: committer.apply_rest(Committed()), done)
+            committer, stuck = self._shard.committer, self._stuck
+            self._shard.worker.submit(lambda: committer.apply_rest(stuck), partial(self._round_done, self._in_flight))
 
     def journal_freed(self) -> None:
         if self._waits_for_journal and self._in_flight is not None:
@@ -186,7 +190,7 @@ class Intake:
 
     def _complete(self, batch: Round, result: Committed) -> None:
         if result.has_entry:
-            self._direct_ends.clear()  # one round at a time: no other can have added to them
+            self._forget_ends(batch.ends)
         for end in result.direct_ends:
             self._direct_ends[end[0]] = end
         if batch.must_sync:
@@ -214,6 +218,18 @@ class Intake:
         for log in touched.values():
             log.wake()
         self._shard.checkpoints.wrote(batch.size, touched.values())
+
+    def _forget_ends(self, ends: Iterable[tuple[int, int, int]]) -> None:
+        """They are in the journal. An end that has moved on meanwhile is another one."""
+        for end in ends:
+            if self._direct_ends.get(end[0]) == end:
+                del self._direct_ends[end[0]]
+
+    def checkpointed(self, log_id: int, next_offset: int) -> None:
+        """A checkpoint proves the log up to there."""
+        proven = self._direct_ends.get(log_id)
+        if proven is not None and proven[2] <= next_offset:
+            del self._direct_ends[log_id]
 
     def _count(self, batch: Round, records: int, result: Committed) -> None:
         counters = self._shard.counters

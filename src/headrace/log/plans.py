@@ -1,7 +1,7 @@
 """Rounds as chains: a few writes to open files and a sync or two, which need no interpreter between them.
 
-They are planned and taken in on the owner thread, in the worker's turn. A plan changes nothing but the files it holds;
-what became of its steps is taken in by `finish`, and where they broke off, a job for the worker, `mend`, says what that
+They are planned and taken in on the owner thread, in the worker's turn. A plan holds files and changes none; what
+became of its steps is taken in by `finish`, and where they broke off, a job for the worker, `mend`, says what that
 means: what is not durable is refused if the disk only lacks room for it, what is durable is brought to its end.
 """
 
@@ -96,7 +96,6 @@ class InlinePlan(Plan):
             self._committer.unapplied.extend(self.runs[applied:])
         elif ran.done == 1 and ran.error is not None:
             journal.sync_failed(ran.error)
-        result.sequence = journal.sequence
         return result
 
     def mend(self, ran: Ran, result: Committed) -> Committed:
@@ -122,6 +121,8 @@ class DirectPlan(Plan):
     def of(cls, committer: "Committer", runs: list[Run]) -> "DirectPlan | None":
         if not runs or any(log.tail.is_unsynced or log.tail.has_new_names for log, _ in runs):
             return None  # more to sync than one file
+        if committer.journal.is_unsynced:
+            return None  # settles were promised the next sync there is
         plan = cls(committer, runs)
         segments = plan._hold_segments()
         if segments is None:
@@ -134,7 +135,7 @@ class DirectPlan(Plan):
         count = len(self.runs)
         is_durable = ran.done >= 2 * count
         self._let_go(dirty=not is_durable)
-        result = Committed(sync_s=ran.sync_s, sequence=self._committer.journal.sequence)
+        result = Committed(sync_s=ran.sync_s)
         if is_durable:
             self._committer.files.check()  # the error of a sync goes to one caller: perhaps it was another
             result.syncs = count

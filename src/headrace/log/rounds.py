@@ -27,6 +27,7 @@ _STATE = struct.Struct("<BBHI")  # kind, table bytes, key bytes, value bytes
 _APPEND = struct.Struct("<BQQqqI")  # kind, log, epoch, base, next offset, bytes that follow
 _SHARED = struct.Struct("<BQQqqI")  # ... number of the append in this entry whose bytes it shares
 _END = struct.Struct("<BQQq")  # kind, log, epoch, durable end
+END_BYTES = _END.size
 
 PART_BYTES = 64  # about what an entry spends on a part besides its batches
 
@@ -158,7 +159,6 @@ class Committed:
     syncs: int = 0
     sync_s: float = 0.0
     segments_created: int = 0
-    sequence: int = 0  # of the last journal entry
     has_entry: bool = False  # of its own, with the ends it was given
     direct_ends: list[tuple[int, int, int]] = field(default_factory=list)
 

@@ -132,13 +132,13 @@ class Shard:
         self._inline: list[InlineWorker] = []
         if post is None:
             self._inline = [InlineWorker(), InlineWorker()]
-            self.worker, self.keeper = Lane(self._inline[0], self.disk), self._inline[1]
+            self.worker = Lane(self._inline[0], self.disk, self.files.sync_failure)
+            self.keeper = self._inline[1]
             self._deferred: deque[Callable[[], object]] = deque()
             self.defer = self._deferred.append
             self.loader = Loader(None, self.keeper)
         else:
-            self.worker = Lane(ThreadWorker("headrace-log", post), self.disk, watch)
-            self.files.chain_errno = self.worker.sync_errno
+            self.worker = Lane(ThreadWorker("headrace-log", post), self.disk, self.files.sync_failure, watch)
             self.keeper = ThreadWorker("headrace-keeper", post)
             self.defer = defer or post
             self.loader = Loader(post)

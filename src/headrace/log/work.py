@@ -7,8 +7,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from headrace.log.chain import Engine
-from headrace.log.disk import Disk, Step, is_untouched, ran
+from headrace.log.chain import Engine, SyncFailure
+from headrace.log.disk import Disk, Step, is_untouched, ran, run_chain
 
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
@@ -92,16 +92,17 @@ class Lane:
     With `watch` a chain runs in a thread that needs no interpreter; without, it is one more job of the worker.
     """
 
-    def __init__(self, worker: Worker, disk: Disk, watch: Watch | None = None) -> None:
+    def __init__(self, worker: Worker, disk: Disk, failure: SyncFailure, watch: Watch | None = None) -> None:
         self._worker = worker
         self._disk = disk
+        self._failure = failure
         self._watch = watch
         self._engine: Engine | None = None
         self._ended: Done | None = None
         self._is_taken = False
         self._waiting: deque[Callable[[], object] | tuple[Job, Done]] = deque()
         if watch is not None and is_untouched(disk):
-            self._engine = Engine()
+            self._engine = Engine(failure)
             watch(self._engine.fileno(), self._collect)
 
     def submit(self, job: Job, done: Done) -> None:
@@ -144,7 +145,7 @@ class Lane:
     def run(self, steps: Sequence[Step], ended: Done) -> None:
         """In one's turn, which goes on: a chain. What the disk refuses is in its result; an error is our bug."""
         if self._engine is None:
-            self._worker.submit(lambda: self._disk.run(steps), ended)
+            self._worker.submit(lambda: run_chain(self._disk, steps, self._failure), ended)
         else:
             self._ended = ended
             self._engine.start(steps)
@@ -155,10 +156,6 @@ class Lane:
         if result is not None and self._ended is not None:
             ended, self._ended = self._ended, None
             ended(ran(result), None)
-
-    def sync_errno(self) -> int:
-        """Of a sync in a chain that failed, from the moment it did. On any thread."""
-        return self._engine.sync_errno() if self._engine is not None else 0
 
     def stop_watching(self) -> None:
         """On the owner thread, before its loop ends: no chain follows."""

@@ -1,7 +1,9 @@
 """What the APIs say that no client of the other tests asks for, or that one would not notice being wrong."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ import pytest_asyncio
 
 from headrace.doors.kafka import metadata
 from headrace.doors.kafka.errors import Code
+from headrace.errors import StorageFailed
 from headrace.record import codec as records
 from headrace.wire.kafka.apis import Api
+from headrace.wire.kafka.frames import FIRST_BYTES
 from tests.doors.kafka.world import Client, World, batch, world_at
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -55,6 +59,34 @@ async def test_offsets_by_every_kind_of_time(world: World, client: Client) -> No
     assert await offset_at(client, "times", 0) == (0, 1000)
     assert await offset_at(client, "times", 1001) == (1, 5000), "the first at or after, in the log's order"
     assert await offset_at(client, "times", 5001) == (-1, -1)
+
+
+async def test_a_buffer_is_used_again_only_if_nothing_writes_it_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failure whoever waits is told at once, while the write of what they sent may still go on: the next
+    client's bytes, read to the same buffer, would be written in their place."""
+    free: list[int] = []
+    with pytest.raises(StorageFailed):  # the close says so once more
+        async with world_at(tmp_path) as failing:
+            await failing.topic("large")
+            client = await failing.client()
+            large = batch(bytes(2 * FIRST_BYTES))
+            shard, pool = failing.broker.shard, failing.door.pool
+            for fails in (False, True):
+                if fails:
+                    monkeypatch.setattr(shard.intake, "_start_round", lambda: None)
+                waiting = asyncio.create_task(client.produce("large", large))
+                while fails and not shard.pending_bytes:
+                    await asyncio.sleep(0.001)
+                if fails:
+                    free.append(pool.free_bytes)
+                    shard.fail(OSError(errno.EIO, "Input/output error"))
+                assert (await waiting).error_code == (Code.KAFKA_STORAGE_ERROR if fails else 0)
+                free.append(pool.free_bytes)
+    before, during, after = free
+    assert during < before, "as a rule it is used again"
+    assert after == during
 
 
 @pytest.mark.parametrize(("asked", "epoch", "end"), [(3, 3, 2), (4, 3, 2), (7, 7, 4)])

@@ -99,6 +99,14 @@ def test_a_size_alone_claims_no_memory() -> None:
         tracemalloc.stop()
 
 
+def test_a_size_alone_claims_no_buffer_that_is_free_either() -> None:
+    pool = BufferPool()
+    pool.give(bytearray(16 * FIRST_BYTES))
+    frames = FrameReader(pool, bytearray(64 * 1024))
+    frames.feed(struct.pack(">i", 16 * FIRST_BYTES))
+    assert frames.held_bytes == FIRST_BYTES, "only who has just sent as much is believed"
+
+
 def test_an_idle_connection_holds_no_buffer() -> None:
     frames = reader()
     frames.feed(framed(b"x" * 1000))

@@ -26,7 +26,7 @@ NO_BUFFER = bytearray()
 class Pending:
     """The results of one request, filled in as tickets resolve."""
 
-    __slots__ = ("acks", "door", "left", "request", "topics")
+    __slots__ = ("acks", "door", "keeps_buffer", "left", "request", "topics")
 
     def __init__(self, door: "KafkaDoor", request: Request, acks: int) -> None:
         self.door = door
@@ -34,6 +34,7 @@ class Pending:
         self.acks = acks
         self.topics: list[tuple[str | bytes, list[Result]]] = []
         self.left = 1  # held by the handler, so that tickets that are done at once do not answer early
+        self.keeps_buffer = True  # to be used again
 
     def failed(
         self, results: list[Result], number: int, error: HeadraceError, code: Code | None = None
@@ -46,6 +47,7 @@ class Pending:
         """A ticket of the request has resolved."""
         if ticket.error is not None:
             self.failed(results, number, ticket.error)
+            self.keeps_buffer = False  # after a failure a write of it may still be under way
         else:
             results.append((number, 0, ticket.base_offset, stamp_ms, partition.log.start_offset, None))
         self.one_done()
@@ -56,7 +58,8 @@ class Pending:
             return
         request, door = self.request, self.door
         buffer, request.buffer = request.buffer, NO_BUFFER
-        door.pool.give(buffer)
+        if self.keeps_buffer:
+            door.pool.give(buffer)
         wait_ms = door.throttle_ms(request.size)
         if self.acks != 0:
             request.answer(

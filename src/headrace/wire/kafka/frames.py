@@ -81,7 +81,7 @@ class FrameReader:
         self._frame: bytearray | None = None
         self._size = 0
         self._filled = 0
-        self._is_behind_large = False
+        self._last_large = 0  # bytes of the request before, if it was large
 
     @property
     def waiting(self) -> bool:
@@ -95,7 +95,7 @@ class FrameReader:
     def target(self) -> memoryview:
         """Where the next bytes belong."""
         if self._frame is None:
-            return self._scratch[:PEEK_BYTES] if self._is_behind_large else self._scratch
+            return self._scratch[:PEEK_BYTES] if self._last_large else self._scratch
         return memoryview(self._frame)[self._filled : min(self._size, len(self._frame))]
 
     def arrived(self, count: int) -> list[tuple[bytearray, int]]:
@@ -120,7 +120,7 @@ class FrameReader:
     def _finish_or_grow(self, frame: bytearray) -> list[tuple[bytearray, int]]:
         if self._filled == self._size:
             self._frame = None
-            self._is_behind_large = self._size >= FIRST_BYTES
+            self._last_large = self._size if self._size >= FIRST_BYTES else 0
             return [(frame, self._size)]
         if self._filled == len(frame):
             wanted = self._size if self._size <= EAGER_BYTES_MAX else min(self._size, 2 * len(frame))
@@ -145,7 +145,7 @@ class FrameReader:
                 self._begin(size, data[start:end])
                 return requests
             requests.append((bytearray(data[start : start + size]), size))
-            self._is_behind_large = False
+            self._last_large = 0
             position = start + size
         self._head = bytes(data[position:end])
         return requests
@@ -154,7 +154,9 @@ class FrameReader:
         if size < FIRST_BYTES:
             self._frame = bytearray(size)
         else:
-            self._frame = self._pool.take_free(size) or self._pool.take(FIRST_BYTES)
+            # Who has just sent as much is believed, as far as it takes no new memory.
+            free = self._pool.take_free(size) if size <= 2 * self._last_large else None
+            self._frame = free or self._pool.take(FIRST_BYTES)
         self._frame[: len(data)] = data
         self._size, self._filled = size, len(data)
         if self._filled == len(self._frame):
