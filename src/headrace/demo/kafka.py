@@ -48,6 +48,7 @@ class KafkaClient:
         token = b"\0" + user.encode() + b"\0" + password.encode()
         answer = await self._call(SASL_AUTHENTICATE, struct.pack(">i", len(token)) + token)
         if struct.unpack_from(">h", answer)[0]:
+            await self.close()
             raise AccessRefused(f"the Kafka door does not know user {user!r} with this password")
 
     async def _call(self, api: tuple[int, int], body: bytes) -> bytes:

@@ -10,12 +10,14 @@ import pytest
 import pytest_asyncio
 
 from headrace.broker.users import GUEST
+from headrace.demo.kafka import KafkaClient
 from headrace.doors.kafka import connection, login
 from headrace.doors.kafka.errors import Code
 from headrace.doors.kafka.login import TOKEN_BYTES_MAX
+from headrace.errors import AccessRefused
 from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.schema import request_entity
-from tests.doors.kafka.logins import add, logged_in, token, try_login
+from tests.doors.kafka.logins import PASSWORD, add, logged_in, token, try_login
 from tests.doors.kafka.world import Client, Closed, World, batch, make, world_at, written
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -97,6 +99,14 @@ async def test_the_old_way_with_wrong_credentials_ends_the_connection(world: Wor
     sent = token("ann", "wrong")
     client.send_bytes(struct.pack(">i", len(sent)) + sent)
     assert await client.is_closed()
+
+
+async def test_the_client_of_the_demo_logs_in(world: World) -> None:
+    demo = await KafkaClient.connect("127.0.0.1", world.door.port, ("ann", PASSWORD))
+    assert (await demo.fetch("t", 0)).error == 0
+    await demo.close()
+    with pytest.raises(AccessRefused, match="'ann'"):
+        await KafkaClient.connect("127.0.0.1", world.door.port, ("ann", "wrong"))
 
 
 @pytest.mark.parametrize("sent", [token("ann", "wrong"), token("nobody"), token("guest", "guest")])
