@@ -164,7 +164,7 @@ class Checkpoints:
         if done is not None:
             self._waiting.append(done)
         refusal = self._shard.failure
-        if self._is_last and refusal is None:
+        if (self._is_last or self._shard.is_closed) and refusal is None:
             refusal = LogClosed("the broker is stopping")  # a further marker would say that it did not stop cleanly
         if refusal is not None:
             waiting, self._waiting = self._waiting, []
