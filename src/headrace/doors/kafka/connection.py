@@ -34,6 +34,7 @@ HEAVY_BYTES = 64 << 10  # who has less waiting takes nobody's share
 ANSWER_BYTES_AHEAD = 1 << 20  # ready before they are written: more requests wait to see whether the client reads
 COLD_REQUEST_BYTES_MAX = 8 << 20  # of every API but Produce
 LOGIN_TIMEOUT_S = 10.0  # as at the AMQP door
+RAW_TOKEN = Stage.RAW_TOKEN
 OFFERED = {int(api): (api, versions) for api, versions in VERSIONS.items()}
 Piece = bytes | bytearray | memoryview
 
@@ -156,7 +157,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         try:
             for buffer, size in self._frames.arrived(count):
-                if self.login is Stage.RAW_TOKEN:
+                if self.login is RAW_TOKEN:
                     login.take_raw_token(self._door, self, bytes(memoryview(buffer)[:size]))
                     continue
                 request = Request(self, buffer, size)
@@ -175,7 +176,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.is_closed = True
+        self.is_closed = self._is_over = True
         if self._throttled is not None:
             self._throttled.cancel()
         for watch in self.watches.values():
@@ -202,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
     # Requests.
 
     def _start(self, request: Request) -> None:
-        if self.is_closed or self._is_over:
+        if self._is_over:
             return
         self.requests += 1
         self.client_id = request.client_id

@@ -165,7 +165,7 @@ class KafkaDoor:
 
     def handle(self, request: Request) -> None:
         self.requests += 1
-        if not self.admits(request):
+        if request.connection.admitted_at != self._users.version and not self.gate.admits(request):
             return
         handler = HANDLERS.get(request.api)
         try:

@@ -13,6 +13,7 @@ from headrace.doors.kafka import access
 from headrace.doors.kafka.connection import Connection, Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.sessions import Key, Opened, Wanted, open_session
+from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import HeadraceError
 from headrace.wire.kafka import hot
 
@@ -66,7 +67,8 @@ class Fetch:
         self.door = door
         self.request = request
         self.max_bytes = min(self.max_bytes, door.config.read_bytes_max, door.flow.answer_bytes_max())
-        self.topics = access.of(door, request).reads
+        known = request.connection.access
+        self.topics: Topics = door.topics if known is None else known.reads
         self.opened: Opened = open_session(door, request.connection, session_id, epoch, topics, gone)
         self._timer: asyncio.TimerHandle | None = None
         self._recheck: asyncio.TimerHandle | None = None
@@ -85,8 +87,6 @@ class Fetch:
         self._is_final = self._is_final or final
         if self._is_loading:
             return True  # and looks again when it is done
-        if not self._is_allowed():
-            return True
         results, size, has_error = self._read()
         cold, self._cold = self._cold, None
         if cold is not None and not (has_error or size >= max(self.min_bytes, 1)):
@@ -99,22 +99,19 @@ class Fetch:
         self._answer(self._changed(results) if self.opened.is_incremental else results)
         return True
 
-    def _is_allowed(self) -> bool:
-        """A fetch that waited is for whom the connection belongs to now."""
-        connection = self.request.connection
-        if connection.admitted_at == self.door.broker.users.version:
-            return True
-        if not self.door.gate.admits(self.request):
+    def _is_over(self) -> bool:
+        """Nobody wants it any more. What has waited is for whoever the connection belongs to now."""
+        if self.request.connection.is_closed or not self.door.admits(self.request):
             self._stop()
-            return False
+            return True
         self.topics = access.of(self.door, self.request).reads
-        return True
+        return False
 
     def _loaded(self) -> None:
         self._is_loading = False
-        if self.request.connection.is_closed:
-            self._stop()
-        elif not self._try(final=self._is_final):
+        if self._is_over():
+            return
+        if not self._try(final=self._is_final):
             if self._timer is None:
                 self._wait()
             else:
@@ -243,9 +240,7 @@ class Fetch:
 
     def _look_again(self) -> None:
         self._recheck = None
-        if self.request.connection.is_closed:
-            self._stop()
-        elif not self._try(final=False):
+        if not self._is_over() and not self._try(final=False):
             self._stop_waiting()
             self._rewatch()
 
@@ -258,9 +253,7 @@ class Fetch:
 
     def _time_is_up(self) -> None:
         self._timer = None
-        if self.request.connection.is_closed:
-            self._stop()
-        else:
+        if not self._is_over():
             self._try(final=True)
 
     def _stop_waiting(self) -> None:
