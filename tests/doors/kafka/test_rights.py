@@ -121,8 +121,8 @@ def codes(answer: Any) -> Iterator[int]:
                 yield from codes(value)
 
 
-async def ask(client: Client, api: Api) -> set[int]:
-    version = BY_NAME.get(api, VERSIONS[api].highest)
+async def ask(client: Client, api: Api, version: int | None = None) -> set[int]:
+    version = BY_NAME.get(api, VERSIONS[api].highest) if version is None else version
     fields = only_known(request_entity(api, version), {**FILLED.get(api, {}), **ASKED.get(api, {})})
     return set(codes(await client.call(api, version, **fields)))
 
@@ -140,6 +140,20 @@ async def test_every_api_is_refused_to_who_has_no_right_and_changes_nothing(worl
         assert found <= REFUSALS | {0, Code.INVALID_TOPIC}, (api, found)  # 0: of the answer as a whole
     assert (end_of(world), sorted(world.broker.streams.names("/"))) == before
     assert world.door.coordination.groups.listing() == []
+
+
+async def test_every_version_has_words_for_a_refusal(
+    world: World, ann: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    await allow(world, "ann")
+    before = end_of(world), sorted(world.broker.streams.names("/"))
+    for api in NEEDED:
+        for version in range(3 if api is Api.PRODUCE else VERSIONS[api].lowest, VERSIONS[api].highest + 1):
+            allowed = {code for code in await ask(ann, api, version) if code not in REFUSALS}
+            # Some have no place for an error, and ids of no topic are nobody's.
+            assert allowed <= {0, Code.INVALID_TOPIC, Code.UNKNOWN_TOPIC_ID}, (api, version, allowed)
+    assert (end_of(world), sorted(world.broker.streams.names("/"))) == before
+    assert [one for one in caplog.records if one.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize("right", ["read", "write", "configure"])
