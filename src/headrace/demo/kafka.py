@@ -33,7 +33,7 @@ class KafkaClient:
         self._correlation = 0
 
     @classmethod
-    async def connect(cls, host: str, port: int, login: tuple[str, str] | None) -> "KafkaClient":
+    async def connect(cls, host: str, port: int, login: tuple[str, str] | None = None) -> "KafkaClient":
         """Without a login the broker takes whoever is on its machine for guest, as long as there is one."""
         try:
             client = cls(*await asyncio.open_connection(host, port))
