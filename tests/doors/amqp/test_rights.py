@@ -479,24 +479,6 @@ def test_users_and_rights_are_there_after_a_restart(tmp_path: Path) -> None:
         broker.stop()
 
 
-@pytest.mark.parametrize(
-    ("host", "has_users", "warns"),
-    [("0.0.0.0", True, True), ("localhost", True, False), ("0.0.0.0", False, False)],
-)
-def test_a_kafka_door_that_asks_nobody_is_pointed_out_once_there_are_users(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, has_users: bool, warns: bool
-) -> None:
-    broker = Running(tmp_path / "data", kafka=Address(host, 0))
-    try:
-        assert "Kafka door" not in caplog.text
-        if has_users:
-            add(broker, "ann")
-        broker.restart()
-        assert ("whoever reaches 0.0.0.0:" in caplog.text) is warns
-    finally:
-        broker.stop()
-
-
 # Secrets.
 
 
