@@ -1,10 +1,16 @@
 """Rounds: what arrives together is made durable together, with one sync."""
 
+import errno
+from pathlib import Path
+from typing import Any
+
 import msgspec
 import pytest
 
-from headrace.errors import BatchTooLarge, LogClosed, OffsetOutOfRange
+from headrace.errors import BatchTooLarge, DiskFull, LogClosed, OffsetOutOfRange
+from headrace.log.disk import RealDisk
 from headrace.log.settings import StreamSettings
+from headrace.log.work import Done, Job
 from tests.log.helpers import SMALL, Bench, batch, values
 
 
@@ -150,6 +156,67 @@ def test_an_async_flush_holds_nobody_up_and_covers_what_was_there_when_it_began(
     shard.tick()
     shard.pump()
     assert log.durable_end == 2 and not log.tail.is_unsynced
+    shard.close()
+
+
+class NoRoomForJournals(RealDisk):
+    """From a moment on; and who made them."""
+
+    is_full = False
+    at_work = ""
+
+    def __init__(self) -> None:
+        self.made_by: list[str] = []
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> int:
+        if create and "/journal/" in path:
+            self.made_by.append(self.at_work)
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return super().open(path, create=create, exclusive=exclusive, readonly=readonly)
+
+
+def test_the_next_file_of_the_journal_is_made_before_a_round_needs_it(tmp_path: Path) -> None:
+    """64 MB of zeros take a tenth of a second, and whoever waits for the round would wait for them."""
+    disk = NoRoomForJournals()
+    bench = Bench(tmp_path, disk)
+    shard = bench.open()
+    worker, keeper = shard._inline
+    for one, name in ((worker, "worker"), (keeper, "keeper")):
+        submit = one.submit
+
+        def told(job: Job, done: Done, submit: Any = submit, name: str = name) -> None:
+            def run() -> Any:
+                disk.at_work = name
+                return job()
+
+            submit(run, done)
+
+        one.submit = told  # type: ignore[method-assign]
+    disk.made_by.clear()
+    for _ in range(2 * SMALL.journal_file_bytes // 3000):  # and on into the second
+        bench.append(1, [bytes(3000)])
+    assert disk.made_by == ["keeper"]
+    shard.close()
+
+
+def test_no_room_to_make_a_file_of_the_journal_ahead_is_no_failure(tmp_path: Path) -> None:
+    disk = NoRoomForJournals()
+    bench = Bench(tmp_path, disk)
+    shard = bench.open()
+    disk.is_full = True
+    tickets = []
+    while not tickets or tickets[-1].error is None:
+        tickets.append(shard.log(1).append(batch([bytes(3000)])))
+        shard.pump()
+        assert len(tickets) < 100
+    assert isinstance(tickets[-1].error, DiskFull) and shard.failure is None
+    assert len(tickets) > SMALL.journal_file_bytes // 3000 - 3, "not before the first file was full"
+    disk.is_full = False
+    bench.clock.advance(60)
+    shard.tick()
+    shard.pump()
+    bench.append(1, [b"room again"])
     shard.close()
 
 

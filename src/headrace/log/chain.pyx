@@ -256,9 +256,13 @@ cdef class _Chain:
 
 
 def start_writing_back(int file):
-    """Have what was written go to the disk soon. Waits for nothing and promises nothing."""
-    with nogil:
-        headrace_start_writing_back(file, 0, 0)
+    """Have what was written go to the disk soon. Waits for nothing and promises nothing.
+
+    Not the last page: whoever appends would wait for it, and it would be written again."""
+    cdef long long whole_pages = os.fstat(file).st_size & ~4095
+    if whole_pages:
+        with nogil:
+            headrace_start_writing_back(file, 0, whole_pages)
 
 
 cdef class SyncFailure:

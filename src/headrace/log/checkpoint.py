@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import DiskFull, LogClosed
-from headrace.log.files import Dirty
+from headrace.log.files import NO_ROOM, Dirty
 from headrace.log.log import Log
 from headrace.log.state import Marker
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
 ENDS = "ends"
-WRITE_BACK_BYTES = 4 << 20
+WRITE_BACK_BYTES = 1 << 20  # more at once keeps the disk from the sync of a round for longer
 WRITE_BACK_LOGS_MAX = 64
 
 Done = Callable[[BaseException | None], object]
@@ -51,11 +51,13 @@ class Checkpoints:
         self._growing: set[Log] = set()
         self._grown_bytes = 0
         self._is_writing_back = False
+        self._is_making_journal = False
 
     def wrote(self, size: int, logs: Iterable[Log]) -> None:
         self._touched.update(log.id for log in logs)
         self.bytes_since += size
         self._write_back(size, logs)
+        self._make_journal()
         if self.bytes_since >= self._shard.settings.checkpoint_bytes or self._journal_is_filling():
             self.run()
 
@@ -77,6 +79,19 @@ class Checkpoints:
     def _wrote_back(self, _result: object, error: BaseException | None) -> None:
         self._is_writing_back = False
         if error is not None:
+            self._shard.fail(error)
+
+    def _make_journal(self) -> None:
+        """Before a round needs it, and all who wait for that one would wait for 64 MB of zeros."""
+        if self._is_making_journal or not self._shard.journal.wants_another:
+            return
+        self._is_making_journal = True
+        self._shard.keeper.submit(self._shard.journal.make_ahead, self._made_journal)
+
+    def _made_journal(self, _result: object, error: BaseException | None) -> None:
+        self._is_making_journal = False
+        # Without room for it nothing is lost yet: the round that needs it is refused.
+        if error is not None and not (isinstance(error, OSError) and error.errno in NO_ROOM):
             self._shard.fail(error)
 
     def _journal_is_filling(self) -> bool:

@@ -11,6 +11,7 @@ Entries start on sectors of their own, so that a torn write never damages an ent
 """
 
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ class JournalFull(Exception):
 
 
 class Journal:
-    """Written by the worker thread only; `release` may be called from the owner between rounds."""
+    """Written by the worker thread only; `release` may be called from the owner between rounds, `make_ahead` by all."""
 
     def __init__(self, disk: Disk, folder: str, file_bytes: int, files_max: int) -> None:
         self._disk = disk
@@ -63,6 +64,7 @@ class Journal:
         self._number = 0
         self._position = 0
         self._failure: OSError | None = None
+        self._making = threading.Lock()
         self._synced = 0
         self.sequence = 0  # of the last entry written
         self.bytes_written = 0
@@ -85,8 +87,18 @@ class Journal:
         self._number = max((self._header_number(path) for path in self._free), default=0)
         self._number = max(self._number, epoch << 32)
         self._next_name = max(numbers, default=-1) + 1
-        if not self._free:
-            self._make()
+        self.make_ahead()
+
+    @property
+    def wants_another(self) -> bool:
+        """Half of the file is used up, and there is none to follow. Whoever needs it would wait until it is made."""
+        return not self._free and 2 * self._position > self._file_bytes and self.files_live < self._files_max
+
+    def make_ahead(self) -> None:
+        """Have a file ready."""
+        with self._making:
+            if not self._free:
+                self._make()
 
     def _header_number(self, path: str) -> int:
         header = read_header(self._disk, path)
@@ -181,7 +193,7 @@ class Journal:
         if not self._free:
             if self.files_live >= self._files_max:
                 raise JournalFull
-            self._make()
+            self.make_ahead()
         if self._file is not None:
             # Entries of the old file may be unsynced (rounds of settles): later syncs go to the new one only.
             self.sync()
