@@ -26,6 +26,8 @@ from bench.kafka_report import Measured, report
 MILLION = 1_000_000
 WARM_SPARE_MB = 500  # buffers of the broker and of the client
 RUNS = 2  # of what goes as fast as it can; the one that cost the broker less counts, for every broker
+LEADER_S = 1.0  # until a new topic can be produced to; Kafka answers earlier that it is there
+WARM_UPS = 5  # where a benchmark has no rows before those that count
 TOOLS = "org.apache.kafka.tools."
 JAVA_BATCH_BYTES, LIBRDKAFKA_BATCH_BYTES = 16_384, 1_000_000
 IN_FLIGHT = 5  # requests of one connection, as both clients have it
@@ -108,14 +110,22 @@ class Load:
         shape = (topic, case.count, case.size, case.codec, case.producers)
         return self.run(work, case.sent, "produce", *shape, *rate)
 
-    def raw(self, case: RawCase, topic: str) -> Iterator[Measured]:
+    def warm_up(self, scale: float = 1.0) -> None:
+        """Also for brokers that compile themselves as they run."""
+        self.produce("", "warm", Case(100, "none", 1, int(500_000 * scale) + 1000))
+
+    def raw_produce(self, case: RawCase, topic: str) -> list[Measured]:
         self._broker.make_topic(topic)
+        time.sleep(LEADER_S)
         produced = []
         for _ in range(RUNS):
             self.warm(case.count, case.size)
             shape = (topic, case.count, case.size, case.batch_bytes, case.clients, IN_FLIGHT)
             produced.append(self.run(f"produce {case.label}", case.count, "produce", *shape, program=RAW))
-        yield cheapest(produced)
+        return produced
+
+    def raw(self, case: RawCase, topic: str) -> Iterator[Measured]:
+        yield cheapest(self.raw_produce(case, topic))
         each = case.count // case.clients
         shape = (topic, each, case.clients)
         fetch = partial(self.run, f"fetch {case.label}", each * case.clients, "fetch", *shape, program=RAW)
@@ -133,7 +143,7 @@ def children_cpu_s() -> float:
 
 def measure(programs: Path, broker: Broker, scale: float) -> Iterator[Measured]:
     load = Load(programs, broker)
-    load.produce("", "warm", Case(100, "none", 1, int(500_000 * scale) + 1000))
+    load.warm_up(scale)
     for number, case in enumerate(cases(scale)):
         topic = f"bench-{number}"
         runs = [load.produce(f"produce {case.label}", f"{topic}-{run}", case) for run in range(RUNS)]
@@ -145,7 +155,7 @@ def measure(programs: Path, broker: Broker, scale: float) -> Iterator[Measured]:
     for size, offered in ((100, 50_000), (1000, 20_000)):
         case = Case(size, "none", 10, int(4 * offered * scale * broker.small_share))
         broker.make_topic(f"paced-{size}")
-        time.sleep(1.0)  # until it has its leader
+        time.sleep(LEADER_S)
         yield load.produce(f"paced {size} B, 10 producers, {offered:,}/s", f"paced-{size}", case, offered)
 
 

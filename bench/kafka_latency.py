@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import machine
-from bench.kafka import IN_FLIGHT, JAVA_BATCH_BYTES, MILLION, Load
+from bench.kafka import IN_FLIGHT, JAVA_BATCH_BYTES, LEADER_S, MILLION, WARM_UPS, Load
 from bench.kafka_peers import LOAD, RAW, ApacheKafka, Broker, Headrace, build_load, kafka_classpath
 from bench.kafka_report import OURS, TWICE
 
@@ -120,10 +120,12 @@ Found = dict[str, Trial | None]
 
 def measure(programs: Path, broker: Broker) -> Iterator[tuple[str, Trial | None]]:
     load = Load(programs, broker)
+    for _ in range(WARM_UPS):
+        load.warm_up()
     for number, case in enumerate(cases()):
         topic = f"paced-{number}"
         broker.make_topic(topic)
-        time.sleep(1.0)  # until it has its leader
+        time.sleep(LEADER_S)
         yield case.work, Search(load, broker, case, topic).highest()
 
 
