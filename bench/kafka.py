@@ -213,9 +213,7 @@ def _run(programs: Path, scale: float, *, peers: bool, java: bool) -> None:
     try:
         for broker in brokers:
             measured[broker.name] = {}
-            print(f"\n{broker.name}: {broker.durability}", flush=True)
-            broker.start()
-            try:
+            with broker.running():
                 for one in measure(programs, broker, scale):
                     measured[broker.name][one.work] = one
                     print(one.line(), flush=True)
@@ -225,8 +223,6 @@ def _run(programs: Path, scale: float, *, peers: bool, java: bool) -> None:
                         print(one.line(), flush=True)
                 memory[broker.name] = broker.pss_mb()
                 print(f"  memory (PSS) {memory[broker.name]:.0f} MB", flush=True)
-            finally:
-                broker.stop()
     finally:  # what was measured is printed, whatever broke off the rest
         for line in report(measured, memory):
             print(line, flush=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import machine
 from bench.kafka import IN_FLIGHT, JAVA_BATCH_BYTES, LEADER_S, MILLION, WARM_UPS, Load
-from bench.kafka_peers import LOAD, RAW, ApacheKafka, Broker, Headrace, build_load, kafka_classpath
+from bench.kafka_peers import LOAD, RAW, Broker, Headrace, build_load, kafkas
 from bench.kafka_report import OURS, TWICE
 
 LIMIT_MS = 10.0
@@ -134,24 +134,16 @@ def run(*, peers: bool = True) -> None:
     print(f"the highest rate with p99 <= {LIMIT_MS:.0f} ms, to {2 ** 0.5**HALVINGS - 1:.0%}; acks=all, one partition")
     brokers: list[Broker] = [Headrace()]
     if peers:
-        try:
-            classpath = kafka_classpath()
-            brokers += [ApacheKafka(classpath, flush=False), ApacheKafka(classpath, flush=True)]
-        except RuntimeError as error:
-            print(f"NO APACHE KAFKA TO COMPARE WITH: {error}", flush=True)
+        brokers += kafkas(flush=[False, True])
     found: dict[str, Found] = {}
     with tempfile.TemporaryDirectory(prefix="bench-kafka-load-") as folder:
         build_load(Path(folder))
         for broker in brokers:
-            print(f"\n{broker.name}: {broker.durability}", flush=True)
-            broker.start()
-            try:
+            with broker.running():
                 found[broker.name] = {}
                 for work, trial in measure(Path(folder), broker):
                     found[broker.name][work] = trial
                     print(f"  {work:<38} {_said(trial)}", flush=True)
-            finally:
-                broker.stop()
     for line in report(found):
         print(line)
 
@@ -191,5 +183,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.ports import free_port
@@ -64,6 +66,15 @@ class Broker:
                 raise RuntimeError(f"{self.name} did not start (exit code {self._process.poll()}):\n{said}")
             time.sleep(0.05)
         time.sleep(1.0)  # what starts after the listener
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        print(f"\n{self.name}: {self.durability}", flush=True)
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
 
     def make_topic(self, name: str) -> None:
         from confluent_kafka.admin import AdminClient, NewTopic
@@ -161,6 +172,16 @@ def kafka_classpath() -> str:
         if done.returncode != 0:
             raise RuntimeError(f"Maven Central did not give Kafka's jars: {done.stdout[-300:]}")
     return kept.read_text()
+
+
+def kafkas(*, flush: Sequence[bool]) -> list[Broker]:
+    """None, and said so, where there is no Kafka to be had."""
+    try:
+        classpath = kafka_classpath()
+    except RuntimeError as error:
+        print(f"NO APACHE KAFKA TO COMPARE WITH: {error}", flush=True)
+        return []
+    return [ApacheKafka(classpath, flush=one) for one in flush]
 
 
 def build_load(folder: Path) -> None:

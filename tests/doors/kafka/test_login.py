@@ -203,11 +203,16 @@ async def test_a_fetch_that_waits_when_the_broker_is_closed_to_strangers_is_not_
     fetch = asyncio.ensure_future(waiting.fetch("t", max_wait=8_000))
     while not any(found.fetch_waiters for found in fresh.door.connections):
         await asyncio.sleep(0.01)
+    await closed_to_strangers(fresh)
+    with pytest.raises(Closed):
+        await fetch
+
+
+async def closed_to_strangers(fresh: World) -> None:
+    """And then there is something to read."""
     await fresh.broker.users.put_user(GUEST, password="another")
     writer = await logged_in(fresh, "ann")
     assert (await writer.produce("t", batch(b"not for you"))).error_code == 0
-    with pytest.raises(Closed):
-        await fetch
 
 
 async def test_a_share_fetch_that_waits_then_is_given_nothing(fresh: World) -> None:
@@ -221,9 +226,7 @@ async def test_a_share_fetch_that_waits_then_is_given_nothing(fresh: World) -> N
     fetch = asyncio.ensure_future(waiting.call(Api.SHARE_FETCH, 1, **member, **limits, topics=topics))
     while not fresh.door.share_sessions:
         await asyncio.sleep(0.01)
-    await fresh.broker.users.put_user(GUEST, password="another")
-    writer = await logged_in(fresh, "ann")
-    assert (await writer.produce("t", batch(b"not for you"))).error_code == 0
+    await closed_to_strangers(fresh)
     with pytest.raises(Closed):
         await fetch
 

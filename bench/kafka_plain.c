@@ -1,7 +1,8 @@
-/* The least that a broker can do which keeps the promise: take a Produce request, check its batch, write it, fdatasync,
- * answer. No index, no offsets, no names: what no broker can be faster than, on this machine, in any language.
+/* The least that keeps the promise of an acknowledgement, in the plainest way: take a Produce request, check its batch,
+ * write it, fdatasync, answer. No index, no offsets, no names. A mark to measure by, not a bound: its file grows, for
+ * instance, where a journal that was written before is synced faster.
  *
- *   kafka_floor PORT FILE
+ *   kafka_plain PORT FILE
  *
  * For kafka_raw alone (Produce v7, one batch, one partition). One thread receives; another writes what has arrived
  * meanwhile, has the disk begin with each megabyte, syncs once for all of it, and answers. Buffers are used again. */
@@ -202,7 +203,7 @@ static int receive(struct link *link) {
 
 int main(int argc, char **argv) {
     if (argc != 3) {
-        fprintf(stderr, "usage: see the head of kafka_floor.c\n");
+        fprintf(stderr, "usage: see the head of kafka_plain.c\n");
         return 2;
     }
     file = open(argv[2], O_RDWR | O_CREAT | O_TRUNC, 0600);

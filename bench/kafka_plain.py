@@ -1,8 +1,8 @@
-"""What no broker can be faster than on this machine: `make bench ONLY=kafka_floor`.
+"""The Kafka door beside a plain C program: `make bench ONLY=kafka_plain`.
 
-kafka_floor.c does the least that keeps the promise of an acknowledgement (receive, check, write, fdatasync, answer) and
-nothing else that a broker is for. Beside it ours, and Kafka, which acknowledges from the page cache: where the floor
-itself is not twice as fast as Kafka, nobody is who waits for the disk.
+kafka_plain.c does the least that keeps the promise of an acknowledgement (receive, check, write, fdatasync, answer) and
+nothing else that a broker is for. It tells what a language and all that a broker does besides cost, and, beside a Kafka
+that acknowledges from the page cache, how much is to be had by whoever waits for the disk without any art.
 """
 
 import argparse
@@ -14,15 +14,15 @@ from pathlib import Path
 
 from bench import machine
 from bench.kafka import WARM_UPS, Load, cheapest, raw_cases
-from bench.kafka_peers import ApacheKafka, Broker, Headrace, build_load, kafka_classpath
+from bench.kafka_peers import Broker, Headrace, build_load, kafkas
 from bench.kafka_report import OURS, TWICE, Measured
 
-PROGRAM = "kafka_floor"
-FLOOR, KAFKA = "floor", "kafka"
+PROGRAM = "kafka_plain"
+PLAIN, KAFKA = "plain C", "kafka"
 
 
-class Floor(Broker):
-    name = FLOOR
+class Plain(Broker):
+    name = PLAIN
     durability = "fdatasync before every acknowledgement, and nothing else"
 
     def __init__(self, programs: Path) -> None:
@@ -39,7 +39,7 @@ class Floor(Broker):
 def build(folder: Path) -> None:
     """Raises with the reason if it can not be had."""
     if platform.machine() != "x86_64":
-        raise RuntimeError(f"kafka_floor.c takes the checksum instruction of x86-64, and this is {platform.machine()}")
+        raise RuntimeError(f"kafka_plain.c takes the checksum instruction of x86-64, and this is {platform.machine()}")
     source = Path(__file__).parent / f"{PROGRAM}.c"
     command = ["cc", "-O2", "-msse4.2", "-o", str(folder / PROGRAM), str(source), "-lpthread"]
     subprocess.run(command, check=True)
@@ -47,7 +47,7 @@ def build(folder: Path) -> None:
 
 def measure(programs: Path, broker: Broker) -> Iterator[Measured]:
     load = Load(programs, broker)
-    for _ in range(0 if isinstance(broker, Floor) else WARM_UPS):
+    for _ in range(0 if isinstance(broker, Plain) else WARM_UPS):
         load.warm_up()
     for number, case in enumerate(raw_cases(1.0, 1.0)):
         yield cheapest(load.raw_produce(case, f"raw-{number}"))
@@ -60,37 +60,33 @@ def run(*, peers: bool = True) -> None:
         programs = Path(folder)
         build_load(programs)
         build(programs)
-        brokers: list[Broker] = [Floor(programs), Headrace()]
+        brokers: list[Broker] = [Plain(programs), Headrace()]
         if peers:
-            brokers.append(ApacheKafka(kafka_classpath(), flush=False))
+            brokers += kafkas(flush=[False])
         for broker in brokers:
-            print(f"\n{broker.name}: {broker.durability}", flush=True)
-            broker.start()
-            try:
+            with broker.running():
                 rates[broker.name] = {}
                 for one in measure(programs, broker):
                     rates[broker.name][one.work] = one.rate
                     print(one.line(), flush=True)
-            finally:
-                broker.stop()
     for line in report(rates):
         print(line)
 
 
 def report(rates: dict[str, dict[str, float]]) -> Iterator[str]:
-    yield f"\n  {'messages per second':<42}{'ours of floor':>16}{'floor of Kafka':>16}{'ours of Kafka':>16}"
-    possible = 0
-    for work, floor in rates[FLOOR].items():
+    yield f"\n  {'messages per second':<42}{'ours of plain':>16}{'plain of Kafka':>16}{'ours of Kafka':>16}"
+    twice = 0
+    for work, plain in rates[PLAIN].items():
         ours, kafka = rates[OURS][work], rates.get(KAFKA, {}).get(work)
-        beside = "" if kafka is None else f"{floor / kafka:>15.2f}x{ours / kafka:>15.2f}x"
-        possible += kafka is not None and floor >= TWICE * kafka
-        yield f"  {work:<42}{ours / floor:>16.0%}{beside}"
+        beside = "" if kafka is None else f"{plain / kafka:>15.2f}x{ours / kafka:>15.2f}x"
+        twice += kafka is not None and plain >= TWICE * kafka
+        yield f"  {work:<42}{ours / plain:>16.0%}{beside}"
     if KAFKA in rates:
-        yield f"  twice Kafka's rate is within reach of the floor in {possible} of {len(rates[FLOOR])} rows"
+        yield f"  twice Kafka's rate is reached by the plain program in {twice} of {len(rates[PLAIN])} rows"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.kafka_floor", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.kafka_plain", description=__doc__)
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
     run(peers=not parser.parse_args().alone)
 
