@@ -23,7 +23,7 @@ from headrace.errors import (
     ProducerFenced,
     UnknownProducer,
 )
-from headrace.log.rounds import Ticket
+from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.types import BatchInfo
 

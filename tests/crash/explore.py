@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from headrace.errors import HeadraceError
-from headrace.log.rounds import Ticket
+from headrace.log.staging import Ticket
 from tests.crash.model import Broken, Found, Model, same
 from tests.crash.simdisk import SimulatedDisk
 from tests.crash.world import World, look, open_shard

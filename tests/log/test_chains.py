@@ -19,7 +19,7 @@ from headrace.log.disk import RealDisk, Step, run_one_by_one
 from headrace.log.files import Files
 from headrace.log.log import LogSpec
 from headrace.log.plans import InlinePlan, Plan
-from headrace.log.rounds import Round
+from headrace.log.staging import Round
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
 from headrace.log.work import InlineWorker, Lane

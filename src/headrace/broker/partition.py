@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 from headrace.log.loading import ReadWaits
 from headrace.log.log import Log
 from headrace.log.reader import Chunk
-from headrace.log.rounds import Ticket
+from headrace.log.staging import Ticket
 from headrace.log.settings import StreamSettings
 from headrace.record.types import BatchInfo
 

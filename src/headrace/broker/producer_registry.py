@@ -10,7 +10,7 @@ from headrace.broker.producers import Batch, PartitionProducers, Snapshot
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.log.log import Log
-from headrace.log.rounds import Ticket
+from headrace.log.staging import Ticket
 from headrace.log.shard import Shard
 from headrace.record import codec
 from headrace.record.control import is_commit

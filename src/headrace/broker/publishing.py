@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from headrace.broker.streams import Stream
 from headrace.errors import BatchTooLarge, HeadraceError, PartitionNotFound, PartlyStored
-from headrace.log.rounds import Ticket
+from headrace.log.staging import Ticket
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec

@@ -83,6 +83,7 @@ class Stream:
     ) -> None:
         self.document = document
         self.settings = settings
+        self.is_topic = is_topic_name(document.name)  # for Kafka clients; asked for every batch
         self.partitions = partitions
         self.is_deleted = False
         self._turn = 0

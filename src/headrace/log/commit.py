@@ -17,16 +17,21 @@ nothing of it behind.
 import errno
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from headrace.errors import DiskFull, StorageFailed
 from headrace.log.files import NO_ROOM, Files
 from headrace.log.journal import Journal, JournalFull
 from headrace.log.log import Log
 from headrace.log.plans import DirectPlan, InlinePlan, Plan
-from headrace.log.rounds import Bytes, Committed, Part, Round, Run, by_log, encode
+from headrace.log.rounds import Bytes, Committed
 from headrace.log.slots import Ends, Slots
+from headrace.log.staging import Part, Round, by_log, encode
 from headrace.log.tail import SavedTail
 from headrace.record import codec
+
+if TYPE_CHECKING:
+    from headrace.log.staging import Run
 
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 # More is planned, and what goes through the journal checksummed, off the owner thread, which has others to serve.
@@ -84,8 +89,8 @@ class Committer:
         runs = by_log(batch.parts)
         if len(runs) > CHAIN_LOGS_MAX:
             return None
-        if len({id(part.data) for part in batch.parts}) < len(batch.parts):
-            return None  # the same bytes for several logs are patched for each in turn, between the writes
+        if batch.shares_bytes:
+            return None  # they are patched for each log in turn, between the writes
         return DirectPlan.of(self, runs) if direct else InlinePlan.of(self, batch, runs)
 
     def _divide(self, batch: Round) -> tuple[list[Part], list[Part]]:
@@ -113,7 +118,7 @@ class Committer:
                 raise DiskFull("no room for another journal file") from error
             raise
 
-    def _write(self, runs: list[Run], body: list[Bytes], result: Committed) -> None:
+    def _write(self, runs: "list[Run]", body: list[Bytes], result: Committed) -> None:
         saved = [(log, log.tail.save()) for log, _ in runs]
         try:
             for log, parts in runs:
@@ -155,7 +160,7 @@ class Committer:
         for log in {part.log.id: part.log for part in inline if part.log.is_async}.values():
             result.syncs += log.tail.sync()
 
-    def _sync(self, batch: Round, runs: list[Run], result: Committed) -> None:
+    def _sync(self, batch: Round, runs: "list[Run]", result: Committed) -> None:
         started = self._monotonic()
         for log, _ in runs:
             if not log.is_async:

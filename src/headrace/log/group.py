@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import BatchTooLarge
-from headrace.log.rounds import DELETE, MERGE, PART_BYTES, PUT, Part, StateChange, Ticket, Unit
+from headrace.log.rounds import DELETE, MERGE, PART_BYTES, PUT, StateChange
+from headrace.log.staging import Part, Ticket, Unit
 from headrace.record.types import BatchInfo
 
 if TYPE_CHECKING:

@@ -1,73 +1,55 @@
 """What is staged, the round that is under way, and what became of it: one round at a time, on the owner thread."""
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from headrace.errors import DiskFull, HeadraceError, LogClosed, StorageError, StorageFailed
+from headrace.errors import DiskFull, HeadraceError, LogClosed, StorageError
 from headrace.log import epochs
 from headrace.log.disk import Ran
 from headrace.log.journal import JournalFull
 from headrace.log.plans import Plan
-from headrace.log.rounds import END_BYTES, Committed, Round, Unit
-from headrace.record import codec
+from headrace.log.rounds import END_BYTES, Committed
+from headrace.log.staging import Round, Staging, Unit
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
 
-class Intake:
+class Intake(Staging):
     def __init__(self, shard: "Shard") -> None:
-        self._shard = shard
-        self.pending_bytes = 0
-        self._pending: deque[Unit] = deque()
-        self._in_flight: Round | None = None
+        super().__init__(shard)
         self._waits_for_journal = False
-        self._is_scheduled = False
         self._drained: list[Callable[[], object]] = []
         self._direct_ends: dict[int, tuple[int, int, int]] = {}  # by log: proven, in no entry and no checkpoint yet
         self._stuck = Committed()  # what became of a round that waits for room in its segments
 
     @property
     def is_idle(self) -> bool:
-        return self._in_flight is None and not self._pending
-
-    def stage(self, unit: Unit) -> None:
-        if self._shard.failure is not None:
-            raise StorageFailed(str(self._shard.failure)) from self._shard.failure
-        if self._shard.is_closing or self._shard.is_closed:
-            raise LogClosed("the broker is stopping")
-        if self._shard.is_full and unit.parts:
-            self._shard.counters.refused_full += 1
-            raise DiskFull(f"less than {self._shard.settings.disk_reserve:,} bytes are free at {self._shard.root}")
-        self._pending.append(unit)
-        self.pending_bytes += unit.size
-        if self._in_flight is None and not self._is_scheduled:
-            # Not at once: what else arrives in this turn of the loop rides along.
-            self._is_scheduled = True
-            self._shard.defer(self._start_round)
+        return self.in_flight is None and not self.pending
 
     def begin(self) -> None:
         """For who knows that nothing more comes in this turn of the loop: the disk need not wait for the next."""
-        self._start_round()
+        self.start_round()
 
     def on_drain(self, callback: Callable[[], object]) -> None:
         """Call back, once, when nothing is waiting for the disk any more."""
         if self.pending_bytes == 0:
-            self._shard.defer(callback)
+            self.shard.defer(callback)
         else:
             self._drained.append(callback)
 
-    def _start_round(self) -> None:
-        self._is_scheduled = False
-        if self._in_flight is not None or self._shard.failure is not None or not self._pending:
+    def start_round(self) -> None:
+        self.is_scheduled = False
+        if self.in_flight is not None or self.shard.failure is not None or not self.pending:
             return
         batch = Round()
-        while self._pending and (not batch.units or self._fits(batch, self._pending[0])):
-            unit = self._pending.popleft()
-            if not self._is_wanted(unit):
+        while self.pending and (not batch.units or self._fits(batch, self.pending[0])):
+            unit = self.pending.popleft()
+            if not unit.leave_out_deleted():
+                self.pending_bytes -= unit.size
+                unit.ticket.resolve(LogClosed("the log was deleted"))
                 continue
             batch.add(unit)
             if unit.immediate:
@@ -75,59 +57,34 @@ class Intake:
         if not batch.units:
             self._next()
             return
-        batch.ends = list(islice(self._direct_ends.values(), self._shard.journal.capacity // 8 // END_BYTES))
-        self._number(batch)
-        self._in_flight = batch
+        batch.ends = list(islice(self._direct_ends.values(), self.shard.journal.capacity // 8 // END_BYTES))
+        batch.number(lambda log: batch.changes.append(epochs.change(log.id, log.epochs)))
+        self.in_flight = batch
         self._submit(batch)
-
-    def _is_wanted(self, unit: Unit) -> bool:
-        """Leave out what was staged for a log that is deleted by now; the rest of its group goes on."""
-        for part in unit.parts:
-            if part.log.is_deleted:
-                break
-        else:
-            return True
-        unit.parts = [part for part in unit.parts if not part.log.is_deleted]
-        if unit.parts or unit.changes:
-            return True
-        self.pending_bytes -= unit.size
-        unit.ticket.resolve(LogClosed("the log was deleted"))
-        return False
 
     def _fits(self, batch: Round, unit: Unit) -> bool:
         # Half the journal's file: what the entry adds to the parts (headers, ends, epochs) has the other half.
-        limit = min(self._shard.settings.round_bytes_max, self._shard.journal.capacity // 2)
+        limit = min(self.shard.settings.round_bytes_max, self.shard.journal.capacity // 2)
         return not unit.immediate and batch.size + unit.size <= limit
 
-    def _number(self, batch: Round) -> None:
-        """Give out offsets: densely, in the order of arrival."""
-        for part in batch.parts:
-            log = part.log
-            part.base_offset = log.next_offset
-            part.next_offset = codec.patch_run(part.data, 0, len(part.data), part.base_offset, log.epoch)
-            log.next_offset = part.next_offset
-            if not log.epochs or log.epochs[-1][0] != log.epoch:
-                log.epochs.append((log.epoch, part.base_offset))
-                batch.changes.append(epochs.change(log.id, log.epochs))
-
     def _submit(self, batch: Round) -> None:
-        self._shard.worker.enter(lambda: self._write(batch))
+        self.shard.worker.enter(lambda: self._write(batch))
 
     def _write(self, batch: Round) -> None:
         """In the round's turn: as a chain if it can be one, else by the worker."""
-        if batch is not self._in_flight:
-            self._shard.worker.leave()  # a failure was faster, and was told
+        if batch is not self.in_flight:
+            self.shard.worker.leave()  # a failure was faster, and was told
             return
         try:
-            plan = self._shard.committer.plan(batch)
+            plan = self.shard.committer.plan(batch)
             if plan is not None:
-                self._shard.worker.run(plan.steps, lambda ran, error: self._written(batch, plan, ran, error))
+                self.shard.worker.run(plan.steps, lambda ran, error: self._written(batch, plan, ran, error))
         except BaseException as error:  # noqa: BLE001 - as if the worker had met it
-            self._shard.worker.leave()
+            self.shard.worker.leave()
             self._round_done(batch, None, error)
             return
         if plan is None:
-            self._shard.worker.give(lambda: self._shard.committer.commit(batch), partial(self._round_done, batch))
+            self.shard.worker.give(lambda: self.shard.committer.commit(batch), partial(self._round_done, batch))
 
     def _written(self, batch: Round, plan: Plan, ran: Ran | None, error: BaseException | None) -> None:
         result = None
@@ -137,31 +94,31 @@ class Intake:
         except BaseException as bug:  # noqa: BLE001 - as if the worker had met it
             error = bug
         if ran is not None and result is not None and ran.error is not None:
-            self._shard.worker.give(lambda: plan.mend(ran, result), partial(self._round_done, batch))
+            self.shard.worker.give(lambda: plan.mend(ran, result), partial(self._round_done, batch))
         else:
-            self._shard.worker.leave()
+            self.shard.worker.leave()
             self._round_done(batch, result, error)
 
     def _round_done(self, batch: Round, result: Committed | None, error: BaseException | None) -> None:
-        if batch is not self._in_flight:
+        if batch is not self.in_flight:
             # It was told already: by a failure of another job, or by the first of two retries. What is in flight
             # by now has not been written, and must not be taken for this one.
             return
         if isinstance(error, JournalFull):
             # Back-pressure: the round waits for the checkpoint that frees a journal file.
             self._waits_for_journal = True
-            self._shard.checkpoints.run()
+            self.shard.checkpoints.run()
             return
         if isinstance(error, DiskFull):
-            self._shard.is_full = True
+            self.shard.is_full = True
             self._take_back(batch, error)
         elif error is not None:
-            self._shard.fail(error)
+            self.shard.fail(error)
             return
-        elif self._shard.committer.is_stuck:
+        elif self.shard.committer.is_stuck:
             assert result is not None
             self._stuck = result
-            self._shard.is_full = True  # durable, but not readable yet: tick() tries again
+            self.shard.is_full = True  # durable, but not readable yet: tick() tries again
             return
         else:
             assert result is not None
@@ -169,24 +126,24 @@ class Intake:
         self._next()
 
     def retry_stuck(self) -> None:
-        if self._in_flight is not None and self._shard.committer.is_stuck:
-            committer, stuck = self._shard.committer, self._stuck
-            self._shard.worker.submit(lambda: committer.apply_rest(stuck), partial(self._round_done, self._in_flight))
+        if self.in_flight is not None and self.shard.committer.is_stuck:
+            committer, stuck = self.shard.committer, self._stuck
+            self.shard.worker.submit(lambda: committer.apply_rest(stuck), partial(self._round_done, self.in_flight))
 
     def journal_freed(self) -> None:
-        if self._waits_for_journal and self._in_flight is not None:
+        if self._waits_for_journal and self.in_flight is not None:
             self._waits_for_journal = False
-            self._submit(self._in_flight)
+            self._submit(self.in_flight)
 
     def _next(self) -> None:
-        self._in_flight = None
-        if self._pending:
-            self._start_round()
+        self.in_flight = None
+        if self.pending:
+            self.start_round()
         elif self._drained:
             drained, self._drained = self._drained, []
             for callback in drained:
                 callback()
-        self._shard.close_when_idle()
+        self.shard.close_when_idle()
 
     def _complete(self, batch: Round, result: Committed) -> None:
         if result.has_entry:
@@ -194,30 +151,18 @@ class Intake:
         for end in result.direct_ends:
             self._direct_ends[end[0]] = end
         if batch.must_sync:
-            self._shard.unsynced_since = None
-        elif batch.changes and self._shard.unsynced_since is None:
-            self._shard.unsynced_since = self._shard.clock.monotonic()
-        self._shard.apply_changes(batch.changes)
-        touched = {}
-        records = 0
-        for part in batch.parts:
-            log = part.log
-            records += part.next_offset - part.base_offset
-            log.visible_end = part.next_offset
-            if log.is_async:
-                log.unflushed_bytes += len(part.data)
-            else:
-                log.durable_end = part.next_offset
-            touched[log.id] = log
-            part.ticket.base_offset = part.base_offset if part.ticket.base_offset < 0 else part.ticket.base_offset
-            part.ticket.next_offset = part.next_offset
+            self.shard.unsynced_since = None
+        elif batch.changes and self.shard.unsynced_since is None:
+            self.shard.unsynced_since = self.shard.clock.monotonic()
+        self.shard.apply_changes(batch.changes)
+        records, touched = batch.take_in()
         self._count(batch, records, result)
         for unit in batch.units:
             self.pending_bytes -= unit.size
             unit.ticket.resolve()
         for log in touched.values():
             log.wake()
-        self._shard.checkpoints.wrote(batch.size, touched.values())
+        self.shard.checkpoints.wrote(batch.size, touched.values())
 
     def _forget_ends(self, ends: Iterable[tuple[int, int, int]]) -> None:
         """They are in the journal. An end that has moved on meanwhile is another one."""
@@ -232,7 +177,7 @@ class Intake:
             del self._direct_ends[log_id]
 
     def _count(self, batch: Round, records: int, result: Committed) -> None:
-        counters = self._shard.counters
+        counters = self.shard.counters
         counters.rounds += 1
         counters.records_written += records
         counters.bytes_written += batch.size
@@ -244,7 +189,7 @@ class Intake:
 
     def _take_back(self, batch: Round, error: HeadraceError) -> None:
         """The round was refused as a whole and left nothing behind: its offsets go to the next one."""
-        self._shard.counters.refused_full += 1
+        self.shard.counters.refused_full += 1
         for log in {part.log.id: part.log for part in batch.parts}.values():
             log.next_offset = log.visible_end
             while log.epochs and log.epochs[-1][1] >= log.next_offset:
@@ -255,9 +200,9 @@ class Intake:
 
     def fail(self, failure: StorageError) -> None:
         """Whoever waits is told; what is under way in the worker's lane may end as it likes."""
-        units = [*(self._in_flight.units if self._in_flight else ()), *self._pending]
-        self._in_flight = None
-        self._pending.clear()
+        units = [*(self.in_flight.units if self.in_flight else ()), *self.pending]
+        self.in_flight = None
+        self.pending.clear()
         self.pending_bytes = 0
         for unit in units:
             unit.ticket.resolve(failure)

@@ -5,18 +5,17 @@ Reads see only what lies below the visible end, whatever is being written behind
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from headrace.errors import BatchTooLarge, CorruptLog, LogClosed, OffsetOutOfRange, Overloaded, StorageError
+from headrace.errors import LogClosed, OffsetOutOfRange, StorageError
 from headrace.log.loading import ReadWaits
 from headrace.log.reader import Chunk, Reader
-from headrace.log.rounds import Part, Ticket, Unit
 from headrace.log.segment import Segment
 from headrace.log.settings import StreamSettings
+from headrace.log.staging import LogEnd
 from headrace.log.tail import Tail
 from headrace.record.slice import Slice
-from headrace.record.types import BatchInfo
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
@@ -46,23 +45,15 @@ class Waiter:
         self.callback = None
 
 
-class Log:
+class Log(LogEnd):
     def __init__(self, shard: "Shard", spec: LogSpec, tail: Tail, start_offset: int) -> None:
+        super().__init__(shard.intake, spec.id, spec.settings, shard.epoch)
         self._shard = shard
-        self.id = spec.id
         self.slug = spec.slug
-        self.settings = spec.settings
         self.tail = tail
-        self.epoch = shard.epoch
         self.start_offset = start_offset
         self.next_offset = max(tail.next_offset, start_offset)
         self.visible_end = self.durable_end = self.next_offset
-        self.damage: CorruptLog | None = None
-        self.epochs: list[tuple[int, int]] = []  # (epoch, first offset), oldest first
-        self.is_closed = False
-        self.is_deleted = False
-        self.is_frozen = False  # being cut back: no appends
-        self.unflushed_bytes = 0  # async only: written since the last flush
         self.holds: dict[str, int] = {}
         self._stable_hold: int | None = None
         self._reader = Reader(
@@ -101,33 +92,6 @@ class Log:
             self._shard.tell(self)
         if offset is None or offset > self.stable_end:
             self.wake()
-
-    # Writing.
-
-    def append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None = None) -> Ticket:
-        """Stage whole batches; the ticket says when they are durable and at which offset.
-
-        The buffer belongs to the log until then: base offset and epoch are patched in place.
-        """
-        self.check_append(batch, infos)
-        unit = Unit(self._shard.new_ticket())
-        unit.parts.append(Part(self, batch, unit.ticket, atomic=False))
-        unit.size = len(batch)
-        unit.immediate = self.settings.write_mode == "sync-immediate"
-        self._shard.stage(unit)
-        return unit.ticket
-
-    def check_append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None) -> None:
-        if self.is_closed:
-            raise LogClosed(f"log {self.id} ({self.slug}) is closed")
-        if self.damage is not None:
-            raise self.damage
-        if self.is_frozen:
-            raise Overloaded(f"log {self.id} ({self.slug}) is being cut back")
-        limit = self.settings.batch_bytes_max
-        largest = max((info.size for info in infos), default=0) if infos else len(batch)
-        if largest > limit:
-            raise BatchTooLarge(largest, limit)
 
     # Reading.
 

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 from headrace.errors import DiskFull, StorageFailed
 from headrace.log.disk import Ran, Step
 from headrace.log.files import OpenFile
-from headrace.log.rounds import Committed, Round, Run, encode
+from headrace.log.rounds import Committed
+from headrace.log.staging import Round, encode
 
 if TYPE_CHECKING:
     from headrace.log.commit import Committer
+    from headrace.log.staging import Run
 
 
 class Plan(ABC):
-    def __init__(self, committer: "Committer", runs: list[Run]) -> None:
+    def __init__(self, committer: "Committer", runs: "list[Run]") -> None:
         self._committer = committer
         self.runs = runs
         self.steps: list[Step] = []
@@ -51,11 +53,11 @@ class Plan(ABC):
             self._committer.files.let_go(file, dirty=dirty)
         self._held = []
 
-    def _slot_step(self, run: Run) -> Step:
+    def _slot_step(self, run: "Run") -> Step:
         log, parts = run
         return self._committer.slots.step(self._committer.ends(log, parts[-1].next_offset))
 
-    def _appended(self, runs: Sequence[Run]) -> None:
+    def _appended(self, runs: "Sequence[Run]") -> None:
         for log, parts in runs:
             log.tail.appended([part.data for part in parts])
 
@@ -67,7 +69,7 @@ class InlinePlan(Plan):
     _APPLIED_FROM = 3
 
     @classmethod
-    def of(cls, committer: "Committer", batch: Round, runs: list[Run]) -> "InlinePlan | None":
+    def of(cls, committer: "Committer", batch: Round, runs: "list[Run]") -> "InlinePlan | None":
         plan = cls(committer, runs)
         body = encode(batch.parts, batch.changes, batch.ends)
         entry = committer.journal.step(body) if body else None
@@ -118,7 +120,7 @@ class DirectPlan(Plan):
     """Too large for the journal: a write for each log, then a sync for each, then their slots."""
 
     @classmethod
-    def of(cls, committer: "Committer", runs: list[Run]) -> "DirectPlan | None":
+    def of(cls, committer: "Committer", runs: "list[Run]") -> "DirectPlan | None":
         if not runs or any(log.tail.is_unsynced or log.tail.has_new_names for log, _ in runs):
             return None  # more to sync than one file
         if committer.journal.is_unsynced:

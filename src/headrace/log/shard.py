@@ -25,9 +25,10 @@ from headrace.log.maintenance import Maintenance
 from headrace.log.reader import IndexCache
 from headrace.log.recent import RecentReads
 from headrace.log.recovery import RecoveryReport, recover
-from headrace.log.rounds import DELETE, MERGE, PUT, StateChange, Ticket, Unit
+from headrace.log.rounds import DELETE, MERGE, PUT, StateChange
 from headrace.log.settings import LogSettings
 from headrace.log.slots import Ends, Slots
+from headrace.log.staging import Ticket, Unit
 from headrace.log.state import Fold, StateStore
 from headrace.log.tail import Tail
 from headrace.log.tiering import tier_root
@@ -127,7 +128,7 @@ class Shard:
         watch: Watch | None,
         make_future: Callable[[], Any] | None,
     ) -> None:
-        self._make_future = make_future
+        self.make_future = make_future
         self.post = post or (lambda fn: fn())
         self._inline: list[InlineWorker] = []
         if post is None:
@@ -238,7 +239,7 @@ class Shard:
     # Staging.
 
     def new_ticket(self) -> Ticket:
-        return Ticket(self._make_future)
+        return Ticket(self.make_future)
 
     def group(self) -> Group:
         return Group(self)

@@ -136,6 +136,13 @@ def validate(
     records is put right in buf, checksum included, as Kafka does; without, it is a CorruptBatch. The limits on
     decompressed bytes, records and headers hold for each batch. Raises CorruptBatch, BatchTooLarge, DecompressedTooLarge.
     """
+    return validated(buf, batch_bytes_max, decompressed_bytes_max, records_max, headers_max, deep, repair)
+
+
+cdef list validated(
+    object buf, Py_ssize_t batch_bytes_max, Py_ssize_t decompressed_bytes_max, int64_t records_max,
+    int64_t headers_max, bint deep, bint repair,
+):
     cdef Py_buffer view
     cdef Payload payload = Payload()
     cdef uint8_t* base
@@ -206,6 +213,12 @@ def patch_run(buf, Py_ssize_t start, Py_ssize_t end, int64_t base_offset, int32_
 
     The batches have been checked before: only the sizes that keep the walk inside the buffer are checked again.
     """
+    return number_run(buf, start, end, base_offset, leader_epoch)
+
+
+cdef int64_t number_run(
+    object buf, Py_ssize_t start, Py_ssize_t end, int64_t base_offset, int32_t leader_epoch
+) except -1:
     cdef Py_buffer view
     cdef uint8_t* p
     cdef Py_ssize_t at = start

@@ -80,7 +80,7 @@ class TopicIndex(Topics):
         if isinstance(topic, bytes):
             return self._by_id(topic)
         stream = self._streams.find(topic, VHOST)
-        if stream is None or not is_topic_name(topic):
+        if stream is None or not stream.is_topic:
             raise StreamNotFound(topic)
         return stream
 
@@ -103,4 +103,4 @@ class TopicIndex(Topics):
         return stream
 
     def all(self) -> list[Stream]:
-        return [stream for stream in self._streams.list(VHOST) if is_topic_name(stream.name)]
+        return [stream for stream in self._streams.list(VHOST) if stream.is_topic]

@@ -1,0 +1,186 @@
+# cython: boundscheck=False, wraparound=False
+"""Produce: batches are checked and stored as they came, and answered when the log says they are safe."""
+
+from libc.stdint cimport int64_t
+
+from headrace.record.scan cimport validated
+
+from headrace.broker import rewriting
+from headrace.doors.kafka.errors import Code, code_of
+from headrace.errors import CorruptBatch, HeadraceError, InvalidInput
+from headrace.record import codec
+from headrace.record.layout import CODECS, CONTROL_BIT, HEADERS_MAX, MAGIC, MAGIC_AT, RECORDS_MAX, TRANSACTIONAL_BIT
+from headrace.wire.kafka import hot
+
+cdef object NO_BUFFER = bytearray()
+cdef int64_t CONTROL = CONTROL_BIT, TRANSACTIONAL = TRANSACTIONAL_BIT
+cdef int64_t MOST_RECORDS = RECORDS_MAX, MOST_HEADERS = HEADERS_MAX
+
+
+cdef class Pending:
+    """The results of one request, filled in as tickets resolve."""
+    cdef object door, request
+    cdef list topics  # [(topic, [(partition, error code, base offset, append time, log start, message)])]
+    cdef int64_t acks
+    cdef Py_ssize_t left  # one is held by the handler, so that tickets that are done at once do not answer early
+    cdef bint keeps_buffer  # to be used again
+
+    cdef int failed(self, list results, number, error, code) except -1:
+        results.append((number, code_of(error) if code is None else code, -1, -1, -1, str(error)))
+
+    cdef int one_done(self) except -1:
+        self.left -= 1
+        if self.left:
+            return 0
+        request, door = self.request, self.door
+        buffer = request.buffer
+        request.buffer = NO_BUFFER
+        if self.keeps_buffer:
+            door.pool.give(buffer)
+        wait_ms = door.throttle_ms(request.size)
+        if self.acks != 0:
+            request.answer((hot.produce_response(request.version, request.correlation_id, self.topics, wait_ms),))
+        else:
+            for _, results in self.topics:
+                for result in results:
+                    if result[1]:
+                        request.fail(InvalidInput("a batch without acks was refused"))
+                        return 0
+        if wait_ms:
+            request.connection.throttle(wait_ms)
+
+
+cdef class Stored:
+    """To be called when a ticket of the request has resolved."""
+    cdef Pending pending
+    cdef list results
+    cdef object number, partition
+    cdef int64_t stamp_ms
+
+    def __call__(self, ticket):
+        cdef Pending pending = self.pending
+        if ticket.error is not None:
+            pending.failed(self.results, self.number, ticket.error, None)
+            pending.keeps_buffer = False  # after a failure a write of it may still be under way
+        else:
+            start = self.partition.log.start_offset
+            self.results.append((self.number, 0, ticket.base_offset, self.stamp_ms, start, None))
+        pending.one_done()
+
+
+def produce(door, request):
+    cdef Pending pending = Pending.__new__(Pending)
+    cdef Stored stored
+    cdef list results
+    cdef int64_t stamp_ms
+    connection = request.connection
+    _, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
+    pending.door = door
+    pending.request = request
+    pending.topics = []
+    pending.acks = acks
+    pending.left = 1
+    pending.keeps_buffer = True
+    door.flow.published(connection)
+    broker = door.broker
+    if broker.shard.intake.pending_bytes > broker.pressure.limits.pending_bytes:
+        connection.throttle(1000)
+    view = memoryview(request.buffer)
+    access = connection.access
+    found = door.topics if access is None else access.writes
+    for topic, parts in topics:
+        results = []
+        pending.topics.append((topic, results))
+        for number, start, end in parts:
+            try:
+                if not -1 <= pending.acks <= 1:
+                    raise InvalidInput(f"acks={acks}")
+                stream = found.find(topic)
+                if start < 0 or start == end:
+                    raise CorruptBatch("no records")
+                partition = stream.partition(number)
+                stamp_ms = -1
+                ticket = append(door, stream, partition, view[start:end], access, &stamp_ms)
+            except HeadraceError as error:
+                code = refusal(error, view[start:end]) if -1 <= pending.acks <= 1 else Code.INVALID_REQUIRED_ACKS
+                pending.failed(results, number, error, code)
+                continue
+            stored = Stored.__new__(Stored)
+            stored.pending = pending
+            stored.results = results
+            stored.number = number
+            stored.partition = partition
+            stored.stamp_ms = stamp_ms
+            pending.left += 1
+            ticket.add_callback(stored)
+    if pending.acks == 0:
+        request.answer(())
+    pending.one_done()
+
+
+cdef object append(door, stream, partition, data, access, int64_t* stamp_ms):
+    """Puts the broker's time into stamp_ms if that is what the records carry."""
+    cdef list infos
+    cdef int64_t count = 0, attributes
+    log = partition.log
+    infos = validated(
+        data, log.settings.batch_bytes_max, door.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
+        True,
+        True,  # sarama leaves the max timestamp empty; Kafka puts it right, too
+    )
+    if not infos:
+        raise CorruptBatch("no whole batch")
+    for info in infos:
+        count += <int64_t>info.count
+    stats = door.stats
+    stats.messages_in += count
+    stats.bytes_in += len(data)
+    stored = data
+    if "compression" in stream.document.config or stream.settings.timestamp_type == "append":
+        stored = rewritten(door, stream, data, infos, stamp_ms)
+        infos = codec.scan(stored, verify_crc=False)
+    for info in infos:
+        attributes = info.attributes
+        if attributes & CONTROL:
+            raise CorruptBatch("control batches are the broker's")
+    first = infos[0]
+    attributes = first.attributes
+    producer_id = first.producer_id
+    if producer_id < 0:
+        if attributes & TRANSACTIONAL:
+            raise CorruptBatch("a transactional batch without a producer")
+        return log.append(stored, infos)
+    if attributes & TRANSACTIONAL:
+        transactions = door.coordination.transactions
+        # The id that the producer has, whichever the request names.
+        name = transactions.name_of(producer_id) if access is not None else None
+        if access is not None and name is not None:
+            access.transaction(name)
+        transactions.check_append(producer_id, first.producer_epoch, (stream.name, partition.number))
+    return door.coordination.producers.append(log, stored, infos)
+
+
+cdef object rewritten(door, stream, data, list infos, int64_t* stamp_ms):
+    """The batches as the topic's settings want them."""
+    wanted = CODECS[stream.settings.compression] if "compression" in stream.document.config else None
+    if stream.settings.timestamp_type == "append":
+        stamp_ms[0] = door.broker.clock.now_ms()
+    result = bytearray()
+    for info in infos:
+        batch = data[info.position : info.end]
+        if wanted is not None and info.codec != wanted:
+            batch = rewriting.recompress(batch, wanted, door.config.decompressed_bytes_max)
+        if stamp_ms[0] >= 0:
+            rewriting.stamp(batch, stamp_ms[0])
+        result += batch
+    return result
+
+
+cdef object refusal(error, data):
+    """Kafka tells three kinds of bad batch apart; ours is one error with a reason."""
+    if not isinstance(error, CorruptBatch):
+        return None
+    if len(data) > MAGIC_AT and data[MAGIC_AT] < MAGIC:
+        return Code.UNSUPPORTED_FOR_MESSAGE_FORMAT
+    reason = str(error)
+    return Code.CORRUPT_MESSAGE if "CRC" in reason or "checksum" in reason else Code.INVALID_RECORD
