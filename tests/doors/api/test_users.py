@@ -302,7 +302,7 @@ ACTS: tuple[tuple[str, str, dict[str, Any] | None, dict[str, str]], ...] = (
         {"arguments": {"x-dead-letter-exchange": "acting-ex"}},
         {"configure": "^acting-dead$", "read": "^acting-dead$", "write": "^acting-ex$"},
     ),
-    ("DELETE", "queues/%2F/acting-new", None, {"configure": "^acting-new$"}),
+    ("DELETE", "queues/%2F/acting-old", None, {"configure": "^acting-old$"}),
     ("PUT", "exchanges/%2F/acting-made", {"type": "fanout"}, {"configure": "^acting-made$"}),
     (
         "PUT",
@@ -310,7 +310,7 @@ ACTS: tuple[tuple[str, str, dict[str, Any] | None, dict[str, str]], ...] = (
         {"type": "fanout", "arguments": {"alternate-exchange": "acting-ex"}},
         {"configure": "^acting-alt$", "read": "^acting-alt$", "write": "^acting-ex$"},
     ),
-    ("DELETE", "exchanges/%2F/acting-made", None, {"configure": "^acting-made$"}),
+    ("DELETE", "exchanges/%2F/acting-past", None, {"configure": "^acting-past$"}),
     ("POST", "exchanges/%2F/acting-ex/publish", BODY, {"write": "^acting-ex$"}),
     ("POST", "exchanges/%2F/amq.default/publish", BODY, {"write": "^amq\\.default$"}),
     ("POST", "queues/%2F/acting-q/get", {"count": 1}, {"read": "^acting-q$"}),
@@ -324,7 +324,7 @@ ACTS: tuple[tuple[str, str, dict[str, Any] | None, dict[str, str]], ...] = (
         {"read": "^acting-q$", "write": "^amq\\.default$"},
     ),
     ("POST", BIND, {"routing_key": "a.#"}, {"read": "^acting-ex$", "write": "^acting-q$"}),
-    ("DELETE", f"{BIND}/a.%23", None, {"read": "^acting-ex$", "write": "^acting-q$"}),
+    ("DELETE", f"{BIND}/b.%23", None, {"read": "^acting-ex$", "write": "^acting-q$"}),
     (
         "GET",
         "aliveness-test/%2F",
@@ -337,7 +337,7 @@ ACTS: tuple[tuple[str, str, dict[str, Any] | None, dict[str, str]], ...] = (
         {"topic": "acting-t", "to": "latest"},
         {"read": "^acting-t$"},
     ),
-    ("DELETE", "headrace/readers/cursor/acting-c", None, {"read": "^acting-t$"}),
+    ("DELETE", "headrace/readers/cursor/acting-d", None, {"read": "^acting-t$"}),
 )
 
 
@@ -346,10 +346,15 @@ def acting(live: Served) -> Served:
     put(live, "users/actor", {"password": PASSWORD, "tags": "management"})
     put(live, "queues/%2F/acting-q", {})
     put(live, "exchanges/%2F/acting-ex", {"type": "topic"})
+    # What is deleted below: each of the tests stands by itself.
+    put(live, "queues/%2F/acting-old", {})
+    put(live, "exchanges/%2F/acting-past", {"type": "fanout"})
+    ask(live, None, "POST", BIND, json={"routing_key": "b.#"})
     live.client.auth = ("guest", "guest")
     live.create("acting-t")
     body = {"topic": "acting-t", "partitions": [{"partition": 0, "offset": 0}]}
-    assert live.request("PUT", "/cursors/acting-c", json=body).status_code == 200
+    for cursor in ("acting-c", "acting-d"):
+        assert live.request("PUT", f"/cursors/{cursor}", json=body).status_code == 200
     live.client.auth = None
     return live
 
