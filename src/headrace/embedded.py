@@ -17,9 +17,9 @@ from headrace.log.loading import ReadWaits
 from headrace.log.log import Log as StoredLog
 from headrace.log.paths import RESTORED, UNFINISHED
 from headrace.log.recovery import RecoveryReport
-from headrace.log.staging import Ticket
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import LogSpec, Shard
+from headrace.log.staging import Ticket
 from headrace.log.tiering import archive, bring_back, is_archivable, parquet_path, write_parquet, write_segment
 from headrace.record import codec
 from headrace.record.layout import CODECS

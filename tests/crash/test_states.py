@@ -94,6 +94,7 @@ def test_the_explorer_finds_a_journal_slot_written_before_the_sync(monkeypatch: 
 def test_the_explorer_finds_a_large_round_that_is_told_before_it_is_synced(
     monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
+    from headrace.log.chain import Step
     from headrace.log.plans import DirectPlan
 
     of = DirectPlan.of
@@ -101,7 +102,7 @@ def test_the_explorer_finds_a_large_round_that_is_told_before_it_is_synced(
     def hasty(committer, runs):
         plan = of(committer, runs)
         if plan is not None and mistake == "no sync":
-            plan.steps = [step._replace(buffers=()) if step.buffers is None else step for step in plan.steps]
+            plan.steps = [Step(step.file, ()) if step.buffers is None else step for step in plan.steps]
         elif plan is not None:
             count = len(runs)
             plan.steps = [*plan.steps[:count], *plan.steps[2 * count :], *plan.steps[count : 2 * count]]

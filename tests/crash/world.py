@@ -11,9 +11,9 @@ from headrace.clock import ManualClock
 from headrace.errors import BatchTooLarge, CorruptLog, DiskFull, HeadraceError, LogClosed, Overloaded
 from headrace.log.log import Log, LogSpec
 from headrace.log.retention import Limits, new_start
-from headrace.log.staging import Ticket
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
+from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.layout import RECORDS_AT
 from tests.crash.model import Broken, Found, FoundLog, LogModel, Model

@@ -13,15 +13,15 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.errors import StorageFailed
-from headrace.log.chain import Engine, SyncFailure, run, sync
+from headrace.log.chain import Engine, Step, SyncFailure, run, sync
 from headrace.log.commit import CHAIN_LOGS_MAX
-from headrace.log.disk import RealDisk, Step, run_one_by_one
+from headrace.log.disk import RealDisk, run_one_by_one
 from headrace.log.files import Files
 from headrace.log.log import LogSpec
 from headrace.log.plans import InlinePlan, Plan
-from headrace.log.staging import Round
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
+from headrace.log.staging import Round
 from headrace.log.work import InlineWorker, Lane
 from tests.log.helpers import Bench, batch
 
@@ -93,7 +93,7 @@ def test_a_sync_that_fails_ends_it(runner: Runner, file: int) -> None:
 SHORT = """
 import os, resource, sys
 from headrace.log.chain import SyncFailure, run
-from headrace.log.disk import Step
+from headrace.log.chain import Step
 file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 print(run([Step(file, [b"a" * 700, b"b" * 700], 0)], SyncFailure())[:2], os.fstat(file).st_size)

@@ -7,8 +7,8 @@ from typing import Protocol, TypeVar
 from headrace.log.loading import ReadWaits
 from headrace.log.log import Log
 from headrace.log.reader import Chunk
-from headrace.log.staging import Ticket
 from headrace.log.settings import StreamSettings
+from headrace.log.staging import Ticket
 from headrace.record.types import BatchInfo
 
 READ_BYTES = 1 << 20

@@ -10,8 +10,8 @@ from headrace.broker.producers import Batch, PartitionProducers, Snapshot
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.log.log import Log
-from headrace.log.staging import Ticket
 from headrace.log.shard import Shard
+from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.control import is_commit
 from headrace.record.types import BatchInfo

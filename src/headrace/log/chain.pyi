@@ -1,8 +1,14 @@
 from collections.abc import Sequence
 
-from typing_extensions import Buffer
+Bytes = bytes | bytearray | memoryview
 
-Steps = Sequence[tuple[int, Sequence[Buffer] | None, int]]
+class Step:
+    file: int
+    buffers: Sequence[Bytes] | None
+    position: int
+    def __init__(self, file: int, buffers: Sequence[Bytes] | None, position: int = 0) -> None: ...
+
+Steps = Sequence[Step]
 
 def start_writing_back(file: int) -> None: ...
 

@@ -212,6 +212,18 @@ cdef extern from *:
     void headrace_engine_end(headrace_engine* engine, int is_running) noexcept nogil
 
 
+cdef class Step:
+    """One link of a chain of calls: a write of all buffers, or, without any, a sync."""
+    cdef readonly int file
+    cdef readonly object buffers
+    cdef readonly long long position
+
+    def __init__(self, int file, buffers, long long position=0):
+        self.file = file
+        self.buffers = buffers
+        self.position = position
+
+
 cdef class _Chain:
     """The steps as the C side wants them. Holds the buffers until it goes."""
     cdef headrace_step* steps
@@ -223,22 +235,23 @@ cdef class _Chain:
     def __cinit__(self, steps):
         cdef Py_ssize_t buffers = 0, at = 0
         cdef headrace_step* step
-        for _, given, _ in steps:
-            buffers += 0 if given is None else len(given)
+        cdef Step given
+        for given in steps:
+            buffers += 0 if given.buffers is None else len(given.buffers)
         self.steps = <headrace_step*>PyMem_Calloc(max(len(steps), 1), sizeof(headrace_step))
         self.parts = <iovec*>PyMem_Calloc(max(buffers, 1), sizeof(iovec))
         self.views = <Py_buffer*>PyMem_Calloc(max(buffers, 1), sizeof(Py_buffer))
         if self.steps == NULL or self.parts == NULL or self.views == NULL:
             raise MemoryError
-        for file, given, position in steps:
+        for given in steps:
             step = &self.steps[self.step_count]
-            step.file = file
-            step.position = position
+            step.file = given.file
+            step.position = given.position
             step.count = -1
-            if given is not None:
+            if given.buffers is not None:
                 step.parts = &self.parts[at]
-                step.count = len(given)
-                for buffer in given:
+                step.count = len(given.buffers)
+                for buffer in given.buffers:
                     PyObject_GetBuffer(buffer, &self.views[at], PyBUF_SIMPLE)
                     self.held = at + 1
                     self.parts[at].iov_base = self.views[at].buf

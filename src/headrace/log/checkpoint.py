@@ -54,7 +54,8 @@ class Checkpoints:
         self._is_making_journal = False
 
     def wrote(self, size: int, logs: Iterable[Log]) -> None:
-        self._touched.update(log.id for log in logs)
+        for log in logs:
+            self._touched.add(log.id)
         self.bytes_since += size
         self._write_back(size, logs)
         self._make_journal()

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.errors import DataFolderLocked
 from headrace.log import chain
+from headrace.log.chain import Step
 from headrace.log.pread import pread_nowait
 
 FileId = int
@@ -32,14 +33,6 @@ def _hears_of_failures() -> bool:
     """Linux tells since 5.8 whether a filesystem's sync failed; before that it said that it went well."""
     version = platform.release().split(".")[:2]
     return sys.platform == "linux" and [int(part) for part in version if part.isdecimal()] >= [5, 8]
-
-
-class Step(NamedTuple):
-    """One link of a chain of calls: a write of all buffers, or, without any, a sync."""
-
-    file: FileId
-    buffers: Sequence[bytes | bytearray | memoryview] | None
-    position: int = 0
 
 
 class Ran(NamedTuple):
@@ -233,12 +226,12 @@ def run_chain(disk: Disk, steps: Sequence[Step], failure: chain.SyncFailure) -> 
 
 
 def run_one_by_one(disk: Disk, steps: Sequence[Step], failure: chain.SyncFailure) -> Ran:
-    for number, (file, buffers, position) in enumerate(steps):
+    for number, step in enumerate(steps):
         try:
-            if buffers is None:
-                sync_noting(disk, file, failure)
+            if step.buffers is None:
+                sync_noting(disk, step.file, failure)
             else:
-                disk.pwrite(file, buffers, position)
+                disk.pwrite(step.file, step.buffers, step.position)
         except OSError as error:
             return Ran(number, error)
     return Ran(len(steps), None)

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from crc32c import crc32c
 
 from headrace.errors import CorruptJournal, StorageFailed
-from headrace.log import paths
-from headrace.log.disk import Disk, FileId, Step, read_whole
+from headrace.log import kernel, paths
+from headrace.log.chain import Step
+from headrace.log.disk import Disk, FileId, read_whole
 
 Bytes = bytes | bytearray | memoryview
 
@@ -156,13 +157,13 @@ class Journal:
 
     def step(self, buffers: Sequence[Bytes]) -> Step | None:
         """The write of one entry, if this file has room for it; then `wrote`, or `blank` if it failed."""
-        if self._file is None or self._position + padded(ENTRY_HEADER.size + sum(map(len, buffers))) > self._file_bytes:
+        if self._file is None or self._position + padded(ENTRY_HEADER.size + kernel.total(buffers)) > self._file_bytes:
             return None
         return Step(self._file, _encoded(self._number, self.sequence + 1, self._synced, buffers), self._position)
 
     def wrote(self, step: Step) -> None:
         assert step.buffers is not None
-        size = sum(map(len, step.buffers))
+        size = kernel.total(step.buffers)
         self.sequence += 1
         self._position += size
         self.bytes_written += size
@@ -254,11 +255,9 @@ def _header(number: int, first: int) -> bytes:
 
 
 def _encoded(number: int, sequence: int, synced: int, body: Sequence[Bytes]) -> list[Bytes]:
-    size = sum(map(len, body))
+    size = kernel.total(body)
     rest = ENTRY_HEADER.pack(0, ENTRY_MAGIC, number, sequence, synced, size)[_CRC_BYTES:]
-    crc = crc32c(rest)
-    for buffer in body:
-        crc = crc32c(buffer, crc)
+    crc = kernel.checksum(body, crc32c(rest))
     tail = _ZEROS[: padded(ENTRY_HEADER.size + size) - ENTRY_HEADER.size - size]
     return [crc.to_bytes(_CRC_BYTES, "little"), rest, *body, tail]
 

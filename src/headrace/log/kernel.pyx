@@ -1,36 +1,21 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """Index lookups and the walk over batch headers that builds indexes and seals. Leaves: no files, no policy."""
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, int32_t, uint64_t, int64_t
+from libc.string cimport memset
+
+from headrace.record.checksum cimport crc32c_of
 
 cdef enum:
     PREFIX = 12             # base offset and length
     HEADER = 61
     OFFSET_ENTRY = 8
     TIME_ENTRY = 16
+    SLOT = 64
+    SLOT_CHECKED = 60
     TIME_CHECKED = 12       # of an entry: what its checksum covers, with the segment's base before it
-
-cdef uint32_t CRC_TABLE[256]
-
-
-cdef void _fill_table() noexcept:
-    cdef uint32_t i, j, value
-    for i in range(256):
-        value = i
-        for j in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-        CRC_TABLE[i] = value
-
-_fill_table()
-
-
-cdef inline uint32_t _crc(uint32_t crc, const uint8_t* p, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i
-    crc = ~crc
-    for i in range(n):
-        crc = CRC_TABLE[(crc ^ p[i]) & 0xFF] ^ (crc >> 8)
-    return ~crc
-
 
 cdef inline uint32_t _u32(const uint8_t* p) noexcept nogil:
     return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
@@ -89,7 +74,7 @@ def find_entry(bytes entries not None, long long relative_offset):
 cdef inline uint32_t _time_crc(int64_t segment_base, const uint8_t* entry) noexcept nogil:
     cdef uint8_t base[8]
     _put_i64(base, segment_base)
-    return _crc(_crc(0, base, 8), entry, TIME_CHECKED)
+    return crc32c_of(entry, TIME_CHECKED, crc32c_of(base, 8, 0))
 
 
 def find_offset_for_time(const uint8_t[::1] entries not None, long long segment_base, long long timestamp):
@@ -184,15 +169,32 @@ cdef class Walker:
         if offset > self.next_offset:
             self.next_offset = offset
 
-    def walk(self, const uint8_t[::1] data not None, Py_ssize_t start=0, Py_ssize_t end=-1):
+    def walk(self, data not None, Py_ssize_t start=0, Py_ssize_t end=-1):
         """Take in whole batches of data[start:end]; returns where the first incomplete one begins."""
-        cdef Py_ssize_t stop = data.shape[0] if end < 0 or end > data.shape[0] else end
-        cdef Py_ssize_t at = start
-        cdef int64_t size, base_offset, timestamp, seen
+        cdef Py_buffer view
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            if start < 0:
+                return start
+            return self.walked(<const uint8_t*>view.buf, start, view.len if end < 0 or end > view.len else end)
+        finally:
+            PyBuffer_Release(&view)
+
+    def walk_whole(self, buffers):
+        """Take in buffers of whole batches."""
+        cdef Py_buffer view
+        cdef Py_ssize_t end
+        for data in buffers:
+            PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+            try:
+                end = self.walked(<const uint8_t*>view.buf, 0, view.len)
+                assert end == view.len, "a part is made of whole batches"
+            finally:
+                PyBuffer_Release(&view)
+
+    cdef Py_ssize_t walked(self, const uint8_t* p, Py_ssize_t at, Py_ssize_t stop) except -1:
+        cdef int64_t size, base_offset, timestamp
         cdef uint8_t entry[TIME_ENTRY]
-        if start < 0 or start >= stop:
-            return start
-        cdef const uint8_t* p = &data[0]
         while stop - at >= HEADER:
             size = PREFIX + <int64_t><int32_t>_u32(p + at + 8)
             if size < HEADER or size > stop - at:
@@ -209,7 +211,7 @@ cdef class Walker:
                 _put_u32(entry + TIME_CHECKED, _time_crc(self.base, entry))
                 self.time_index += (<char*>entry)[:TIME_ENTRY]
                 self.last_indexed = self.position
-            self.headers_crc = _crc(self.headers_crc, p + at, 17)
+            self.headers_crc = crc32c_of(p + at, 17, self.headers_crc)
             if timestamp > self.max_timestamp:
                 self.max_timestamp = timestamp
             self.records += <int32_t>_u32(p + at + 57)
@@ -218,3 +220,46 @@ cdef class Walker:
             self.position += size
             at += size
         return at
+
+
+cdef inline void _put_le(uint8_t* p, uint64_t value, int size) noexcept nogil:
+    cdef int i
+    for i in range(size):
+        p[i] = value & 0xFF
+        value >>= 8
+
+
+def pack_slot(
+    long long log_id, long long epoch, long long start, long long visible_end, long long durable_end,
+    long long stable_end,
+):
+    """As slots.SLOT describes it."""
+    cdef bytes packed = PyBytes_FromStringAndSize(NULL, SLOT)
+    cdef uint8_t* p = <uint8_t*>PyBytes_AS_STRING(packed)
+    memset(p, 0, SLOT)
+    _put_le(p, <uint64_t>log_id, 8)
+    _put_le(p + 8, <uint64_t>epoch, 8)
+    _put_le(p + 16, <uint64_t>start, 8)
+    _put_le(p + 24, <uint64_t>visible_end, 8)
+    _put_le(p + 32, <uint64_t>durable_end, 8)
+    _put_le(p + 40, <uint64_t>stable_end, 8)
+    _put_le(p + SLOT_CHECKED, crc32c_of(p, SLOT_CHECKED, 0), 4)
+    return packed
+
+
+def checksum(buffers, unsigned int crc):
+    """The CRC-32C of one buffer after the other, on from crc."""
+    cdef Py_buffer view
+    for data in buffers:
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        crc = crc32c_of(<const uint8_t*>view.buf, view.len, crc)
+        PyBuffer_Release(&view)
+    return crc
+
+
+def total(buffers):
+    """How many bytes they are."""
+    cdef Py_ssize_t size = 0
+    for data in buffers:
+        size += len(data)
+    return size

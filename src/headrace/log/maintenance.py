@@ -16,8 +16,8 @@ from headrace.log.leases import Leases
 from headrace.log.log import Log
 from headrace.log.log_recovery import STARTS, TRUNCATIONS
 from headrace.log.retention import Limits, new_start
-from headrace.log.staging import Ticket
 from headrace.log.segment import SavedWriter, Segment, SegmentWriter
+from headrace.log.staging import Ticket
 from headrace.log.tiering import remove_archived, remove_file
 from headrace.log.truncation import cut_back
 from headrace.log.work import InlineWorker, ThreadWorker, Worker

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import DiskFull, StorageFailed
-from headrace.log.disk import Ran, Step
+from headrace.log import kernel
+from headrace.log.chain import Step
+from headrace.log.disk import Ran
 from headrace.log.files import OpenFile
 from headrace.log.rounds import Committed
 from headrace.log.staging import Round, encode
@@ -40,7 +42,7 @@ class Plan(ABC):
         steps = []
         for log, parts in self.runs:
             data = [part.data for part in parts]
-            step = log.tail.append_step(data, sum(map(len, data)))
+            step = log.tail.append_step(data, kernel.total(data))
             if step is None:
                 self._let_go(dirty=False)
                 return None

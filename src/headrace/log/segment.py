@@ -177,9 +177,7 @@ class SegmentWriter:
         return len(self.walker.index) >= INDEX_FLUSH_BYTES
 
     def appended(self, data: Sequence[Bytes]) -> None:
-        for buffer in data:
-            end = self.walker.walk(buffer)
-            assert end == len(buffer), "a part is made of whole batches"
+        self.walker.walk_whole(data)
         self._publish()
 
     def _publish(self) -> None:

@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.log.disk import Disk, FileId, Step, read_whole
+from headrace.log import kernel
+from headrace.log.chain import Step
+from headrace.log.disk import Disk, FileId, read_whole
 
 SLOT = struct.Struct(
     "<qqqqqqi8xI"
@@ -34,8 +36,7 @@ class Ends(NamedTuple):
 
 
 def pack(ends: Ends) -> bytes:
-    raw = SLOT.pack(*ends, 0, 0)[:_CRC_AT]
-    return raw + crc32c(raw).to_bytes(4, "little")
+    return kernel.pack_slot(*ends)
 
 
 def unpack(raw: bytes | memoryview) -> Ends | None:
@@ -81,9 +82,9 @@ class Slots:
         self.write(_journal(sequence))
 
     def write(self, ends: Ends) -> None:
-        file, buffers, position = self.step(ends)
-        assert buffers is not None
-        self._disk.pwrite(file, buffers, position)
+        step = self.step(ends)
+        assert step.buffers is not None
+        self._disk.pwrite(step.file, step.buffers, step.position)
 
     def sequence_step(self, sequence: int) -> Step:
         return self.step(_journal(sequence))

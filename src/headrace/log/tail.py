@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headrace.clock import Clock
 from headrace.log import kernel, paths
-from headrace.log.disk import Step
+from headrace.log.chain import Step
 from headrace.log.files import Files, OpenFile
 from headrace.log.segment import RELATIVE_OFFSET_MAX, SavedWriter, Segment, SegmentWriter
 from headrace.log.settings import StreamSettings

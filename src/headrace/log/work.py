@@ -7,8 +7,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from headrace.log.chain import Engine, SyncFailure
-from headrace.log.disk import Disk, Step, is_untouched, ran, run_chain
+from headrace.log.chain import Engine, Step, SyncFailure
+from headrace.log.disk import Disk, is_untouched, ran, run_chain
 
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
