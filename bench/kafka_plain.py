@@ -1,8 +1,11 @@
-"""The Kafka door beside a plain C program: `make bench ONLY=kafka_plain`.
+"""The Kafka door beside two C programs that are no brokers: `make bench ONLY=kafka_plain`.
 
 kafka_plain.c does the least that keeps the promise of an acknowledgement (receive, check, write, fdatasync, answer) and
 nothing else that a broker is for. It tells what a language and all that a broker does besides cost, and, beside a Kafka
 that acknowledges from the page cache, how much is to be had by whoever waits for the disk without any art.
+
+kafka_nothing.c answers without a look at what came, and sends the same records over and over. Nobody is faster with
+this load on this machine: where it is not twice as fast as Kafka, no broker can be.
 """
 
 import argparse
@@ -17,40 +20,54 @@ from bench.kafka import WARM_UPS, Load, cheapest, raw_cases
 from bench.kafka_peers import Broker, Headrace, build_load, kafkas
 from bench.kafka_report import OURS, TWICE, Measured
 
-PROGRAM = "kafka_plain"
-PLAIN, KAFKA = "plain C", "kafka"
+PLAIN_PROGRAM, NOTHING_PROGRAM = "kafka_plain", "kafka_nothing"
+PLAIN, NOTHING, KAFKA = "plain C", "nothing", "kafka"
 
 
-class Plain(Broker):
-    name = PLAIN
-    durability = "fdatasync before every acknowledgement, and nothing else"
-
+class Program(Broker):
     def __init__(self, programs: Path) -> None:
         super().__init__()
         self._programs = programs
 
-    def command(self) -> list[str]:
-        return [str(self._programs / PROGRAM), str(self.port), str(self.folder / "data")]
-
     def make_topic(self, name: str) -> None:
         """There are none."""
+
+
+class Plain(Program):
+    name = PLAIN
+    durability = "fdatasync before every acknowledgement, and nothing else"
+
+    def command(self) -> list[str]:
+        return [str(self._programs / PLAIN_PROGRAM), str(self.port), str(self.folder / "data")]
+
+
+class Nothing(Program):
+    name = NOTHING
+    durability = "none: it answers without a look, and sends the same records over and over"
+
+    def command(self) -> list[str]:
+        return [str(self._programs / NOTHING_PROGRAM), str(self.port)]
 
 
 def build(folder: Path) -> None:
     """Raises with the reason if it can not be had."""
     if platform.machine() != "x86_64":
         raise RuntimeError(f"kafka_plain.c takes the checksum instruction of x86-64, and this is {platform.machine()}")
-    source = Path(__file__).parent / f"{PROGRAM}.c"
-    command = ["cc", "-O2", "-msse4.2", "-o", str(folder / PROGRAM), str(source), "-lpthread"]
-    subprocess.run(command, check=True)
+    for program in (PLAIN_PROGRAM, NOTHING_PROGRAM):
+        source = Path(__file__).parent / f"{program}.c"
+        command = ["cc", "-O2", "-msse4.2", "-o", str(folder / program), str(source), "-lpthread"]
+        subprocess.run(command, check=True)
 
 
 def measure(programs: Path, broker: Broker) -> Iterator[Measured]:
     load = Load(programs, broker)
-    for _ in range(0 if isinstance(broker, Plain) else WARM_UPS):
+    for _ in range(0 if isinstance(broker, Program) else WARM_UPS):
         load.warm_up()
     for number, case in enumerate(raw_cases(1.0, 1.0)):
-        yield cheapest(load.raw_produce(case, f"raw-{number}"))
+        if isinstance(broker, Plain):  # it keeps nothing that could be asked for
+            yield cheapest(load.raw_produce(case, f"raw-{number}"))
+        else:
+            yield from load.raw(case, f"raw-{number}")
 
 
 def run(*, peers: bool = True) -> None:
@@ -60,7 +77,7 @@ def run(*, peers: bool = True) -> None:
         programs = Path(folder)
         build_load(programs)
         build(programs)
-        brokers: list[Broker] = [Plain(programs), Headrace()]
+        brokers: list[Broker] = [Nothing(programs), Plain(programs), Headrace()]
         if peers:
             brokers += kafkas(flush=[False])
         for broker in brokers:
@@ -74,15 +91,17 @@ def run(*, peers: bool = True) -> None:
 
 
 def report(rates: dict[str, dict[str, float]]) -> Iterator[str]:
-    yield f"\n  {'messages per second':<42}{'ours of plain':>16}{'plain of Kafka':>16}{'ours of Kafka':>16}"
-    twice = 0
-    for work, plain in rates[PLAIN].items():
-        ours, kafka = rates[OURS][work], rates.get(KAFKA, {}).get(work)
-        beside = "" if kafka is None else f"{plain / kafka:>15.2f}x{ours / kafka:>15.2f}x"
-        twice += kafka is not None and plain >= TWICE * kafka
-        yield f"  {work:<42}{ours / plain:>16.0%}{beside}"
-    if KAFKA in rates:
-        yield f"  twice Kafka's rate is reached by the plain program in {twice} of {len(rates[PLAIN])} rows"
+    """Each as so many times Kafka's rate; without Kafka, as so many times ours."""
+    beside = KAFKA if KAFKA in rates else OURS
+    others = [name for name in (NOTHING, PLAIN, OURS) if name != beside]
+    yield f"\n  {f'messages per second, of those of {beside}':<42}" + "".join(f"{name:>12}" for name in others)
+    for work, rate in rates[beside].items():
+        known = [rates[name].get(work) for name in others]
+        yield f"  {work:<42}" + "".join(f"{'-':>12}" if one is None else f"{one / rate:>11.2f}x" for one in known)
+    if beside is KAFKA:
+        for name in others:
+            reached = [work for work, rate in rates[name].items() if rate >= TWICE * rates[KAFKA][work]]
+            yield f"  twice Kafka's rate is reached by {name} in {len(reached)} of {len(rates[name])} rows"
 
 
 def main() -> None:
