@@ -4,6 +4,8 @@ import struct
 import tracemalloc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.errors import MalformedRequest
 from headrace.wire.kafka.frames import FIRST_BYTES, PEEK_BYTES, BufferPool, FrameReader
@@ -39,6 +41,46 @@ def test_requests_may_arrive_byte_by_byte() -> None:
         for pair in frames.feed(framed(*REQUESTS[:3])[at : at + 1])
     ]
     assert whole(got) == REQUESTS[:3]
+
+
+@given(
+    sizes=st.lists(st.sampled_from([1, 3, 4, 300, 5000, FIRST_BYTES - 1, FIRST_BYTES, 3 * FIRST_BYTES]), max_size=6),
+    reads=st.lists(st.sampled_from([1, 2, 3, 5, 1000, PEEK_BYTES, 70_000]), min_size=1, max_size=6),
+    is_given_back=st.booleans(),
+)
+def test_requests_are_what_was_framed_whatever_their_sizes(
+    sizes: list[int], reads: list[int], is_given_back: bool
+) -> None:
+    """Read as sockets read: at most as much as there is room for, and each buffer is used again."""
+    pool = BufferPool()
+    frames = FrameReader(pool, bytearray(64 * 1024))
+    requests = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
+    stream = framed(*requests)
+    got: list[bytes] = []
+    position, turn = 0, 0
+    while position < len(stream):
+        target = frames.target()
+        # Byte by byte only at first: the large ones would take for ever.
+        step = min(reads[turn % len(reads)] if turn < 20 else 70_000, len(target), len(stream) - position)
+        target[:step] = stream[position : position + step]
+        for buffer, size in frames.arrived(step):
+            got.append(bytes(buffer[:size]))
+            if is_given_back:
+                pool.give(buffer)
+        position, turn = position + step, turn + 1
+        assert frames.held_bytes <= max(FIRST_BYTES, 4 * max(sizes))
+    assert got == requests
+    assert not frames.waiting
+
+
+@pytest.mark.parametrize("begun", [b"", framed(bytes(5000))[:1000]])
+def test_more_bytes_than_there_was_room_for_can_not_have_arrived(begun: bytes) -> None:
+    frames = reader()
+    frames.feed(begun)
+    for count in (-1, len(frames.target()) + 1, 2**40):
+        with pytest.raises(ValueError, match="can not have come"):
+            frames.arrived(count)
+    assert bool(begun) == frames.waiting
 
 
 def test_a_large_request_is_put_together_from_many_reads() -> None:
@@ -108,10 +150,12 @@ def test_a_size_alone_claims_no_buffer_that_is_free_either() -> None:
 
 
 def test_an_idle_connection_holds_no_buffer() -> None:
-    frames = reader()
+    scratch = bytearray(64 * 1024)
+    frames = FrameReader(BufferPool(), scratch)
     frames.feed(framed(b"x" * 1000))
     assert not frames.waiting
-    assert frames.target().obj is frames._scratch.obj
+    assert frames.held_bytes == 0
+    assert frames.target().obj is scratch
 
 
 def test_large_requests_one_behind_the_other_are_hardly_copied() -> None:
