@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kio.index import load_request_schema
 
-from headrace.doors.kafka import connection, fetch
+from headrace.doors.kafka import fetch, pipe
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import batch, make, world_at
 from tests.wire.kafka.test_schema_codec import written
@@ -72,7 +72,7 @@ async def test_producers_share_the_memory_that_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each may have little waiting, so that all of them together do not have much; everything is stored."""
-    monkeypatch.setattr(connection, "DOOR_BYTES_WAITING_MAX", 4 << 20)
+    monkeypatch.setattr(pipe, "DOOR_BYTES_WAITING_MAX", 4 << 20)
     async with world_at(tmp_path) as world:
         await world.topic("t")
         clients = [await world.client() for _ in range(8)]

@@ -19,8 +19,8 @@ from headrace.errors import AccessRefused
 from headrace.wire.kafka.apis import Api
 
 if TYPE_CHECKING:
-    from headrace.doors.kafka.connection import Request
     from headrace.doors.kafka.door import KafkaDoor
+    from headrace.doors.kafka.pipe import Request
 
 logger = logging.getLogger("headrace.kafka")
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.streams import Stream
 from headrace.doors.kafka import access
-from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError
 from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.codec import encode

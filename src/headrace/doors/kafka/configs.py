@@ -7,8 +7,8 @@ from headrace.broker.streams import Stream
 from headrace.config import stream_settings
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
-from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError, InvalidInput
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
-from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.groups import group_refused
+from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError, StreamNotFound
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from headrace.config import Address, Config
 from headrace.doors.flow import Flow
 from headrace.doors.kafka import access
 from headrace.doors.kafka.clients import clients
-from headrace.doors.kafka.connection import Connection, Request
+from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.handlers import ASYNC_HANDLERS, HANDLERS
 from headrace.doors.kafka.login import Gate
 from headrace.doors.kafka.metadata import MetadataCache
+from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import TopicIndex
 from headrace.doors.listener import Listener, listen
 from headrace.errors import HeadraceError, MalformedRequest

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.partition import Partition, ReadWaits
 from headrace.doors.kafka import access
-from headrace.doors.kafka.connection import Connection, Request
+from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.sessions import Key, Opened, Wanted, open_session
 from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import HeadraceError

@@ -8,9 +8,9 @@ from headrace.broker.groups.offsets import Committed
 from headrace.broker.streams import Stream
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
-from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.groups import future_answer
+from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import (
     AccessRefused,

@@ -10,8 +10,8 @@ from headrace.broker.groups.coordinator import Listed
 from headrace.broker.groups.members import GroupState, Join, Joined, Synced
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
-from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.pipe import Request
 from headrace.errors import AccessRefused, HeadraceError, MemberIdRequired
 
 if TYPE_CHECKING:

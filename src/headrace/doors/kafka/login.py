@@ -20,8 +20,9 @@ from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.schema import request_struct
 
 if TYPE_CHECKING:
-    from headrace.doors.kafka.connection import Connection, Request
+    from headrace.doors.kafka.connection import Connection
     from headrace.doors.kafka.door import KafkaDoor
+    from headrace.doors.kafka.pipe import Request
 
 logger = logging.getLogger("headrace.kafka")
 

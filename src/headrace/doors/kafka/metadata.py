@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from headrace.broker.streams import Stream, is_topic_name
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
-from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, UnknownTopicId, code_of
+from headrace.doors.kafka.pipe import Request
 from headrace.errors import AccessRefused, HeadraceError, StreamNotFound
 from headrace.wire.kafka import metadata
 from headrace.wire.kafka.metadata import NO_ID, Node, Topic

@@ -11,10 +11,10 @@ from headrace.broker.share import ACCEPT, SharePartition
 from headrace.broker.share_groups import ShareGroup
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
-from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.consumer_groups import by_topic
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.groups import group_refused
+from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import AccessRefused, GroupKindMismatch, HeadraceError, PartitionNotFound, StreamNotFound
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.share_groups import ShareGroup
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
-from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import code_of
+from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import AccessRefused, HeadraceError, InvalidInput, StreamNotFound
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.streams import check_topic_name
 from headrace.config import InvalidSetting
 from headrace.doors.kafka import access, configs
-from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import Conflict, HeadraceError, InvalidInput
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.producers import Producer
 from headrace.broker.transactions import ONGOING
 from headrace.doors.kafka import access
-from headrace.doors.kafka.connection import Request
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.group_offsets import collect, fail_all
+from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError, ProducerFenced
 
 if TYPE_CHECKING:

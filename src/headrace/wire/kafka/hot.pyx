@@ -17,22 +17,6 @@ cdef enum:
     PARTITIONS_MAX = 200_000
 
 
-def parse_header(buffer, Py_ssize_t end):
-    """(api key, version, correlation id, client id, where the header's tags or the body start)."""
-    cdef Reader reader = Reader(buffer, 0, end)
-    cdef int64_t key = reader.int16()
-    cdef int64_t version = reader.int16()
-    cdef int64_t correlation = reader.int32()
-    client = reader.string(False, True)
-    return key, version, correlation, client, reader.position
-
-
-def skip_header_tags(buffer, Py_ssize_t position, Py_ssize_t end):
-    cdef Reader reader = Reader(buffer, position, end)
-    reader.skip_tags()
-    return reader.position
-
-
 cdef inline object topic_key(Reader reader, bint flexible, bint by_id):
     return reader.fixed(16) if by_id else reader.string(flexible, False)
 
