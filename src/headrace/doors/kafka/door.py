@@ -19,10 +19,10 @@ from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.handlers import ASYNC_HANDLERS, HANDLERS
 from headrace.doors.kafka.login import Gate
 from headrace.doors.kafka.metadata import MetadataCache
-from headrace.doors.kafka.pipe import Request
+from headrace.doors.kafka.pipe import Pipes, Request
 from headrace.doors.kafka.topic_index import TopicIndex
 from headrace.doors.listener import Listener, listen
-from headrace.errors import HeadraceError, MalformedRequest
+from headrace.errors import HeadraceError
 from headrace.wire.kafka.apis import VERSIONS
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.frames import SCRATCH_BYTES, BufferPool
@@ -76,9 +76,9 @@ class KafkaDoor:
         self.heavy = 0  # connections with large requests that wait for the disk
         self.stats = broker.stats.door("kafka")
         self.flow = Flow("kafka", broker.pressure, self.connections, slows=False)
+        self.pipes = Pipes(self.loop, self.flow, broker.users, self.gate, HANDLERS)
         broker.clients.add_door("kafka", lambda: clients(self.connections))
         broker.users.on_removed(self._user_removed)
-        self.requests = 0
         self.sessions: dict[int, Any] = {}  # fetch sessions, see sessions.py
         self.share_sessions: dict[tuple[str, str], Any] = {}  # by group and member, see share.py
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,20 +164,9 @@ class KafkaDoor:
         """Whether its sender is known, or nobody need be. Asked again by what waits and then goes on."""
         return request.connection.admitted_at == self._users.version or self.gate.admits(request)
 
-    def handle(self, request: Request) -> None:
-        self.requests += 1
-        if request.connection.admitted_at != self._users.version and not self.gate.admits(request):
-            return
-        handler = HANDLERS.get(request.api)
-        try:
-            if handler is not None:
-                handler(self, request)
-            else:
-                self.spawn(self._answer(request), request)
-        except MalformedRequest as error:
-            request.fail(error)
-        except Exception as error:  # noqa: BLE001 - one bad request must not stop the others
-            request.fail(error)
+    def answer_in_task(self, request: Request) -> None:
+        """For those APIs that may have to wait; the others have handlers that are called at once, see pipe.pyx."""
+        self.spawn(self._answer(request), request)
 
     def spawn(self, work: Coroutine[Any, Any, None], request: Request) -> None:
         """Not cancelled when the client goes: what it began is finished, as it would be had it stayed."""

@@ -15,10 +15,23 @@ cdef class Request:
     cpdef answer(self, pieces)
 
 
+@cython.final
+cdef class Pipes:
+    cdef object loop
+    cdef object flow
+    cdef object users
+    cdef object gate
+    cdef dict handlers
+    cdef list ready                 # with answers to write
+    cdef Py_ssize_t unseen_bytes    # not told to the flow yet
+
+    cdef int plan_flush(self, Pipe pipe) except -1
+    cdef int received(self, Pipe pipe, Py_ssize_t count) except -1
+
+
 cdef class Pipe:
     cdef readonly object _door
-    cdef object _loop
-    cdef object _flow
+    cdef Pipes _pipes
     cdef readonly FrameReader _frames
     cdef public object _transport
     cdef public bint _is_narrow             # large requests are not taken yet
@@ -41,6 +54,7 @@ cdef class Pipe:
 
     cdef Request request_of(self, bytearray buffer, Py_ssize_t size)
     cdef int start(self, Request request) except -1
+    cdef int handle(self, Request request) except -1
     cdef int start_more(self) except -1
     cdef bint is_full(self) except -1
     cdef int weigh(self, Py_ssize_t change) except -1

@@ -2,9 +2,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Self
 
-from headrace.doors.kafka.connection import Connection
+from headrace.broker.users import Users
+from headrace.doors.flow import Flow
+from headrace.doors.kafka.connection import Connection, Handler
 from headrace.doors.kafka.door import KafkaDoor
-from headrace.doors.kafka.login import Stage
+from headrace.doors.kafka.login import Gate, Stage
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.frames import FrameReader
 
@@ -30,6 +32,11 @@ class Request:
     def answer(self, pieces: Sequence[Piece]) -> None: ...
     def reply(self, values: dict[str, Any]) -> None: ...
     def fail(self, error: BaseException) -> None: ...
+
+class Pipes:
+    def __new__(
+        cls, loop: asyncio.AbstractEventLoop, flow: Flow, users: Users, gate: Gate, handlers: dict[Api, Handler]
+    ) -> Self: ...
 
 class Pipe:
     _is_narrow: bool

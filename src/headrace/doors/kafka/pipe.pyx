@@ -10,7 +10,7 @@ from collections import deque
 from libc.string cimport memcmp
 
 from headrace.wire.kafka.frames cimport FrameReader
-from headrace.wire.kafka.primitives cimport Reader
+from headrace.wire.kafka.primitives cimport Reader, reader_of
 
 from headrace.doors.kafka.login import Stage
 from headrace.errors import MalformedRequest
@@ -29,8 +29,9 @@ cdef enum:
     FAIR_BYTES_MIN = 1 << 20                # what one connection may have waiting, however many there are
     JOIN_BYTES_MAX = 16 << 10               # answers smaller than this, together, are cheaper copied than gathered
     HEAVY_BYTES = 64 << 10                  # who has less waiting takes nobody's share
-    ANSWER_BYTES_AHEAD = 1 << 20            # ready before they are written: more requests wait to see whether they are read
+    ANSWER_BYTES_AHEAD = 1 << 20            # ready, not written: more requests wait to see whether they are read
     COLD_REQUEST_BYTES_MAX = 8 << 20        # of every API but Produce
+    UNSEEN_BYTES_MAX = 64 << 10             # of all connections: small reads are told to the flow together
     KEYS = 128
 
 DOOR_BYTES_WAITING_MAX = 64 << 20  # of all: more would wait for the disk all the same, in memory touched for it
@@ -84,14 +85,50 @@ cdef class Request:
         self.connection.abort(error)
 
 
+cdef class Pipes:
+    """What the connections of one door share: who answers what, and what is done for all of them at once."""
+
+    def __cinit__(self, loop, flow, users, gate, dict handlers not None):
+        self.loop = loop
+        self.flow = flow
+        self.users = users
+        self.gate = gate
+        self.handlers = handlers
+        self.ready = []
+
+    cdef int plan_flush(self, Pipe pipe) except -1:
+        """Once the loop has done what is at hand: what is ready by then leaves together."""
+        self.ready.append(pipe)
+        if len(self.ready) == 1:
+            self.loop.call_soon(self._flush)
+        return 0
+
+    def _flush(self):
+        cdef list ready = self.ready
+        cdef Pipe pipe
+        self.ready = []
+        for pipe in ready:
+            try:
+                pipe.flush()
+            except Exception as error:  # one connection's bug must not keep the others' answers
+                self.loop.call_exception_handler({"message": "answers could not be written", "exception": error})
+
+    cdef int received(self, Pipe pipe, Py_ssize_t count) except -1:
+        """The flow wants to know how much came, and at once who has begun to send something large."""
+        self.unseen_bytes += count
+        if self.unseen_bytes >= UNSEEN_BYTES_MAX or pipe._frames.is_inside():
+            count, self.unseen_bytes = self.unseen_bytes, 0
+            self.flow.received(pipe, count)
+        return 0
+
+
 cdef class Pipe:
     """The hot half of a Connection, which is the only class made of it: see there for what is called on self here
     and is not here (abort, _take_token, _widen)."""
 
     def __cinit__(self, door):
         self._door = door
-        self._loop = door.loop
-        self._flow = door.flow
+        self._pipes = door.pipes
         self._frames = FrameReader(door.pool, door.scratch)
         self._waiting = []
         self._not_started = deque()
@@ -122,7 +159,7 @@ cdef class Pipe:
             if self._is_narrow:
                 self._widen()
             self.pause_or_resume()
-            self._flow.received(self, count)
+            self._pipes.received(self, count)
         except MalformedRequest as error:
             self.abort(error)
 
@@ -156,7 +193,7 @@ cdef class Pipe:
     # Requests.
 
     cdef Request request_of(self, bytearray buffer, Py_ssize_t size):
-        cdef Reader reader = Reader(buffer, 0, size)
+        cdef Reader reader = reader_of(buffer, 0, size)
         cdef Request request = Request.__new__(Request)
         cdef int key = <int> reader.int16()
         cdef int version = <int> reader.int16()
@@ -200,7 +237,21 @@ cdef class Pipe:
         self.client_id = request.client_id
         self._waiting.append(request)
         self.weigh(request.size)
-        self._door.handle(request)
+        self.handle(request)
+        return 0
+
+    cdef int handle(self, Request request) except -1:
+        cdef Pipes pipes = self._pipes
+        if self.admitted_at != <long long> pipes.users.version and not pipes.gate.admits(request):
+            return 0
+        try:
+            handler = pipes.handlers.get(request.api)
+            if handler is not None:
+                handler(self._door, request)
+            else:
+                self._door.answer_in_task(request)
+        except Exception as error:  # one bad request must not stop the others
+            request.fail(error)
         return 0
 
     cdef int start_more(self) except -1:
@@ -234,7 +285,7 @@ cdef class Pipe:
             self._answer_bytes += len(piece)
         if not self._flush_planned and not self.is_closed:
             self._flush_planned = True
-            self._loop.call_soon(self._flush)
+            self._pipes.plan_flush(self)
         return 0
 
     cdef int flush(self) except -1:

@@ -28,6 +28,7 @@ cdef class FrameReader:
     cdef Py_ssize_t _filled
     cdef Py_ssize_t _last_large     # bytes of the request before, if it was large
 
+    cdef bint is_inside(self) noexcept
     cpdef object target(self)
     cpdef list arrived(self, Py_ssize_t count)
     cdef list _finish_or_grow(self)

@@ -106,6 +106,10 @@ cdef class FrameReader:
         """Whether half a request has arrived."""
         return self._frame is not None or self._head_bytes > 0
 
+    cdef bint is_inside(self) noexcept:
+        """Whether a request has begun, and a buffer is held for it."""
+        return self._frame is not None
+
     @property
     def held_bytes(self):
         return len(self._frame) if self._frame is not None else 0

@@ -8,7 +8,7 @@ as the log gave them, for one gathering write.
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint32_t
 
-from headrace.wire.kafka.primitives cimport Reader, Writer
+from headrace.wire.kafka.primitives cimport Reader, Writer, reader_of
 
 from headrace.errors import MalformedRequest
 
@@ -26,7 +26,7 @@ def parse_produce(buffer, Py_ssize_t position, Py_ssize_t end, int version):
 
     start and end are positions of the records in buffer; start is -1 where there are none.
     """
-    cdef Reader reader = Reader(buffer, position, end)
+    cdef Reader reader = reader_of(buffer, position, end)
     cdef bint flexible = version >= 9
     cdef bint by_id = version >= 13
     cdef Py_ssize_t topics, partitions, size, t, p
@@ -123,7 +123,7 @@ def parse_fetch(buffer, Py_ssize_t position, Py_ssize_t end, int version):
 
     topics: [(name or id, [(partition, leader epoch, offset, max bytes)])]; forgotten: [(name or id, [partition])].
     """
-    cdef Reader reader = Reader(buffer, position, end)
+    cdef Reader reader = reader_of(buffer, position, end)
     cdef bint flexible = version >= 12
     cdef bint by_id = version >= 13
     cdef int64_t replica = -1

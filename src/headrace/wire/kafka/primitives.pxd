@@ -1,15 +1,18 @@
 # The primitive types of Kafka's protocol, with an end on every read.
+cimport cython
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 
+@cython.final
+@cython.freelist(8)
 cdef class Reader:
     cdef const uint8_t* data
     cdef Py_ssize_t position
     cdef Py_ssize_t end
-    cdef object owner
     cdef Py_buffer view
     cdef bint held
 
+    cdef int begin(self, buffer, Py_ssize_t position, Py_ssize_t end) except -1
     cdef int need(self, Py_ssize_t size) except -1
     cdef int64_t int8(self) except? -1
     cdef int64_t int16(self) except? -1
@@ -22,6 +25,9 @@ cdef class Reader:
     cdef object octets(self, bint flexible, bint nullable)
     cdef bytes fixed(self, Py_ssize_t size)
     cdef int skip_tags(self) except -1
+
+
+cdef Reader reader_of(buffer, Py_ssize_t position, Py_ssize_t end)
 
 
 cdef class Writer:

@@ -19,15 +19,20 @@ cdef extern from "Python.h":
 cdef class Reader:
     """Reads one request. Holds the buffer until it is released or collected."""
 
-    def __cinit__(self, buffer, Py_ssize_t position=0, Py_ssize_t end=-1):
+    def __init__(self, buffer, Py_ssize_t position=0, Py_ssize_t end=-1):
+        self.begin(buffer, position, end)
+
+    cdef int begin(self, buffer, Py_ssize_t position, Py_ssize_t end) except -1:
+        if self.held:
+            raise ValueError("a reader reads one buffer")
         PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE)
         self.held = True
-        self.owner = buffer
         self.data = <const uint8_t*> self.view.buf
         self.end = self.view.len if end < 0 or end > self.view.len else end
         if position < 0 or position > self.end:
             raise MalformedRequest(f"position {position} is outside {self.end} bytes")
         self.position = position
+        return 0
 
     def __dealloc__(self):
         if self.held:
@@ -146,6 +151,13 @@ cdef class Reader:
             self.position += size
             left -= 1
         return 0
+
+
+cdef Reader reader_of(buffer, Py_ssize_t position, Py_ssize_t end):
+    """As Reader(buffer, position, end), without the way through Python's arguments: it is made for every request."""
+    cdef Reader reader = Reader.__new__(Reader)
+    reader.begin(buffer, position, end)
+    return reader
 
 
 cdef class Writer:
