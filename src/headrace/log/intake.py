@@ -11,7 +11,7 @@ from headrace.log.disk import Ran
 from headrace.log.journal import JournalFull
 from headrace.log.plans import Plan
 from headrace.log.rounds import END_BYTES, Committed
-from headrace.log.staging import Round, Staging, Unit
+from headrace.log.staging import Round, Staging
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
@@ -45,27 +45,19 @@ class Intake(Staging):
         if self.in_flight is not None or self.shard.failure is not None or not self.pending:
             return
         batch = Round()
-        while self.pending and (not batch.units or self._fits(batch, self.pending[0])):
-            unit = self.pending.popleft()
-            if not unit.leave_out_deleted():
-                self.pending_bytes -= unit.size
-                unit.ticket.resolve(LogClosed("the log was deleted"))
-                continue
-            batch.add(unit)
-            if unit.immediate:
-                break
-        if not batch.units:
-            self._next()
-            return
-        batch.ends = list(islice(self._direct_ends.values(), self.shard.journal.capacity // 8 // END_BYTES))
-        batch.number(lambda log: batch.changes.append(epochs.change(log.id, log.epochs)))
-        self.in_flight = batch
-        self._submit(batch)
-
-    def _fits(self, batch: Round, unit: Unit) -> bool:
         # Half the journal's file: what the entry adds to the parts (headers, ends, epochs) has the other half.
         limit = min(self.shard.settings.round_bytes_max, self.shard.journal.capacity // 2)
-        return not unit.immediate and batch.size + unit.size <= limit
+        gone = batch.fill(self.pending, limit)
+        if batch.units:
+            batch.ends = list(islice(self._direct_ends.values(), self.shard.journal.capacity // 8 // END_BYTES))
+            batch.number(lambda log: batch.changes.append(epochs.change(log.id, log.epochs)))
+            self.in_flight = batch
+            self._submit(batch)
+        for unit in gone:  # not before the round is under way: who is told may stage something else
+            self.pending_bytes -= unit.size
+            unit.ticket.resolve(LogClosed("the log was deleted"))
+        if self.in_flight is None:
+            self._next()
 
     def _submit(self, batch: Round) -> None:
         self.shard.worker.enter(lambda: self._write(batch))

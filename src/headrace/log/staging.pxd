@@ -35,6 +35,8 @@ cdef class Unit:
     cdef public Py_ssize_t size
     cdef public bint lazy, immediate
 
+    cdef bint leave_out_deleted(self) except -1
+
 
 cdef class Staging:
     cdef readonly object shard

@@ -133,7 +133,7 @@ cdef class Unit:
         self.parts = []
         self.changes = []
 
-    def leave_out_deleted(self):
+    cdef bint leave_out_deleted(self) except -1:
         """Leave out what was staged for a log that is deleted by now; whether the rest, if it had more, goes on."""
         cdef Part part
         for part in self.parts:
@@ -181,7 +181,25 @@ cdef class Round:
         self.changes = []
         self.ends = []  # log, epoch, end: synced past the journal since the last entry
 
-    def add(self, Unit unit not None):
+    def fill(self, pending, Py_ssize_t bytes_max):
+        """Take from the front of pending what fits; at least one unit. Returns those that nothing is left of: their
+        logs were deleted meanwhile."""
+        cdef Unit unit
+        cdef list gone = []
+        while pending:
+            unit = pending[0]
+            if self.units and (unit.immediate or self.size + unit.size > bytes_max):
+                break
+            pending.popleft()
+            if not unit.leave_out_deleted():
+                gone.append(unit)
+                continue
+            self.add(unit)
+            if unit.immediate:
+                break
+        return gone
+
+    cdef int add(self, Unit unit) except -1:
         cdef Part part
         self.units.append(unit)
         self.size += unit.size
@@ -195,6 +213,7 @@ cdef class Round:
                 self.has_async = True
             else:
                 self.must_sync = True
+        return 0
 
     def number(self, begins_epoch):
         """Give out offsets: densely, in the order of arrival. begins_epoch(log) where a log has a new one."""

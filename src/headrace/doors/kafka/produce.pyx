@@ -3,7 +3,9 @@
 
 from libc.stdint cimport int64_t
 
+from headrace.doors.kafka.pipe cimport Pipe, Request
 from headrace.record.scan cimport validated
+from headrace.wire.kafka.frames cimport BufferPool
 
 from headrace.broker import rewriting
 from headrace.doors.kafka.errors import Code, code_of
@@ -19,7 +21,8 @@ cdef int64_t MOST_RECORDS = RECORDS_MAX, MOST_HEADERS = HEADERS_MAX
 
 cdef class Pending:
     """The results of one request, filled in as tickets resolve."""
-    cdef object door, request
+    cdef object door
+    cdef Request request
     cdef list topics  # [(topic, [(partition, error code, base offset, append time, log start, message)])]
     cdef int64_t acks
     cdef Py_ssize_t left  # one is held by the handler, so that tickets that are done at once do not answer early
@@ -32,11 +35,12 @@ cdef class Pending:
         self.left -= 1
         if self.left:
             return 0
-        request, door = self.request, self.door
+        cdef Request request = self.request
+        door = self.door
         buffer = request.buffer
         request.buffer = NO_BUFFER
         if self.keeps_buffer:
-            door.pool.give(buffer)
+            (<BufferPool?>door.pool).give(buffer)
         wait_ms = door.throttle_ms(request.size)
         if self.acks != 0:
             request.answer((hot.produce_response(request.version, request.correlation_id, self.topics, wait_ms),))
@@ -48,6 +52,7 @@ cdef class Pending:
                         return 0
         if wait_ms:
             request.connection.throttle(wait_ms)
+        return 0
 
 
 cdef class Stored:
@@ -68,12 +73,12 @@ cdef class Stored:
         pending.one_done()
 
 
-def produce(door, request):
+def produce(door, Request request not None):
+    cdef Pipe connection = request.connection
     cdef Pending pending = Pending.__new__(Pending)
     cdef Stored stored
     cdef list results
     cdef int64_t stamp_ms
-    connection = request.connection
     _, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
     pending.door = door
     pending.request = request
@@ -81,7 +86,9 @@ def produce(door, request):
     pending.acks = acks
     pending.left = 1
     pending.keeps_buffer = True
-    door.flow.published(connection)
+    if not connection.is_publisher:
+        connection.is_publisher = True
+        door.flow.published(connection)
     broker = door.broker
     if broker.shard.intake.pending_bytes > broker.pressure.limits.pending_bytes:
         connection.throttle(1000)
@@ -95,10 +102,15 @@ def produce(door, request):
             try:
                 if not -1 <= pending.acks <= 1:
                     raise InvalidInput(f"acks={acks}")
-                stream = found.find(topic)
+                if access is None and topic == connection.last_topic and not connection.last_stream.is_deleted:
+                    stream = connection.last_stream
+                else:
+                    stream = found.find(topic)
+                    connection.last_topic, connection.last_stream = topic, stream
                 if start < 0 or start == end:
                     raise CorruptBatch("no records")
-                partition = stream.partition(number)
+                partitions = stream.partitions
+                partition = partitions[number] if 0 <= number < len(partitions) else stream.partition(number)
                 stamp_ms = -1
                 ticket = append(door, stream, partition, view[start:end], access, &stamp_ms)
             except HeadraceError as error:
