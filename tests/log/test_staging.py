@@ -1,0 +1,138 @@
+"""What is staged becomes a round, and a round an entry: the kernels against what reads their bytes."""
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import LogClosed
+from headrace.log import kernel, slots
+from headrace.log.log import Log
+from headrace.log.rounds import DELETE, MERGE, PUT, ReplayedEnd, ReplayedPart, StateChange, decode
+from headrace.log.settings import StreamSettings
+from headrace.log.staging import Part, Round, Ticket, Unit, encode
+from tests.log.helpers import Bench, batch
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+IDS = st.integers(1, 2**62)
+CHANGES = st.builds(
+    StateChange,
+    st.sampled_from((PUT, DELETE, MERGE)),
+    st.text(st.characters(codec="ascii"), min_size=1, max_size=20),
+    st.binary(max_size=50),
+    st.binary(max_size=50),
+)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    return Bench(tmp_path_factory.mktemp("staging")).open(1).log(1)
+
+
+def unit_of(log: Log, size: int, *, immediate: bool = False) -> Unit:
+    unit = Unit(Ticket())
+    unit.parts.append(Part(log, bytearray(size), unit.ticket, atomic=False))
+    unit.size = size
+    unit.immediate = immediate
+    return unit
+
+
+@given(
+    data=st.lists(st.tuples(st.binary(max_size=40), INT64, INT64, st.booleans()), max_size=6),
+    changes=st.lists(CHANGES, max_size=4),
+    ends=st.lists(st.tuples(IDS, st.integers(0, 2**31), INT64), max_size=3),
+)
+def test_an_entry_is_read_back_as_it_was_written(
+    log: Log,
+    data: list[tuple[bytes, int, int, bool]],
+    changes: list[StateChange],
+    ends: list[tuple[int, int, int]],
+) -> None:
+    parts: list[Part] = []
+    for value, base, following, shares in data:
+        same = parts[0].data if shares and parts else bytearray(value)
+        part = Part(log, same, Ticket(), atomic=False)
+        part.base_offset, part.next_offset = base, following
+        parts.append(part)
+    body = b"".join(encode(parts, changes, ends))
+    found = list(decode(memoryview(body)))
+    expected: list[object] = [
+        ReplayedPart(log.id, log.epoch, part.base_offset, part.next_offset, memoryview(part.data)) for part in parts
+    ]
+    assert found == [*expected, *changes, *(ReplayedEnd(*end) for end in ends)]
+    assert len(body) >= sum(len(data) for data in {id(part.data): part.data for part in parts}.values())
+
+
+@given(st.tuples(INT64, INT64, INT64, INT64, INT64, INT64))
+def test_a_slot_is_packed_as_it_is_described(values: tuple[int, int, int, int, int, int]) -> None:
+    ends = slots.Ends(*values)
+    raw = slots.pack(ends)
+    assert raw[:-4] == slots.SLOT.pack(*values, 0, 0)[:-4]
+    assert slots.unpack(raw) == ends
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5), st.integers(0, 2**32 - 1))
+def test_buffers_are_summed_as_if_they_were_one(pieces: list[bytes], crc: int) -> None:
+    whole = b"".join(pieces)
+    mixed = [bytearray(piece) if number % 2 else memoryview(piece) for number, piece in enumerate(pieces)]
+    assert kernel.checksum(mixed, crc) == crc32c(whole, crc)
+    assert kernel.total(mixed) == len(whole)
+
+
+def test_a_round_takes_what_fits_and_at_least_one(log: Log) -> None:
+    units = [unit_of(log, size) for size in (900, 60, 60, 10)]
+    pending, first, second = deque(units), Round(), Round()
+    assert first.fill(pending, 100) == [] and first.units == units[:1]
+    assert second.fill(pending, 125) == [] and second.units == units[1:3]
+    assert list(pending) == units[3:]
+    assert second.size == 120 and second.must_sync and not second.has_async
+
+
+def test_what_is_immediate_has_a_round_to_itself(log: Log) -> None:
+    before, hasty, after = unit_of(log, 10), unit_of(log, 10, immediate=True), unit_of(log, 10)
+    pending = deque([before, hasty, after])
+    rounds = [Round(), Round(), Round()]
+    for one in rounds:
+        one.fill(pending, 1000)
+    assert [one.units for one in rounds] == [[before], [hasty], [after]]
+
+
+def test_what_was_staged_for_a_deleted_log_is_left_out_and_the_rest_of_its_group_goes_on(tmp_path: Path) -> None:
+    shard = Bench(tmp_path).open(1, 2)
+    kept, deleted = shard.log(1), shard.log(2)
+    group = shard.group()
+    mine, gone = group.append(kept, batch([b"mine"])), group.append(deleted, batch([b"gone"]))
+    both = group.commit()
+    alone = deleted.append(batch([b"alone"]))
+    nothing = shard.group().commit()
+    shard.delete_log(2)
+    shard.pump()
+    assert both.error is None and mine.base_offset == 0 and gone.base_offset == -1
+    assert isinstance(alone.error, LogClosed)
+    assert nothing.done and nothing.error is None, "a group of nothing was not deleted"
+    assert kept.visible_end == 1 and shard.intake.pending_bytes == 0
+
+
+def test_who_hears_that_its_log_is_deleted_may_stage_something_else_at_once(tmp_path: Path) -> None:
+    shard = Bench(tmp_path).open(1, 2)
+    later: list[Ticket] = []
+
+    def again(_ticket: Ticket) -> None:
+        later.append(shard.log(1).append(batch([b"later"])))
+        shard.begin_round()
+
+    shard.log(2).append(batch([b"gone"])).add_callback(again)
+    shard.delete_log(2)
+    shard.pump()
+    assert [ticket.base_offset for ticket in later] == [0]
+    assert shard.intake.is_idle and shard.intake.pending_bytes == 0
+
+
+def test_a_log_that_is_written_past_the_journal_makes_no_sync_of_a_round(tmp_path: Path) -> None:
+    shard = Bench(tmp_path).open(1, stream=StreamSettings(write_mode="async"))
+    batch_of = Round()
+    batch_of.fill(deque([unit_of(shard.log(1), 10)]), 1000)
+    assert batch_of.has_async and not batch_of.must_sync
