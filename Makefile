@@ -11,8 +11,10 @@ KERNELS := $(shell find src -name '*.pyx' -o -name '*.pxd')
 run: install
 	$(BIN)/headrace serve --demo
 
+# The tests start hundreds of programs: each would compile all of Headrace again if Python may not keep what it compiled.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: install
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto
 
 install: $(STAMP) ui
 

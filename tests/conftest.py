@@ -1,10 +1,21 @@
 """How the suite is divided when several processes run it, and what every process it starts can rely on."""
 
 import signal
+from typing import Any
 
 import pytest
 
 SPARK = ("tests/spark/", "tests/pipelines/")
+# What takes longest begins first: nobody is left alone with it while the other processes have nothing more to do.
+LONGEST = (
+    "spark",
+    "tests/record/test_fuzz.py",
+    "tests/crash/test_states.py",
+    "tests/crash/test_faults.py",
+    "tests/crash/test_kill.py",
+    "tests/crash/test_kafka_kill.py",
+    "tests/interop/kafka/test_java.py",
+)
 
 # A shell that starts a command in the background makes it ignore Ctrl-C, and so everything that command starts:
 # the programs that the tests interrupt would never hear of it.
@@ -12,10 +23,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def group_of(nodeid: str) -> str:
     """By file, so that what a file shares is made once, and everything that uses Spark in one process."""
-    for item in items:
-        path = item.nodeid.partition("::")[0]
-        # One Spark session serves all tests that need one: a second JVM would cost more than it saves.
-        group = "spark" if path.startswith(SPARK) else path
-        item.add_marker(pytest.mark.xdist_group(group))
+    path = nodeid.partition("::")[0]
+    # One Spark session serves all tests that need one: a second JVM would cost more than it saves.
+    return "spark" if path.startswith(SPARK) else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Not by xdist's own marks: with some versions of pytest it does not see them, and says nothing."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False  # by the number of tests: the longest ones have few
+    return ByGroup(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one process alone takes them as they come
+        rank = {group: number for number, group in enumerate(LONGEST)}
+        items.sort(key=lambda item: rank.get(group_of(item.nodeid), len(rank)))

@@ -1,0 +1,40 @@
+"""How the suite itself is divided, which decides how long it takes and what may stand beside what."""
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FILES = ("tests/spark/test_a.py", "tests/pipelines/test_b.py", "tests/test_c.py", "tests/test_d.py")
+TEST = """
+import os
+import pytest
+
+@pytest.mark.parametrize("number", range(6))
+def test_one(number, request):
+    with open("ran.txt", "a") as ran:
+        ran.write(f"{request.node.path.name} {os.getpid()}\\n")
+"""
+
+
+def test_the_tests_of_a_file_stay_in_one_process_and_all_of_spark_does(tmp_path: Path) -> None:
+    """They share a broker or a session, and some go on from what the one before them did."""
+    for file in FILES:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(TEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "tests.conftest", "-n", "2", "tests"]
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_TESTRUNUID", "PYTEST_ADDOPTS"):
+        environment.pop(name, None)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    processes: dict[str, set[str]] = defaultdict(set)
+    lines = (tmp_path / "ran.txt").read_text().splitlines()
+    assert len(lines) == 6 * len(FILES)
+    for name, process in map(str.split, lines):
+        processes[name].add(process)
+    assert all(len(found) == 1 for found in processes.values()), processes
+    assert processes["test_a.py"] == processes["test_b.py"], "one session of Spark"
+    assert processes["test_a.py"] != processes["test_c.py"], "the rest does not wait for it"
