@@ -29,7 +29,7 @@ def test_the_declarative_example_runs(broker: RunningBroker, tmp_path: Path) -> 
     orders = [("ann", 12.5), ("bob", 2000), ("cid", 999.9), ("dan", 1000)]
     broker.publish("orders", ({"value": f'{{"customer": "{name}", "amount": {amount}}}'} for name, amount in orders))
     environment = dict(
-        os.environ, HEADRACE_URL=broker.url, PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable,
+        os.environ, HEADRACE_URL=broker.url, PYSPARK_DRIVER_PYTHON=sys.executable,
         SPARK_LOCAL_IP="127.0.0.1", PYTHONWARNINGS="ignore", PATH=f"{command.parent}:{os.environ['PATH']}",
     )  # fmt: skip
     answer = subprocess.run(

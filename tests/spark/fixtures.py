@@ -1,5 +1,7 @@
 """Fixtures of tests/spark and tests/pipelines. Without Java the tests are skipped, and say so by name."""
 
+import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,28 @@ from tests.spark.world import RunningBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Spark puts its zip of PySpark in front of the installed one, and Python keeps nothing of what it compiles from a zip:
+# each of the hundreds of workers that streams start would compile PySpark again, for half a second.
+WORKER = """#!/bin/sh
+IFS=: kept=
+for entry in $PYTHONPATH; do
+  case "$entry" in */pyspark/python/*|*/pyspark/jars/*) ;; *) kept="$kept:$entry" ;; esac
+done
+PYTHONPATH="${{kept#:}}" exec "{python}" "$@"
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def python_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    script = tmp_path_factory.mktemp("python") / "python"
+    script.write_text(WORKER.format(python=sys.executable))
+    script.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        if os.name == "posix":
+            patch.setenv("PYSPARK_PYTHON", str(script))
+        yield
 
 
 @pytest.fixture(scope="session")

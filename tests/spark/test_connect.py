@@ -45,7 +45,7 @@ def test_source_and_sink_work_through_spark_connect(shared_broker: RunningBroker
     for topic in ("connect-in", "connect-out"):
         broker.create(topic, 2)
     broker.publish("connect-in", numbered(500))
-    environment = dict(os.environ, PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1", PYTHONWARNINGS="ignore")
+    environment = dict(os.environ, SPARK_LOCAL_IP="127.0.0.1", PYTHONWARNINGS="ignore")
     arguments = [broker.path, broker.url, str(tmp_path / "checkpoint")]
     answer = subprocess.run(
         [sys.executable, "-c", CLIENT, *arguments],
