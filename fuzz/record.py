@@ -20,6 +20,7 @@ RECORD = ROOT / "src" / "headrace" / "record"
 COMPILER = "clang"
 SANITIZE = ["-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-strict-aliasing", "-Wno-everything"]
 INPUT_BYTES_MAX = 4096
+NOT_REACHED = {"partitioned"}  # it only writes: no input comes to it
 TARGET = """
 from exercise import exercise
 
@@ -50,14 +51,13 @@ def build(folder: Path) -> Path:
     include = f"-I{sysconfig.get_path('include')}"
 
     def compile_kernel(kernel: Path) -> None:
-        c_file = folder / f"{kernel.stem}.c"
-        run(sys.executable, "-m", "cython", "-3", "-I", str(ROOT / "src"), str(kernel), "-o", str(c_file))
+        c_file = c_of(kernel, folder)
         out = package / "record" / f"{kernel.stem}{suffix}"
         options = ["-fsanitize=address,fuzzer-no-link", "-shared", "-fPIC", include]
         run(COMPILER, *SANITIZE, *options, str(c_file), "-o", str(out))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_kernel, sorted(RECORD.glob("*.pyx"))))
+        list(pool.map(compile_kernel, (k for k in sorted(RECORD.glob("*.pyx")) if k.stem not in NOT_REACHED)))
     program = folder / "fuzz-record"
     library = sysconfig.get_config_var("LIBDIR")
     version = sysconfig.get_config_var("LDVERSION")
@@ -77,6 +77,17 @@ def build(folder: Path) -> Path:
         str(program),
     )
     return program
+
+
+def c_of(kernel: Path, folder: Path) -> Path:
+    """What the installation made of the kernel, if nothing has changed since; or it is made once more."""
+    made = kernel.with_suffix(".c")
+    sources = [path for ending in ("*.pyx", "*.pxd") for path in RECORD.glob(ending)]
+    if made.exists() and made.stat().st_mtime >= max(path.stat().st_mtime for path in sources):
+        return made
+    made = folder / made.name
+    run(sys.executable, "-m", "cython", "-3", "-I", str(ROOT / "src"), str(kernel), "-o", str(made))
+    return made
 
 
 def check_tools(folder: Path) -> None:

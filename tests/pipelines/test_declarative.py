@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
-from tests.spark.world import RunningBroker
+from tests.spark.world import QUICK, RunningBroker
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "declarative"
 
@@ -33,7 +33,7 @@ def test_the_declarative_example_runs(broker: RunningBroker, tmp_path: Path) -> 
         SPARK_LOCAL_IP="127.0.0.1", PYTHONWARNINGS="ignore", PATH=f"{command.parent}:{os.environ['PATH']}",
     )  # fmt: skip
     answer = subprocess.run(
-        [str(command), "run", "--spec", str(spec), "--conf", "spark.ui.enabled=false"],
+        [str(command), "run", "--spec", str(spec), "--conf", "spark.ui.enabled=false", "--conf", QUICK],
         capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=280, check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]

@@ -17,14 +17,13 @@ from headrace.pipelines.java import JavaMissing, check_java, parse_version
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.run import START_ATTEMPTS, Running, Where
 from headrace.pipelines.sample import SAMPLE
-from tests.spark.world import RunningBroker, numbered, wait_until
+from tests.spark.world import QUICK, RunningBroker, numbered, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # PySpark warns of pandas 3 wherever it could use it, needed or not.
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-QUICK = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 COPY = """
 from headrace.pipelines import Pipeline, Sink, Source

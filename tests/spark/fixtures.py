@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
-from tests.spark.world import RunningBroker
+from tests.spark.world import QUICK_JAVA, RunningBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,8 +54,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
         conf={
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "local"),
-            # The session is short: the second compiler would cost more than it gains.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.driver.extraJavaOptions": QUICK_JAVA,
             "spark.sql.shuffle.partitions": "2",
         },
     )

@@ -12,6 +12,9 @@ from urllib.parse import quote
 from tests.broker_process import BrokerProcess
 
 WAIT_S_MAX = 60.0
+# A session of a test is short: the second compiler would cost more than it gains.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = f"spark.driver.extraJavaOptions={QUICK_JAVA}"
 
 
 class RunningBroker(BrokerProcess):

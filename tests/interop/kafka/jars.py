@@ -59,7 +59,7 @@ def kafka_tools(version: str = KAFKA_VERSION) -> str:
 
 def run_java(jars: str, *command: str, stdin: str = "") -> str:
     """A class or a source file with its arguments; what it printed."""
-    java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", jars, *command]
+    java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", jars, *command]
     done = subprocess.run(java, input=stdin, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Exception" not in done.stdout, done.stdout

@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 address, jars, checkpoint = sys.argv[1:]
 spark = (SparkSession.builder.master("local[2]").config("spark.driver.extraClassPath", jars)
          .config("spark.jars", jars.replace(":", ",")).config("spark.ui.enabled", "false")
+         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
          .config("spark.sql.shuffle.partitions", "2").getOrCreate())
 spark.sparkContext.setLogLevel("ERROR")
 kafka = {"kafka.bootstrap.servers": address}
