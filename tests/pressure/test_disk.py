@@ -41,7 +41,8 @@ def test_publishers_wait_while_the_disk_is_short_and_readers_do_not(small_disk: 
         with running.connect() as connection:
             channel = connection.channel()
             got = 0
-            for _ in channel.consume("mine", auto_ack=True, inactivity_timeout=5):
+            for method, _, _ in channel.consume("mine", auto_ack=True, inactivity_timeout=30):
+                assert method is not None, "readers wait"
                 got += 1
                 if got == 10:
                     break

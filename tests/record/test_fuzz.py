@@ -11,6 +11,7 @@ SECONDS = int(os.environ.get("HEADRACE_FUZZ_SECONDS", 60))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # of a machine that has other things to do, too: the kernels are compiled first
 def test_a_minute_of_coverage_guided_fuzzing_finds_nothing(tmp_path: Path) -> None:
     try:
         done = fuzz(tmp_path / "fuzz", SECONDS)
