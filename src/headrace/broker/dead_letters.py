@@ -10,6 +10,7 @@ once more lies past the range, so that no replay runs in circles.
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -282,6 +283,7 @@ class DeadLetterOffice:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         if replay.state == RUNNING:
+            await self._broker.vhosts.rounds.settle_down()  # what it last moved is counted
             await self._end(replay, STOPPED)
         return replay
 
@@ -327,6 +329,8 @@ class DeadLetterOffice:
             share = min(BATCH_MESSAGES, max(1, round(replay.rate * TICK_S))) if replay.rate else BATCH_MESSAGES
             began = clock.monotonic()
             moved, offset = self._move_some(replay, queue, view, offset, until, share)
+            # Whoever watches is told of what is on the disk, also if the replay is stopped before it is there.
+            queue.vhost.rounds.after(partial(_count, replay, moved))
             await queue.vhost.rounds.settle_down()
             if clock.monotonic() - saved_at > SAVE_EVERY_S:
                 saved_at = clock.monotonic()
@@ -360,7 +364,6 @@ class DeadLetterOffice:
                 replay.skipped += 1
                 continue
             moved += 1
-        replay.moved += moved
         return moved, max(page.next_offset, offset + 1)
 
     def _move(
@@ -394,3 +397,7 @@ class DeadLetterOffice:
         group.put(TABLE, replay.id.encode(), msgspec.msgpack.encode(replay))
         await group.commit()
 
+
+def _count(replay: Replay, moved: int, error: HeadraceError | None) -> None:
+    if error is None:
+        replay.moved += moved

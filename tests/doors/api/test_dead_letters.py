@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace.broker.dead_letters import DeadLetterOffice
+from headrace.log.commit import Committer
 from tests.cli.running import Broker as Process
+from tests.doors.amqp.running import eventually
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import depth, post, put_queue, take
 
@@ -125,6 +129,40 @@ def test_a_slow_replay_can_be_stopped(live: Served) -> None:
     stopped = live.request("DELETE", f"/api/headrace/replays/{begun['id']}").json()
     assert stopped["state"] == "stopped" and stopped["moved"] < 50
     assert depth(live, "slow") + depth(live, "slow.dead") == 50
+
+
+def test_a_replay_counts_what_is_on_the_disk_and_not_what_is_on_its_way(
+    live: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_mortal(live, "held")
+    for number in range(3):
+        post(live, "held", str(number))
+    kill_all(live, "held")
+    disk = threading.Event()
+    disk.set()
+    move, commit = DeadLetterOffice._move_some, Committer.commit
+
+    def move_and_hold(*arguments: Any) -> Any:
+        disk.clear()
+        return move(*arguments)
+
+    def commit_later(*arguments: Any) -> Any:
+        assert disk.wait(60)
+        return commit(*arguments)
+
+    monkeypatch.setattr(DeadLetterOffice, "_move_some", move_and_hold)
+    monkeypatch.setattr(Committer, "plan", lambda *_: None)  # every round by the worker, which can be held
+    monkeypatch.setattr(Committer, "commit", commit_later)
+    try:
+        begun = replay(live, "held.dead", dry_run=False)
+        eventually(lambda: not disk.is_set())
+        now = live.get(f"/api/headrace/replays/{begun['id']}").json()
+        assert (now["state"], now["moved"], depth(live, "held")) == ("running", 0, 0)
+    finally:
+        monkeypatch.undo()
+        disk.set()
+    done = ended(live, begun)
+    assert (done["moved"], depth(live, "held"), depth(live, "held.dead")) == (3, 3, 0)
 
 
 def test_nonsense_is_refused(live: Served) -> None:
