@@ -9,12 +9,17 @@ SPARK = ("tests/spark/", "tests/pipelines/")
 # What takes longest begins first: nobody is left alone with it while the other processes have nothing more to do.
 LONGEST = (
     "spark",
-    "tests/record/test_fuzz.py",
     "tests/crash/test_states.py",
+    "tests/record/test_fuzz.py",
     "tests/crash/test_faults.py",
-    "tests/crash/test_kill.py",
+    "tests/ui/test_dashboard.py",
+    "tests/crash/test_rot.py",
     "tests/crash/test_kafka_kill.py",
+    "tests/interop/kafka/test_spark_connector.py",
     "tests/interop/kafka/test_java.py",
+    "tests/crash/test_queue_states.py",
+    "tests/pressure/test_memory.py",
+    "tests/crash/test_kill.py",
 )
 
 # A shell that starts a command in the background makes it ignore Ctrl-C, and so everything that command starts:

@@ -6,6 +6,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parent.parent
 FILES = ("tests/spark/test_a.py", "tests/pipelines/test_b.py", "tests/test_c.py", "tests/test_d.py")
 TEST = """
@@ -38,3 +40,7 @@ def test_the_tests_of_a_file_stay_in_one_process_and_all_of_spark_does(tmp_path:
     assert all(len(found) == 1 for found in processes.values()), processes
     assert processes["test_a.py"] == processes["test_b.py"], "one session of Spark"
     assert processes["test_a.py"] != processes["test_c.py"], "the rest does not wait for it"
+
+
+def test_what_is_told_to_begin_first_is_there() -> None:
+    assert [path for path in LONGEST if path != "spark" and not (ROOT / path).is_file()] == []
