@@ -339,6 +339,17 @@ async def test_metadata_of_ten_megabytes_closes_the_connection(world: World, cli
     await alive(world)
 
 
+async def test_a_name_that_is_cut_short_does_not_go_on_in_what_somebody_else_sent(world: World, client: Client) -> None:
+    """Large buffers are used again, and are longer than the request."""
+    assert (await client.produce("t", batch(b"secret" * 100_000))).error_code == 0
+    other = await world.client()
+    names = struct.pack(">h", 30_000) + b"a" * 30_000
+    body = struct.pack(">i", 11) + 10 * names + struct.pack(">h", 30_000) + b"a"  # and 29,999 are missing
+    other.send(Api.METADATA, 1, body)
+    assert await other.is_closed()
+    await alive(world)
+
+
 async def test_a_forged_member_id_is_unknown(client: Client) -> None:
     assert (await join(client, "g", member_id="forged")).error_code == Code.UNKNOWN_MEMBER_ID
     beat = await client.call(Api.HEARTBEAT, 4, group_id="g", member_id="forged", generation_id=1)

@@ -39,7 +39,7 @@ class MetadataCache:
 
 
 def handle_metadata(door: "KafkaDoor", request: Request) -> None:
-    wanted = metadata.parse(request.buffer, request.position, request.version)
+    wanted = metadata.parse(request.body, request.position, request.version)
     allowed = access.of(door, request)
     if wanted.topics is None:
         answer(door, request, [door.metadata.get(door, one, request.version) for one in allowed.sees.all()])
