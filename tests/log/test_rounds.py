@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.errors import BatchTooLarge, DiskFull, LogClosed, OffsetOutOfRange
+from headrace.errors import BatchTooLarge, DiskFull, LogClosed, OffsetOutOfRange, StorageFailed
 from headrace.log.disk import RealDisk
+from headrace.log.journal import JournalFull
 from headrace.log.settings import StreamSettings
 from headrace.log.work import Done, Job
 from tests.log.helpers import SMALL, Bench, batch, values
@@ -294,3 +295,40 @@ def test_a_reader_of_committed_records_waits_for_the_open_transaction(bench: Ben
     log.hold_stable(None)
     assert woken == [1]
     shard.close()
+
+
+def test_what_was_staged_for_a_deleted_log_is_counted_off_once_though_the_round_fails_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = bench.open(1, 2)
+    bench.append(2, [b"its file is there: what follows is a chain"])
+    plan = shard.committer.plan
+    with monkeypatch.context() as held:
+        held.setattr(shard.committer, "plan", raises(JournalFull()))
+        held.setattr(shard.checkpoints, "run", lambda **_: None)
+        first = shard.log(2).append(batch([b"waits for the journal"]))
+        shard.pump()
+    gone, failed = shard.log(1).append(batch([b"gone"])), shard.log(2).append(batch([b"failed"]))
+    shard.delete_log(1)
+    shard.pump()
+    broken = raises(OSError(errno.EIO, "input/output error"))
+    monkeypatch.setattr(shard.committer, "plan", lambda round_: (plan if first in tickets(round_) else broken)(round_))
+    shard.intake.journal_freed()
+    shard.pump()
+    assert first.error is None and isinstance(gone.error, LogClosed) and isinstance(failed.error, StorageFailed)
+    assert shard.pending_bytes == 0
+    drained: list[bool] = []
+    shard.on_drain(lambda: drained.append(True))
+    shard.pump()
+    assert drained == [True], "nobody is held back for what is waited for no more"
+
+
+def raises(error: Exception) -> Any:
+    def broken(_: object) -> None:
+        raise error
+
+    return broken
+
+
+def tickets(round_: Any) -> list[Any]:
+    return [unit.ticket for unit in round_.units]

@@ -48,13 +48,14 @@ class Intake(Staging):
         # Half the journal's file: what the entry adds to the parts (headers, ends, epochs) has the other half.
         limit = min(self.shard.settings.round_bytes_max, self.shard.journal.capacity // 2)
         gone = batch.fill(self.pending, limit)
+        for unit in gone:
+            self.pending_bytes -= unit.size
         if batch.units:
             batch.ends = list(islice(self._direct_ends.values(), self.shard.journal.capacity // 8 // END_BYTES))
             batch.number(lambda log: batch.changes.append(epochs.change(log.id, log.epochs)))
             self.in_flight = batch
             self._submit(batch)
         for unit in gone:  # not before the round is under way: who is told may stage something else
-            self.pending_bytes -= unit.size
             unit.ticket.resolve(LogClosed("the log was deleted"))
         if self.in_flight is None:
             self._next()
