@@ -323,6 +323,29 @@ def test_what_was_staged_for_a_deleted_log_is_counted_off_once_though_the_round_
     assert drained == [True], "nobody is held back for what is waited for no more"
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_callback_that_fails_holds_up_nobody_else(bench: Bench, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = bench.open()
+    log = shard.log(1)
+    bench.append(1, [b"before"])
+    if refused:
+        monkeypatch.setattr(shard.committer, "plan", raises(DiskFull("no room")))
+    read: list[int] = []
+    log.wait(1, lambda: read.append(log.visible_end))
+    bad, good = log.append(batch([b"bad"])), log.append(batch([b"good"]))
+    bad.add_callback(raises(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        shard.pump()
+    assert good.done and (good.error is None) != refused
+    assert read == ([] if refused else [3])
+    assert shard.pending_bytes == 0
+    monkeypatch.undo()
+    shard.is_full = False
+    bench.append(1, [b"after"])
+    assert values(log)[-1] == b"after"
+    shard.close()
+
+
 def raises(error: Exception) -> Any:
     def broken(_: object) -> None:
         raise error

@@ -11,9 +11,10 @@ from headrace.log.disk import Ran
 from headrace.log.journal import JournalFull
 from headrace.log.plans import Plan
 from headrace.log.rounds import END_BYTES, Committed
-from headrace.log.staging import Round, Staging
+from headrace.log.staging import Round, Staging, resolve_all
 
 if TYPE_CHECKING:
+    from headrace.log.log import Log
     from headrace.log.shard import Shard
 
 
@@ -55,10 +56,11 @@ class Intake(Staging):
             batch.number(lambda log: batch.changes.append(epochs.change(log.id, log.epochs)))
             self.in_flight = batch
             self._submit(batch)
-        for unit in gone:  # not before the round is under way: who is told may stage something else
-            unit.ticket.resolve(LogClosed("the log was deleted"))
-        if self.in_flight is None:
-            self._next()
+        try:  # not before the round is under way: who is told may stage something else
+            resolve_all(gone, LogClosed("the log was deleted"))
+        finally:
+            if self.in_flight is None:
+                self._next()
 
     def _submit(self, batch: Round) -> None:
         self.shard.worker.enter(lambda: self._write(batch))
@@ -104,19 +106,17 @@ class Intake(Staging):
             return
         if isinstance(error, DiskFull):
             self.shard.is_full = True
-            self._take_back(batch, error)
+            self._take_back(batch)
+            self._tell(batch, error, ())
         elif error is not None:
             self.shard.fail(error)
-            return
         elif self.shard.committer.is_stuck:
             assert result is not None
             self._stuck = result
             self.shard.is_full = True  # durable, but not readable yet: tick() tries again
-            return
         else:
             assert result is not None
-            self._complete(batch, result)
-        self._next()
+            self._tell(batch, None, self._complete(batch, result).values())
 
     def retry_stuck(self) -> None:
         if self.in_flight is not None and self.shard.committer.is_stuck:
@@ -138,7 +138,22 @@ class Intake(Staging):
                 callback()
         self.shard.close_when_idle()
 
-    def _complete(self, batch: Round, result: Committed) -> None:
+    def _tell(self, batch: Round, error: HeadraceError | None, touched: "Iterable[Log]") -> None:
+        """What became of it. A bug in somebody's callback is for the loop's log, and holds up nobody else."""
+        self.pending_bytes -= batch.size
+        try:
+            resolve_all(batch.units, error)
+        finally:
+            try:
+                for log in touched:
+                    log.wake()
+            finally:
+                if error is None:
+                    self.shard.checkpoints.wrote(batch.size, touched)
+                self._next()
+
+    def _complete(self, batch: Round, result: Committed) -> "dict[int, Log]":
+        """Take in that it is durable. The logs that it wrote to, by id."""
         if result.has_entry:
             self._forget_ends(batch.ends)
         for end in result.direct_ends:
@@ -150,12 +165,7 @@ class Intake(Staging):
         self.shard.apply_changes(batch.changes)
         records, touched = batch.take_in()
         self._count(batch, records, result)
-        for unit in batch.units:
-            self.pending_bytes -= unit.size
-            unit.ticket.resolve()
-        for log in touched.values():
-            log.wake()
-        self.shard.checkpoints.wrote(batch.size, touched.values())
+        return touched
 
     def _forget_ends(self, ends: Iterable[tuple[int, int, int]]) -> None:
         """They are in the journal. An end that has moved on meanwhile is another one."""
@@ -180,16 +190,13 @@ class Intake(Staging):
         if result.syncs:
             counters.sync_s.observe(result.sync_s)
 
-    def _take_back(self, batch: Round, error: HeadraceError) -> None:
+    def _take_back(self, batch: Round) -> None:
         """The round was refused as a whole and left nothing behind: its offsets go to the next one."""
         self.shard.counters.refused_full += 1
         for log in {part.log.id: part.log for part in batch.parts}.values():
             log.next_offset = log.visible_end
             while log.epochs and log.epochs[-1][1] >= log.next_offset:
                 log.epochs.pop()
-        for unit in batch.units:
-            self.pending_bytes -= unit.size
-            unit.ticket.resolve(error)
 
     def fail(self, failure: StorageError) -> None:
         """Whoever waits is told; what is under way in the worker's lane may end as it likes."""
@@ -197,8 +204,9 @@ class Intake(Staging):
         self.in_flight = None
         self.pending.clear()
         self.pending_bytes = 0
-        for unit in units:
-            unit.ticket.resolve(failure)
         drained, self._drained = self._drained, []
-        for callback in drained:
-            callback()
+        try:
+            resolve_all(units, failure)
+        finally:
+            for callback in drained:
+                callback()

@@ -55,6 +55,8 @@ class Unit:
     immediate: bool
     def __init__(self, ticket: Ticket) -> None: ...
 
+def resolve_all(units: list[Unit], error: HeadraceError | None = None) -> None: ...
+
 class Staging:
     shard: Shard
     in_flight: Round | None

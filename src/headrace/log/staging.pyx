@@ -145,6 +145,21 @@ cdef class Unit:
         return bool(self.parts or self.changes)
 
 
+def resolve_all(list units not None, error=None):
+    """Every ticket is told, whatever the callbacks of another do; the first thing that one of them raised is raised
+    when that is done."""
+    cdef Unit unit
+    raised = None
+    for unit in units:
+        try:
+            unit.ticket.resolve(error)
+        except Exception as bug:
+            if raised is None:
+                raised = bug
+    if raised is not None:
+        raise raised
+
+
 cdef class Staging:
     """What waits for the next round. The round that is under way, and what becomes of it: intake.py."""
 

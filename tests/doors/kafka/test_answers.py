@@ -13,9 +13,10 @@ from headrace.doors.kafka import metadata
 from headrace.doors.kafka.errors import Code
 from headrace.errors import StorageFailed
 from headrace.record import codec as records
+from headrace.wire.kafka import hot
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.frames import FIRST_BYTES
-from tests.doors.kafka.world import Client, World, batch, world_at
+from tests.doors.kafka.world import Client, Closed, World, batch, world_at
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
@@ -87,6 +88,18 @@ async def test_a_buffer_is_used_again_only_if_nothing_writes_it_any_more(
     before, during, after = free
     assert during < before, "as a rule it is used again"
     assert after == during
+
+
+async def test_an_answer_that_can_not_be_made_ends_its_own_connection(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, other = await world.topic("unanswered"), await world.client()
+    with monkeypatch.context() as broken:
+        broken.setattr(hot, "produce_response", lambda *_: 1 // 0)
+        with pytest.raises(Closed):
+            await client.produce(topic, batch(b"a"))
+    assert "closed after a bug" in caplog.text
+    assert (await other.produce(topic, batch(b"b"))).base_offset == 1
 
 
 @pytest.mark.parametrize(("asked", "epoch", "end"), [(3, 3, 2), (4, 3, 2), (7, 7, 4)])

@@ -14,6 +14,8 @@ from headrace.doors.kafka.errors import Code
 from headrace.record.checksum import crc32c
 from headrace.record.layout import COUNT_AT, CRC_AT, LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT, RECORDS_AT
 from headrace.wire.kafka.apis import Api
+from headrace.wire.kafka.codec import decode
+from headrace.wire.kafka.schema import response_struct
 from tests.doors.kafka.world import Client, World, batch, world_at
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -190,6 +192,18 @@ async def test_a_batch_that_would_unfold_past_the_limit_is_refused(client: Clien
     bomb = batch(bytes(8 << 20), codec=4)
     assert len(bomb) < 10_000
     assert (await client.produce("t", bomb)).error_code in (Code.MESSAGE_TOO_LARGE, Code.INVALID_RECORD)
+
+
+async def test_a_name_as_long_as_can_be_beside_a_good_batch_holds_up_nobody(world: World, client: Client) -> None:
+    """Version 8 has 32,767 bytes for the message that repeats the name, and the answer is made when a round is done."""
+    data, name = bytes(batch(b"x")), b"z" * 0x7FFF
+    sent = [struct.pack(">h", len(topic)) + topic + struct.pack(">iii", 1, 0, len(data)) + data for topic in (b"t", name)]
+    client.send(Api.PRODUCE, 8, struct.pack(">hhii", -1, -1, 1000, 2) + b"".join(sent))
+    good, refused = decode(response_struct(Api.PRODUCE, 8), await client.receive(), 4).responses
+    assert good.partition_responses[0].error_code == 0
+    assert refused.name.encode() == name
+    assert refused.partition_responses[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert (await client.produce("t", data)).error_code == 0
 
 
 async def test_acks_that_do_not_exist_are_refused(client: Client) -> None:

@@ -14,6 +14,9 @@ from headrace.record import codec
 from headrace.record.layout import CODECS, CONTROL_BIT, HEADERS_MAX, MAGIC, MAGIC_AT, RECORDS_MAX, TRANSACTIONAL_BIT
 from headrace.wire.kafka import hot
 
+cdef enum:
+    MESSAGE_CHARS_MAX = 1000  # it may repeat a name as long as the field that it goes to
+
 cdef object NO_BUFFER = bytearray()
 cdef int64_t CONTROL = CONTROL_BIT, TRANSACTIONAL = TRANSACTIONAL_BIT
 cdef int64_t MOST_RECORDS = RECORDS_MAX, MOST_HEADERS = HEADERS_MAX
@@ -29,7 +32,7 @@ cdef class Pending:
     cdef bint keeps_buffer  # to be used again
 
     cdef int failed(self, list results, number, error, code) except -1:
-        results.append((number, code_of(error) if code is None else code, -1, -1, -1, str(error)))
+        results.append((number, code_of(error) if code is None else code, -1, -1, -1, str(error)[:MESSAGE_CHARS_MAX]))
 
     cdef int one_done(self) except -1:
         self.left -= 1
@@ -64,13 +67,16 @@ cdef class Stored:
 
     def __call__(self, ticket):
         cdef Pending pending = self.pending
-        if ticket.error is not None:
-            pending.failed(self.results, self.number, ticket.error, None)
-            pending.keeps_buffer = False  # after a failure a write of it may still be under way
-        else:
-            start = self.partition.log.start_offset
-            self.results.append((self.number, 0, ticket.base_offset, self.stamp_ms, start, None))
-        pending.one_done()
+        try:
+            if ticket.error is not None:
+                pending.failed(self.results, self.number, ticket.error, None)
+                pending.keeps_buffer = False  # after a failure a write of it may still be under way
+            else:
+                start = self.partition.log.start_offset
+                self.results.append((self.number, 0, ticket.base_offset, self.stamp_ms, start, None))
+            pending.one_done()
+        except Exception as error:  # as where requests are handled: nobody else waits here who could
+            pending.request.fail(error)
 
 
 def produce(door, Request request not None):
