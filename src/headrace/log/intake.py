@@ -9,12 +9,12 @@ from headrace.errors import DiskFull, HeadraceError, LogClosed, StorageError
 from headrace.log import epochs
 from headrace.log.disk import Ran
 from headrace.log.journal import JournalFull
+from headrace.log.log import Log, wake_all
 from headrace.log.plans import Plan
 from headrace.log.rounds import END_BYTES, Committed
 from headrace.log.staging import Round, Staging, resolve_all
 
 if TYPE_CHECKING:
-    from headrace.log.log import Log
     from headrace.log.shard import Shard
 
 
@@ -138,21 +138,20 @@ class Intake(Staging):
                 callback()
         self.shard.close_when_idle()
 
-    def _tell(self, batch: Round, error: HeadraceError | None, touched: "Iterable[Log]") -> None:
+    def _tell(self, batch: Round, error: HeadraceError | None, touched: Iterable[Log]) -> None:
         """What became of it. A bug in somebody's callback is for the loop's log, and holds up nobody else."""
         self.pending_bytes -= batch.size
         try:
             resolve_all(batch.units, error)
         finally:
             try:
-                for log in touched:
-                    log.wake()
+                wake_all(touched)
             finally:
                 if error is None:
                     self.shard.checkpoints.wrote(batch.size, touched)
                 self._next()
 
-    def _complete(self, batch: Round, result: Committed) -> "dict[int, Log]":
+    def _complete(self, batch: Round, result: Committed) -> dict[int, Log]:
         """Take in that it is durable. The logs that it wrote to, by id."""
         if result.has_entry:
             self._forget_ends(batch.ends)

@@ -5,7 +5,7 @@ Reads see only what lies below the visible end, whatever is being written behind
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from headrace.errors import LogClosed, OffsetOutOfRange, StorageError
@@ -43,6 +43,18 @@ class Waiter:
 
     def cancel(self) -> None:
         self.callback = None
+
+
+def wake_all(logs: "Iterable[Log]") -> None:
+    """Those who wait for each, whatever one of them does; the first thing that one raised is raised after that."""
+    raised: Exception | None = None
+    for log in logs:
+        try:
+            log.wake()
+        except Exception as bug:  # noqa: BLE001 - see above
+            raised = raised or bug
+    if raised is not None:
+        raise raised
 
 
 class Log(LogEnd):
@@ -206,13 +218,19 @@ class Log(LogEnd):
             return
         stable_end, visible_end = self.stable_end, self.visible_end
         waiting, self._waiters = self._waiters, []
+        raised: Exception | None = None
         for waiter in waiting:
             if waiter.callback is None:
                 continue
             if waiter.offset < (stable_end if waiter.committed else visible_end) or self.is_closed:
-                self._fire(waiter)
+                try:
+                    self._fire(waiter)
+                except Exception as bug:  # noqa: BLE001 - the others are woken all the same
+                    raised = raised or bug
             else:
                 self._waiters.append(waiter)
+        if raised is not None:
+            raise raised
 
     # Retention.
 

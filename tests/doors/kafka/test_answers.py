@@ -102,6 +102,22 @@ async def test_an_answer_that_can_not_be_made_ends_its_own_connection(
     assert (await other.produce(topic, batch(b"b"))).base_offset == 1
 
 
+async def test_a_fetch_that_can_not_be_answered_ends_its_own_connection(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, other = await world.topic("unread"), await world.client()
+    waits = asyncio.create_task(client.fetch(topic, max_wait=60_000))
+    [log] = [partition.log for partition in world.broker.streams.get(topic).partitions]
+    while not log._waiters:
+        await asyncio.sleep(0)
+    with monkeypatch.context() as broken:
+        broken.setattr(hot, "fetch_response", lambda *_: 1 // 0)
+        assert (await other.produce(topic, batch(b"a"))).error_code == 0
+        with pytest.raises(Closed):
+            await waits
+    assert "closed after a bug" in caplog.text
+
+
 @pytest.mark.parametrize(("asked", "epoch", "end"), [(3, 3, 2), (4, 3, 2), (7, 7, 4)])
 async def test_an_epoch_ends_where_the_next_one_begins(
     world: World, client: Client, asked: int, epoch: int, end: int

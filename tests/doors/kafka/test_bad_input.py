@@ -197,8 +197,9 @@ async def test_a_batch_that_would_unfold_past_the_limit_is_refused(client: Clien
 async def test_a_name_as_long_as_can_be_beside_a_good_batch_holds_up_nobody(world: World, client: Client) -> None:
     """Version 8 has 32,767 bytes for the message that repeats the name, and the answer is made when a round is done."""
     data, name = bytes(batch(b"x")), b"z" * 0x7FFF
-    sent = [struct.pack(">h", len(topic)) + topic + struct.pack(">iii", 1, 0, len(data)) + data for topic in (b"t", name)]
-    client.send(Api.PRODUCE, 8, struct.pack(">hhii", -1, -1, 1000, 2) + b"".join(sent))
+    parts = struct.pack(">iii", 1, 0, len(data)) + data
+    topics = [struct.pack(">h", len(topic)) + topic + parts for topic in (b"t", name)]
+    client.send(Api.PRODUCE, 8, struct.pack(">hhii", -1, -1, 1000, 2) + b"".join(topics))
     good, refused = decode(response_struct(Api.PRODUCE, 8), await client.receive(), 4).responses
     assert good.partition_responses[0].error_code == 0
     assert refused.name.encode() == name
@@ -324,6 +325,18 @@ async def test_a_client_that_says_it_is_a_broker_gets_nothing(client: Client) ->
 @pytest.mark.parametrize(("offset", "code"), [(-1, 1), (10**12, 1)])
 async def test_offsets_outside_the_log_are_out_of_range(client: Client, offset: int, code: int) -> None:
     assert (await client.fetch("t", offset)).error_code == code
+
+
+async def test_a_session_of_names_is_not_one_of_ids(world: World, client: Client) -> None:
+    """The answer would be made when something arrives, by whoever confirms that: it has no room for a name."""
+    await world.topic("named")
+    asked = {"max_wait": 60_000, "min_bytes": 1, "max_bytes": 1 << 20}
+    parts = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}]
+    began = await client.call(
+        Api.FETCH, 12, **{**asked, "max_wait": 0}, session_epoch=0, topics=[{"topic": "named", "partitions": parts}]
+    )
+    answer = await client.call(Api.FETCH, 13, **asked, session_id=began.session_id, session_epoch=1, topics=[])
+    assert answer.error_code == Code.FETCH_SESSION_TOPIC_ID_ERROR
 
 
 async def test_sessions_that_never_were_are_not_found(client: Client) -> None:

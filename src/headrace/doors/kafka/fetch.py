@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
 READ_COMMITTED = 1
+BY_ID_FROM = 13  # the version from which topics are called by their ids
 RECHECK_S = 0.005  # a fetch that waits for many bytes does not look again at every small batch
 Result = tuple[int, int, int, int, int, Sequence[tuple[int, int]] | None, Any]
 
@@ -70,7 +71,9 @@ class Fetch:
         self.max_bytes = min(self.max_bytes, door.config.read_bytes_max, door.flow.answer_bytes_max())
         known = request.connection.access
         self.topics: Topics = door.topics if known is None else known.reads
-        self.opened: Opened = open_session(door, request.connection, session_id, epoch, topics, gone)
+        self.opened: Opened = open_session(
+            door, request.connection, session_id, epoch, request.version >= BY_ID_FROM, topics, gone
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._recheck: asyncio.TimerHandle | None = None
         self._cold: ReadWaits | None = None  # something to read is not in memory
@@ -84,6 +87,16 @@ class Fetch:
             self._wait()
 
     def _try(self, *, final: bool) -> bool:
+        """Whether that was all: see _look. Called by timers and by logs that have more to read, too: our bug ends this
+        connection, and is not theirs."""
+        try:
+            return self._look(final=final)
+        except Exception as error:  # noqa: BLE001 - one bad request must not stop the others
+            self._stop()
+            self.request.fail(error)
+            return True
+
+    def _look(self, *, final: bool) -> bool:
         """Answer if there is enough, or if this was the last chance."""
         self._is_final = self._is_final or final
         if self._is_loading:

@@ -33,8 +33,9 @@ class Wanted:
 
 
 class Session:
-    def __init__(self, session_id: int) -> None:
+    def __init__(self, session_id: int, by_id: bool) -> None:
         self.session_id = session_id
+        self.by_id = by_id  # how the client calls topics: an answer has room for an id or for a name
         self.epoch = 1
         self.wanted: dict[Key, Wanted] = {}
 
@@ -53,6 +54,7 @@ def open_session(
     connection: "Connection",
     session_id: int,
     epoch: int,
+    by_id: bool,
     topics: list[tuple[Topic, list[tuple[int, int, int, int]]]],
     forgotten: list[tuple[Topic, list[int]]],
 ) -> Opened:
@@ -61,7 +63,7 @@ def open_session(
         return Opened(0, update({}, topics), False)
     if epoch == FULL:
         door.sessions.pop(session_id, None)
-        session = Session(new_id(door))
+        session = Session(new_id(door), by_id)
         door.sessions[session.session_id] = session
         # A client that reconnects starts over: a session lives as long as its connection.
         connection.on_close.append(lambda: door.sessions.pop(session.session_id, None))
@@ -71,6 +73,8 @@ def open_session(
         return Opened(0, {}, False, Code.FETCH_SESSION_ID_NOT_FOUND)
     if epoch != known.epoch:
         return Opened(session_id, {}, False, Code.INVALID_FETCH_SESSION_EPOCH)
+    if by_id != known.by_id:
+        return Opened(session_id, {}, False, Code.FETCH_SESSION_TOPIC_ID_ERROR)
     known.epoch = known.epoch + 1 if known.epoch < EPOCH_MAX else 1
     for topic, numbers in forgotten:
         for number in numbers:
