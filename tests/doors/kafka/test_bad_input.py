@@ -207,6 +207,12 @@ async def test_a_name_as_long_as_can_be_beside_a_good_batch_holds_up_nobody(worl
     assert (await client.produce("t", data)).error_code == 0
 
 
+async def test_a_message_that_repeats_a_name_as_long_as_can_be_is_cut(client: Client) -> None:
+    wanted = {"resource_type": 2, "resource_name": "z" * 0x7FFF, "configuration_keys": None}
+    answer = await client.call(Api.DESCRIBE_CONFIGS, 3, resources=[wanted])
+    assert answer.results[0].error_code != 0 and len(answer.results[0].error_message) == 1000
+
+
 async def test_acks_that_do_not_exist_are_refused(client: Client) -> None:
     assert (await client.produce("t", batch(b"x"), acks=2)).error_code == Code.INVALID_REQUIRED_ACKS
 

@@ -14,9 +14,6 @@ from headrace.record import codec
 from headrace.record.layout import CODECS, CONTROL_BIT, HEADERS_MAX, MAGIC, MAGIC_AT, RECORDS_MAX, TRANSACTIONAL_BIT
 from headrace.wire.kafka import hot
 
-cdef enum:
-    MESSAGE_CHARS_MAX = 1000  # it may repeat a name as long as the field that it goes to
-
 cdef object NO_BUFFER = bytearray()
 cdef int64_t CONTROL = CONTROL_BIT, TRANSACTIONAL = TRANSACTIONAL_BIT
 cdef int64_t MOST_RECORDS = RECORDS_MAX, MOST_HEADERS = HEADERS_MAX
@@ -32,7 +29,7 @@ cdef class Pending:
     cdef bint keeps_buffer  # to be used again
 
     cdef int failed(self, list results, number, error, code) except -1:
-        results.append((number, code_of(error) if code is None else code, -1, -1, -1, str(error)[:MESSAGE_CHARS_MAX]))
+        results.append((number, code_of(error) if code is None else code, -1, -1, -1, str(error)))
 
     cdef int one_done(self) except -1:
         self.left -= 1

@@ -50,11 +50,13 @@ cdef class Field:
     cdef readonly object default
     cdef readonly Struct struct
     cdef bint flexible
+    cdef bint is_message
     cdef Py_ssize_t bytes_min
 
     def __init__(self, str name, int kind, *, bint nullable, bint array, int tag, default, Struct struct, bint flexible):
         self.name, self.kind, self.nullable, self.array = name, kind, nullable, array
         self.tag, self.default, self.struct, self.flexible = tag, default, struct, flexible
+        self.is_message = name.endswith("error_message")
         if kind == STRUCT:
             self.bytes_min = struct.bytes_min
         elif kind == STRING:
@@ -115,7 +117,7 @@ cdef class Field:
         if self.kind == INT32:
             return writer.int32(value)
         if self.kind == STRING:
-            return writer.string(value, self.flexible)
+            return writer.message(value, self.flexible) if self.is_message else writer.string(value, self.flexible)
         if self.kind == INT64:
             return writer.int64(value)
         if self.kind == INT16 or self.kind == UINT16:

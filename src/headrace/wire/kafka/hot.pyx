@@ -87,7 +87,7 @@ def produce_response(int version, int64_t correlation_id, list topics not None, 
                 writer.int64(log_start)
             if version >= 8:
                 writer.count(0, flexible)
-                writer.string(message, flexible)
+                writer.message(message, flexible)
             if flexible:
                 writer.int8(0)
         if flexible:

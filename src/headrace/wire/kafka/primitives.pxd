@@ -47,5 +47,6 @@ cdef class Writer:
     cdef int octets(self, object value, bint flexible) except -1
     cdef int fixed(self, bytes value) except -1
     cdef int string(self, str value, bint flexible) except -1
+    cdef int message(self, str value, bint flexible) except -1
     cdef void put_int32_at(self, Py_ssize_t position, int64_t value) noexcept
     cdef bytes finish(self)

@@ -16,6 +16,10 @@ cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
 
+cdef enum:
+    MESSAGE_CHARS_MAX = 1000
+
+
 cdef class Reader:
     """Reads one request. Holds the buffer until it is released or collected."""
 
@@ -265,6 +269,12 @@ cdef class Writer:
         text = PyUnicode_AsUTF8AndSize(value, &size)
         self.length(size, flexible, False)
         return self.raw(<const uint8_t*> text, size)
+
+    cdef int message(self, str value, bint flexible) except -1:
+        """Text for people. It may repeat a name that is as long as the field: it is cut to what always has room."""
+        if value is not None and len(value) > MESSAGE_CHARS_MAX:
+            value = value[:MESSAGE_CHARS_MAX]
+        return self.string(value, flexible)
 
     cdef void put_int32_at(self, Py_ssize_t position, int64_t value) noexcept:
         self.data[position] = <uint8_t> (value >> 24)
