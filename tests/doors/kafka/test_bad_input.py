@@ -383,6 +383,35 @@ async def test_a_name_that_is_cut_short_does_not_go_on_in_what_somebody_else_sen
     await alive(world)
 
 
+@pytest.mark.parametrize(("version", "who", "instance"), [(3, b"z" * 0x7FFF, None), (5, b"me", b"z" * 0x7FFF)])
+async def test_a_member_with_a_long_name_does_not_close_the_connections_of_others(
+    world: World, client: Client, version: int, who: bytes, instance: bytes | None
+) -> None:
+    """The leader is told the ids of all, in a version that has 32,767 bytes for each."""
+    group = f"long-{version}"
+    leader = (await join(client, group)).member_id
+    assert (await join(client, group, member_id=leader)).error_code == 0
+    body = struct.pack(">h", len(group)) + group.encode() + struct.pack(">iih", 10_000, 1000, 0)
+    if instance is not None:
+        body += struct.pack(">h", len(instance)) + instance
+    body += b"\0\x08consumer" + struct.pack(">i", 1) + b"\0\x05range" + struct.pack(">i", 0)
+    request = struct.pack(">hhih", Api.JOIN_GROUP, version, 1, len(who)) + who + body
+    other = await world.client()
+    other.send_bytes(struct.pack(">i", len(request)) + request)
+    async with asyncio.timeout(10):
+        while len(world.broker.coordination.groups.classic(group).members) < 2:
+            await asyncio.sleep(0.001)
+    assert len((await join(client, group, member_id=leader)).members) == 2
+    await other.receive()
+
+
+async def test_a_string_longer_than_versions_have_room_for_closes_the_connection(world: World, client: Client) -> None:
+    name = b"z" * 0x8000
+    client.send(Api.METADATA, 9, b"\x02" + b"\x81\x80\x02" + name + b"\0\1\0\0\0")
+    assert await client.is_closed()
+    await alive(world)
+
+
 async def test_a_forged_member_id_is_unknown(client: Client) -> None:
     assert (await join(client, "g", member_id="forged")).error_code == Code.UNKNOWN_MEMBER_ID
     beat = await client.call(Api.HEARTBEAT, 4, group_id="g", member_id="forged", generation_id=1)

@@ -15,6 +15,12 @@ from headrace.errors import (
     UnknownMember,
 )
 
+NAME_CHARS_MAX = 1000  # of a member, in the id that is made of it: every member is told the ids of all
+
+
+def new_id(name: str) -> str:
+    return f"{name[:NAME_CHARS_MAX]}-{uuid.uuid4()}"
+
 
 class Roster:
     """Owned by its group, which is told when a static member is replaced and when an unused id is forgotten."""
@@ -65,7 +71,7 @@ class Roster:
                 return self._add(join, join.member_id)
             return self.member(join.member_id)
         self._check_room()
-        member_id = f"{join.client_id or 'member'}-{uuid.uuid4()}"
+        member_id = new_id(join.client_id or "member")
         if join.id_required:
             self._expect(member_id, join.session_timeout_ms)
             raise MemberIdRequired(member_id)
@@ -80,7 +86,7 @@ class Roster:
             if known != join.member_id:
                 raise FencedInstance(f"{join.instance_id!r} is {known!r} now")
             return self.members[known]
-        member_id = f"{join.instance_id}-{uuid.uuid4()}"
+        member_id = new_id(join.instance_id)
         if known is None:
             self._check_room()
             return self._add(join, member_id)

@@ -17,6 +17,7 @@ cdef extern from "Python.h":
 
 
 cdef enum:
+    STRING_BYTES_MAX = 0x7FFF   # in every version, as in Kafka: who is told a name may have one with no room for more
     MESSAGE_CHARS_MAX = 1000
 
 
@@ -105,6 +106,8 @@ cdef class Reader:
             if size == -1 and nullable:
                 return -1
             raise MalformedRequest(f"length {size} at {self.position}")
+        if not wide and size > STRING_BYTES_MAX:
+            raise MalformedRequest(f"a string of {size:,} bytes at {self.position}")
         self.need(size)
         return size
 
@@ -233,7 +236,7 @@ cdef class Writer:
             return self.unsigned_varint(value + 1)
         if wide:
             return self.int32(value)
-        if value > 0x7FFF:
+        if value > STRING_BYTES_MAX:
             raise OverflowError(f"a string of {value} bytes")
         return self.int16(value)
 
