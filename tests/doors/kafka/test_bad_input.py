@@ -345,6 +345,21 @@ async def test_a_session_of_names_is_not_one_of_ids(world: World, client: Client
     assert answer.error_code == Code.FETCH_SESSION_TOPIC_ID_ERROR
 
 
+async def test_a_session_that_is_begun_again_and_again_leaves_nothing_behind(world: World) -> None:
+    client = await world.client()
+    before, session = len(world.door.sessions), 0
+    for _ in range(20):
+        began = await client.call(Api.FETCH, 12, max_wait=0, session_id=session, session_epoch=0)
+        session = began.session_id
+    [connection] = [one for one in world.door.connections if one.requests == 20]
+    assert len(world.door.sessions) == before + 1
+    assert connection.fetch_sessions == {session}
+    client.close()
+    async with asyncio.timeout(10):
+        while len(world.door.sessions) > before:
+            await asyncio.sleep(0.001)
+
+
 async def test_sessions_that_never_were_are_not_found(client: Client) -> None:
     answer = await client.call(Api.FETCH, 12, max_wait=0, session_id=12345, session_epoch=3)
     assert answer.error_code == Code.FETCH_SESSION_ID_NOT_FOUND

@@ -33,7 +33,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         self.local_address: tuple[str, int] = ("", 0)
         self.watches: dict[int, Any] = {}  # by log id, kept from one fetch to the next
         self.fetch_waiters: list[Callable[[], None]] = []
-        self.on_close: list[Callable[[], None]] = []
+        self.fetch_sessions: set[int] = set()  # that end with it, see sessions.py
 
     # What the event loop calls.
 
@@ -61,9 +61,9 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         for watch in self.watches.values():
             watch.cancel()
         self.watches.clear()
-        for callback in self.on_close:
-            callback()
-        self.on_close.clear()
+        for session_id in self.fetch_sessions:
+            self._door.sessions.pop(session_id, None)
+        self.fetch_sessions.clear()
         self._forget_requests()
         self._door.forget(self)
 

@@ -33,8 +33,9 @@ class Wanted:
 
 
 class Session:
-    def __init__(self, session_id: int, by_id: bool) -> None:
+    def __init__(self, session_id: int, by_id: bool, siblings: set[int]) -> None:
         self.session_id = session_id
+        self.siblings = siblings  # the ids of those that end with the same connection, this one among them
         self.by_id = by_id  # how the client calls topics: an answer has room for an id or for a name
         self.epoch = 1
         self.wanted: dict[Key, Wanted] = {}
@@ -59,14 +60,14 @@ def open_session(
     forgotten: list[tuple[Topic, list[int]]],
 ) -> Opened:
     if epoch == FINAL or (epoch == FULL and len(door.sessions) >= SESSIONS_MAX):
-        door.sessions.pop(session_id, None)
+        end_session(door, session_id)
         return Opened(0, update({}, topics), False)
     if epoch == FULL:
-        door.sessions.pop(session_id, None)
-        session = Session(new_id(door), by_id)
+        end_session(door, session_id)
+        session = Session(new_id(door), by_id, connection.fetch_sessions)
         door.sessions[session.session_id] = session
         # A client that reconnects starts over: a session lives as long as its connection.
-        connection.on_close.append(lambda: door.sessions.pop(session.session_id, None))
+        connection.fetch_sessions.add(session.session_id)
         return Opened(session.session_id, update(session.wanted, topics), False)
     known: Session | None = door.sessions.get(session_id)
     if known is None:
@@ -81,6 +82,12 @@ def open_session(
             known.wanted.pop((topic, number), None)
     update(known.wanted, topics)
     return Opened(session_id, known.wanted, True)
+
+
+def end_session(door: "KafkaDoor", session_id: int) -> None:
+    ended: Session | None = door.sessions.pop(session_id, None)
+    if ended is not None:
+        ended.siblings.discard(session_id)
 
 
 def update(
