@@ -41,7 +41,8 @@ def test_every_field_has_exactly_one_setting_and_the_other_way_round() -> None:
 
 def test_every_setting_is_read_by_somebody_or_says_that_it_is_not() -> None:
     source = Path(config.__file__).parent.parent
-    readers = [p for p in source.rglob("*.py") if p.parent.name != "config" and p.name != "settings.py"]
+    sources = [*source.rglob("*.py"), *source.rglob("*.pyx")]
+    readers = [p for p in sources if p.parent.name != "config" and p.name != "settings.py"]
     text = "\n".join(path.read_text() for path in readers)
     fields = {setting.name: (setting.path or setting.name).rpartition(".")[2] for setting in SETTINGS}
     unread = {name for name, attribute in fields.items() if not re.search(rf"\.{attribute}\b", text)}
