@@ -4,8 +4,8 @@ kafka_plain.c does the least that keeps the promise of an acknowledgement (recei
 nothing else that a broker is for. It tells what a language and all that a broker does besides cost, and, beside a Kafka
 that acknowledges from the page cache, how much is to be had by whoever waits for the disk without any art.
 
-kafka_nothing.c answers without a look at what came, and sends the same records over and over. Nobody is faster with
-this load on this machine: where it is not twice as fast as Kafka, no broker can be.
+kafka_nothing.c answers without a look at what came, and sends the same records over and over: what the system takes to
+bring the bytes there and back, with this load on this machine.
 """
 
 import argparse
