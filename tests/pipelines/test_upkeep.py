@@ -39,11 +39,13 @@ def test_recompressing_keeps_every_record_where_it_is(
     before, bytes_before = records(broker, topic), size(broker, topic)
     upkeep = Upkeep(broker.url, on=on, session=spark)
     gained = upkeep.recompress(topic, "zstd")
-    assert len(gained) >= 4 and all(g.bytes_after < g.bytes_before / 2 for g in gained)
+    assert len(gained.written) >= 4 and all(g.bytes_after < g.bytes_before / 2 for g in gained.written)
     assert records(broker, topic) == before and size(broker, topic) < bytes_before
     frame = spark.read.format("headrace").options(path=broker.path, topic=topic).load()
     assert frame.count() == 1600
-    assert upkeep.recompress(topic, "zstd") == [type(g)(g.bytes_after, g.bytes_after, g.records) for g in gained]
+    again = upkeep.recompress(topic, "zstd")
+    assert again.written == [type(g)(g.bytes_after, g.bytes_after, g.records) for g in gained.written]
+    assert not gained.left and not again.left
     with pytest.raises(InvalidInput, match="a codec is one of"):
         upkeep.recompress(topic, "rar")
     upkeep.link.close()
@@ -100,6 +102,51 @@ def test_compacting_keeps_the_latest_of_each_key(
     assert offsets == sorted(set(offsets)), "offsets are kept, gaps are allowed"
     frame = spark.read.format("headrace").options(path=broker.path, topic=topic).load()
     assert [r.offset for r in frame.select("offset").orderBy("offset").collect()] == offsets
+
+
+@pytest.mark.parametrize("when", ["before the work", "during the work", "before the swap"])
+def test_what_the_broker_compacts_meanwhile_stays_as_it_made_it(
+    spark: "SparkSession", shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The broker joins several segments to one: who found survivors for the former ones must not apply them to it."""
+    broker, topic = shared_broker, f"meanwhile-{when.replace(' ', '-')}"
+    broker.create(topic, segment_size="64KB", cleanup_policy="compact")
+    for part in range(8):  # the last of each key lie in several sealed segments
+        messages = numbered(200, first=part * 200, keys=50, size=300)
+        broker.publish(topic, [m | {"key": f"{m['key']}-{part // 2}"} for m in messages])
+    broker.ok("POST", f"/topics/{topic}/compact", {})  # they are small now, and joined the next time
+    for _ in range(2):
+        broker.publish(topic, [m | {"key": f"{m['key']}-0"} for m in numbered(200, keys=50, size=300)])
+    latest = {m["key"]: m["value"] for m in broker.messages(topic)}
+    upkeep = Upkeep(broker.url, on="spark", session=spark)
+    sealed = upkeep.sealed(topic)
+
+    def compact_at_the_broker() -> None:
+        broker.ok("POST", f"/topics/{topic}/compact", {})
+        assert len(upkeep.sealed(topic)) < len(sealed)
+        for item in sealed:  # nobody holds a lease: the files may be gone at once, and sooner or later are
+            Path(item.segment.path()).unlink(missing_ok=True)
+
+    name = {"before the work": "_survivors", "during the work": "_worked", "before the swap": "_path"}[when]
+    inner, done = getattr(upkeep, name), []
+
+    def once(*given: Any) -> Any:
+        if name == "_survivors":
+            found = inner(*given)
+            compact_at_the_broker()
+            return found
+        if not done:
+            done.append(compact_at_the_broker())
+        return inner(*given)
+
+    monkeypatch.setattr(upkeep, name, once)
+    outcome = upkeep.compact(topic)
+    upkeep.link.close()
+    assert {m["key"]: m["value"] for m in broker.messages(topic)} == latest
+    assert outcome.left and all(w.bytes_after == w.bytes_before for w in outcome.written)
+    assert len(outcome.left) + len(outcome.written) == len(sealed)
+    assert all("gone" in reason or "has no segment" in reason for reason in outcome.left)
+    assert not list(broker.data.glob("staging/*"))
 
 
 def test_compacting_on_spark_keeps_exactly_what_compacting_here_keeps(spark: "SparkSession", tmp_path: Path) -> None:

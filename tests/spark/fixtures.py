@@ -71,7 +71,8 @@ def broker(tmp_path: Path) -> Iterator[RunningBroker]:
 
 @pytest.fixture(scope="session")
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """For tests that only add topics of their own."""
-    running = RunningBroker(tmp_path_factory.mktemp("broker")).start()
+    """For tests that only add topics of their own. It never cleans up by itself: a test that compares what is left
+    would see more or less of it on a slow machine."""
+    running = RunningBroker(tmp_path_factory.mktemp("broker"), "--retention-interval", "1h").start()
     yield running
     running.close()

@@ -1,6 +1,5 @@
 """`headrace log compact|recompress|tier|replay`: upkeep of a running broker's topics, here or on Spark."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +9,7 @@ from headrace.cli.options import Command, broker_url, json_option, url_option
 from headrace.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from headrace.log.rewriting import Written
+    from headrace.pipelines.upkeep import Done
 
 Where = Literal["auto", "local", "spark"]
 SPARK_BYTES_MIN = 4 << 30
@@ -104,9 +103,7 @@ def tier(
         raise InvalidInput(f"--older-than: {error}") from None
     upkeep = Upkeep(broker_url(url, config_file), on=on)
     done = upkeep.restore(topic) if restore else upkeep.tier(topic, before_ms=before_ms)
-    for reason in done.left:
-        click.echo(f"headrace: {reason}", err=True)
-    _show(done.written, as_json)
+    _show(done, as_json)
 
 
 @click.command("replay")
@@ -138,9 +135,12 @@ def replay(
         show_facts({"records": count})
 
 
-def _show(written: Sequence["Written"], as_json: bool) -> None:
+def _show(done: "Done", as_json: bool) -> None:
     from headrace.cli.output import show_facts, show_json
 
+    for reason in done.left:
+        click.echo(f"headrace: {reason}", err=True)
+    written = done.written
     facts = {
         "segments": len(written),
         "bytes_before": sum(w.bytes_before for w in written),

@@ -8,7 +8,7 @@ crash leaves the old one or the new one.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.errors import CorruptBatch, InvalidInput
+from headrace.errors import CorruptBatch, InvalidInput, NotFound, StorageError
 from headrace.log import kernel, paths
 from headrace.log.compaction import Rewritten, batches
 from headrace.log.disk import Disk, RealDisk
@@ -42,11 +42,22 @@ def rewrite_file(source: Segment, target: str, change: Change, disk: Disk | None
                 position += disk.pwrite(file, [made], position)
                 records += sum(found.count for found in codec.scan(made, verify_crc=False))
         disk.sync(file)
+    except OSError as error:
+        raise plainly(error, source, target) from error
     finally:
         disk.close(file)
         files.close()
     disk.sync_dir(target.rpartition("/")[0])
     return Written(source.size, position, records)
+
+
+def plainly(error: BaseException, source: Segment, target: str) -> BaseException:
+    """What went wrong while one file was made of another, in words."""
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"{source.path()} is gone: it was removed or rewritten meanwhile")
+    if isinstance(error, OSError):
+        return StorageError(f"{target} cannot be written: {error}")
+    return error
 
 
 def adopt(files: Files, segment: Segment, source: str, interval: int) -> Rewritten:

@@ -19,7 +19,7 @@ from headrace.log.compaction import Rewritten, batches
 from headrace.log.disk import Disk, RealDisk, make_folder, read_whole, write_atomically
 from headrace.log.files import Files
 from headrace.log.paths import SegmentStem
-from headrace.log.rewriting import Written, adopt
+from headrace.log.rewriting import Written, adopt, plainly
 from headrace.log.segment import Segment
 from headrace.log.tier import Tier, make_tier, read_tier, write_tier
 from headrace.log.tiered import GroupCache
@@ -111,20 +111,12 @@ def write_parquet(source: Segment, target: str, disk: Disk | None = None) -> Wri
             writer.abandon()
         with suppress(OSError):
             disk.unlink(target)
-        raise _plainly(error, source, target) from error
+        raise plainly(error, source, target) from error
     finally:
         disk.close(file)
         files.close()
     disk.sync_dir(target.rpartition("/")[0])
     return Written(source.size, size, records)
-
-
-def _plainly(error: BaseException, source: Segment, target: str) -> BaseException:
-    if isinstance(error, FileNotFoundError):
-        return NotFound(f"{source.path()} is gone: it was removed or rewritten meanwhile")
-    if isinstance(error, OSError):
-        return StorageError(f"{target} cannot be written: {error}")
-    return error
 
 
 def _row_groups(files: Files, source: Segment) -> Iterator[tuple[list[BatchInfo], Columns]]:
@@ -299,7 +291,7 @@ def write_segment(source: Segment, target: str, disk: Disk | None = None) -> Wri
     except BaseException as error:
         with suppress(OSError):
             disk.unlink(target)
-        raise _plainly(error, source, target) from error
+        raise plainly(error, source, target) from error
     finally:
         disk.close(file)
     disk.sync_dir(target.rpartition("/")[0])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from headrace.client.exchange import without_password
 from headrace.config import parse_duration
-from headrace.errors import HeadraceError, InvalidInput, NotFound
+from headrace.errors import Conflict, HeadraceError, InvalidInput, NotFound
 from headrace.log.compaction import Survivors, kept_of
 from headrace.log.disk import RealDisk
 from headrace.log.inspect import Checked, Inspector, VerifyReport
@@ -23,7 +23,7 @@ from headrace.log.reading import LogFiles
 from headrace.log.rewriting import Written, rewrite_file
 from headrace.log.segment import Segment
 from headrace.log.tier import read_tier
-from headrace.log.tiering import parquet_path, write_parquet, write_segment
+from headrace.log.tiering import NotArchivable, parquet_path, write_parquet, write_segment
 from headrace.record.layout import CODECS
 from headrace.record.recompress import recompress
 from headrace.record.types import BatchInfo, Buffer
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 Where = Literal["auto", "local", "spark"]
 SPARK_BYTES_MIN = 4 << 30  # below, a loop on one core is done sooner than Spark has started
+
+# A segment that cannot be worked on (any more) stays as it is, and the others go on.
+LEFT = (NotFound, Conflict, NotArchivable)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -88,12 +91,19 @@ class SegmentItem:
     @property
     def archived(self) -> Segment:
         manifest = self.segment.path(TIER)
-        return Segment.archived(self.folder, self.generation, read_tier(RealDisk(), manifest))
+        try:
+            tier = read_tier(RealDisk(), manifest)
+        except FileNotFoundError:
+            raise NotFound(f"{manifest} is gone: it was removed or rewritten meanwhile") from None
+        return Segment.archived(self.folder, self.generation, tier)
 
 
-class Tiered(NamedTuple):
+class Done(NamedTuple):
     written: list[Written]
-    left: list[str]  # why a segment stayed where it is
+    left: list[str]  # why a segment stayed as it is
+
+
+Staged = tuple[str, Written] | HeadraceError  # under which name it lies and what it came to, or why there is nothing
 
 
 class Upkeep:
@@ -127,21 +137,21 @@ class Upkeep:
             if segment.is_sealed and segment.next_offset <= log["durable_end"] and segment.size
         ]
 
-    def recompress(self, topic: str, codec_name: str) -> list[Written]:
+    def recompress(self, topic: str, codec_name: str) -> Done:
         """Every sealed segment under another codec, one by one; a segment that gains nothing stays."""
         if codec_name not in CODECS:
             raise InvalidInput(f"a codec is one of {', '.join(CODECS)}, not {codec_name!r}")
         number, folder = CODECS[codec_name], self.folder
 
-        def work(item: SegmentItem) -> tuple[str, Written]:
+        def work(item: SegmentItem) -> Staged:
             def change(data: memoryview, info: BatchInfo) -> Buffer:
                 return recompress(data, info, number)
 
-            return rewrite_to_staging(item, folder, change)
+            return to_staging(folder, lambda path: rewrite_file(item.segment, path, change))
 
-        return self._rewrite(topic, work)
+        return self._rewrite(self.sealed(topic), work)
 
-    def tier(self, topic: str, *, before_ms: int | None = None) -> "Tiered":
+    def tier(self, topic: str, *, before_ms: int | None = None) -> Done:
         """Sealed segments to Parquet, those whose newest record is older than before_ms if that is given. Each is
         taken in by the broker as soon as it is written, so that no more than a few are there twice."""
         items = [
@@ -151,38 +161,38 @@ class Upkeep:
         ]
         root = self.tier_root
 
-        def work(item: SegmentItem) -> Written:
-            return write_parquet(item.segment, parquet_path(root, item.segment) + UNFINISHED)
-
-        done = Tiered([], [])
-        for item, written in self._worked(items, work):
-            path = ("topics", topic, "partitions", str(item.partition), "segments", str(item.base), "archive")
+        def work(item: SegmentItem) -> Written | HeadraceError:
             try:
-                self.link.send("POST", *path, body={"generation": item.generation})
-            except InvalidInput as error:
+                return write_parquet(item.segment, parquet_path(root, item.segment) + UNFINISHED)
+            except LEFT as error:
+                return error
+
+        done = Done([], [])
+        for item, written in self._worked(items, work):
+            if isinstance(written, HeadraceError):
+                done.left.append(str(written))
+                continue
+            try:
+                self.link.send("POST", *self._path(item), "archive", body={"generation": item.generation})
+            except InvalidInput as error:  # the broker's NotArchivable
                 done.left.append(str(error))
-            except HeadraceError:
+            except HeadraceError as error:
                 Path(parquet_path(root, item.segment) + UNFINISHED).unlink(missing_ok=True)
-                raise
+                self._leave(error, done)
             else:
                 done.written.append(written)
         return done
 
-    def restore(self, topic: str) -> "Tiered":
+    def restore(self, topic: str) -> Done:
         """Archived segments as files of batches again, each under the codec it had."""
         found = [(p, log_id, s) for p, log_id, s in self._segments(topic) if s.tier is not None]
         items = [SegmentItem.of(topic, *one) for one in found]
         folder = self.folder
 
-        def work(item: SegmentItem) -> tuple[str, Written]:
-            name = staged_name(folder)
-            return name, write_segment(item.archived, staged_path(folder, name))
+        def work(item: SegmentItem) -> Staged:
+            return to_staging(folder, lambda path: write_segment(item.archived, path))
 
-        done = Tiered([], [])
-        for item, (name, written) in self._worked(items, work):
-            self._replace(item, name)
-            done.written.append(written)
-        return done
+        return self._rewrite(items, work, even_if_larger=True)
 
     def _worked(
         self, items: Sequence[SegmentItem], work: Callable[[SegmentItem], Result]
@@ -196,13 +206,13 @@ class Upkeep:
             on: Where = "local" if here else "spark"
             yield from zip(some, run_over(some, work, on=on, size=size, session=self._session), strict=True)
 
-    def compact(self, topic: str) -> list[Written]:
+    def compact(self, topic: str) -> Done:
         """The latest record of each key. Here by the broker; on Spark the survivors are found from keys and offsets
         alone, and each segment is then rewritten by itself: values are never shuffled."""
         items = self.sealed(topic)
         if is_for_here(self._on, sum(item.size for item in items)):
             gains = self.link.send("POST", "topics", topic, "compact", body={})["partitions"]
-            return [Written(g["bytes_before"], g["bytes_after"], g["records_after"]) for g in gains]
+            return Done([Written(g["bytes_before"], g["bytes_after"], g["records_after"]) for g in gains], [])
         described = self.link.get("topics", topic)
         if described["kind"] != "topic" or "compact" not in described["config"]["cleanup_policy"]:
             raise InvalidInput(f"{topic!r} is not a topic that is kept by key: set cleanup_policy=compact first")
@@ -213,13 +223,18 @@ class Upkeep:
         holds = {log["partition"]: log["held_from"] for log in self.link.logs(topic) or ()}
         tombstone_ms = parse_duration(config["tombstone_retention"])
 
-        def work(item: SegmentItem) -> tuple[str, Written]:
+        def work(item: SegmentItem) -> Staged:
             kept = survivors.get((item.partition, item.base), frozenset())
             until, hold = untils.get(item.partition, 0), holds.get(item.partition)
             keep = Survivors(kept, now_ms, tombstone_ms=tombstone_ms, hold=hold, until=until)
-            return rewrite_to_staging(item, folder, lambda data, info: kept_of(data, info, keep))
 
-        return self._rewrite(topic, work)
+            def change(data: memoryview, info: BatchInfo) -> Buffer | None:
+                return kept_of(data, info, keep)
+
+            return to_staging(folder, lambda path: rewrite_file(item.segment, path, change))
+
+        # The very segments the survivors were found for: the broker may have joined some of them to one since then.
+        return self._rewrite(items, work)
 
     def _compact_until(self, topic: str, items: Sequence[SegmentItem], now_ms: int, lag_ms: int) -> dict[int, int]:
         """Per partition the offset before which records may go: sealed, decided (no transaction is open before it) and
@@ -260,30 +275,39 @@ class Upkeep:
             self._session = build("headrace upkeep")
         return self._session
 
-    def _rewrite(self, topic: str, work: Callable[[SegmentItem], tuple[str, Written]]) -> list[Written]:
-        items = self.sealed(topic)
-        size = sum(item.size for item in items)
-        results = run_over(items, work, on=self._on, size=size, session=self._session)
-        done = []
-        for item, (name, written) in zip(items, results, strict=True):
-            done.append(self._swap(item, name, written))
+    def _rewrite(
+        self, items: Sequence[SegmentItem], work: Callable[[SegmentItem], Staged], *, even_if_larger: bool = False
+    ) -> Done:
+        """Hand rewritten segments to the broker, those that gained something. What it has rewritten or removed
+        meanwhile stays as it made it: that is no failure, retention and compaction go on beside us."""
+        done = Done([], [])
+        for item, staged in self._worked(items, work):
+            if isinstance(staged, HeadraceError):
+                done.left.append(str(staged))
+                continue
+            name, written = staged
+            if written.bytes_after >= written.bytes_before and not even_if_larger:
+                self.link.discard(name)
+                done.written.append(Written(written.bytes_before, written.bytes_before, written.records))
+                continue
+            try:
+                self.link.send("POST", *self._path(item), body={"generation": item.generation, "staged": name})
+            except HeadraceError as error:
+                self.link.discard(name)
+                self._leave(error, done)
+            else:
+                done.written.append(written)
         return done
 
-    def _swap(self, item: SegmentItem, name: str, written: Written) -> Written:
-        """Hand a rewritten segment to the broker, unless it gained nothing."""
-        if written.bytes_after >= written.bytes_before:
-            self.link.discard(name)
-            return Written(written.bytes_before, written.bytes_before, written.records)
-        self._replace(item, name)
-        return written
+    @staticmethod
+    def _leave(error: HeadraceError, done: Done) -> None:
+        if not isinstance(error, LEFT):
+            raise error
+        done.left.append(str(error))
 
-    def _replace(self, item: SegmentItem, name: str) -> None:
-        try:
-            path = ("topics", item.topic, "partitions", str(item.partition), "segments", str(item.base))
-            self.link.send("POST", *path, body={"generation": item.generation, "staged": name})
-        except HeadraceError:
-            self.link.discard(name)
-            raise
+    @staticmethod
+    def _path(item: SegmentItem) -> tuple[str, ...]:
+        return ("topics", item.topic, "partitions", str(item.partition), "segments", str(item.base))
 
     def replay(self, topic: str, target: str, *, start: str = "earliest", write_id: str | None = None) -> int:
         """Records of a topic once more, to another one, with keys, values, headers and timestamps; how many.
@@ -346,21 +370,17 @@ def _closed(folder: str, look: Callable[[Inspector], Result]) -> Result:
         inspector.close()
 
 
-def rewrite_to_staging(
-    item: SegmentItem, folder: str, change: Callable[[memoryview, BatchInfo], Buffer | None]
-) -> tuple[str, Written]:
-    """(name under which it is staged, what it came to)"""
-    name = staged_name(folder)
-    return name, rewrite_file(item.segment, staged_path(folder, name), change)
-
-
-def staged_name(folder: str) -> str:
+def to_staging(folder: str, write: Callable[[str], Written]) -> Staged:
     Path(folder, STAGING).mkdir(mode=0o700, exist_ok=True)
-    return uuid.uuid4().hex
-
-
-def staged_path(folder: str, name: str) -> str:
-    return str(Path(folder, STAGING, f"{name}.staged"))
+    name = uuid.uuid4().hex
+    path = Path(folder, STAGING, f"{name}.staged")
+    try:
+        return name, write(str(path))
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, LEFT):
+            return error
+        raise
 
 
 def _any(conditions: Iterable[object]) -> "Column":
