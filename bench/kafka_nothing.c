@@ -20,6 +20,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "kafka_bytes.h"
+
 #define REQUEST_BYTES_MAX (2 << 20)
 #define FETCH_BYTES (1 << 20)
 #define PRODUCE 0
@@ -32,22 +34,6 @@ struct link {
 
 static uint8_t records[2 * FETCH_BYTES]; /* as many copies of a batch as a Fetch may return */
 static size_t records_bytes, batch_bytes;
-
-static void die(const char *what) {
-    perror(what);
-    exit(1);
-}
-
-static uint32_t get(const uint8_t *at, int bytes) {
-    uint32_t value = 0;
-    for (int i = 0; i < bytes; i++) value = value << 8 | at[i];
-    return value;
-}
-
-static uint8_t *put(uint8_t *at, uint64_t value, int bytes) {
-    for (int i = bytes - 1; i >= 0; i--) *at++ = value >> (8 * i);
-    return at;
-}
 
 /* The client reads whatever comes, so that waiting for it here is waiting for the system. */
 static void write_all(int fd, struct iovec *parts, int count) {

@@ -23,6 +23,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "kafka_bytes.h"
+
 #define REQUEST_BYTES_MAX (2 << 20)
 #define FIRST_READ_BYTES (32 << 10)
 #define PARTS_MAX 512
@@ -54,22 +56,6 @@ static pthread_cond_t arrived = PTHREAD_COND_INITIALIZER;
 static struct request *waiting, **last_waiting = &waiting, *unused;
 static int file;
 static long long position;
-
-static void die(const char *what) {
-    perror(what);
-    exit(1);
-}
-
-static uint32_t get(const uint8_t *at, int bytes) {
-    uint32_t value = 0;
-    for (int i = 0; i < bytes; i++) value = value << 8 | at[i];
-    return value;
-}
-
-static uint8_t *put(uint8_t *at, uint32_t value, int bytes) {
-    for (int i = bytes - 1; i >= 0; i--) *at++ = value >> (8 * i);
-    return at;
-}
 
 static uint32_t crc32c(const uint8_t *at, size_t size) {
     uint64_t crc = 0xFFFFFFFF;

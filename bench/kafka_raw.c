@@ -26,6 +26,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kafka_bytes.h"
+
 #define FETCH_PARTITION_BYTES 1048576
 #define FETCH_BYTES 52428800
 #define FETCH_WAIT_MS 500
@@ -55,11 +57,6 @@ static double now(void) {
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-static void die(const char *what) {
-    perror(what);
-    exit(1);
-}
-
 static uint32_t crc32c(const uint8_t *data, size_t size) {
     uint32_t crc = 0xFFFFFFFF;
     for (size_t i = 0; i < size; i++) {
@@ -67,17 +64,6 @@ static uint32_t crc32c(const uint8_t *data, size_t size) {
         for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (0x82F63B78 & -(crc & 1));
     }
     return ~crc;
-}
-
-static uint8_t *put(uint8_t *at, uint64_t value, int bytes) {
-    for (int i = bytes - 1; i >= 0; i--) *at++ = value >> (8 * i);
-    return at;
-}
-
-static uint64_t get(const uint8_t *at, int bytes) {
-    uint64_t value = 0;
-    for (int i = 0; i < bytes; i++) value = value << 8 | at[i];
-    return value;
 }
 
 static uint8_t *put_text(uint8_t *at, const char *text) {

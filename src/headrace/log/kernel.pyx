@@ -7,6 +7,7 @@ from libc.stdint cimport uint8_t, uint32_t, int32_t, uint64_t, int64_t
 from libc.string cimport memset
 
 from headrace.record.checksum cimport crc32c_of
+from headrace.record.raw cimport put_le
 
 cdef enum:
     PREFIX = 12             # base offset and length
@@ -222,13 +223,6 @@ cdef class Walker:
         return at
 
 
-cdef inline void _put_le(uint8_t* p, uint64_t value, int size) noexcept nogil:
-    cdef int i
-    for i in range(size):
-        p[i] = value & 0xFF
-        value >>= 8
-
-
 def pack_slot(
     long long log_id, long long epoch, long long start, long long visible_end, long long durable_end,
     long long stable_end,
@@ -237,13 +231,13 @@ def pack_slot(
     cdef bytes packed = PyBytes_FromStringAndSize(NULL, SLOT)
     cdef uint8_t* p = <uint8_t*>PyBytes_AS_STRING(packed)
     memset(p, 0, SLOT)
-    _put_le(p, <uint64_t>log_id, 8)
-    _put_le(p + 8, <uint64_t>epoch, 8)
-    _put_le(p + 16, <uint64_t>start, 8)
-    _put_le(p + 24, <uint64_t>visible_end, 8)
-    _put_le(p + 32, <uint64_t>durable_end, 8)
-    _put_le(p + 40, <uint64_t>stable_end, 8)
-    _put_le(p + SLOT_CHECKED, crc32c_of(p, SLOT_CHECKED, 0), 4)
+    put_le(p, <uint64_t>log_id, 8)
+    put_le(p + 8, <uint64_t>epoch, 8)
+    put_le(p + 16, <uint64_t>start, 8)
+    put_le(p + 24, <uint64_t>visible_end, 8)
+    put_le(p + 32, <uint64_t>durable_end, 8)
+    put_le(p + 40, <uint64_t>stable_end, 8)
+    put_le(p + SLOT_CHECKED, crc32c_of(p, SLOT_CHECKED, 0), 4)
     return packed
 
 

@@ -8,6 +8,7 @@ it happens together; what is asked for as one Group is never split over two roun
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from headrace.record.raw cimport put_le
 from headrace.record.scan cimport number_run
 
 from collections import deque
@@ -292,13 +293,6 @@ def by_log(list parts not None):
         else:
             (<list>run[1]).append(part)
     return list(runs.values())
-
-
-cdef inline void put_le(uint8_t* at, uint64_t value, int size) noexcept:
-    cdef int i
-    for i in range(size):
-        at[i] = value & 0xFF
-        value >>= 8
 
 
 cdef bytes facts(int kind, Part part, uint32_t last):

@@ -1,4 +1,4 @@
-"""Big-endian numbers and zigzag varints. Every read has an end pointer; NULL means it would pass it."""
+"""Numbers as bytes: big-endian ones, little-endian ones (our own files) and zigzag varints. Every read has an end pointer; NULL means it would pass it."""
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -21,6 +21,10 @@ cdef extern from *:
     }
     static inline void hr_put64(uint8_t *p, uint64_t v) {
         hr_put32(p, (uint32_t)(v >> 32)); hr_put32(p + 4, (uint32_t)v);
+    }
+
+    static inline void hr_put_le(uint8_t *p, uint64_t v, int size) {
+        for (int i = 0; i < size; i++) p[i] = (uint8_t)(v >> (8 * i));
     }
 
     static inline uint64_t hr_zigzag(int64_t v) { return ((uint64_t)v << 1) ^ (uint64_t)(v >> 63); }
@@ -75,6 +79,7 @@ cdef extern from *:
     void put16 "hr_put16"(uint8_t* p, uint16_t value) noexcept nogil
     void put32 "hr_put32"(uint8_t* p, uint32_t value) noexcept nogil
     void put64 "hr_put64"(uint8_t* p, uint64_t value) noexcept nogil
+    void put_le "hr_put_le"(uint8_t* p, uint64_t value, int size) noexcept nogil
     int varint_size "hr_varint_size"(int64_t value) noexcept nogil
     uint8_t* put_varint "hr_put_varint"(uint8_t* p, int64_t value) noexcept nogil
     const uint8_t* get_varint "hr_get_varint"(const uint8_t* p, const uint8_t* end, int64_t* out) noexcept nogil
