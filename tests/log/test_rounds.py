@@ -345,6 +345,34 @@ def test_a_callback_that_fails_holds_up_nobody_else(
     shard.close()
 
 
+def test_of_several_who_wait_for_one_ticket_each_is_told(bench: Bench) -> None:
+    shard = bench.open()
+    ticket = shard.log(1).append(batch([b"x"]))
+    told: list[int] = []
+    ticket.add_callback(raises(ZeroDivisionError()))
+    ticket.add_callback(lambda done: told.append(done.base_offset))
+    ticket.add_callback(raises(KeyError()))
+    ticket.add_callback(lambda done: told.append(done.next_offset))
+    with pytest.raises(ZeroDivisionError):
+        shard.pump()
+    assert told == [0, 1]
+    shard.close()
+
+
+def test_a_group_tells_the_part_of_a_deleted_log_that_it_was_left_out(bench: Bench) -> None:
+    shard = bench.open(1, 2)
+    group = shard.group()
+    kept, gone = (group.append(shard.log(number), batch([b"x"])) for number in (1, 2))
+    kept.add_callback(raises(ZeroDivisionError()))
+    whole = group.commit()
+    shard.delete_log(2)
+    with pytest.raises(ZeroDivisionError):
+        shard.pump()
+    assert whole.done and whole.error is None and whole.next_offset == kept.next_offset == 1
+    assert gone.done and isinstance(gone.error, LogClosed)
+    shard.close()
+
+
 def test_a_reader_that_fails_holds_up_nobody_else(bench: Bench) -> None:
     shard = bench.open(1, 2)
     woken: list[int] = []

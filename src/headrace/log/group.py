@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.errors import BatchTooLarge
+from headrace.errors import BatchTooLarge, LogClosed
 from headrace.log.rounds import DELETE, MERGE, PART_BYTES, PUT, StateChange
-from headrace.log.staging import Part, Ticket, Unit
+from headrace.log.staging import Part, Ticket, Unit, resolve_all
 from headrace.record.types import BatchInfo
 
 if TYPE_CHECKING:
@@ -19,11 +19,12 @@ class Group:
     Tables are short names, keys up to 64 KB. A merge is folded into the value by the table's fold function.
     """
 
-    __slots__ = ("_shard", "_stored", "_unit")
+    __slots__ = ("_parts", "_shard", "_stored", "_unit")
 
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
         self._unit = Unit(shard.new_ticket())
+        self._parts: list[Part] = []  # also those that a deletion took out of the unit
         self._stored: set[int] = set()  # buffers counted already: the journal holds each once
 
     def append(
@@ -32,7 +33,9 @@ class Group:
         """The ticket has this part's offsets once the group's own ticket is resolved."""
         log.check_append(batch, infos)
         ticket = self._shard.new_ticket()
-        self._unit.parts.append(Part(log, batch, ticket, atomic=True))
+        part = Part(log, batch, ticket, atomic=True)
+        self._unit.parts.append(part)
+        self._parts.append(part)
         self._unit.size += PART_BYTES
         if id(batch) not in self._stored:
             self._stored.add(id(batch))
@@ -70,8 +73,13 @@ class Group:
         return unit.ticket
 
     def _pass_on(self, ticket: Ticket) -> None:
-        for part in self._unit.parts:
-            part.ticket.resolve(ticket.error)
-        if self._unit.parts:
-            ticket.base_offset = self._unit.parts[0].ticket.base_offset
-            ticket.next_offset = self._unit.parts[0].ticket.next_offset
+        written = self._unit.parts
+        if written:
+            ticket.base_offset = written[0].ticket.base_offset
+            ticket.next_offset = written[0].ticket.next_offset
+        try:
+            resolve_all(written, ticket.error)
+        finally:
+            if len(written) < len(self._parts):
+                left_out = [part for part in self._parts if part not in written]
+                resolve_all(left_out, ticket.error or LogClosed("the log was deleted"))

@@ -7,6 +7,7 @@ cdef class Ticket:
 
     cpdef object add_callback(self, callback)
     cpdef object resolve(self, error=*)
+    cdef int tell_all(self, first, list more) except -1
 
 
 cdef class LogEnd:

@@ -49,11 +49,23 @@ cdef class Ticket:
         self.error = error
         first, more = self._callback, self._more
         self._callback = self._more = None
-        if first is not None:
-            first(self)
         if more is not None:
-            for callback in more:
+            self.tell_all(first, more)
+        elif first is not None:
+            first(self)
+
+    cdef int tell_all(self, first, list more) except -1:
+        """Each of them, whatever another does; the first thing that one raised is raised after that."""
+        raised = None
+        for callback in (first, *more):
+            try:
                 callback(self)
+            except Exception as bug:
+                if raised is None:
+                    raised = bug
+        if raised is not None:
+            raise raised
+        return 0
 
     def __await__(self):
         if not self.done:
@@ -146,14 +158,15 @@ cdef class Unit:
         return bool(self.parts or self.changes)
 
 
-def resolve_all(list units not None, error=None):
-    """Every ticket is told, whatever the callbacks of another do; the first thing that one of them raised is raised
-    when that is done."""
-    cdef Unit unit
+def resolve_all(list told not None, error=None):
+    """The tickets of units or parts: every one is told, whatever the callbacks of another do; the first thing that one
+    of them raised is raised when that is done."""
+    cdef Ticket ticket
     raised = None
-    for unit in units:
+    for one in told:
+        ticket = (<Unit>one).ticket if isinstance(one, Unit) else (<Part?>one).ticket
         try:
-            unit.ticket.resolve(error)
+            ticket.resolve(error)
         except Exception as bug:
             if raised is None:
                 raised = bug
