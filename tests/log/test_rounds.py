@@ -37,6 +37,34 @@ def test_a_large_part_goes_straight_to_its_segment_with_one_sync(bench: Bench) -
     shard.close()
 
 
+def test_a_round_of_one_log_goes_straight_to_its_segment_sooner(bench: Bench) -> None:
+    """It takes one sync either way; several logs take one only through the journal."""
+    shard = bench.open(1, 2)
+    for number in (1, 2):
+        bench.append(number, [b"first"])
+    bench.append(1, [b"n" * 1200])  # its names are synced with this one
+    written, syncs = shard.journal.bytes_written, shard.counters.syncs
+    for value in (b"a", b"b"):
+        shard.log(1).append(batch([value * 600]))
+    shard.pump()
+    assert shard.journal.bytes_written == written and shard.counters.syncs == syncs + 1
+    for number in (1, 2):
+        shard.log(number).append(batch([b"c" * 600]))
+    shard.pump()
+    assert shard.journal.bytes_written > written and shard.counters.syncs == syncs + 2
+    written = shard.journal.bytes_written
+    group = shard.group()
+    group.append(shard.log(1), batch([b"d" * 1200]))
+    group.put("table", b"key", b"value")
+    group.commit()
+    shard.pump()
+    assert shard.journal.bytes_written > written and shard.counters.syncs == syncs + 3
+    bench.kill()
+    again = bench.open(1, 2)
+    assert [(value or b"")[:1] for value in values(again.log(1))] == [b"f", b"n", b"a", b"b", b"c", b"d"]
+    again.close()
+
+
 def test_offsets_are_dense_in_the_order_of_arrival(bench: Bench) -> None:
     shard = bench.open()
     log = shard.log(1)
@@ -196,8 +224,8 @@ def test_the_next_file_of_the_journal_is_made_before_a_round_needs_it(tmp_path: 
 
         one.submit = told  # type: ignore[method-assign]
     disk.made_by.clear()
-    for _ in range(2 * SMALL.journal_file_bytes // 3000):  # and on into the second
-        bench.append(1, [bytes(3000)])
+    for _ in range(2 * SMALL.journal_file_bytes // 1024):  # a sector of 512 bytes more for each: on into the second
+        bench.append(1, [bytes(900)])
     assert disk.made_by == ["keeper"]
     shard.close()
 
@@ -209,11 +237,11 @@ def test_no_room_to_make_a_file_of_the_journal_ahead_is_no_failure(tmp_path: Pat
     disk.is_full = True
     tickets = []
     while not tickets or tickets[-1].error is None:
-        tickets.append(shard.log(1).append(batch([bytes(3000)])))
+        tickets.append(shard.log(1).append(batch([bytes(900)])))
         shard.pump()
         assert len(tickets) < 100
     assert isinstance(tickets[-1].error, DiskFull) and shard.failure is None
-    assert len(tickets) > SMALL.journal_file_bytes // 3000 - 3, "not before the first file was full"
+    assert len(tickets) > SMALL.journal_file_bytes // 1536 - 3, "not before the first file was full"
     disk.is_full = False
     bench.clock.advance(60)
     shard.tick()
@@ -224,9 +252,9 @@ def test_no_room_to_make_a_file_of_the_journal_ahead_is_no_failure(tmp_path: Pat
 
 def test_a_full_journal_makes_rounds_wait_for_a_checkpoint_and_does_not_grow(bench: Bench) -> None:
     shard = bench.open()
-    for i in range(200):
-        bench.append(1, [b"%03d" % i + b"x" * 2000])
-    assert len(values(shard.log(1))) == 200
+    for i in range(400):
+        bench.append(1, [b"%03d" % i + b"x" * 900])
+    assert len(values(shard.log(1))) == 400
     assert shard.counters.checkpoints > 0
     assert shard.journal.files_live <= SMALL.journal_files
     shard.close()

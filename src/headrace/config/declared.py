@@ -169,7 +169,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "inline_bytes_max",
         "size",
-        "A larger piece of a round goes straight to its segment instead of through the journal.",
+        "A larger piece of a round goes straight to its segment instead of through the journal; a quarter of it, if "
+        "nothing else is in the round.",
         path="log.inline_bytes_max",
     ),
     Setting(

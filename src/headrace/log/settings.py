@@ -38,7 +38,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     journal_file_bytes: int = 64 * MB  # one of the journal's files, pre-written and recycled
     journal_files: int = 3  # more than this many unsynced files is back-pressure
-    inline_bytes_max: int = 256 * KB  # a larger part goes straight to its segment and is synced there
+    inline_bytes_max: int = 256 * KB  # a larger part, or a quarter of it if it is alone, goes straight to its segment
     round_bytes_max: int = 16 * MB  # what does not fit waits for the next round
     checkpoint_interval_ms: int = 30_000
     checkpoint_bytes: int = 256 * MB  # written past the journal since the last one

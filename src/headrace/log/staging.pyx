@@ -258,6 +258,17 @@ cdef class Round:
                 begins_epoch(log)
 
     @property
+    def has_one_log(self):
+        """Whether all of it belongs to one log, and nothing of it to a group."""
+        cdef Part part
+        cdef LogEnd log = None
+        for part in self.parts:
+            if part.atomic or (log is not None and part.log is not log):
+                return False
+            log = part.log
+        return log is not None
+
+    @property
     def shares_bytes(self):
         """Whether the same bytes go to several logs."""
         if len(self.parts) < 2:
