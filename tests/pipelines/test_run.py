@@ -15,7 +15,7 @@ import pytest
 from headrace.pipelines import Pipeline, Sink, Source
 from headrace.pipelines.java import JavaMissing, check_java, parse_version
 from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.run import START_ATTEMPTS, Running, Where
+from headrace.pipelines.run import START_ATTEMPTS, PipelineFailed, Running, Where
 from headrace.pipelines.sample import SAMPLE
 from tests.spark.world import QUICK, RunningBroker, numbered, wait_until
 
@@ -292,6 +292,36 @@ def test_a_flow_that_loses_sparks_race_to_start_python_is_started_again(
     with pytest.raises(RuntimeError, match="failed to connect back"):
         Running(copying(broker, "race2", fail), spark, where, tmp_path, once=True, say=said.append).run()
     assert len(calls) == START_ATTEMPTS, "it is not tried for ever"
+
+
+def test_a_flow_that_fails_while_it_is_looked_at_has_failed(
+    spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked for its failure, had none, and was over when it was asked whether it still runs: no good end."""
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    broker = shared_broker
+    broker.create("late.in")
+    broker.publish("late.in", numbered(20))
+    ask = StreamingQuery.exception
+
+    def ask_and_wait(query: StreamingQuery) -> Any:
+        found = ask(query)
+        wait_until(lambda: not query.isActive, "the flow never failed")
+        return found
+
+    def failing(batches: Any) -> Any:
+        raise RuntimeError("no such luck")
+        yield from batches
+
+    def change(rows: Any) -> Any:
+        return rows.mapInArrow(failing, "value binary")
+
+    monkeypatch.setattr(StreamingQuery, "exception", ask_and_wait)
+    running = Running(copying(broker, "late", change), spark, Where(broker.url, local=True), tmp_path, once=True)
+    with pytest.raises(PipelineFailed, match="no such luck"):
+        running.run()
+    assert broker.ok("GET", "/pipelines/late")["state"] == "failed"
 
 
 def test_java_is_asked_for_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

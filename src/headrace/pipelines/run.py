@@ -205,11 +205,14 @@ class Running:
     def _follow(self) -> None:
         reported = 0.0
         while not self._stopping.is_set():
+            # Before they are asked what failed: one that ends in between has not been asked.
+            is_active = any(query.isActive for query in self._queries.values())
             for name, query in list(self._queries.items()):
                 error = query.exception()
                 if error is not None and not self._restart(name, error):
                     raise PipelineFailed(f"flow {name!r} failed: {_first_line(error)}") from error
-            if not any(query.isActive for query in self._queries.values()):
+                is_active = is_active or error is not None
+            if not is_active:
                 return
             if time.monotonic() - reported >= REPORT_S:
                 reported = time.monotonic()
