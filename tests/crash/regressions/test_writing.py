@@ -63,7 +63,7 @@ def test_a_checkpoint_does_not_forget_a_round_that_found_no_room_in_its_segment(
     shard = reopen(disk, spec())
     write(shard, "a")
     disk.capacity = disk.used
-    ticket = shard.logs[1].append(batch("b", 300))
+    ticket = shard.logs[1].append(batch("b", 40))
     shard.pump()
     assert not ticket.done, "durable in the journal, but not readable yet"
     checkpoint(shard)
@@ -136,9 +136,9 @@ def test_two_retries_on_a_full_disk_do_not_confirm_the_round_behind() -> None:
     shard = reopen(disk, spec())
     write(shard, "a")
     disk.capacity = disk.used
-    first = shard.logs[1].append(batch("b", 300))
+    first = shard.logs[1].append(batch("b", 40))
     shard.pump()
-    second = shard.logs[1].append(batch("c", 300)) if not shard.is_full else None
+    second = shard.logs[1].append(batch("c", 40)) if not shard.is_full else None
     group = shard.group()
     group.put("t", b"k", b"v")
     behind = group.commit()
