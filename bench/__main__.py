@@ -41,7 +41,7 @@ def measure(*, quick: bool, quiet: bool) -> list[Result]:
     folder = tempfile.gettempdir()
     keep_freed_memory()  # as the broker does
     say(f"machine    {machine.describe()}")
-    machine.warm_memory()
+    machine.warm_page_cache(folder)
     limits = machine.measure(folder)
     say(
         f"limits     page cache {limits.page_cache_write_mb_per_cpu_s:,.0f} MB written and "

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bench.amqp_peers import RABBITMQ, Load, Peer, headrace, rabbitmq
-from bench.machine import describe, fdatasync_ms, warm_memory
+from bench.machine import describe, fdatasync_ms, warm_page_cache
 from bench.result import Result, number
 
 PEER_SHARE = 20  # a peer gets this part of the messages: its rate does not depend on the count
@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, action="append", help="this part, and no other; may be repeated")
     options = parser.parse_args()
     print(f"machine    {describe()}", flush=True)
-    warm_memory()
+    warm_page_cache(tempfile.gettempdir())
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         run = Run(Load(folder), folder, options.quick, not options.alone and os.path.exists(RABBITMQ))

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 
-from bench.machine import Limits, warm_memory
+from bench.machine import Limits, warm_page_cache
 from bench.result import Result
 from headrace.clock import SystemClock
 from headrace.log.log import Log
@@ -67,7 +67,7 @@ async def fill(shard: Shard, logs: list[Log], pattern: bytearray, count: int, to
 async def append(limits: Limits, size: int, count: int, total: int) -> Result:
     folder = tempfile.mkdtemp(prefix="headrace-bench-")
     # For each row: a guest gives its pages back within seconds, and whoever comes next would pay for them.
-    warm_memory(2 * total * size // MB + WARM_SPARE_MB)
+    warm_page_cache(folder, 2 * total * size // MB + WARM_SPARE_MB)
     try:
         async with opened(folder, 1) as shard:
             pattern = batch(count, size)
