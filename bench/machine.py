@@ -37,8 +37,8 @@ def describe() -> str:
 
 
 def warm_page_cache(folder: str, size_mb: int = 1024) -> None:
-    """Touch memory once: pages that a guest uses for the first time cost five times as much. With a file, whose pages are
-    those that the brokers will use. The disk has nothing left to do for it when this returns."""
+    """Touch memory once: pages that a guest uses for the first time cost five times as much. With a file, whose pages
+    are those that the brokers will use. The disk has nothing left to do for it when this returns."""
     with tempfile.TemporaryFile(dir=folder) as file:
         block = b"\1" * MB
         for _ in range(size_mb):
