@@ -36,9 +36,9 @@ FOLDS = {"sets": fold}
 
 def storage_settings(rng: Random) -> LogSettings:
     return LogSettings(
-        journal_file_bytes=rng.choice((4096, 8192)),
+        journal_file_bytes=rng.choice((4096, 8192, 32_768, 32_768)),
         journal_files=rng.choice((2, 3)),
-        inline_bytes_max=rng.choice((300, 700, 4096)),
+        inline_bytes_max=rng.choice((300, 700, 4096, 4096)),
         round_bytes_max=rng.choice((1500, 4096)),
         checkpoint_interval_ms=rng.choice((500, 5000)),
         checkpoint_bytes=rng.choice((2000, 20_000)),
