@@ -62,6 +62,10 @@ class Checkpoints:
         if self.bytes_since >= self._shard.settings.checkpoint_bytes or self._journal_is_filling():
             self.run()
 
+    def include(self, log: Log) -> None:
+        """Have the next one say where this log's writer stands: a round that is under way may have moved it."""
+        self._touched.add(log.id)
+
     def _write_back(self, size: int, logs: Iterable[Log]) -> None:
         """Have segments written as they grow: a checkpoint that finds them all to be written keeps the disk from the
         syncs of rounds for as long as that takes."""

@@ -380,6 +380,7 @@ class Maintenance:
                 lambda gone, failed: self._swapped(log, gone, failed, rewritten, done),
             )
 
+        self._shard.checkpoints.include(log)  # the round that sealed the last of them may still be under way
         self._shard.checkpoint(
             lambda error: self._cleaner_worker().submit(work, swap) if error is None else swap(None, error)
         )

@@ -1,0 +1,60 @@
+"""Upkeep of a log while a round, a deletion or another upkeep is under way."""
+
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from headrace.errors import DiskFull
+from headrace.log.disk import RealDisk
+from headrace.log.settings import StreamSettings
+from headrace.record import codec
+from tests.log.helpers import Bench, batch, records
+
+
+class Interrupted(RealDisk):
+    """The owner thread comes in while the worker makes a segment's file."""
+
+    meanwhile: Callable[[], object] | None = None
+    is_full = False
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> int:
+        if create and path.endswith(".log") and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device", path)
+        return super().open(path, create=create, exclusive=exclusive, readonly=readonly)
+
+
+COMPACTED = StreamSettings(segment_size=1000, cleanup_policy="compact", tombstone_retention_ms=0)
+
+
+def put(bench: Bench, key: bytes, value: bytes | None, size: int = 0) -> None:
+    data = codec.build([(key, None if value is None else value.ljust(size, b"."), (), 1000)])
+    ticket = bench.shard.log(1).append(data)
+    bench.shard.pump()
+    assert ticket.done and ticket.error is None
+
+
+def test_a_segment_that_a_round_under_way_has_sealed_is_compacted_and_survives_a_kill(tmp_path: Path) -> None:
+    """The log was not written to since the last checkpoint: the next one must take it in all the same."""
+    disk = Interrupted()
+    bench = Bench(tmp_path, disk)
+    shard = bench.open(stream=COMPACTED)
+    log = shard.log(1)
+    for value in (b"1", b"2"):
+        put(bench, b"k", value, 200)
+    put(bench, b"other", b"stays", 200)
+    shard.checkpoint()
+    shard.pump()
+    told: list[BaseException | None] = []
+    disk.meanwhile = lambda: shard.maintenance.compact(log, lambda _made, error: told.append(error))
+    put(bench, b"last", b"rolls", 200)
+    assert told == [None] and len(log.segments) == 2
+    expected = [(r.offset, r.key) for r in records(log)]
+    assert expected == [(1, b"k"), (2, b"other"), (3, b"last")]
+    bench.kill()
+    again = bench.open(stream=COMPACTED)
+    assert not bench.report.damaged
+    assert [(r.offset, r.key) for r in records(again.log(1))] == expected
+    again.close()
