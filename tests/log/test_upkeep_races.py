@@ -58,3 +58,29 @@ def test_a_segment_that_a_round_under_way_has_sealed_is_compacted_and_survives_a
     assert not bench.report.damaged
     assert [(r.offset, r.key) for r in records(again.log(1))] == expected
     again.close()
+
+
+def test_a_segment_that_is_written_to_again_for_want_of_room_for_the_next_is_not_replaced(tmp_path: Path) -> None:
+    """It was sealed for a moment, in which somebody found it fit to be compacted."""
+    disk = Interrupted()
+    bench = Bench(tmp_path, disk)
+    stream = StreamSettings(segment_size=3000, cleanup_policy="compact")
+    shard = bench.open(stream=stream)
+    log = shard.log(1)
+    for value in (b"1", b"2"):
+        put(bench, b"k", value, 800)
+    told: list[object] = []
+    disk.meanwhile = lambda: shard.maintenance.compact(log, lambda made, error: told.append((made, error)))
+    disk.is_full = True
+    refused = log.append(batch([b"x" * 2000]))
+    shard.pump()
+    assert isinstance(refused.error, DiskFull)
+    shard.tick()  # there is room again
+    put(bench, b"other", b"confirmed")
+    assert [(r.offset, r.key) for r in records(log)] == [(0, b"k"), (1, b"k"), (2, b"other")]
+    assert told == [(None, None)]
+    bench.kill()
+    again = bench.open(stream=stream)
+    assert not bench.report.damaged
+    assert [(r.offset, r.key) for r in records(again.log(1))] == [(0, b"k"), (1, b"k"), (2, b"other")]
+    again.close()

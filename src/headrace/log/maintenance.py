@@ -380,10 +380,15 @@ class Maintenance:
                 lambda gone, failed: self._swapped(log, gone, failed, rewritten, done),
             )
 
+        def known(error: BaseException | None) -> None:
+            # The round that sealed the last of them may have been refused since: that one is written to again.
+            if error is None and all(segment.is_sealed for segment in segments):
+                self._cleaner_worker().submit(work, swap)
+            else:
+                swap(None, error)
+
         self._shard.checkpoints.include(log)  # the round that sealed the last of them may still be under way
-        self._shard.checkpoint(
-            lambda error: self._cleaner_worker().submit(work, swap) if error is None else swap(None, error)
-        )
+        self._shard.checkpoint(known)
 
     @staticmethod
     def _swap(log: Log, segments: Sequence[Segment], rewritten: Rewritten) -> list[Segment]:
