@@ -84,3 +84,46 @@ def test_a_segment_that_is_written_to_again_for_want_of_room_for_the_next_is_not
     assert not bench.report.damaged
     assert [(r.offset, r.key) for r in records(again.log(1))] == [(0, b"k"), (1, b"k"), (2, b"other")]
     again.close()
+
+
+class Overtaken(RealDisk):
+    """Others go on while the cleaner gives its file a name."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        if target.endswith(".log") and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+
+
+def test_a_deleted_key_does_not_come_back_when_a_part_of_a_compaction_comes_too_late(tmp_path: Path) -> None:
+    """Its tombstone goes only if what it deletes is gone."""
+    disk = Overtaken()
+    bench = Bench(tmp_path, disk)
+    stream = StreamSettings(
+        segment_size=1000, segment_age_ms=1000, cleanup_policy="compact", tombstone_retention_ms=0
+    )
+    shard = bench.open(stream=stream)
+    log = shard.log(1)
+    for key, value, size in ((b"a", b"1", 100), (b"k", b"deleted", 100), (b"k", None, 0), (b"b", b"2", 0)):
+        put(bench, key, value, size)
+        if key == b"k" and value is None:
+            put(bench, b"filler", b"", 700)  # too much to be rewritten with those before it
+        bench.clock.advance(2)
+    put(bench, b"c", b"active")
+    assert [s.base for s in log.segments] == [0, 1, 2, 4, 5]
+
+    def delete() -> None:
+        shard.maintenance.delete_before(log, 1)
+        shard.pump()
+
+    disk.meanwhile = delete
+    shard.maintenance.compact(log, lambda _made, _error: None)
+    shard.pump()
+    shard.maintenance.compact(log, lambda _made, _error: None)
+    shard.pump()
+    assert log.start_offset == 1 and shard.failure is None
+    assert [r.value for r in records(log) if r.key == b"k"] in ([], [None])
+    shard.close()

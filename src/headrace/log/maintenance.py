@@ -338,7 +338,13 @@ class Maintenance:
                 return
             learn = None if keep.until else lambda: keep.learn(self._shard.files, sealed, log.stable_end)
             run = runs.pop(0)
-            self.rewrite_segments(log, run, keep, lambda more, failed: step(more or gained, failed), learn=learn)
+
+            def rewritten(more: Rewritten | None, failed: BaseException | None) -> None:
+                if more is None:
+                    runs.clear()  # what lies behind was to go because of what goes here: a tombstone, say
+                step(more or gained, failed)
+
+            self.rewrite_segments(log, run, keep, rewritten, learn=learn)
 
         step(None, None)
 
@@ -356,6 +362,7 @@ class Maintenance:
         makes of them.
 
         After a checkpoint: recovery must know them as synced, or it would look for what was dropped in the journal.
+        `done` is told None, and no error, when nothing was replaced: somebody else was there before.
         """
         if not segments or log.id in self._busy:
             done(None, None)
@@ -410,7 +417,8 @@ class Maintenance:
     ) -> None:
         self._busy.discard(log.id)
         self._bury(log, gone, error)
-        done(rewritten, error)
+        is_replaced = gone is not None and rewritten.segment not in gone
+        done(rewritten if is_replaced else None, error)
 
     def _cleaner_worker(self) -> Worker:
         if self._cleaner is None:
