@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.broker import Broker
+from headrace.broker.producer_registry import Producers
 from headrace.broker.producers import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers
 from headrace.broker.transactions import ABORTED, ONGOING
 from headrace.config import Config
@@ -26,6 +27,7 @@ from headrace.errors import (
 from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.types import BatchInfo
+from tests.log.helpers import Bench
 
 LAST = 0x7FFFFFFF
 
@@ -195,6 +197,28 @@ async def test_d6_a_repeated_batch_is_known_after_a_restart(tmp_path: Path) -> N
         assert await append(broker, numbered(3)) == 3
         with pytest.raises(OutOfOrderSequence):
             await append(broker, numbered(9))
+
+
+def test_d6_all_batches_of_one_round_are_known_after_a_kill(tmp_path: Path) -> None:
+    """The first of them has a snapshot taken; it must not say that it knows those behind it."""
+    bench = Bench(tmp_path)
+    log = bench.open().log(1)
+    producers = Producers(bench.shard, bench.clock)
+    for number in range(3):
+        data = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=number)
+        producers.append(log, data, codec.validate(data))
+    bench.shard.pump()
+    assert log.visible_end == 3
+    bench.kill()
+    log = bench.open().log(1)
+    producers = Producers(bench.shard, bench.clock)
+    producers.load()
+    for number in range(3):
+        data = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=number)
+        assert producers.append(log, data, codec.validate(data)).base_offset == number
+    bench.shard.pump()
+    assert log.visible_end == 3
+    bench.shard.close()
 
 
 async def test_producer_state_outlives_the_records(tmp_path: Path) -> None:

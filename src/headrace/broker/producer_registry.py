@@ -31,13 +31,14 @@ Append = Callable[[], Ticket]
 class Tracked:
     """A log that has seen a producer with an id."""
 
-    __slots__ = ("bytes_since", "log", "producers", "upto")
+    __slots__ = ("bytes_since", "is_snapshot_due", "log", "producers", "upto")
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self.producers = PartitionProducers()
         self.upto = 0
         self.bytes_since = 0
+        self.is_snapshot_due = False
 
 
 class Producers:
@@ -148,11 +149,18 @@ class Producers:
         tracked.producers.stored(info, batch, ticket.base_offset)
         if batch.opens:
             self._hold(tracked)
-        if tracked.upto < 0:
+        is_first = tracked.upto < 0
+        if is_first:
             tracked.upto = 0
-            self._snapshot(tracked)
         tracked.bytes_since += info.size
-        if tracked.bytes_since >= SNAPSHOT_BYTES:
+        if (is_first or tracked.bytes_since >= SNAPSHOT_BYTES) and not tracked.is_snapshot_due:
+            # Not yet: the log's end has passed all of this round, and the rest of it is still to be taken in here.
+            tracked.is_snapshot_due = True
+            self._shard.defer(partial(self._snapshot_due, tracked))
+
+    def _snapshot_due(self, tracked: Tracked) -> None:
+        tracked.is_snapshot_due = False
+        if self._tracked.get(tracked.log.id) is tracked and not tracked.log.is_closed:
             self._snapshot(tracked)
 
     # Transactions.
