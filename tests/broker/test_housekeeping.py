@@ -1,5 +1,6 @@
 """The chores that nobody asks for."""
 
+import asyncio
 from pathlib import Path
 
 from headrace.broker.broker import Broker
@@ -25,4 +26,20 @@ async def test_a_damaged_topic_does_not_keep_retention_from_the_others(tmp_path:
     await broker.housekeeping.once()
     assert broker.stats.maintenance_errors == 1
     assert healthy.partitions[0].start_offset > 0
+    await broker.close()
+
+
+async def test_a_log_that_somebody_else_compacts_is_not_taken_for_compacted(tmp_path: Path) -> None:
+    stream = StreamSettings(segment_size=2048, cleanup_policy="compact")
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
+    broker = await Broker.open(config, clock=ManualClock())
+    topic = await broker.streams.create("a")
+    for _ in range(10):
+        await broker.publish(topic, [(b"k", b"x" * 900, (), None, -1)])
+    log = topic.partitions[0].log
+    done = asyncio.get_running_loop().create_future()
+    broker.shard.maintenance.compact(log, lambda _made, error: done.set_result(error))
+    await broker.housekeeping._compact(log)  # while that one is under way
+    assert log.id not in broker.housekeeping._compacted
+    assert await done is None
     await broker.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from headrace.clock import ManualClock
-from headrace.errors import BatchTooLarge, CorruptLog, DiskFull, HeadraceError, LogClosed, Overloaded
+from headrace.errors import BatchTooLarge, Conflict, CorruptLog, DiskFull, HeadraceError, LogClosed, Overloaded
 from headrace.log.log import Log, LogSpec
 from headrace.log.retention import Limits, new_start
 from headrace.log.settings import LogSettings, StreamSettings
@@ -354,7 +354,7 @@ class World:
         log.compaction_begins(there.visible_end)
 
         def compacted(_result: object, error: BaseException | None) -> None:
-            if error is not None and not self.faulty and not isinstance(error, LogClosed):
+            if error is not None and not self.faulty and not isinstance(error, LogClosed | Conflict):
                 self.alarm = self.alarm or Broken(f"L10 compaction failed: {error!r}")
 
         self.shard.maintenance.compact(there, compacted)

@@ -1,10 +1,11 @@
 """Upkeep of a log while a round, a deletion or another upkeep is under way."""
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from headrace.errors import DiskFull
+from headrace.errors import Conflict, DiskFull
+from headrace.log.compaction import Rewritten
 from headrace.log.disk import RealDisk
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
@@ -69,8 +70,8 @@ def test_a_segment_that_is_written_to_again_for_want_of_room_for_the_next_is_not
     log = shard.log(1)
     for value in (b"1", b"2"):
         put(bench, b"k", value, 800)
-    told: list[object] = []
-    disk.meanwhile = lambda: shard.maintenance.compact(log, lambda made, error: told.append((made, error)))
+    told: list[BaseException | None] = []
+    disk.meanwhile = lambda: shard.maintenance.compact(log, lambda _made, error: told.append(error))
     disk.is_full = True
     refused = log.append(batch([b"x" * 2000]))
     shard.pump()
@@ -78,7 +79,7 @@ def test_a_segment_that_is_written_to_again_for_want_of_room_for_the_next_is_not
     shard.tick()  # there is room again
     put(bench, b"other", b"confirmed")
     assert [(r.offset, r.key) for r in records(log)] == [(0, b"k"), (1, b"k"), (2, b"other")]
-    assert told == [(None, None)]
+    assert [type(error) for error in told] == [Conflict]
     bench.kill()
     again = bench.open(stream=stream)
     assert not bench.report.damaged
@@ -102,9 +103,7 @@ def test_a_deleted_key_does_not_come_back_when_a_part_of_a_compaction_comes_too_
     """Its tombstone goes only if what it deletes is gone."""
     disk = Overtaken()
     bench = Bench(tmp_path, disk)
-    stream = StreamSettings(
-        segment_size=1000, segment_age_ms=1000, cleanup_policy="compact", tombstone_retention_ms=0
-    )
+    stream = StreamSettings(segment_size=1000, segment_age_ms=1000, cleanup_policy="compact", tombstone_retention_ms=0)
     shard = bench.open(stream=stream)
     log = shard.log(1)
     for key, value, size in ((b"a", b"1", 100), (b"k", b"deleted", 100), (b"k", None, 0), (b"b", b"2", 0)):
@@ -126,4 +125,22 @@ def test_a_deleted_key_does_not_come_back_when_a_part_of_a_compaction_comes_too_
     shard.pump()
     assert log.start_offset == 1 and shard.failure is None
     assert [r.value for r in records(log) if r.key == b"k"] in ([], [None])
+    shard.close()
+
+
+def test_a_compaction_says_what_it_gained_in_all_and_that_a_busy_log_is_busy(bench: Bench) -> None:
+    """Not nothing at all: whoever asked would take the log for compacted."""
+    shard = bench.open(stream=COMPACTED)
+    log = shard.log(1)
+    for _ in range(9):
+        put(bench, b"k", b"v", 400)
+    before = sum(segment.size for segment in log.segments if segment.is_sealed)
+    told: list[tuple[Rewritten | None, BaseException | None]] = []
+    for _ in range(2):
+        shard.maintenance.compact(log, lambda made, error: told.append((made, error)))
+    shard.pump()
+    (_, refused), (made, error) = told
+    assert isinstance(refused, Conflict)
+    assert error is None and made is not None
+    assert (made.bytes_before, made.records_before, made.records_after) == (before, 8, 1)
     shard.close()

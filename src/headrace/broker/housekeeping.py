@@ -8,7 +8,7 @@ from headrace.broker.cursors import Cursors
 from headrace.broker.stats import Stats
 from headrace.broker.streams import Streams
 from headrace.clock import Clock
-from headrace.errors import HeadraceError, StorageError
+from headrace.errors import Conflict, HeadraceError, StorageError
 from headrace.log.log import Log
 from headrace.log.shard import Shard
 
@@ -83,6 +83,8 @@ class Housekeeping:
         done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         self._shard.maintenance.compact(log, lambda _gain, error: None if done.done() else done.set_result(error))
         error = await done
+        if isinstance(error, Conflict):
+            return  # somebody else rewrites it: another time
         if error is not None:
             raise StorageError(f"compaction of {log.slug} failed: {error}") from error
         self._compacted[log.id] = until

@@ -31,6 +31,18 @@ class Rewritten:
     records_before: int
     records_after: int
 
+    def added_to(self, earlier: "Rewritten | None") -> "Rewritten":
+        """The figures of both."""
+        if earlier is None:
+            return self
+        return Rewritten(
+            self.segment,
+            earlier.bytes_before + self.bytes_before,
+            earlier.bytes_after + self.bytes_after,
+            earlier.records_before + self.records_before,
+            earlier.records_after + self.records_after,
+        )
+
 
 def batches(files: Files, segment: Segment) -> Iterator[tuple[memoryview, BatchInfo]]:
     """Every batch of a sealed segment, checked. Damage is reported, never skipped."""

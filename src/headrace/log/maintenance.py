@@ -320,7 +320,8 @@ class Maintenance:
     # Compaction.
 
     def compact(self, log: Log, done: Callable[[Rewritten | None, BaseException | None], object]) -> None:
-        """Keep the latest record of each key in the sealed segments. `done` is told what was gained, if anything."""
+        """Keep the latest record of each key in the sealed segments. `done` is told what was gained in all, None when
+        nothing is sealed; Conflict when somebody else is at the log, or was before the end."""
         now_ms, settings = self._shard.clock.now_ms(), log.settings
         keep = LatestByKey(
             now_ms,
@@ -340,9 +341,10 @@ class Maintenance:
             run = runs.pop(0)
 
             def rewritten(more: Rewritten | None, failed: BaseException | None) -> None:
-                if more is None:
-                    runs.clear()  # what lies behind was to go because of what goes here: a tombstone, say
-                step(more or gained, failed)
+                if more is None and failed is None:
+                    # No further: what lies behind was to go because of what goes here. A tombstone, say.
+                    failed = Conflict(f"log {log.id} is being written or rewritten: try again")
+                step(more.added_to(gained) if more else gained, failed)
 
             self.rewrite_segments(log, run, keep, rewritten, learn=learn)
 
