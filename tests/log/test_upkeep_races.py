@@ -3,12 +3,18 @@
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
+
+import pytest
 
 from headrace.errors import Conflict, DiskFull
 from headrace.log.compaction import Rewritten
 from headrace.log.disk import RealDisk
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
+from tests.crash.shards import batch as simulated_batch
+from tests.crash.shards import new_disk, reopen, spec, write
+from tests.crash.shards import values as simulated_values
 from tests.log.helpers import Bench, batch, records
 
 
@@ -144,3 +150,42 @@ def test_a_compaction_says_what_it_gained_in_all_and_that_a_busy_log_is_busy(ben
     assert error is None and made is not None
     assert (made.bytes_before, made.records_before, made.records_after) == (before, 8, 1)
     shard.close()
+
+
+@pytest.mark.parametrize("size", [100, 2000])  # through the journal, and past it
+def test_no_room_for_the_file_of_a_log_that_retention_has_emptied_is_a_clean_no(tmp_path: Path, size: int) -> None:
+    """Its active segment has no file yet: there is nothing to take back."""
+    disk = Interrupted()
+    bench = Bench(tmp_path, disk)
+    shard = bench.open()
+    log = shard.log(1)
+    bench.append(1, [b"old"])
+    shard.maintenance.delete_before(log, 1)
+    shard.pump()
+    disk.is_full, disk.meanwhile = True, lambda: None
+    ticket = log.append(batch([b"x" * size]))
+    shard.pump()
+    assert shard.failure is None and shard.is_full
+    for _ in range(2):  # there is room again: first for what waits, then for others
+        shard.tick()
+        shard.pump()
+    assert ticket.done and (ticket.error is None) == (size == 100), "what is in the journal is not refused"
+    bench.append(1, [b"next"])
+    assert [len(r.value or b"") for r in records(log)] == ([100, 4] if size == 100 else [4])
+    shard.close()
+
+
+def test_what_was_refused_does_not_come_back_in_the_first_file_of_a_segment() -> None:
+    """It was written, as far as there was room, to a file that had nothing before."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "old")
+    shard.maintenance.delete_before(shard.logs[1], 1)
+    shard.pump()
+    disk.capacity = disk.used + 1000
+    tickets = [shard.logs[1].append(simulated_batch("refused", 700)) for _ in range(2)]
+    shard.pump()
+    assert [type(ticket.error) for ticket in tickets] == [DiskFull, DiskFull]
+    for image in [disk.power_cut(Random(seed), mode) for seed in range(20) for mode in ("kept", "prefix", "mixed")]:
+        image.capacity = 1 << 50
+        assert simulated_values(reopen(image, spec())) == []

@@ -220,8 +220,17 @@ class SegmentWriter:
         else:
             self._index_size = saved.index_size
             self._time_index_size = saved.index_size // INDEX_ENTRY * TIME_ENTRY
-        self._files.truncate(self.segment.path(), saved.position)
+        if saved.position:
+            self._files.truncate(self.segment.path(), saved.position)
+        else:
+            self._remove_file()  # which may not even have been made; a name is what `secure_undo` syncs
         self._publish()
+
+    def _remove_file(self) -> None:
+        path = self.segment.path()
+        self._files.forget([path])
+        if self._files.disk.exists(path):
+            self._files.disk.unlink(path)
 
     def seal(self) -> Seal:
         self.flush_index()
