@@ -12,6 +12,7 @@ from headrace.broker.message import Message
 from headrace.broker.queue import Queue
 from headrace.config import Config
 from headrace.log.settings import KB, StreamSettings
+from headrace.record import codec
 
 BODY = b"x" * 1000
 
@@ -124,6 +125,31 @@ async def test_a_cursor_holds_what_it_has_not_read(broker: Broker) -> None:
     assert queue.view.log.start_offset <= 10
 
 
+@pytest.mark.parametrize("stuck", [set(), {3, 250}], ids=["whole segments", "around stuck ones"])
+async def test_a_cursor_that_came_while_the_disk_was_waited_for_holds_what_it_has_not_read(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, stuck: set[int]
+) -> None:
+    queue = await queue_of(broker, 600)
+    settle_all_but(queue, stuck)
+    settle_down = broker.vhosts.rounds.settle_down
+
+    async def meanwhile() -> None:
+        await settle_down()
+        await broker.cursors.commit("spark", broker.streams.get("q"), {0: 100}, pin=True)
+
+    monkeypatch.setattr(broker.vhosts.rounds, "settle_down", meanwhile)
+    await broker.reclaim.once()
+    monkeypatch.setattr(broker.vhosts.rounds, "settle_down", settle_down)
+    log = queue.view.log
+    assert log.start_offset <= 100
+    found, offset = 0, 100
+    while offset < log.visible_end:
+        chunk = log.read(offset)
+        found += len(codec.records(chunk.data, from_offset=offset))
+        offset = chunk.next_offset
+    assert found == 500
+
+
 @pytest.mark.parametrize("kept", [set(), {3, 250}], ids=["whole segments", "around stuck ones"])
 async def test_what_moves_elsewhere_is_there_before_its_old_place_is_taken_away(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, kept: set[int]
@@ -138,9 +164,9 @@ async def test_what_moves_elsewhere_is_there_before_its_old_place_is_taken_away(
     for name in ("delete_before", "rewrite_segments"):
         real = getattr(maintenance, name)
 
-        def spied(*arguments: object, real: Callable[..., object] = real) -> object:
+        def spied(*arguments: object, real: Callable[..., object] = real, **named: object) -> object:
             stored.append(dead.view.log.durable_end)
-            return real(*arguments)
+            return real(*arguments, **named)
 
         monkeypatch.setattr(maintenance, name, spied)
     while (found := queue.get()) is not None:

@@ -114,22 +114,36 @@ class Reclaim:
 
     async def _look_after(self, view: View, retain: Retain) -> None:
         log = view.log
-        holds = list(log.holds.values())
-        start = settled_start(
-            log.segments, low=view.low, end=log.visible_end, holds=holds, retain=retain, now_ms=self._clock.now_ms()
-        )
+        start = self._start(view, retain)
         if start > log.start_offset and await self._moves_are_stored(view):
-            before = log.size_bytes
-            await self._shard.maintenance.delete_before(log, start)
-            self.bytes_freed += max(0, before - log.size_bytes)
+            await self._delete_before(view, min(start, self._start(view, retain)))
         if not retain.is_wanted:
             # Their files may be on their way out: what lies before the start is not looked at again.
             wanted = [segment for segment in log.segments if segment.next_offset > log.start_offset]
-            for run in mostly_settled(wanted, view.settled, holds):
+            for run in mostly_settled(wanted, view.settled, log.holds.values()):
                 keep = keep_unsettled(view.settled)
                 if not await self._moves_are_stored(view) or any(segment not in log.segments for segment in run):
                     return
                 await self._rewrite(view, run, keep)
+
+    def _start(self, view: View, retain: Retain) -> int:
+        """To be asked again after waiting: somebody may have come to hold what was free."""
+        log = view.log
+        return settled_start(
+            log.segments,
+            low=view.low,
+            end=log.visible_end,
+            holds=log.holds.values(),
+            retain=retain,
+            now_ms=self._clock.now_ms(),
+        )
+
+    async def _delete_before(self, view: View, start: int) -> None:
+        log = view.log
+        if start > log.start_offset:
+            before = log.size_bytes
+            await self._shard.maintenance.delete_before(log, start)
+            self.bytes_freed += max(0, before - log.size_bytes)
 
     async def _moves_are_stored(self, view: View) -> bool:
         """Settled is also what is on its way to another queue, and only when that is on disk may its old place go:
@@ -150,7 +164,10 @@ class Reclaim:
             if not done.done():
                 done.set_result(error)
 
-        self._shard.maintenance.rewrite_segments(view.log, run, keep, finished)
+        def is_free() -> bool:
+            return all(hold >= run[-1].next_offset for hold in view.log.holds.values())
+
+        self._shard.maintenance.rewrite_segments(view.log, run, keep, finished, if_still=is_free)
         error = await done
         if error is not None:
             raise StorageError(f"a segment of {view.log.slug} could not be rewritten: {error}") from error

@@ -359,9 +359,10 @@ class Maintenance:
         *,
         learn: Callable[[], None] | None = None,
         make: Callable[[], Rewritten] | None = None,
+        if_still: Callable[[], bool] = lambda: True,
     ) -> None:
         """Replace a run of sealed neighbours by one without the records that keep does not name, or by what `make`
-        makes of them.
+        makes of them. `if_still` is asked on the owner thread when that is made: a pin may have come meanwhile.
 
         After a checkpoint: recovery must know them as synced, or it would look for what was dropped in the journal.
         `done` is told None, and no error, when nothing was replaced: somebody else was there before.
@@ -384,8 +385,9 @@ class Maintenance:
                 self._busy.discard(log.id)
                 done(None, error)
                 return
+            wanted = if_still()
             self._shard.worker.submit(
-                lambda: self._swap(log, segments, rewritten),
+                lambda: self._swap(log, segments, rewritten) if wanted else [rewritten.segment],
                 lambda gone, failed: self._swapped(log, gone, failed, rewritten, done),
             )
 
