@@ -1,7 +1,8 @@
 """Upkeep of a log while a round, a deletion or another upkeep is under way."""
 
 import errno
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -189,3 +190,26 @@ def test_what_was_refused_does_not_come_back_in_the_first_file_of_a_segment() ->
     for image in [disk.power_cut(Random(seed), mode) for seed in range(20) for mode in ("kept", "prefix", "mixed")]:
         image.capacity = 1 << 50
         assert simulated_values(reopen(image, spec())) == []
+
+
+class NoRoomToRewrite(RealDisk):
+    def pwrite(self, file: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
+        if position and os.readlink(f"/proc/self/fd/{file}").endswith(".log.tmp"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().pwrite(file, buffers, position)
+
+
+def test_a_compaction_that_finds_no_room_gives_back_what_it_took(tmp_path: Path) -> None:
+    """Of a full disk it would take the last of it, and keep it until the next start."""
+    bench = Bench(tmp_path, NoRoomToRewrite())
+    shard = bench.open(stream=COMPACTED)
+    log = shard.log(1)
+    for key in (b"a", b"b", b"c"):
+        put(bench, key, b"v", 400)
+    told: list[BaseException | None] = []
+    shard.maintenance.compact(log, lambda _made, error: told.append(error))
+    shard.pump()
+    assert isinstance(told[0], OSError) and shard.failure is None
+    assert [path.name for path in Path(log.tail.folder).iterdir() if path.name.endswith(".tmp")] == []
+    bench.append(1, [b"next"])
+    shard.close()

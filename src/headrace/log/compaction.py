@@ -7,6 +7,7 @@ differ only in the filter.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 
 from headrace.errors import CorruptBatch, CorruptLog
@@ -86,6 +87,10 @@ def rewrite(files: Files, segments: Sequence[Segment], keep: Filter, interval: i
                     disk.pwrite(file, [kept], walker.position)
                     walker.walk(kept)
         disk.sync(file)
+    except BaseException:
+        with suppress(OSError):  # its room is needed, if there was not enough; what is left, the next start removes
+            disk.unlink(temporary)
+        raise
     finally:
         disk.close(file)
     seal = seal_of(walker, last.next_offset)
