@@ -1,5 +1,6 @@
 """The ledger itself, without Spark: uploads, commits, repeats, crashes at each step."""
 
+import asyncio
 import threading
 import uuid
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.broker import ledger as ledgers
+from headrace.broker.broker import Broker
 from headrace.broker.staging import Section, Staging
+from headrace.config import Config
 from headrace.errors import StorageError
 from headrace.record import codec
 from tests.doors.http.live import Live
@@ -168,3 +171,29 @@ async def test_orphans_are_swept_when_they_are_old_and_not_before(tmp_path: Path
     assert await staging.sweep(1000) == [name]
     assert [p.name for p in (tmp_path / "staging").iterdir()] == [f"{held}.staged"]
     staging.close()
+
+
+async def test_a_batch_that_is_decided_keeps_its_uploads_whoever_throws_them_away(tmp_path: Path) -> None:
+    """A driver that heard no answer in time aborts, and discards what the broker is just making a plan of: a plan whose
+    files are gone could never be finished, and no later batch of this writer would be stored."""
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
+    broker = await Broker.open(config)
+    try:
+        await broker.streams.create("t")
+        data = b"".join(batch(n * 10, 10, 100_000) for n in range(10))
+        assert len(data) > ledgers.STEP_BYTES_MAX
+        name = uuid.uuid4().hex
+        await broker.staging.store(name, data, batch_bytes_max=1 << 21, decompressed_bytes_max=1 << 30)
+        parts = [ledgers.Part(Section(name, 0, len(data)), "t", 0)]
+        commit = asyncio.create_task(broker.ledger.commit("w", 0, parts))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the plan has asked for the file; what comes now is done after that
+        await broker.staging.remove([name])
+        outcome = await commit
+        assert (outcome.duplicate, outcome.line.records) == (False, 100)
+        more = batch(100, 1)
+        await broker.staging.store(name, more, batch_bytes_max=1 << 21, decompressed_bytes_max=1 << 30)
+        after = await broker.ledger.commit("w", 1, [ledgers.Part(Section(name, 0, len(more)), "t", 0)])
+        assert after.line.batch == 1
+    finally:
+        await broker.close()

@@ -132,7 +132,13 @@ class Ledger:
             await self._staging.remove(names)
             return Outcome(line, True)
         if sum(part.section.length for part in parts) > STEP_BYTES_MAX:
-            await self._plan(writer, batch, parts)
+            # From before they are looked at: a plan whose uploads somebody discards meanwhile can never be finished.
+            self._staging.hold(names)
+            try:
+                await self._plan(writer, batch, parts)
+            except BaseException:
+                self._staging.let_go(names)
+                raise
             await self._run(writer)
             return Outcome(self._lines[writer], False)
         self._staging.hold(names)
