@@ -114,15 +114,19 @@ class Cursors:
     async def expire(self) -> list[str]:
         """Drops the cursors that nobody moved for too long; their names."""
         now_ms = self._clock.now_ms()
-        expired = [name for name, state in self._cursors.items() if state.is_expired(now_ms)]
-        for name in expired:
-            await self._store(name, None)
+        expired = []
+        for name in self.names():
+            state = self._cursors.get(name)  # asked for only now: while another was dropped it may have been moved
+            if state is not None and state.is_expired(now_ms):
+                await self._store(name, None)
+                expired.append(name)
         return expired
 
     async def _forget_stream(self, stream: Stream) -> None:
         gone = set(stream.document.logs)
-        for name, state in list(self._cursors.items()):
-            if gone & state.offsets.keys():
+        for name in self.names():
+            state = self._cursors.get(name)  # asked for only now: while another was changed it may have been moved
+            if state is not None and gone & state.offsets.keys():
                 left = {log_id: offset for log_id, offset in state.offsets.items() if log_id not in gone}
                 await self._store(name, msgspec.structs.replace(state, offsets=left) if left else None)
 

@@ -1,0 +1,51 @@
+"""Cursors that are moved while others are dropped."""
+
+import asyncio
+from pathlib import Path
+
+from headrace.broker.broker import Broker
+from headrace.clock import ManualClock
+from headrace.config import Config
+
+
+async def _open(folder: Path, clock: ManualClock) -> Broker:
+    return await Broker.open(Config(data_dir=str(folder), http=None, amqp=None, kafka=None), clock=clock)
+
+
+async def test_a_cursor_that_is_moved_while_others_expire_stays(tmp_path: Path) -> None:
+    """Its job came back in time and was told so: the list of those to drop was made before."""
+    clock = ManualClock()
+    broker = await _open(tmp_path, clock)
+    stream = await broker.streams.create("t")
+    await broker.publish(stream, [(None, b"x", (), None, -1)] * 5)
+    for name in ("a", "back"):
+        await broker.cursors.commit(name, stream, {0: 1}, pin=True, max_age_ms=1000)
+    clock.advance(2.0)
+    expiring = asyncio.create_task(broker.cursors.expire())
+    await asyncio.sleep(0)  # the first is being dropped
+    await broker.cursors.commit("back", stream, {0: 3})
+    assert await expiring == ["a"]
+    assert broker.cursors.names() == ["back"]
+    assert [p.offset for p in broker.cursors.positions("back")] == [3]
+    await broker.close()
+
+
+async def test_a_cursor_that_is_moved_while_a_topic_is_deleted_does_not_go_back(tmp_path: Path) -> None:
+    broker = await _open(tmp_path, ManualClock())
+    doomed, other = await broker.streams.create("doomed"), await broker.streams.create("other")
+    for stream in (doomed, other):
+        await broker.publish(stream, [(None, b"x", (), None, -1)] * 5)
+    for name in ("a", "b", "c"):
+        await broker.cursors.commit(name, doomed, {0: 1})
+    await broker.cursors.commit("b", other, {0: 1})
+    deleting = asyncio.create_task(broker.streams.delete("doomed"))
+    while "a" in broker.cursors.names():
+        await asyncio.sleep(0)  # the first cursor is being dropped
+    await broker.cursors.commit("b", other, {0: 4}, pin=True)
+    await broker.cursors.commit("c", other, {0: 2})
+    await deleting
+    assert {name: [p.offset for p in broker.cursors.positions(name)] for name in broker.cursors.names()} == {
+        "b": [4], "c": [2],
+    }  # fmt: skip
+    assert broker.cursors.get("b").pin
+    await broker.close()
