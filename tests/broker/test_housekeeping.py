@@ -6,6 +6,7 @@ from pathlib import Path
 from headrace.broker.broker import Broker
 from headrace.clock import ManualClock
 from headrace.config import Config
+from headrace.log.paths import HELD, held_name
 from headrace.log.settings import LogSettings, StreamSettings
 
 
@@ -42,4 +43,30 @@ async def test_a_log_that_somebody_else_compacts_is_not_taken_for_compacted(tmp_
     await broker.housekeeping._compact(log)  # while that one is under way
     assert log.id not in broker.housekeeping._compacted
     assert await done is None
+
+
+async def test_what_cannot_be_swept_does_not_end_housekeeping(tmp_path: Path) -> None:
+    """A reader of another user holds files in a folder that the broker may not even list: retention goes on."""
+    stream = StreamSettings(segment_size=2048, retention_bytes=4096)
+    log = LogSettings(journal_file_bytes=1 << 20)
+    config = Config(
+        data_dir=str(tmp_path), http=None, amqp=None, kafka=None, log=log, stream=stream, retention_interval_ms=10
+    )
+    broker = await Broker.open(config)
+    barred = tmp_path / HELD / held_name(1_000_000_000_001, "0" * 32)
+    (barred / "folder").mkdir(parents=True)  # which unlink refuses, as it does what is another user's
+    free = tmp_path / HELD / held_name(1_000_000_000_002, "0" * 32)
+    free.mkdir()
+    topic = await broker.streams.create("t")
+    runs = broker.stats.maintenance_runs
+    while broker.stats.maintenance_runs < runs + 3:
+        assert not broker._maintenance.done(), broker._maintenance
+        await asyncio.sleep(0.01)
+    for i in range(30):
+        await broker.publish(topic, [(b"k%d" % i, b"x" * 300, (), None, -1)])
+    while topic.partitions[0].start_offset == 0:
+        assert not broker._maintenance.done(), broker._maintenance
+        await asyncio.sleep(0.01)
+    assert broker.stats.maintenance_errors > 0
+    assert barred.exists() and not free.exists()
     await broker.close()

@@ -3,6 +3,7 @@
 import asyncio
 
 from headrace.clock import Clock
+from headrace.errors import StorageError
 from headrace.log.disk import Disk
 from headrace.log.paths import HELD, held_until
 
@@ -16,7 +17,8 @@ def _sweep(disk: Disk, folder: str, now_ms: int) -> list[str]:
     if not disk.exists(folder):
         return []
     old = [name for name in disk.listdir(folder) if (until := held_until(name)) is not None and until < now_ms]
-    gone = []
+    gone: list[str] = []
+    barred: OSError | None = None
     for name in old:
         try:
             for file in disk.listdir(f"{folder}/{name}"):
@@ -24,5 +26,10 @@ def _sweep(disk: Disk, folder: str, now_ms: int) -> list[str]:
             disk.rmdir(f"{folder}/{name}")
         except FileNotFoundError:
             continue  # a reader swept it at the same time
+        except OSError as error:  # a reader of another user made it, perhaps: the others go all the same
+            barred = error
+            continue
         gone.append(name)
+    if barred is not None:
+        raise StorageError(f"{barred.filename or folder} is held past its time and cannot be removed: {barred}")
     return gone

@@ -34,11 +34,7 @@ class Housekeeping:
     async def run(self, interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
-            try:
-                await self.once()
-            except HeadraceError as error:
-                self._stats.maintenance_errors += 1
-                logger.error("housekeeping failed: %s", error)
+            await self._safely(self.once)
 
     async def once(self) -> None:
         self._stats.maintenance_runs += 1
@@ -51,7 +47,18 @@ class Housekeeping:
             await asyncio.sleep(0)  # thousands of logs must not keep the loop to themselves
         self._shard.maintenance.sweep()
         for chore in self._chores:
+            await self._safely(chore)
+
+    async def _safely(self, chore: Callable[[], Awaitable[object]]) -> None:
+        """Whatever fails is said and counted, and the rest is done: without housekeeping the disk fills up."""
+        try:
             await chore()
+        except HeadraceError as error:
+            self._stats.maintenance_errors += 1
+            logger.error("housekeeping failed: %s", error)
+        except Exception:
+            self._stats.maintenance_errors += 1
+            logger.exception("housekeeping failed")
 
     async def _look_after_safely(self, log: Log) -> None:
         """One log that is damaged must not keep retention from all those behind it."""
