@@ -324,6 +324,45 @@ def test_a_flow_that_fails_while_it_is_looked_at_has_failed(
     assert broker.ok("GET", "/pipelines/late")["state"] == "failed"
 
 
+def test_a_flow_that_fails_in_the_batch_that_a_stop_waits_for_has_failed(
+    spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
+) -> None:
+    """Nobody asked any more once a stop was asked for: the exit code was 0."""
+    broker = shared_broker
+    broker.create("halt.in")
+    broker.publish("halt.in", numbered(20))
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def failing(batches: Any) -> Any:
+        import time
+
+        (marks / "begun").touch()
+        while not (marks / "stopped").exists():
+            time.sleep(0.01)
+        raise RuntimeError("no such luck")
+        yield from batches
+
+    declared = copying(broker, "halt", lambda rows: rows.mapInArrow(failing, "value binary"))
+    running = Running(declared, spark, Where(broker.url, local=True), tmp_path / "checkpoints")
+
+    def stop() -> None:
+        try:
+            wait_until((marks / "begun").exists, "no batch began", 120)
+        finally:
+            running.stop()
+            (marks / "stopped").touch()
+
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    try:
+        with pytest.raises(PipelineFailed, match="no such luck"):
+            running.run()
+    finally:
+        watcher.join()
+    assert broker.ok("GET", "/pipelines/halt")["state"] == "failed"
+
+
 def test_java_is_asked_for_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match="JAVA_HOME points to no Java"):

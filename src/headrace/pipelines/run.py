@@ -190,7 +190,7 @@ class Running:
     def _may_try_again(self, flow: str, error: Exception) -> bool:
         """Whether this is Spark's race to start Python workers, and was not lost too often; waits a moment, then."""
         attempt = self._attempts.get(flow, 0) + 1
-        if not any(mark in str(error) for mark in START_RACE) or attempt >= START_ATTEMPTS:
+        if not _lost_the_race(error) or attempt >= START_ATTEMPTS:
             return False
         self._attempts[flow] = attempt
         self._say(f"{self._pipeline.name}  flow {flow} lost the race to start its Python workers; again")
@@ -226,13 +226,19 @@ class Running:
         """A query that is stopped in the middle of a batch does that batch again; so each gets to its end.
 
         From now on the sources have nothing new. Whoever is then seen between two triggers has no batch under way and
-        begins none."""
+        begins none. One whose last batch fails has failed, stop or no stop."""
         self._stop_file.touch()
         deadline = time.monotonic() + STOP_S_MAX
-        for query in self._queries.values():
+        failed: list[tuple[str, Exception]] = []
+        for name, query in self._queries.items():
             while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
                 time.sleep(0.01)
+            error = query.exception()  # before it is stopped: what that cuts off is no failure
             query.stop()
+            if error is not None and not _lost_the_race(error):
+                failed.append((name, error))
+        for name, error in failed:
+            raise PipelineFailed(f"flow {name!r} failed: {_first_line(error)}") from error
 
     def _halt(self) -> None:
         for query in self._queries.values():
@@ -285,6 +291,10 @@ class Running:
 
 def _progress(query: "StreamingQuery") -> Mapping[str, Any] | None:
     return query.lastProgress
+
+
+def _lost_the_race(error: BaseException) -> bool:
+    return any(mark in str(error) for mark in START_RACE)
 
 
 def _first_line(error: BaseException) -> str:
