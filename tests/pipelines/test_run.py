@@ -363,6 +363,32 @@ def test_a_flow_that_fails_in_the_batch_that_a_stop_waits_for_has_failed(
     assert broker.ok("GET", "/pipelines/halt")["state"] == "failed"
 
 
+def test_a_failure_while_flows_are_halted_does_not_hide_the_one_that_halted_them(
+    spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A JVM that is gone cannot stop a query: the broker is told what went wrong first, all the same."""
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    broker = shared_broker
+    broker.create("worse.in")
+    real = StreamingQuery.stop
+
+    def stop(query: StreamingQuery) -> None:
+        real(query)
+        raise ConnectionRefusedError("nobody answers")
+
+    def follow() -> None:
+        raise PipelineFailed("no such luck")
+
+    running = Running(copying(broker, "worse", lambda rows: rows), spark, Where(broker.url, local=True), tmp_path)
+    monkeypatch.setattr(StreamingQuery, "stop", stop)
+    monkeypatch.setattr(running, "_follow", follow)
+    with pytest.raises(PipelineFailed, match="no such luck"):
+        running.run()
+    said = broker.ok("GET", "/pipelines/worse")
+    assert (said["state"], said["details"]["last_error"]) == ("failed", "no such luck")
+
+
 def test_java_is_asked_for_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match="JAVA_HOME points to no Java"):

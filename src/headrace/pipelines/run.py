@@ -241,9 +241,14 @@ class Running:
             raise PipelineFailed(f"flow {name!r} failed: {_first_line(error)}") from error
 
     def _halt(self) -> None:
-        for query in self._queries.values():
-            if query.isActive:
-                query.stop()
+        """After a failure, which is the one to tell: what goes wrong now is only said."""
+        for name, query in list(self._queries.items()):
+            try:
+                if query.isActive:
+                    query.stop()
+            except Exception as problem:  # noqa: BLE001 - whatever it is: a JVM that is gone has many ways to say so
+                del self._queries[name]  # nor can it be asked how far it got
+                self._say(f"{self._pipeline.name}  flow {name} could not be stopped: {_first_line(problem)}")
 
     # Reporting.
 
