@@ -389,6 +389,95 @@ def test_a_failure_while_flows_are_halted_does_not_hide_the_one_that_halted_them
     assert (said["state"], said["details"]["last_error"]) == ("failed", "no such luck")
 
 
+def test_a_stop_leaves_each_cursor_where_its_own_source_got_to(
+    spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
+) -> None:
+    """Spark names sources in the order of its plan, not of the function's parameters; and what a source says of its
+    cursor holds after the stop as it did before."""
+    broker = shared_broker
+    for topic, count in (("pair.one", 10), ("pair.two", 20)):
+        broker.create(topic)
+        broker.publish(topic, numbered(count))
+    one = Source("pair.one", options={"pin": "true", "pinMaxAge": "7d"})
+    two = Source("pair.two", options={"cursor": "pair.named"})
+    declared = Pipeline("pair", sources={"one": one, "two": two}, sinks={"out": Sink("pair.out")})
+
+    @declared.flow(to="out")
+    def both(one: Any, two: Any) -> Any:
+        return two.select("value").union(one.select("value"))
+
+    Running(declared, spark, Where(broker.url, local=True), tmp_path, once=True).run()
+    assert broker.count("pair.out") == 30
+    day = 24 * 3600 * 1000
+    assert {
+        cursor["name"]: (cursor["pin"], cursor["max_age_ms"], _offsets(cursor))
+        for cursor in broker.ok("GET", "/cursors")["cursors"]
+        if cursor["name"].startswith("pair.")
+    } == {
+        "pair.both.one": (True, 7 * day, {"pair.one": 10}),
+        "pair.named": (False, day, {"pair.two": 20}),
+    }
+
+
+def _offsets(cursor: Any) -> dict[str, int]:
+    return {topic["topic"]: topic["partitions"][0]["offset"] for topic in cursor["topics"]}
+
+
+def test_what_the_dead_letters_of_a_flow_have_not_read_stays_pinned(
+    spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
+) -> None:
+    """Rows and dead letters are two queries, each with its own progress: on one cursor the faster moved the pin."""
+    broker = shared_broker
+    broker.create("slow.in")
+    broker.create("slow.out")
+    broker.publish("slow.in", numbered(20))
+    begun, go_on = tmp_path / "begun", tmp_path / "go_on"
+
+    def waiting(batches: Any) -> Any:
+        import time
+
+        begun.touch()
+        while not go_on.exists():
+            time.sleep(0.01)
+        yield from batches
+
+    declared = Pipeline(
+        "slow", sources={"rows": Source("slow.in", pin=True, options={"maxOffsetsPerTrigger": "5"})},
+        sinks={"out": Sink("slow.out")}, dead_letter="slow.dead", trigger="0s",
+    )  # fmt: skip
+
+    @declared.flow(to="out")
+    def copy(rows: Any) -> Any:
+        rows = rows.select("value")
+        return rows, rows.mapInArrow(waiting, "value binary")
+
+    def reached() -> list[int]:
+        cursors = broker.ok("GET", "/cursors")["cursors"]
+        return sorted(_offsets(c)["slow.in"] for c in cursors if c["name"].startswith("slow.") and c["pin"])
+
+    running = Running(declared, spark, Where(broker.url, local=True), tmp_path / "checkpoints")
+    found: list[int] = []
+
+    def watch() -> None:
+        try:
+            wait_until(begun.exists, "no dead letters were looked for", 120)
+            broker.publish("slow.in", numbered(20))
+            wait_until(lambda: broker.count("slow.out") == 40 and reached()[-1] >= 35, "the rows did not come", 120)
+            found.extend(reached())
+        finally:
+            go_on.touch()
+            running.stop()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        running.run()
+    finally:
+        watcher.join()
+    assert found[0] == 0, "nothing of the dead letters was read by then"
+    assert reached()[0] > 0
+
+
 def test_java_is_asked_for_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match="JAVA_HOME points to no Java"):

@@ -5,15 +5,16 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, InvalidInput
 from headrace.pipelines import progress, stages
 from headrace.pipelines.declare import Pipeline
 from headrace.spark.broker import BrokerLink
-from headrace.spark.offsets import from_json
+from headrace.spark.offsets import Positions, from_json
+from headrace.spark.options import ReadOptions, read_options
 from headrace.spark.plan import by_topic
 
 if TYPE_CHECKING:
@@ -115,28 +116,42 @@ class Running:
     # Starting.
 
     def _start(self, flow: str) -> None:
-        function, sink_name = self._pipeline.flows[flow]
-        made = function(*(self._stream(flow, source) for source in self._pipeline.arguments(flow)))
-        good, bad = made if isinstance(made, tuple) else (made, None)
+        sink_name = self._pipeline.flows[flow][1]
+        good, failed = self._made(flow, flow)
         sink = self._pipeline.sinks[sink_name]
         self._drawn[flow] |= {"stages": stages.stages_of(good)}
         self._write(flow, good, sink.as_options(), sink.output_mode)
-        if bad is not None:
+        if failed is not None:
             topic = self._pipeline.dead_letter
             if topic is None:
                 raise PipelineFailed(f"flow {flow!r} returns records that failed, and no dead_letter topic is declared")
+            # Once more, with cursors of its own: those of the rows move, and let go of what they pin, with the rows.
+            _, bad = self._made(flow, flow + DEAD)
+            assert bad is not None, "a flow's function makes the same of its sources whenever it is called"
             dead = {"sink": topic, "stages": stages.stages_of(bad), "dead": True}
             self._drawn[flow + DEAD] = self._drawn[flow] | dead
             self._write(flow + DEAD, bad, {"topic": topic}, "append")
 
-    def _stream(self, flow: str, source: str) -> "DataFrame":
+    def _made(self, flow: str, name: str) -> "tuple[DataFrame, DataFrame | None]":
+        """What a flow's function makes of its sources, for the query of that name: rows, and records that failed."""
+        made = self._pipeline.flows[flow][0](*(self._stream(name, one) for one in self._pipeline.arguments(flow)))
+        return made if isinstance(made, tuple) else (made, None)
+
+    def _stream(self, name: str, source: str) -> "DataFrame":
+        return self._session.readStream.format("headrace").options(**self._reading(name, source)).load()
+
+    def _reading(self, name: str, source: str) -> dict[str, str]:
+        """The options of a source as the query of that name reads it."""
         declared = self._pipeline.sources[source]
         options = self._where.reading() | declared.as_options()
-        options.setdefault("cursor", f"{self._pipeline.name}.{flow}.{source}")
+        if "cursor" not in options:
+            options["cursor"] = f"{self._pipeline.name}.{name}.{source}"
+        elif name.endswith(DEAD):
+            options["cursor"] += DEAD
         options["stopFile"] = str(self._stop_file)
         if declared.pin:
             options["pin"] = "true"
-        return self._session.readStream.format("headrace").options(**options).load()
+        return options
 
     def _write(self, name: str, rows: "DataFrame", options: Mapping[str, str], output_mode: str) -> None:
         if "topic" in options:  # it is there from the start, so that its readers can be, too
@@ -237,8 +252,9 @@ class Running:
             query.stop()
             if error is not None and not _lost_the_race(error):
                 failed.append((name, error))
-        for name, error in failed:
-            raise PipelineFailed(f"flow {name!r} failed: {_first_line(error)}") from error
+        if failed:
+            name, first = failed[0]
+            raise PipelineFailed(f"flow {name!r} failed: {_first_line(first)}") from first
 
     def _halt(self) -> None:
         """After a failure, which is the one to tell: what goes wrong now is only said."""
@@ -276,22 +292,33 @@ class Running:
     def _finish_cursors(self) -> None:
         """Spark tells a source of its last batch only with the next one: after a stop nobody would."""
         for name, query in self._queries.items():
-            if name.endswith(DEAD):
-                continue
-            sources = self._pipeline.arguments(name)
             ends = list(progress.end_offsets(_progress(query)))
-            if len(ends) != len(sources):
-                continue
-            for source, end in zip(sources, ends, strict=True):
-                self._finish_cursor(f"{self._pipeline.name}.{name}.{source}", source, end)
+            for source in self._pipeline.arguments(name.removesuffix(DEAD)):
+                self._finish_cursor(read_options(self._reading(name, source)), ends)
 
-    def _finish_cursor(self, cursor: str, source: str, end: Mapping[str, Any]) -> None:
-        declared = self._pipeline.sources[source]
-        try:
-            for topic, offsets in by_topic(from_json(end)):
-                self._where.link.put_cursor(cursor, topic, offsets, pin=declared.pin, max_age_ms=24 * 3600 * 1000)
-        except HeadraceError as problem:
-            self._say(f"{self._pipeline.name}  cursor {cursor} could not be moved: {problem}")
+    def _finish_cursor(self, options: ReadOptions, ends: Iterable[Mapping[str, Any]]) -> None:
+        """Spark says where its sources ended in the order of its plan, and a plan may hold one twice: a cursor goes as
+        far as all of those that read its topics."""
+        assert options.cursor is not None
+        reached: Positions = {}
+        for end in ends:
+            for place, at in _positions(end).items():
+                if options.reads(place.topic) and (place not in reached or at.offset < reached[place].offset):
+                    reached[place] = at
+        for topic, offsets in by_topic(reached):
+            try:
+                self._where.link.put_cursor(
+                    options.cursor, topic, offsets, pin=options.pin, max_age_ms=options.pin_max_age_ms
+                )
+            except HeadraceError as problem:
+                self._say(f"{self._pipeline.name}  cursor {options.cursor} could not be moved: {problem}")
+
+
+def _positions(end: Mapping[str, Any]) -> Positions:
+    try:
+        return from_json(end)
+    except InvalidInput:
+        return {}  # of somebody else's source
 
 
 def _progress(query: "StreamingQuery") -> Mapping[str, Any] | None:

@@ -63,6 +63,9 @@ class ReadOptions:
     isolation: Isolation
     stop_file: str | None
 
+    def reads(self, topic: str) -> bool:
+        return topic in self.topics if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
+
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
