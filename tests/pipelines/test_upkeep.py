@@ -9,6 +9,8 @@ import pytest
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.log.inspect import Inspector
 from headrace.pipelines.upkeep import Upkeep, Where, reindex, verify
+from headrace.spark.broker import BrokerLink
+from headrace.spark.rows import Rows
 from tests.ports import free_port
 from tests.spark.world import RunningBroker, numbered
 
@@ -259,3 +261,64 @@ def test_a_replay_copies_records_with_all_their_parts_once(
     assert sorted((m[3:], m[2]) for m in records(broker, again)) == sorted(strip)
     with pytest.raises(InvalidInput, match="itself"):
         upkeep.replay(past, past)
+
+
+def test_a_replay_copies_what_was_there_when_it_began(
+    shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compacted while it is read, a key's old record is gone and its new one lies behind the end that was planned:
+    without a hold on the files the copy had neither."""
+    broker = shared_broker
+    broker.create("moving", segment_size="64KB", cleanup_policy="compact")
+    for part in range(8):
+        broker.publish("moving", numbered(200, first=part * 200, keys=1600, size=300))
+    inner, done, held = Rows.read, [], _held(broker)
+
+    def read(rows: Rows, *given: Any) -> Any:
+        if not done:
+            for part in range(8):
+                broker.publish("moving", numbered(200, first=part * 200, keys=1600, size=300))
+            done.append(broker.ok("POST", "/topics/moving/compact", {}))
+        return inner(rows, *given)
+
+    monkeypatch.setattr(Rows, "read", read)
+    upkeep = Upkeep(broker.url, on="local")
+    assert upkeep.replay("moving", "moved") == 1600
+    upkeep.link.close()
+    assert {m["key"] for m in broker.messages("moved")} == {f"k{n}" for n in range(1600)}
+    assert _held(broker) == held
+
+
+def _held(broker: RunningBroker) -> set[Path]:
+    return set(broker.data.glob("held/*"))
+
+
+def test_a_replay_that_fails_leaves_no_uploads(shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = shared_broker
+    broker.create("unlucky")
+    broker.publish("unlucky", numbered(200))
+    held = _held(broker)
+
+    def refuse(link: BrokerLink, *given: Any) -> Any:
+        assert list(broker.data.glob("staging/*.staged"))
+        raise HeadraceError("no such luck")
+
+    monkeypatch.setattr(BrokerLink, "commit", refuse)
+    upkeep = Upkeep(broker.url, on="local")
+    with pytest.raises(HeadraceError, match="no such luck"):
+        upkeep.replay("unlucky", "lucky")
+    upkeep.link.close()
+    assert not list(broker.data.glob("staging/*.staged")) and _held(broker) == held
+
+
+def test_a_replay_under_a_name_that_is_taken_says_what_was_stored(shared_broker: RunningBroker) -> None:
+    """All of another topic, under the name of an earlier replay: nothing was copied, and 200 were reported."""
+    broker = shared_broker
+    for topic, count in (("named.a", 3), ("named.b", 200)):
+        broker.create(topic)
+        broker.publish(topic, numbered(count))
+    upkeep = Upkeep(broker.url, on="local")
+    assert upkeep.replay("named.a", "named.out", write_id="taken") == 3
+    assert upkeep.replay("named.b", "named.out", write_id="taken") == 3
+    upkeep.link.close()
+    assert broker.count("named.out") == 3

@@ -165,14 +165,16 @@ class FolderAccess:
                 return
             except SegmentGone:
                 continue
-        # Rewritten or removed since it was planned: the same offsets, wherever they are now.
+        # Rewritten or removed since it was planned: the same offsets, wherever they are now. Found before it is asked
+        # where the log begins: what retention takes in between would be missing, and nobody the wiser.
+        found = self._files.slices(piece.log_id, piece.start, piece.end, 1 << 62)
         segments = self._files.segments(piece.log_id, piece.end)
         if (not segments or segments[0].base > piece.start) and self._fail_on_data_loss:
             raise DataLoss(
                 f"offsets {piece.start} to {piece.end - 1} of partition {piece.place.number} of "
                 f"{piece.place.topic!r} were removed while they were being read"
             )
-        for again in self._files.slices(piece.log_id, piece.start, piece.end, 1 << 62):
+        for again in found:
             with self._files.open(again) as source:
                 start, end = max(piece.start, again.base_offset), min(piece.end, again.next_offset)
                 yield start, end, FileFeed(self._files, piece, source)

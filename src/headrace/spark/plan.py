@@ -2,9 +2,11 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from headrace.spark.access import Access, DataLoss, Piece, State, lost
+from headrace.errors import SegmentGone
+from headrace.spark.access import Access, DataLoss, Hold, Piece, State, lost
 from headrace.spark.offsets import Partition, Position, Positions
 from headrace.spark.options import EARLIEST, LATEST, BadOption, Offsets, ReadOptions
 from headrace.spark.ranges import spread
@@ -12,6 +14,9 @@ from headrace.spark.ranges import spread
 TASKS_PER_CORE = 2
 SPLIT_BYTES_LEAST = 64 << 20
 SPLIT_BYTES_MOST = 320 << 20  # more than a segment has if nobody said otherwise: such a one is not cut
+PLANS_MAX = 10
+PLAN_AGAIN_S = 0.02
+HOLD_MS = 3600 * 1000  # far longer than a batch takes; retention waits no longer for one that died
 
 
 class Planner:
@@ -199,6 +204,16 @@ class Planner:
             raise DataLoss(f"{reason}; option failOnDataLoss=false goes on with what is there")
 
 
+def planned(access: Access, plan: Callable[[], list[Piece]], for_ms: int) -> tuple[list[Piece], Hold | None]:
+    """Plan, and see to it that what was planned stays until it is released, or its time is over."""
+    for attempt in range(PLANS_MAX):
+        try:
+            return access.hold(plan(), for_ms)
+        except SegmentGone:
+            time.sleep(attempt * PLAN_AGAIN_S)  # retention or rewriting was faster: plan on what is there now
+    raise DataLoss("segments are rewritten or removed faster than a batch can be planned on them: try again")
+
+
 def split_for(size: int, cores: int) -> int:
     """How much one task reads of so many bytes, if nobody said.
 
@@ -216,4 +231,4 @@ def by_topic(positions: Mapping[Partition, Position]) -> Iterable[tuple[str, dic
     return found.items()
 
 
-__all__: Sequence[str] = ["Planner", "by_topic", "split_for"]
+__all__: Sequence[str] = ["Planner", "by_topic", "planned", "split_for"]

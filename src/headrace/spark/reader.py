@@ -4,7 +4,6 @@ Planning methods run in a Python process beside the driver, `read` in the execut
 pickled in between and hold no file, socket or lock.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,22 +17,17 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headrace.log.reading import SegmentGone
-from headrace.spark.access import Access, DataLoss, Hold, Piece, State
+from headrace.spark.access import Access, Hold, Piece, State
 from headrace.spark.broker import BrokerLink
 from headrace.spark.offsets import Partition, Position, Positions, from_json, to_json
 from headrace.spark.options import BadOption, ReadOptions
-from headrace.spark.plan import Planner, by_topic
+from headrace.spark.plan import HOLD_MS, Planner, by_topic, planned
 from headrace.spark.rows import Rows
 from headrace.spark.workers import prepare_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-PLANS_MAX = 10
-PLAN_AGAIN_S = 0.02
-HOLD_MS = 3600 * 1000  # far longer than a batch takes; retention waits no longer for one that died
 
 
 class SlicePartition(InputPartition):
@@ -70,14 +64,8 @@ class _Reading:
     def _planned(self, plan: Callable[[], list[Piece]]) -> tuple[list[InputPartition], Hold | None]:
         """Plan, and see to it that what was planned stays until the batch is done, or its time is over."""
         for_ms = min(HOLD_MS, self._options.pin_max_age_ms)
-        for attempt in range(PLANS_MAX):
-            try:
-                pieces, hold = self._access.hold(plan(), for_ms)
-            except SegmentGone:
-                time.sleep(attempt * PLAN_AGAIN_S)  # retention or rewriting was faster: plan on what is there now
-                continue
-            return [SlicePartition(piece) for piece in pieces], hold
-        raise DataLoss("segments are rewritten or removed faster than a batch can be planned on them: try again")
+        pieces, hold = planned(self._access, plan, for_ms)
+        return [SlicePartition(piece) for piece in pieces], hold
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         if not isinstance(partition, SlicePartition):
