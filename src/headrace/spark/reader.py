@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from headrace.errors import NotFound, OffsetOutOfRange
 from headrace.spark.access import Access, Hold, Piece, State
 from headrace.spark.broker import BrokerLink
 from headrace.spark.offsets import Partition, Position, Positions, from_json, to_json
@@ -160,7 +161,11 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         link = self._link()
         assert link is not None
         for topic, offsets in by_topic(positions):
-            link.put_cursor(options.cursor, topic, offsets, pin=options.pin, max_age_ms=options.pin_max_age_ms)
+            try:
+                link.put_cursor(options.cursor, topic, offsets, pin=options.pin, max_age_ms=options.pin_max_age_ms)
+            except (NotFound, OffsetOutOfRange):  # deleted since then, and perhaps made anew
+                if options.fail_on_data_loss:
+                    raise
 
     def stop(self) -> None:
         for _, hold in self._holding:
