@@ -11,8 +11,9 @@ import pytest
 from headrace.broker import ledger as ledgers
 from headrace.broker.broker import Broker
 from headrace.broker.staging import Section, Staging
+from headrace.clock import ManualClock
 from headrace.config import Config
-from headrace.errors import StorageError
+from headrace.errors import Conflict, StorageError
 from headrace.record import codec
 from tests.doors.http.live import Live
 from tests.spark.world import RunningBroker, wait_until
@@ -195,5 +196,48 @@ async def test_a_batch_that_is_decided_keeps_its_uploads_whoever_throws_them_awa
         await broker.staging.store(name, more, batch_bytes_max=1 << 21, decompressed_bytes_max=1 << 30)
         after = await broker.ledger.commit("w", 1, [ledgers.Part(Section(name, 0, len(more)), "t", 0)])
         assert after.line.batch == 1
+    finally:
+        await broker.close()
+
+
+async def test_a_writer_that_comes_back_while_it_is_forgotten_is_remembered(tmp_path: Path) -> None:
+    """Its commit was under way when its old line was found too old: deleted behind the new one, the next start knew
+    nothing of the batch and would have stored it again."""
+    clock = ManualClock()
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
+    broker = await Broker.open(config, clock=clock)
+    await broker.streams.create("t")
+    data = batch(0, 3)
+    names = [uuid.uuid4().hex for _ in range(2)]
+    for name in names:
+        await broker.staging.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+    parts = [[ledgers.Part(Section(name, 0, len(data)), "t", 0)] for name in names]
+    await broker.ledger.commit("w", 0, parts[0])
+    clock.advance(ledgers.MAX_AGE_MS / 1000 + 1)
+    commit = asyncio.create_task(broker.ledger.commit("w", 1, parts[1]))
+    log = broker.streams.get("t").partitions[0].log
+    while log.next_offset < 6:
+        await asyncio.sleep(0)  # its entry is on its way to the disk
+    await broker.ledger.expire()
+    assert (await commit).line.batch == 1
+    await broker.close()
+    again = await Broker.open(config, clock=clock)
+    try:
+        assert again.ledger.get("w").batch == 1
+    finally:
+        await again.close()
+
+
+async def test_an_upload_of_a_commit_under_way_is_not_replaced(tmp_path: Path) -> None:
+    """What a plan was made of is what its steps store: other bytes under the name could never be cut as it says."""
+    broker = await Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None))
+    try:
+        name = uuid.uuid4().hex
+        await broker.staging.store(name, batch(0, 3), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+        broker.staging.hold([name])
+        with pytest.raises(Conflict, match="being committed"):
+            await broker.staging.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+        broker.staging.let_go([name])
+        await broker.staging.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
     finally:
         await broker.close()

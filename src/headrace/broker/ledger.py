@@ -219,7 +219,11 @@ class Ledger:
     async def expire(self, max_age_ms: int = MAX_AGE_MS) -> list[str]:
         """Forget writers that have been silent for so long that nobody will repeat their last batch."""
         now_ms = self._clock.now_ms()
-        old = [w for w, line in self._lines.items() if not line.is_open and now_ms - line.updated_ms > max_age_ms]
+        old = [
+            writer
+            for writer, line in self._lines.items()
+            if not line.is_open and now_ms - line.updated_ms > max_age_ms and not self._is_busy(writer)
+        ]
         if old:
             group = self._shard.group()
             for writer in old:
@@ -228,6 +232,11 @@ class Ledger:
                 self._turns.pop(writer, None)
             await group.commit()
         return old
+
+    def _is_busy(self, writer: str) -> bool:
+        """A commit is under way: the line it is about to leave is not the one that is known now."""
+        turn = self._turns.get(writer)
+        return turn is not None and turn.locked()
 
 
 def _check(writer: str, parts: Sequence[Part]) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from headrace.clock import Clock
-from headrace.errors import CorruptBatch, InvalidInput, NotFound, StorageError
+from headrace.errors import Conflict, CorruptBatch, InvalidInput, NotFound, StorageError
 from headrace.log.disk import Disk, write_atomically
 from headrace.log.paths import STAGING, UNFINISHED
 from headrace.record import codec
@@ -52,10 +52,13 @@ class Staging:
     async def store(
         self, name: str, data: bytes | bytearray, *, batch_bytes_max: int, decompressed_bytes_max: int
     ) -> Staged:
-        """Durable on return. The same name again replaces what was there: an upload may be repeated."""
+        """Durable on return. The same name again replaces what was there: an upload may be repeated. Conflict once a
+        commit has begun with it."""
         _check_name(name)
 
         def work() -> Staged:
+            if name in self._busy:
+                raise Conflict(f"{name} is being committed: it is too late to replace it")
             infos = codec.validate(
                 data, batch_bytes_max=batch_bytes_max, decompressed_bytes_max=decompressed_bytes_max
             )
