@@ -12,7 +12,7 @@ from headrace.pipelines.upkeep import Upkeep, Where, reindex, verify
 from headrace.spark.broker import BrokerLink
 from headrace.spark.rows import Rows
 from tests.ports import free_port
-from tests.spark.world import RunningBroker, numbered
+from tests.spark.world import RunningBroker, numbered, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -322,3 +322,26 @@ def test_a_replay_under_a_name_that_is_taken_says_what_was_stored(shared_broker:
     assert upkeep.replay("named.b", "named.out", write_id="taken") == 3
     upkeep.link.close()
     assert broker.count("named.out") == 3
+
+
+def test_verifying_beside_a_broker_that_compacts_finds_no_damage(
+    shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments that were rewritten or removed since they were listed are not lost."""
+    broker, listed = shared_broker, Inspector.logs
+    broker.create("restless", segment_size="64KB", cleanup_policy="compact")
+    for part in range(8):
+        broker.publish("restless", numbered(200, first=part * 200, keys=50, size=300))
+    [log] = broker.ok("GET", "/topics/restless/log")["partitions"]
+
+    def compact_behind(inspector: Inspector) -> Any:
+        found = listed(inspector)
+        broker.ok("POST", "/topics/restless/compact", {})
+        [facts] = [facts for facts in found if facts.id == log["log"]]
+        wait_until(lambda: not Path(facts.segments[0].path()).exists(), "the old segments stay")
+        return found
+
+    monkeypatch.setattr(Inspector, "logs", compact_behind)
+    report = verify(broker.path, [log["log"]], on="local")
+    assert report.is_sound, report.problems
+    assert report.records > 0

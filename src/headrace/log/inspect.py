@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace.errors import CorruptLog, NotFound
+from headrace.errors import CorruptLog, NotFound, StorageError
 from headrace.log import kernel, paths, slots
 from headrace.log.compaction import batches
 from headrace.log.disk import Disk, RealDisk, read_whole
@@ -23,6 +23,7 @@ Progress = Callable[[int], object]  # bytes done since the last call
 
 INDEX_INTERVAL = 4096
 OPEN_FILES = 64
+LISTINGS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,9 @@ class Inspector:
             if log_id is None or name.endswith(paths.DELETED):
                 continue
             folder = f"{self.root}/{paths.LOGS}/{name}"
-            segments = self._segments(folder)
+            segments = self._listed(folder)
+            if segments is None:
+                continue
             end = ends.get(log_id)
             start = end.start if end else (segments[0].base if segments else 0)
             found.append(
@@ -100,6 +103,16 @@ class Inspector:
             if log.id == log_id:
                 return log
         raise NotFound(f"no log {log_id} in {self.root}")
+
+    def _listed(self, folder: str) -> tuple[Segment, ...] | None:
+        """None when the log was deleted. A broker may remove a segment between the listing and the look at it."""
+        for _ in range(LISTINGS_MAX):
+            try:
+                return self._segments(folder)
+            except FileNotFoundError:
+                if not self._disk.exists(folder):
+                    return None
+        raise StorageError(f"the segments of {folder} go faster than they can be looked at")
 
     def _segments(self, folder: str) -> tuple[Segment, ...]:
         newest: dict[int, int] = {}
@@ -192,14 +205,22 @@ class Inspector:
                 if progress is not None:
                     progress(info.size)
         except FileNotFoundError:
-            report.problems.append(f"{segment.path()}: is gone")
-            return None
+            if self._is_listed(segment):
+                report.problems.append(f"{segment.path()}: is gone")
+            return None  # otherwise a broker has rewritten or removed it since it was listed: it is not missing
         except CorruptLog as error:
             if segment.is_sealed or visible_end is None or walker.next_offset < visible_end:
                 report.problems.append(str(error))
                 return None
+        known = len(report.problems)
         self._verify_derived(segment, walker, positions, report)
+        if len(report.problems) > known and not self._is_listed(segment):
+            del report.problems[known:]  # its indexes went with it
         return segment.next_offset if segment.is_sealed else None
+
+    def _is_listed(self, segment: Segment) -> bool:
+        now = self._listed(segment.folder) or ()
+        return any((other.base, other.generation) == (segment.base, segment.generation) for other in now)
 
     def _verify_derived(
         self, segment: Segment, walker: kernel.Walker, positions: dict[int, int], report: VerifyReport
