@@ -14,6 +14,7 @@ from headrace.broker.staging import Section, Staging
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import Conflict, StorageError
+from headrace.log.settings import LogSettings
 from headrace.record import codec
 from tests.doors.http.live import Live
 from tests.spark.world import RunningBroker, wait_until
@@ -239,5 +240,25 @@ async def test_an_upload_of_a_commit_under_way_is_not_replaced(tmp_path: Path) -
             await broker.staging.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
         broker.staging.let_go([name])
         await broker.staging.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+    finally:
+        await broker.close()
+
+
+async def test_steps_fit_the_journal_there_is(tmp_path: Path) -> None:
+    """A plan whose steps no entry can hold is decided, and never done: its writer could store nothing any more."""
+    log = LogSettings(journal_file_bytes=1 << 20)
+    broker = await Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, log=log))
+    try:
+        await broker.streams.create("t")
+        data = b"".join(batch(n * 10, 10, 10_000) for n in range(100))
+        half = codec.scan(data)[49].end
+        assert half < ledgers.STEP_BYTES_MAX < len(data)
+        for number, length in enumerate((len(data), half)):
+            name = uuid.uuid4().hex
+            await broker.staging.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 30)
+            parts = [ledgers.Part(Section(name, 0, length), "t", 0)]
+            outcome = await broker.ledger.commit("w", number, parts)
+            assert outcome.line.batch == number and not outcome.line.is_open
+        assert broker.streams.get("t").partitions[0].end_offset == 1500
     finally:
         await broker.close()

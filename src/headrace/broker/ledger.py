@@ -19,6 +19,7 @@ from headrace.broker.staging import Section, Staging
 from headrace.broker.streams import Streams
 from headrace.clock import Clock
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidInput, NotFound
+from headrace.log.rounds import PART_BYTES
 from headrace.log.shard import Shard
 from headrace.record.types import BatchInfo
 
@@ -27,6 +28,7 @@ logger = logging.getLogger("headrace.broker")
 TABLE = "sinks"
 PLANS = "sink-plans"
 STEP_BYTES_MAX = 8 << 20  # a journal file holds several, and other people's rounds go in between
+LINE_BYTES = 4096  # more than the ledger's line takes beside them
 PARTS_MAX = 100_000
 WRITER_BYTES_MAX = 255
 MAX_AGE_MS = 90 * 24 * 3600 * 1000
@@ -131,7 +133,7 @@ class Ledger:
         if line is not None and batch <= line.batch:
             await self._staging.remove(names)
             return Outcome(line, True)
-        if sum(part.section.length for part in parts) > STEP_BYTES_MAX:
+        if sum(part.section.length + PART_BYTES for part in parts) > self._step_bytes():
             # From before they are looked at: a plan whose uploads somebody discards meanwhile can never be finished.
             self._staging.hold(names)
             try:
@@ -154,21 +156,25 @@ class Ledger:
         await self._staging.remove(names)
         return Outcome(line, False)
 
+    def _step_bytes(self) -> int:
+        """What one entry takes, of a small journal too: a step that none can hold could never be done."""
+        return min(STEP_BYTES_MAX, self._shard.journal.capacity // 2 - LINE_BYTES)
+
     async def _plan(self, writer: str, batch: int, parts: Sequence[Part]) -> None:
         """Check every batch, cut steps, and put the plan into the ledger: from then on the batch is decided."""
         steps: list[_Step] = []
         runs: list[tuple[str, int, int, int]] = []
-        room = STEP_BYTES_MAX
+        room = most = self._step_bytes()
         for part in parts:
             log = self._streams.get(part.topic).partition(part.partition).log
             _, infos = await self._staging.read(part.section)
-            for position, length in _runs(infos, STEP_BYTES_MAX):
+            for position, length in _runs(infos, most):
                 log.check_append(bytearray(), [info for info in infos if position <= info.position < position + length])
                 if length > room and runs:
                     steps.append(_Step(runs))
-                    runs, room = [], STEP_BYTES_MAX
+                    runs, room = [], most
                 runs.append((part.section.name, part.section.position + position, length, log.id))
-                room -= length
+                room -= length + PART_BYTES
         steps.append(_Step(runs))
         line = Line(batch=batch, updated_ms=self._clock.now_ms(), steps=len(steps))
         group = self._shard.group()
