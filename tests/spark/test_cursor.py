@@ -1,12 +1,13 @@
-"""The cursor of a stream, without Spark: what its reader tells the broker of."""
+"""The two ends of a stream, without Spark: what its reader and its writer tell the broker of."""
 
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from headrace.errors import NotFound
-from headrace.spark.options import read_options
+from headrace.errors import HeadraceError, NotFound
+from headrace.spark.options import read_options, write_options
 from headrace.spark.reader import StreamReader
 from headrace.spark.source import open_access
+from headrace.spark.writer import Staged, StreamWriter
 from tests.spark.world import RunningBroker, numbered
 
 
@@ -35,3 +36,10 @@ def test_a_topic_that_is_deleted_ends_a_stream_only_if_loss_does(shared_broker: 
             assert (topic["topic"], topic["partitions"][0]["offset"]) == (f"{name}.b", 10)
     finally:
         reader.stop()
+
+
+def test_a_batch_of_no_known_query_is_not_stored(shared_broker: RunningBroker) -> None:
+    """All such queries would be one writer, and the second one's batches taken for repeats of the first one's."""
+    options = write_options({"bootstrap": shared_broker.url, "topic": "nameless"})
+    with pytest.raises(HeadraceError, match="which query"):
+        StreamWriter(options, ["value"]).commit([Staged(query=None)], 0)

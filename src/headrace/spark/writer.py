@@ -121,7 +121,8 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
         queries = {message.query for message in messages if isinstance(message, Staged)}
         if not queries:
             return  # a batch without a single task has nothing to store
-        assert len(queries) == 1, "the tasks of a batch belong to one query"
+        if len(queries) != 1 or None in queries:  # one name for several would make the batches of one another's repeats
+            raise HeadraceError(f"batch {batchId} cannot be stored once: Spark does not say which query it is of")
         self._commit(f"spark:{queries.pop()}", batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
