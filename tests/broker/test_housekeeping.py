@@ -43,6 +43,7 @@ async def test_a_log_that_somebody_else_compacts_is_not_taken_for_compacted(tmp_
     await broker.housekeeping._compact(log)  # while that one is under way
     assert log.id not in broker.housekeeping._compacted
     assert await done is None
+    await broker.close()
 
 
 async def test_what_cannot_be_swept_does_not_end_housekeeping(tmp_path: Path) -> None:
