@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.errors import DataFolderLocked, InvalidInput, LogClosed, OffsetOutOfRange
+from headrace.errors import CorruptLog, DataFolderLocked, InvalidInput, LogClosed, OffsetOutOfRange
 from headrace.log import shard as shard_module
 from headrace.log.disk import RealDisk
 from headrace.record.types import Record
@@ -174,6 +174,18 @@ def test_housekeeping_removes_what_is_past_its_time(tmp_path: Path) -> None:
         log.maintain()
         assert log.start_offset > 0
         assert [record.offset for record in log] == list(range(log.start_offset, 100))
+
+
+def test_housekeeping_that_was_asked_for_says_what_failed(tmp_path: Path) -> None:
+    with open_log(tmp_path, segment_size="4KB", cleanup_policy="compact") as log:
+        for n in range(100):
+            log.append("x" * 400, key=f"k{n % 7}")
+        damaged = min(tmp_path.glob("logs/*/*.log"))
+        data = bytearray(damaged.read_bytes())
+        data[500] ^= 1
+        damaged.write_bytes(data)
+        with pytest.raises(CorruptLog):
+            log.maintain()
 
 
 def test_records_are_the_same_when_they_are_archived_and_when_they_are_back(tmp_path: Path) -> None:

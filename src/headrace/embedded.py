@@ -1,5 +1,6 @@
 """`headrace.Log`: one durable log in a folder, for programs that want the log and no server."""
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,7 @@ from typing import TypeVar
 
 from headrace.clock import Clock, SystemClock
 from headrace.config import load
-from headrace.errors import Conflict, InvalidInput, LogClosed
+from headrace.errors import Conflict, HeadraceError, InvalidInput, LogClosed, StorageError
 from headrace.log.inspect import Inspector, VerifyReport
 from headrace.log.loading import ReadWaits
 from headrace.log.log import Log as StoredLog
@@ -24,6 +25,8 @@ from headrace.log.tiering import archive, bring_back, is_archivable, parquet_pat
 from headrace.record import codec
 from headrace.record.layout import CODECS
 from headrace.record.types import Record
+
+logger = logging.getLogger("headrace.embedded")
 
 T = TypeVar("T")
 Data = bytes | str
@@ -215,17 +218,24 @@ class Log:
 
     def maintain(self) -> None:
         """Applies retention and compaction now; it happens by itself every `retention_interval`."""
-        done = threading.Semaphore(0)
-        for _ in range(self._on_owner(lambda: self._keep_house(done.release))):
-            done.acquire()
+        done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        failed = [done.get() for _ in range(self._on_owner(lambda: self._keep_house(done.put)))]
+        for error in failed:
+            if error is not None:
+                raise error if isinstance(error, HeadraceError) else StorageError(f"not all was cleaned up: {error}")
 
     def _tick(self) -> None:
         self._shard.tick()
         if self._clock.monotonic() - self._kept_at >= self._housekeeping_s and self._shard.failure is None:
-            self._keep_house()
+            self._keep_house(self._kept_house)
 
-    def _keep_house(self, done: Callable[[], object] = lambda: None) -> int:
-        """How many jobs were begun; each calls `done` when it is over."""
+    @staticmethod
+    def _kept_house(error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, Conflict):  # somebody asked for it at the same time
+            logger.error("housekeeping failed: %s", error)
+
+    def _keep_house(self, done: Callable[[BaseException | None], object]) -> int:
+        """How many jobs were begun; each tells `done` when it is over, with what failed."""
         self._kept_at = self._clock.monotonic()
         housekeeping, policy, begun = self._shard.maintenance, self._settings.cleanup_policy, 0
         housekeeping.sweep()
@@ -233,10 +243,10 @@ class Log:
             ticket = housekeeping.apply_retention(self._log, self._clock.now_ms())
             if ticket is not None:
                 begun += 1
-                ticket.add_callback(lambda _: done())
+                ticket.add_callback(lambda ticket: done(ticket.error))
         if policy != "delete":
             begun += 1
-            housekeeping.compact(self._log, lambda _, __: done())
+            housekeeping.compact(self._log, lambda _, error: done(error))
         return begun
 
     def close(self) -> None:

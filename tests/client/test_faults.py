@@ -240,3 +240,34 @@ def test_positions_are_right_wherever_the_reader_stops() -> None:
         assert consumer.positions == {0: 2}
         assert [m.offset for m in consumer.poll()] == [2]
         assert b"offset=2" in server.requests[-1]
+
+
+def test_whoever_waits_for_a_producer_with_a_bug_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that sends ended with it, and flush waited for ever."""
+
+    def broken(*_: object, **__: object) -> Response:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(Connection, "request", broken)
+    producer = Producer("t", "http://127.0.0.1:1")
+    sent = producer.send("x")
+    with pytest.raises(Unconfirmed, match="ours"):
+        sent.result(30)
+    with pytest.raises(Unconfirmed, match="ours"):
+        producer.flush()
+    with pytest.raises(Unconfirmed, match="ours"):
+        producer.send("y").result(30)
+    with contextlib.suppress(Unconfirmed):
+        producer.close()
+
+
+async def test_whoever_awaits_a_producer_with_a_bug_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object, **__: object) -> Response:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(AsyncConnection, "request", broken)
+    producer = AsyncProducer("t", "http://127.0.0.1:1")
+    for _ in range(2):
+        with pytest.raises(Unconfirmed, match="ours"):
+            await asyncio.wait_for(producer.publish("x"), 30)
+    await producer.close()

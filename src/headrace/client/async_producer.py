@@ -7,7 +7,7 @@ from headrace.client.async_connection import AsyncConnection
 from headrace.client.exchange import DEFAULT_URL, parse_url, path_of
 from headrace.client.outbox import Outbox, halves
 from headrace.client.shapes import NDJSON, Data, Headers, Published, message_line, parse_published
-from headrace.errors import HeadraceError, InvalidInput, LogClosed
+from headrace.errors import HeadraceError, InvalidInput, LogClosed, Unconfirmed
 
 Waiting = tuple[bytes, "asyncio.Future[Published]"]
 
@@ -137,9 +137,10 @@ class AsyncProducer:
             first, second = halves(batch)
             failures = [await self._deliver(first), await self._deliver(second)]
             return next((failure for failure in failures if failure is not None), None)
-        except HeadraceError as error:
-            _fail(batch, error)
-            return error
+        except Exception as bug:  # noqa: BLE001 - a bug of ours, too, is told: nobody may wait for ever
+            told = bug if isinstance(bug, HeadraceError) else Unconfirmed(f"what became of it is not known: {bug!r}")
+            _fail(batch, told)
+            return told
         for (_, future), published in zip(batch, stored, strict=True):
             if not future.done():  # cancelled meanwhile: stored all the same
                 future.set_result(published)

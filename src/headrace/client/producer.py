@@ -9,7 +9,7 @@ from headrace.client.connection import Connection
 from headrace.client.exchange import DEFAULT_URL, parse_url, path_of
 from headrace.client.outbox import Outbox, halves
 from headrace.client.shapes import NDJSON, Data, Headers, Published, message_line, parse_published
-from headrace.errors import HeadraceError, InvalidInput, LogClosed
+from headrace.errors import HeadraceError, InvalidInput, LogClosed, Unconfirmed
 
 Waiting = tuple[bytes, "Future[Published]"]
 
@@ -154,10 +154,11 @@ class Producer:
             first, second = halves(batch)
             failures = [self._deliver(first), self._deliver(second)]
             return next((failure for failure in failures if failure is not None), None)
-        except HeadraceError as error:
+        except Exception as bug:  # noqa: BLE001 - a bug of ours, too, is told: nobody may wait for ever
+            told = bug if isinstance(bug, HeadraceError) else Unconfirmed(f"what became of it is not known: {bug!r}")
             for _, future in batch:
-                future.set_exception(error)
-            return error
+                future.set_exception(told)
+            return told
         for (_, future), published in zip(batch, stored, strict=True):
             future.set_result(published)
         return None

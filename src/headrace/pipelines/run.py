@@ -287,6 +287,7 @@ class Running:
         for said in query.recentProgress:
             if said["batchId"] > self._counted.get(name, -1):
                 self._counted[name] = said["batchId"]
+                self._attempts.pop(name.removesuffix(DEAD), None)  # it has started: what it lost before is forgotten
                 self._rows += said["numInputRows"]
 
     def _finish_cursors(self) -> None:
