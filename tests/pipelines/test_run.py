@@ -144,7 +144,7 @@ def test_the_sample_runs_as_it_is_written_and_stops_when_asked(
         assert flows["totals"]["state_rows"] == 1 and flows["totals"]["phases_ms"]["addBatch"] > 0
         assert all(flow["input_rows_per_second"] >= 0 for flow in flows.values())
         assert {c["name"] for c in broker.ok("GET", "/cursors")["cursors"]} == {
-            "orders.totals.orders", "orders.large_orders.orders",
+            "orders.totals.orders", "orders.totals.dead.orders", "orders.large_orders.orders",
         }  # fmt: skip
         headrace(broker, "pipeline", "stop", "orders")
         assert run.wait() == 0, run.said()
