@@ -71,6 +71,7 @@ class Transaction:
         self.groups: set[str] = set()
         self.offsets: dict[tuple[str, str, int], Committed] = {}
         self.busy = False  # a change is on its way to the disk
+        self.is_saved = True  # what is here is on the disk as well: a change that found no room is not
         self.last_epoch = -1  # of the producer that is still the rightful one, though its epoch was moved on
         self.timer: Timer | None = None
 
@@ -198,7 +199,8 @@ class Transactions:
             raise UnknownProducer(f"producer {producer_id} has no transactional id")
         if epoch != one.epoch:
             raise ProducerFenced(f"producer {producer_id} is at epoch {one.epoch}, not {epoch}")
-        if one.state != ONGOING or where not in one.partitions:
+        # A topic made anew under the name is not in it: its log would get no marker.
+        if one.state != ONGOING or one.partitions.get(where) not in self._shard.logs:
             raise InvalidTransactionState(f"{where[0]}-{where[1]} is not in the transaction")
 
     def _check(self, transactional_id: str, producer_id: int, epoch: int) -> Transaction:
@@ -217,7 +219,8 @@ class Transactions:
         self, transactional_id: str, producer_id: int, epoch: int, partitions: dict[Where, int]
     ) -> None:
         one = self._check(transactional_id, producer_id, epoch)
-        if one.state == ONGOING and all(where in one.partitions for where in partitions):
+        # By log, not by name: a topic may have been made anew since.
+        if one.state == ONGOING and one.is_saved and partitions.items() <= one.partitions.items():
             return
         with self._busy(one):
             self._open(one)
@@ -226,7 +229,7 @@ class Transactions:
 
     async def add_group(self, transactional_id: str, producer_id: int, epoch: int, group: str) -> None:
         one = self._check(transactional_id, producer_id, epoch)
-        if one.state == ONGOING and group in one.groups:
+        if one.state == ONGOING and one.is_saved and group in one.groups:
             return
         with self._busy(one):
             self._open(one)
@@ -328,6 +331,7 @@ class Transactions:
             one.epoch, one.state, one.started_ms = restored.epoch, ONGOING, started_ms
             one.partitions, one.groups, one.offsets = partitions, groups, kept
             raise
+        one.is_saved = True
         if one.timer is not None:
             one.timer.cancel()
             one.timer = None
@@ -349,9 +353,11 @@ class Transactions:
 
     async def _put(self, one: Transaction) -> None:
         one.changed_ms = self._clock.now_ms()
+        one.is_saved = False
         entry = self._shard.group()
         entry.put(TRANSACTIONS, one.transactional_id.encode(), one.saved())
         await entry.commit()
+        one.is_saved = True
 
     @contextmanager
     def _busy(self, one: Transaction) -> Iterator[None]:

@@ -1,0 +1,113 @@
+"""Transactions whose ground moves while they wait for the disk: full disks, topics made anew, time that runs out."""
+
+import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.broker.broker import Broker
+from headrace.broker.transactions import ONGOING
+from headrace.config import Config
+from headrace.errors import DiskFull, InvalidTransactionState
+from headrace.log.disk import RealDisk
+from headrace.record import codec
+
+
+class Full(RealDisk):
+    """No room for the journal while `full`."""
+
+    full = False
+
+    def pwrite(self, file: Any, buffers: Any, position: int) -> int:
+        if self.full and any(any(one) for one in buffers):  # what was refused can still be wiped out
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().pwrite(file, buffers, position)
+
+
+@asynccontextmanager
+async def opened(folder: Path, disk: RealDisk | None = None) -> AsyncIterator[Broker]:
+    config = Config(data_dir=str(folder), http=None, amqp=None, kafka=None)
+    broker = await Broker.open(config, disk=disk)
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+def log_of(broker: Broker) -> Any:
+    return broker.streams.get("t").partitions[0].log
+
+
+async def write(broker: Broker, pid: int, epoch: int, sequence: int = 0) -> None:
+    """A record of the transaction, as the door has it: checked, then appended."""
+    broker.coordination.transactions.check_append(pid, epoch, ("t", 0))
+    data = codec.build(
+        [(None, b"x", (), 1)],
+        timestamp_ms=1,
+        producer_id=pid,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        transactional=True,
+    )
+    await broker.coordination.producers.append(log_of(broker), data, codec.validate(data))
+
+
+async def test_d9_a_partition_that_found_no_room_in_a_transaction_is_not_told_to_be_in_it_the_next_time(
+    tmp_path: Path,
+) -> None:
+    """Told so and killed, nobody knew that the transaction was open: its records held back readers for ever."""
+    disk = Full()
+    async with opened(tmp_path, disk) as broker:
+        await broker.streams.create("t")
+        transactions = broker.coordination.transactions
+        pid, epoch = await transactions.begin_producer("x", 60_000)
+        where = {("t", 0): log_of(broker).id}
+        disk.full = True
+        with pytest.raises(DiskFull):
+            await transactions.add_partitions("x", pid, epoch, where)
+        with pytest.raises(DiskFull):
+            await transactions.add_partitions("x", pid, epoch, where)
+        disk.full = False
+        broker.shard.checkpoints.tick()  # sees that there is room again
+        await transactions.add_partitions("x", pid, epoch, where)
+        await write(broker, pid, epoch)
+    async with opened(tmp_path) as broker:
+        assert broker.coordination.transactions.get("x").state == ONGOING
+        await broker.coordination.transactions.end("x", pid, epoch, commit=True)
+        assert log_of(broker).stable_end == 2
+
+
+async def test_a_group_that_found_no_room_in_a_transaction_is_not_told_to_be_in_it_the_next_time(
+    tmp_path: Path,
+) -> None:
+    disk = Full()
+    async with opened(tmp_path, disk) as broker:
+        transactions = broker.coordination.transactions
+        pid, epoch = await transactions.begin_producer("x", 60_000)
+        disk.full = True
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                await transactions.add_group("x", pid, epoch, "g")
+        disk.full = False
+        await transactions.add_group("x", pid, epoch, "g")
+
+
+async def test_a_topic_made_anew_under_its_name_gets_the_marker_of_what_is_written_to_it(tmp_path: Path) -> None:
+    """The transaction had the log of the topic that was: nothing ended what was written to the new one."""
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        transactions = broker.coordination.transactions
+        pid, epoch = await transactions.begin_producer("x", 60_000)
+        await transactions.add_partitions("x", pid, epoch, {("t", 0): log_of(broker).id})
+        await write(broker, pid, epoch)
+        await broker.streams.delete("t")
+        await broker.streams.create("t")
+        with pytest.raises(InvalidTransactionState):
+            await write(broker, pid, epoch)
+        await transactions.add_partitions("x", pid, epoch, {("t", 0): log_of(broker).id})
+        await write(broker, pid, epoch)
+        await transactions.end("x", pid, epoch, commit=True)
+        assert log_of(broker).stable_end == log_of(broker).visible_end == 2
