@@ -1,5 +1,6 @@
 """Transactions whose ground moves while they wait for the disk: full disks, topics made anew, time that runs out."""
 
+import asyncio
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -111,3 +112,43 @@ async def test_a_topic_made_anew_under_its_name_gets_the_marker_of_what_is_writt
         await write(broker, pid, epoch)
         await transactions.end("x", pid, epoch, commit=True)
         assert log_of(broker).stable_end == log_of(broker).visible_end == 2
+
+
+async def test_a_transaction_whose_time_is_up_while_its_end_finds_no_room_is_aborted_all_the_same(
+    tmp_path: Path,
+) -> None:
+    disk = Full()
+    async with opened(tmp_path, disk) as broker:
+        await broker.streams.create("t")
+        transactions = broker.coordination.transactions
+        pid, epoch = await transactions.begin_producer("x", 60_000)
+        await transactions.add_partitions("x", pid, epoch, {("t", 0): log_of(broker).id})
+        await write(broker, pid, epoch)
+        one = transactions.get("x")
+        disk.full = True
+        ending = asyncio.ensure_future(transactions.end("x", pid, epoch, commit=True))
+        await asyncio.sleep(0)
+        assert one.busy
+        assert one.timer is not None
+        one.timer.cancel()
+        transactions._timed_out(one)  # its timer fires now
+        with pytest.raises(DiskFull):
+            await ending
+        disk.full = False
+        assert one.state == ONGOING
+        assert one.timer is not None, "nobody would ever abort it"
+
+
+async def test_a_change_that_comes_first_does_not_end_the_time_out_of_a_transaction(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        transactions = broker.coordination.transactions
+        pid, epoch = await transactions.begin_producer("x", 60_000)
+        await transactions.add_group("x", pid, epoch, "g")
+        one = transactions.get("x")
+        assert one.timer is not None
+        one.timer.cancel()
+        changing = asyncio.ensure_future(transactions.add_group("x", pid, epoch, "h"))
+        transactions._timed_out(one)  # its timer fires; the change is a step ahead of the abort
+        await changing
+        assert one.state == ONGOING
+        assert one.timer is not None, "nobody would ever abort it"

@@ -283,16 +283,17 @@ class Transactions:
 
     def _timed_out(self, one: Transaction) -> None:
         one.timer = None
-        if one.state != ONGOING:
-            return
-        if one.busy:
+        if one.busy:  # also while it ends: that may still fail, and then it is open as before
             one.timer = self._timers.call_later(RETRY_S, lambda: self._timed_out(one))
-        elif self._spawn is not None:
+        elif one.state == ONGOING and self._spawn is not None:
             self._spawn(self._abort_late(one))
 
     async def _abort_late(self, one: Transaction) -> None:
         """Its producer is gone or stuck: the epoch moves on, so that it can not come back into the middle."""
-        if one.busy or one.state != ONGOING:
+        if one.busy:  # since it was decided
+            self._timed_out(one)
+            return
+        if one.state != ONGOING:
             return
         with self._busy(one):
             epoch = one.epoch
