@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.transactions import ONGOING
+from headrace.broker.transactions import ABORTED, ONGOING
 from headrace.config import Config
-from headrace.errors import DiskFull, InvalidTransactionState
+from headrace.errors import DiskFull, InvalidTransactionState, ProducerFenced
 from headrace.log.disk import RealDisk
 from headrace.record import codec
 
@@ -152,3 +152,23 @@ async def test_a_change_that_comes_first_does_not_end_the_time_out_of_a_transact
         await changing
         assert one.state == ONGOING
         assert one.timer is not None, "nobody would ever abort it"
+
+
+async def test_the_last_epoch_of_a_producer_is_fenced_as_well_when_its_time_is_up(tmp_path: Path) -> None:
+    """It came back into the middle: what it wrote before was aborted, what it wrote after was committed."""
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        transactions = broker.coordination.transactions
+        pid, _ = await transactions.begin_producer("x", 60_000)
+        one = transactions.get("x")
+        one.epoch = epoch = 32766
+        where = {("t", 0): log_of(broker).id}
+        await transactions.add_partitions("x", pid, epoch, where)
+        await write(broker, pid, epoch)
+        await transactions._abort_late(one)
+        assert one.state == ABORTED
+        with pytest.raises(ProducerFenced):
+            await transactions.add_partitions("x", pid, epoch, where)
+        fresh, first = await transactions.begin_producer("x", 60_000, pid, epoch)
+        assert fresh != pid
+        assert first == 0

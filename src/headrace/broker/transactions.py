@@ -33,7 +33,7 @@ from headrace.record.layout import CONTROL_ABORT, CONTROL_COMMIT
 
 TRANSACTIONS = "transactions"
 TIMEOUT_MS_MAX = 15 * 60 * 1000
-EPOCH_MAX = 32766  # an int16; the last one is kept for fencing
+EPOCH_MAX = 32766  # that a producer gets: an int16, of which the last one is kept for fencing
 RETRY_S = 1.0
 
 EMPTY = "Empty"
@@ -307,7 +307,7 @@ class Transactions:
         """One entry: markers in every log, offsets, and the state of the transaction."""
         before = one.saved()
         producer_id = one.producer_id
-        if bump and one.epoch < EPOCH_MAX:
+        if bump and one.epoch <= EPOCH_MAX:
             one.epoch += 1
         epoch = one.epoch
         logs = [self._shard.logs[log_id] for log_id in one.partitions.values() if log_id in self._shard.logs]
