@@ -6,7 +6,8 @@ is durable before its first member is answered, what it has settled before an ac
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -68,9 +69,7 @@ class ShareGroup:
 class ShareGroups:
     """Owned by the broker; every method runs on the loop's thread."""
 
-    def __init__(
-        self, shard: Shard, clock: Clock, timers: Timers, topics: Callable[[], Mapping[str, int]]
-    ) -> None:
+    def __init__(self, shard: Shard, clock: Clock, timers: Timers, topics: Callable[[], Mapping[str, int]]) -> None:
         self.settings = ShareSettings()
         self._shard = shard
         self._clock = clock
@@ -226,7 +225,8 @@ class ShareGroups:
         for log, share in started.items():
             entry.put(SHARES, share_key(group, log.id), share.save())
         await entry.commit()
-        group.partitions.update({log.id: share for log, share in started.items() if not log.is_deleted})
+        kept = self._groups.setdefault(group.group_id, group)  # its last member may have left meanwhile
+        kept.partitions.update({log.id: share for log, share in started.items() if not log.is_deleted})
 
     def partition(self, group: ShareGroup, log: Log) -> SharePartition:
         known = group.partitions.get(log.id)
@@ -249,9 +249,7 @@ class ShareGroups:
             came_back = [one.release_expired(now) for one in group.partitions.values()]
             if any(came_back):
                 self._wake(group)
-            deadlines += [
-                left for one in group.partitions.values() if (left := one.next_deadline()) is not None
-            ]
+            deadlines += [left for one in group.partitions.values() if (left := one.next_deadline()) is not None]
         if deadlines:
             self._lock_timer = self._timers.call_later(max(0.01, min(deadlines) - now), self._locks_over)
 
@@ -282,26 +280,42 @@ class ShareGroups:
 
     async def move(self, group_id: str, starts: Mapping[Log, int]) -> None:
         """Everything below the offset given counts as done, nothing above it does."""
-        group = self._idle(group_id)
         async with self._beginning:
-            await self._set(group, {log: SharePartition(offset) for log, offset in starts.items()})
+            group = self._idle(group_id)
+            with self._hidden(group, [log.id for log in starts]):
+                await self._set(group, {log: SharePartition(offset) for log, offset in starts.items()})
 
     async def forget(self, group_id: str, log_ids: Iterable[int]) -> None:
         """As if the group had never read these logs."""
-        group = self._idle(group_id)
+        async with self._beginning:
+            await self._forget(self._idle(group_id), log_ids)
+
+    async def _forget(self, group: ShareGroup, log_ids: Iterable[int]) -> None:
         entry = self._shard.group()
-        gone = [log_id for log_id in log_ids if log_id in group.partitions]
-        for log_id in gone:
-            entry.delete(SHARES, share_key(group, log_id))
-        await entry.commit()
-        for log_id in gone:
-            group.partitions.pop(log_id, None)
+        with self._hidden(group, log_ids) as gone:
+            for log_id in gone:
+                entry.delete(SHARES, share_key(group, log_id))
+            await entry.commit()
+
+    @contextmanager
+    def _hidden(self, group: ShareGroup, log_ids: Iterable[int]) -> Iterator[Iterable[int]]:
+        """While it waits for the disk a member may come: it finds none of these, and waits in begin() for what
+        becomes of them, instead of reading what is about to go."""
+        held = {log_id: group.partitions.pop(log_id) for log_id in log_ids if log_id in group.partitions}
+        try:
+            yield held
+        except HeadraceError:
+            kept = self._groups.setdefault(group.group_id, group)
+            kept.partitions.update({log_id: one for log_id, one in held.items() if log_id in self._shard.logs})
+            raise
 
     async def delete(self, group_id: str) -> None:
         """How it is configured stays, as in Kafka."""
-        await self.forget(group_id, list(self._idle(group_id).partitions))
-        if not self._groups[group_id].members:
-            del self._groups[group_id]
+        async with self._beginning:
+            group = self._idle(group_id)
+            await self._forget(group, list(group.partitions))
+            if self._groups.get(group_id) is group and not group.members:
+                del self._groups[group_id]
 
     def topic_deleted(self, log_ids: list[int]) -> None:
         for group in self._groups.values():
