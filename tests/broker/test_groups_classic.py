@@ -213,6 +213,29 @@ def test_a_group_survives_a_restart_with_its_members(world: World) -> None:
     assert not world.groups.classic("g").members
 
 
+def test_a_restart_between_join_and_sync_does_not_make_a_static_members_empty_place_its_assignment(
+    world: World,
+) -> None:
+    """The group came back stable, with nothing assigned to anybody, and stayed so."""
+    world.join("g", instance_id="one")
+    again = world.join("g", instance_id="one").result
+    world.restart()
+    with pytest.raises(UnknownMember):  # it joins again; a fenced one would give up
+        assert world.sync("g", again, {again.member_id: b"mine"}).result
+    joined = world.join("g", instance_id="one").result
+    assert world.sync("g", joined, {joined.member_id: b"mine"}).result.assignment == b"mine"
+
+
+def test_a_member_that_joined_an_unfinished_rebalance_joins_again_after_a_restart(world: World) -> None:
+    first = world.join("g", instance_id="one").result
+    world.sync("g", first, {first.member_id: b"mine"})
+    world.join("g", instance_id="two")
+    world.join("g", instance_id="two")  # before the first hears of it
+    world.restart()
+    third = world.join("g", instance_id="two")
+    assert third.result.generation > first.generation, "not a place in a generation it was never assigned anything in"
+
+
 def test_a_group_with_members_can_not_be_deleted(world: World) -> None:
     [joined] = world.stable("g", 1)
     with pytest.raises(GroupNotEmpty):

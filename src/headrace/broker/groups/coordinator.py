@@ -129,7 +129,9 @@ class Groups:
                     member.assignment,
                 )
                 for member in group.members.values()
-            ],
+            ]
+            if group.state is GroupState.STABLE  # else nobody is assigned anything: all join again
+            else [],
         )
         self._stage(lambda entry: entry.put(GROUPS, group.group_id.encode(), msgspec.msgpack.encode(saved)))
 
