@@ -91,3 +91,14 @@ def test_offsets_of_a_group_without_members_expire() -> None:
 def test_a_group_that_is_not_there_can_not_be_deleted() -> None:
     with pytest.raises(GroupNotFound):
         World().groups.delete("g", lambda error: None)
+
+
+def test_offsets_of_the_group_without_a_name_do_not_keep_others_from_expiring() -> None:
+    """Old clients commit to it, as Kafka lets them."""
+    world = World(offsets_retention_ms=1000)
+    for group in ("", "g"):
+        world.groups.check_commit(group, "", None, -1)
+        world.groups.commit([committed(5, group, commit_ms=world.clock.now_ms())], lambda error: None)
+    world.timers.advance(2000)
+    assert not world.groups.exists("g")
+    assert not world.groups.exists("")
