@@ -78,9 +78,7 @@ class StreamDocument(msgspec.Struct, frozen=True, kw_only=True):
 class Stream:
     """A stream that exists. Held by readers for as long as they like: `is_deleted` says when it is over."""
 
-    def __init__(
-        self, document: StreamDocument, settings: StreamSettings, partitions: list[Partition]
-    ) -> None:
+    def __init__(self, document: StreamDocument, settings: StreamSettings, partitions: list[Partition]) -> None:
         self.document = document
         self.settings = settings
         self.is_topic = is_topic_name(document.name)  # for Kafka clients; asked for every batch
@@ -278,11 +276,13 @@ class Streams:
         self._check(document.name, document.vhost, partitions, document.kind)
         return [self._shard.next_log_id() for _ in range(partitions - have)]
 
-    async def delete(self, name: str, vhost: str = DEFAULT_VHOST) -> None:
+    async def delete(self, name: str, vhost: str = DEFAULT_VHOST, *, only: Stream | None = None) -> None:
         """The catalog first, then the logs: a crash in between leaves logs that nobody names, never a stream
-        without its logs."""
+        without its logs. `only`: spares another one that was made under the name since."""
         async with self._changing:
             stream = self.get(name, vhost)
+            if only is not None and stream is not only:
+                raise StreamNotFound(name, vhost)
             await self._in_thread(lambda: self._catalog.remove(CATALOG_KIND, stream.document.identity))
             del self._streams[vhost, name]
             stream.is_deleted = True
@@ -295,9 +295,7 @@ class Streams:
                     self._shard.delete_log(log_id)
 
     def _add(self, document: StreamDocument) -> Stream:
-        partitions = [
-            Partition(n, self._shard.create_log(spec)) for n, spec in enumerate(self._specs(document))
-        ]
+        partitions = [Partition(n, self._shard.create_log(spec)) for n, spec in enumerate(self._specs(document))]
         stream = Stream(document, self._settings(document), partitions)
         self._register(stream)
         for callback in self._on_create:
@@ -318,9 +316,7 @@ class Streams:
         if not 0 < size <= NAME_BYTES_MAX:
             raise InvalidInput(f"a name has 1 to {NAME_BYTES_MAX} bytes, not {size}")
         if not 1 <= partitions <= self._config.partitions_max:
-            raise InvalidInput(
-                f"a topic has 1 to {self._config.partitions_max:,} partitions, not {partitions}"
-            )
+            raise InvalidInput(f"a topic has 1 to {self._config.partitions_max:,} partitions, not {partitions}")
 
     def _specs(self, document: StreamDocument) -> Specs:
         settings = self._settings(document)

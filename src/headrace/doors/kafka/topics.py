@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.streams import check_topic_name
+from headrace.broker.streams import Stream, check_topic_name
 from headrace.config import InvalidSetting
 from headrace.doors.kafka import access, configs
-from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.errors import Code, UnknownTopicId, code_of
 from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
-from headrace.errors import Conflict, HeadraceError, InvalidInput
+from headrace.errors import Conflict, HeadraceError, InvalidInput, StreamNotFound
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -97,16 +97,12 @@ def count_partitions(door: "KafkaDoor", topic: Any) -> int:
             raise InvalidInput("partitions are numbered from 0")
         return len(numbers)
     if topic.replication_factor not in (DEFAULT, 1):
-        raise InvalidReplicas(
-            f"Replication factor: {topic.replication_factor} larger than available brokers: 1."
-        )
+        raise InvalidReplicas(f"Replication factor: {topic.replication_factor} larger than available brokers: 1.")
     partitions: int = topic.num_partitions
     if partitions == DEFAULT:
         partitions = door.config.auto_create_partitions
     if not 1 <= partitions <= door.config.partitions_max:
-        raise InvalidPartitions(
-            f"a topic has 1 to {door.config.partitions_max:,} partitions, not {partitions}"
-        )
+        raise InvalidPartitions(f"a topic has 1 to {door.config.partitions_max:,} partitions, not {partitions}")
     return partitions
 
 
@@ -126,11 +122,20 @@ async def delete_topics(door: "KafkaDoor", request: Request, fields: Any) -> dic
             answer["name"] = stream.name
             if topic_id is not None:
                 answer["topic_id"] = door.topics.id_of(stream)
-            await door.broker.streams.delete(stream.name)
+            await delete_topic(door, stream, topic_id if name is None else None)
         except HeadraceError as error:
             answer.update(error_code=code_of(error), error_message=str(error))
         answers.append(answer)
     return {"responses": answers}
+
+
+async def delete_topic(door: "KafkaDoor", stream: Stream, topic_id: bytes | None) -> None:
+    try:
+        await door.broker.streams.delete(stream.name, only=stream)
+    except StreamNotFound:
+        if topic_id is not None:  # gone while this waited, whatever has its name by now
+            raise UnknownTopicId(topic_id) from None
+        raise
 
 
 async def create_partitions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
