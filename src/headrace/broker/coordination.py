@@ -66,7 +66,7 @@ class Coordination:
     async def _forget_stream(self, stream: Stream) -> None:
         if stream.vhost == "/":
             self.groups.topic_deleted(stream.name)
-            self.shares.topic_deleted(stream.document.logs)
+            self.shares.topic_deleted(stream.name, stream.document.logs)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = self._loop.create_task(work)

@@ -51,6 +51,7 @@ class ShareMember:
     assigned: frozenset[TopicPartition] = frozenset()
     timer: Timer | None = None
     deadline: float = 0.0
+    is_outdated: bool = False  # it was told of a topic that is gone
 
 
 @dataclass(slots=True)
@@ -164,8 +165,9 @@ class ShareGroups:
         wanted = frozenset(
             (topic, number) for topic in member.topics if topic in counts for number in range(counts[topic])
         )
-        is_news = wanted != member.assigned or epoch == 0
+        is_news = wanted != member.assigned or epoch == 0 or member.is_outdated
         if is_news:
+            member.is_outdated = False
             group.epoch += 1
             member.assigned, member.epoch = wanted, group.epoch
         return member, is_news or epoch != member.epoch
@@ -317,8 +319,10 @@ class ShareGroups:
             if self._groups.get(group_id) is group and not group.members:
                 del self._groups[group_id]
 
-    def topic_deleted(self, log_ids: list[int]) -> None:
+    def topic_deleted(self, topic: str, log_ids: list[int]) -> None:
         for group in self._groups.values():
+            for member in group.members.values():  # one made under its name is news to them: it has another id
+                member.is_outdated = member.is_outdated or any(name == topic for name, _ in member.assigned)
             gone = [log_id for log_id in log_ids if group.partitions.pop(log_id, None) is not None]
             if gone:
                 entry = self._shard.group()

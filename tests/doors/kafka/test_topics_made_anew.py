@@ -2,10 +2,11 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from headrace.doors.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
-from tests.doors.kafka.world import World, world_at
+from tests.doors.kafka.world import Client, World, world_at
 
 
 def topic_id(world: World) -> bytes:
@@ -39,3 +40,51 @@ async def test_deleting_a_topic_by_its_id_spares_the_one_that_was_made_meanwhile
         [answer] = (await deleting).responses
         assert answer.error_code == Code.UNKNOWN_TOPIC_ID
         assert world.broker.streams.find("t") is not None
+
+
+async def consumer_beat(client: Client, epoch: int, **fields: Any) -> Any:
+    answer = await client.call(
+        Api.CONSUMER_GROUP_HEARTBEAT, 0, group_id="g", member_id="m", member_epoch=epoch, **fields
+    )
+    assert answer.error_code == 0, answer.error_message
+    return answer
+
+
+async def test_a_member_of_the_new_protocol_hears_of_a_topic_made_anew_between_two_heartbeats(
+    tmp_path: Path,
+) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        joined = await consumer_beat(
+            client, 0, subscribed_topic_names=["t"], rebalance_timeout=30_000, topic_partitions=[]
+        )
+        told = joined.assignment.topic_partitions
+        assert [one.topic_id for one in told] == [topic_id(world)]
+        owned = [{"topic_id": topic_id(world), "partitions": [0]}]
+        beat = await consumer_beat(client, joined.member_epoch, topic_partitions=owned)
+        again = await make_anew(world)
+        beat = await consumer_beat(client, beat.member_epoch, subscribed_topic_names=None, topic_partitions=None)
+        assert beat.assignment is not None, "it reads the one that is gone, for ever"
+        assert [(one.topic_id, one.partitions) for one in beat.assignment.topic_partitions] == [(again, [0])]
+        await world.broker.streams.delete("t")
+        beat = await consumer_beat(client, beat.member_epoch, subscribed_topic_names=None, topic_partitions=None)
+        assert beat.assignment is not None
+        assert beat.assignment.topic_partitions == [], "nor one that is not made again"
+
+
+async def test_a_member_of_a_share_group_hears_of_a_topic_made_anew_between_two_heartbeats(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        names: dict[str, Any] = {"group_id": "s", "member_id": "m"}
+        joined = await client.call(Api.SHARE_GROUP_HEARTBEAT, 1, member_epoch=0, subscribed_topic_names=["t"], **names)
+        again = await make_anew(world)
+        beat = await client.call(
+            Api.SHARE_GROUP_HEARTBEAT, 1, member_epoch=joined.member_epoch, subscribed_topic_names=None, **names
+        )
+        assert beat.error_code == 0
+        assert beat.assignment is not None, "it reads the one that is gone, for ever"
+        assert [(one.topic_id, one.partitions) for one in beat.assignment.topic_partitions] == [(again, [0])]
+        log = world.broker.streams.get("t").partitions[0].log
+        assert log.id in world.broker.coordination.shares.known("s").partitions, "and has begun there"

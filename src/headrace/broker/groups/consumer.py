@@ -84,6 +84,7 @@ class ConsumerMember:
     revoke_deadline: float = 0.0
     away: bool = False  # static, left for a moment
     may_read: Callable[[str], bool] | None = None
+    is_outdated: bool = False  # it was told of a topic that is gone
 
     @property
     def holds(self) -> set[TopicPartition]:
@@ -148,7 +149,8 @@ class ConsumerGroup:
         before = frozenset(member.assigned)
         self._reconcile(member, beat.owned)
         after = frozenset(member.assigned)
-        wants_all = beat.epoch == JOIN_EPOCH or beat.topics is not None or beat.owned is not None
+        wants_all = beat.epoch == JOIN_EPOCH or beat.topics is not None or beat.owned is not None or member.is_outdated
+        member.is_outdated = False
         return Answer(member.member_id, member.epoch, after if wants_all or after != before else None)
 
     def check_commit(self, member_id: str, epoch: int) -> None:
@@ -171,6 +173,16 @@ class ConsumerGroup:
 
     def subscribes(self, topic: str) -> bool:
         return any(topic in self._wanted(member) for member in self.members.values())
+
+    def topic_deleted(self, topic: str) -> None:
+        """One made under its name before the next heartbeat is news to all: it has another id."""
+        if all(name != topic for member in self.members.values() for name, _ in member.holds):
+            return
+        for member in self.members.values():
+            member.assigned = {which for which in member.assigned if which[0] != topic}
+            member.revoking = {which for which in member.revoking if which[0] != topic}
+            member.is_outdated = True
+        self._seen = ()
 
     def close(self) -> None:
         for member in self.members.values():

@@ -238,6 +238,9 @@ class Groups:
             gone = [which for which in self.offsets.of(group_id) if which[0] == topic]
             if gone:
                 self.offsets.delete(group_id, gone, lambda error: None)
+        for group in self._groups.values():
+            if isinstance(group, ConsumerGroup):
+                group.topic_deleted(topic)
 
     def _sweep_now(self) -> None:
         self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
