@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
+from headrace.broker.groups.offsets import Committed
 from headrace.broker.transactions import ABORTED, ONGOING
 from headrace.config import Config
 from headrace.errors import DiskFull, InvalidTransactionState, ProducerFenced
@@ -172,3 +173,23 @@ async def test_the_last_epoch_of_a_producer_is_fenced_as_well_when_its_time_is_u
         fresh, first = await transactions.begin_producer("x", 60_000, pid, epoch)
         assert fresh != pid
         assert first == 0
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_d9_offsets_of_a_transaction_hang_on_it_until_its_end_is_on_the_disk(
+    tmp_path: Path, commit: bool
+) -> None:
+    """A consumer that asked for stable offsets got the old ones meanwhile, and read again what was done."""
+    async with opened(tmp_path) as broker:
+        transactions, groups = broker.coordination.transactions, broker.coordination.groups
+        pid, epoch = await transactions.begin_producer("x", 60_000)
+        await transactions.add_group("x", pid, epoch, "g")
+        await transactions.commit_offsets("x", pid, epoch, [Committed("g", "t", 0, 1, 7, 0, "", 1)])
+        ending = asyncio.ensure_future(transactions.end("x", pid, epoch, commit=commit))
+        await asyncio.sleep(0)
+        assert not ending.done()
+        assert groups.offsets.get("g", "t", 0) is None
+        assert transactions.pending_offsets("g") == {("t", 0)}
+        await ending
+        assert (groups.offsets.get("g", "t", 0) is not None) == commit
+        assert transactions.pending_offsets("g") == set()

@@ -70,6 +70,7 @@ class Transaction:
         self.partitions: dict[Where, int] = {}  # to log id
         self.groups: set[str] = set()
         self.offsets: dict[tuple[str, str, int], Committed] = {}
+        self.ending: list[Committed] = []  # offsets of one whose end is on its way to the disk
         self.busy = False  # a change is on its way to the disk
         self.is_saved = True  # what is here is on the disk as well: a change that found no room is not
         self.last_epoch = -1  # of the producer that is still the rightful one, though its epoch was moved on
@@ -248,12 +249,11 @@ class Transactions:
             await self._put(one)
 
     def pending_offsets(self, group: str) -> set[Where]:
-        """Partitions whose offset of the group hangs on an open transaction."""
+        """Partitions whose offset of the group hangs on a transaction that is open, or not ended durably."""
         return {
             (entry.topic, entry.partition)
             for one in self._by_id.values()
-            if one.state == ONGOING and group in one.groups
-            for entry in one.offsets.values()
+            for entry in (one.offsets.values() if one.state == ONGOING else one.ending)
             if entry.group == group
         }
 
@@ -314,6 +314,7 @@ class Transactions:
         offsets = [*one.offsets.values()] if commit else []
         partitions, groups, kept = one.partitions, one.groups, one.offsets
         started_ms = one.started_ms
+        one.ending = [*kept.values()]
         one.clear()
         one.state = COMMITTED if commit else ABORTED
         one.changed_ms = self._clock.now_ms()
@@ -332,6 +333,8 @@ class Transactions:
             one.epoch, one.state, one.started_ms = restored.epoch, ONGOING, started_ms
             one.partitions, one.groups, one.offsets = partitions, groups, kept
             raise
+        finally:
+            one.ending = []
         one.is_saved = True
         if one.timer is not None:
             one.timer.cancel()
