@@ -193,3 +193,29 @@ async def test_d9_offsets_of_a_transaction_hang_on_it_until_its_end_is_on_the_di
         await ending
         assert (groups.offsets.get("g", "t", 0) is not None) == commit
         assert transactions.pending_offsets("g") == set()
+
+
+async def test_what_a_producer_sent_behind_a_batch_that_found_no_room_is_refused_with_it(tmp_path: Path) -> None:
+    """The second was stored without the first, which then came too late for its number."""
+    disk = Full()
+    async with opened(tmp_path, disk) as broker:
+        await broker.streams.create("t")
+
+        def send(sequence: int) -> Any:
+            data = codec.build(
+                [(None, b"x", (), 1)], timestamp_ms=1, producer_id=5, producer_epoch=0, base_sequence=sequence
+            )
+            return broker.coordination.producers.append(log_of(broker), data, codec.validate(data))
+
+        await send(0)
+        disk.full = True
+        first = send(1)
+        first.add_callback(lambda _: setattr(disk, "full", False))  # there is room for the next round
+        while broker.shard.intake.in_flight is None:
+            await asyncio.sleep(0)
+        second = send(2)
+        for ticket in (first, second):
+            with pytest.raises(DiskFull):
+                await ticket
+        broker.shard.checkpoints.tick()
+        assert [(await send(sequence)).base_offset for sequence in (1, 2)] == [1, 2]

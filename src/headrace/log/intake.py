@@ -1,6 +1,6 @@
 """What is staged, the round that is under way, and what became of it: one round at a time, on the owner thread."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from headrace.log.journal import JournalFull
 from headrace.log.log import Log, wake_all
 from headrace.log.plans import Plan
 from headrace.log.rounds import END_BYTES, Committed
-from headrace.log.staging import Round, Staging, resolve_all
+from headrace.log.staging import Round, Staging, Unit, resolve_all
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
@@ -107,7 +107,7 @@ class Intake(Staging):
         if isinstance(error, DiskFull):
             self.shard.is_full = True
             self._take_back(batch)
-            self._tell(batch, error, ())
+            self._tell(batch, error, (), self._take_behind())
         elif error is not None:
             self.shard.fail(error)
         elif self.shard.committer.is_stuck:
@@ -138,11 +138,23 @@ class Intake(Staging):
                 callback()
         self.shard.close_when_idle()
 
-    def _tell(self, batch: Round, error: HeadraceError | None, touched: Iterable[Log]) -> None:
+    def _take_behind(self) -> list[Unit]:
+        """Appends that wait behind a round that was refused go with it, as those do that come now: they were numbered
+        as if it were there, and what a producer sent first must not be stored last, or never."""
+        behind = [unit for unit in self.pending if unit.parts]
+        rest = [unit for unit in self.pending if not unit.parts]
+        self.pending.clear()
+        self.pending.extend(rest)
+        self.pending_bytes -= sum(unit.size for unit in behind)
+        return behind
+
+    def _tell(
+        self, batch: Round, error: HeadraceError | None, touched: Iterable[Log], behind: Sequence[Unit] = ()
+    ) -> None:
         """What became of it. A bug in somebody's callback is for the loop's log, and holds up nobody else."""
         self.pending_bytes -= batch.size
         try:
-            resolve_all(batch.units, error)
+            resolve_all([*batch.units, *behind], error)
         finally:
             try:
                 wake_all(touched)
