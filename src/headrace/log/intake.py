@@ -154,7 +154,7 @@ class Intake(Staging):
         """What became of it. A bug in somebody's callback is for the loop's log, and holds up nobody else."""
         self.pending_bytes -= batch.size
         try:
-            resolve_all([*batch.units, *behind], error)
+            resolve_all([*batch.units, *behind] if behind else batch.units, error)
         finally:
             try:
                 wake_all(touched)
