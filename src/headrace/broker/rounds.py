@@ -8,6 +8,7 @@ a transaction) is put between begin_atomic and end_atomic, and becomes one group
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,8 @@ from headrace.errors import HeadraceError, StorageError
 
 if TYPE_CHECKING:
     from headrace.broker.view import Delta, View
+
+logger = logging.getLogger("headrace.broker")
 
 SETTLE_TABLE = "settle"
 HELD_BYTES_MAX = 1 << 20  # more than this does not wait for the running round: work on it can begin
@@ -182,7 +185,14 @@ class Rounds:
         self._shard.begin_round()  # all of this turn is staged: what comes next waits for this flush anyway
         self._one_done(flush, None)
 
-    def _stage(self, flush: Flush, stage: Callable[[], Any], undo: Callable[[], None] | None = None) -> None:
+    def _stage(
+        self,
+        flush: Flush,
+        stage: Callable[[], Any],
+        undo: Callable[[], None] | None = None,
+        stored: Callable[[], None] | None = None,
+    ) -> None:
+        """`stored` or `undo` is called for this part alone, however the others of the flush end."""
         flush.tickets += 1
         try:
             ticket = stage()
@@ -194,8 +204,11 @@ class Rounds:
         flush.left += 1
 
         def resolved(done: Any) -> None:
-            if done.error is not None and undo is not None:
-                undo()
+            if done.error is not None:
+                if undo is not None:
+                    undo()
+            elif stored is not None:
+                stored()
             self._one_done(flush, done.error)
 
         ticket.add_callback(resolved)
@@ -221,22 +234,19 @@ class Rounds:
                 if delta.moving and view.on_reserved is not None:
                     self._loop.call_later(RETRY_S, view.on_reserved)  # not at once: the disk is full
 
-        def saved(error: HeadraceError | None) -> None:
-            if error is None:
-                for view, delta in deltas:
-                    view.saved(delta)
+        def saved() -> None:
+            for view, delta in deltas:
+                view.saved(delta)
 
-        flush.waiters.insert(0, saved)
         if not batches:
             # Settles alone: whoever waits for publishes does not care how they end.
-            flush.waiters.remove(saved)
-            lone = Flush([saved])
+            lone = Flush([])
             lone.left = 1
-            self._stage(lone, stage, undo)
+            self._stage(lone, stage, undo, saved)
             self._outstanding += 1
             self._one_done(lone, None)
             return
-        self._stage(flush, stage, undo)
+        self._stage(flush, stage, undo, saved)
 
     def _one_done(self, flush: Flush, error: HeadraceError | None) -> None:
         if error is not None:
@@ -251,7 +261,10 @@ class Rounds:
             if len(flush.errors) < flush.tickets:
                 outcome = PartlyStored(str(outcome))
         for waiter in flush.waiters:
-            waiter(outcome)
+            try:
+                waiter(outcome)
+            except Exception as error:  # all the others are to have their answer, and the next flush its turn
+                logger.error("what was to be done after a flush failed: %s", error, exc_info=error)
         if self._closed or self._outstanding:
             return
         if flush.errors:

@@ -1,0 +1,129 @@
+"""Queues, exchanges and bindings that change while somebody waits for the disk, and failures that must stay alone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.broker.broker import Broker
+from headrace.broker.exchanges import DELAYED
+from headrace.broker.message import Message
+from headrace.broker.queue import Queue
+from headrace.broker.vhost import VirtualHost
+from headrace.config import Config
+from headrace.errors import StorageError
+from headrace.record.properties import edit
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    made = await Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None))
+    yield made
+    if not made.shard.is_closed:
+        await made.close()
+
+
+@pytest.fixture
+def host(broker: Broker) -> VirtualHost:
+    return broker.vhosts.get("/")
+
+
+async def declare(host: VirtualHost, name: str, *, durable: bool = True, auto_delete: bool = False,
+                  **arguments: object) -> Queue:  # fmt: skip
+    named = {key.replace("_", "-"): value for key, value in arguments.items()}
+    return await host.declare_queue(
+        name, durable=durable, exclusive=False, auto_delete=auto_delete, arguments=named, owner=None
+    )
+
+
+async def declare_exchange(host: VirtualHost, name: str, kind: str = "direct", **options: Any) -> Any:
+    wanted = {"durable": True, "auto_delete": False, "internal": False, "arguments": {}} | options
+    return await host.declare_exchange(name, kind, **wanted)
+
+
+def say(queue: Queue, *bodies: bytes) -> list[bool]:
+    now = queue.vhost.clock.now_ms()
+    return [queue.publish(Message("", queue.name, b"\0\0", body), now) for body in bodies]
+
+
+def bodies(queue: Queue) -> list[bytes]:
+    found = []
+    while (taken := queue.get()) is not None:
+        found.append(taken[2].body)
+    return found
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def refuse(*_: object, **__: object) -> Any:
+    raise StorageError("no room")
+
+
+# Rounds.
+
+
+async def test_what_fails_for_one_queue_after_a_round_keeps_no_answer_from_others(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = await declare(host, "damaged", x_message_ttl=60_000)
+    say(damaged, b"1")
+    await host.rounds.settle_down()
+    monkeypatch.setattr(damaged.view.log, "read", refuse)
+    monkeypatch.setattr(damaged.view.log, "read_now", refuse)
+    damaged.view.release_chunk()
+    say(damaged, b"2")
+    async with asyncio.timeout(5):
+        await host.rounds.settle_down()
+
+
+async def test_a_reservation_that_was_stored_is_known_although_another_queue_of_its_round_was_refused(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, other = await declare(host, "q"), await declare(host, "other")
+    say(queue, b"1")
+    await host.rounds.settle_down()
+    monkeypatch.setattr(other.view.log, "append", refuse)
+    host.rounds.begin_atomic()
+    say(queue, b"2")
+    host.rounds.end_atomic()
+    say(other, b"lost")
+    async with asyncio.timeout(5):
+        await queue.prepare_get()
+    assert bodies(queue) == [b"1", b"2"]
+
+
+# Deleting and declaring.
+
+
+# Bindings.
+
+
+async def restarted(broker: Broker) -> tuple[Broker, list[str]]:
+    await broker.close()
+    again = await Broker.open(broker.config)
+    host = again.vhosts.get("/")
+    return again, sorted(b.key for b in host.routing.bindings_to(host.queues["q"]))
+
+
+# Delays.
+
+
+async def delayed(host: VirtualHost, *texts: bytes) -> Queue:
+    exchange = await declare_exchange(host, "x", DELAYED, arguments={"x-delayed-type": "fanout"})
+    queue = await declare(host, "q")
+    await host.bind("x", queue, "", {})
+    for body in texts:
+        properties = edit(b"\0\0", headers={"x-delay": 50})
+        assert host.delays.delay(exchange, Message("x", "", properties, body), host.clock.now_ms())
+    await host.rounds.settle_down()
+    assert host.delays.waiting("x") == len(texts)
+    return queue
+
+
+# Bounds, expiry and dead letters.
