@@ -13,7 +13,7 @@ from headrace.broker.message import Message
 from headrace.broker.queue import Queue
 from headrace.broker.vhost import VirtualHost
 from headrace.config import Config
-from headrace.errors import StorageError
+from headrace.errors import ArgumentMismatch, InUse, StorageError
 from headrace.record.properties import edit
 
 
@@ -99,6 +99,107 @@ async def test_a_reservation_that_was_stored_is_known_although_another_queue_of_
 
 
 # Deleting and declaring.
+
+
+async def test_a_queue_that_must_be_empty_is_not_deleted_with_what_came_while_the_deletion_waited(
+    host: VirtualHost,
+) -> None:
+    queue = await declare(host, "q")
+    async with host._changing:
+        deletion = asyncio.ensure_future(host.delete_queue("q", if_empty=True))
+        await asyncio.sleep(0)
+        assert say(queue, b"confirmed") == [True]
+        await host.rounds.settle_down()
+    with pytest.raises(InUse):
+        await deletion
+    assert bodies(queue) == [b"confirmed"]
+
+
+async def test_a_queue_that_must_be_empty_stays_when_something_comes_while_the_catalog_is_written(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await declare(host, "q")
+    remove = host.store.remove_queue
+
+    async def slow(vhost: str, gone: Queue) -> None:
+        await remove(vhost, gone)
+        assert say(queue, b"confirmed") == [True]
+        await host.rounds.settle_down()
+
+    monkeypatch.setattr(host.store, "remove_queue", slow)
+    with pytest.raises(InUse):
+        await host.delete_queue("q", if_empty=True)
+    await broker.close()
+    again = await Broker.open(broker.config)
+    assert bodies(again.vhosts.get("/").queues["q"]) == [b"confirmed"]
+    await again.close()
+
+
+async def test_an_exchange_that_must_be_unused_stays_when_it_was_bound_while_the_deletion_waited(
+    host: VirtualHost,
+) -> None:
+    queue = await declare(host, "q")
+    exchange = await declare_exchange(host, "x")
+    async with host._changing:
+        deletion = asyncio.ensure_future(host.delete_exchange("x", if_unused=True))
+        await asyncio.sleep(0)
+        await host.bind("x", queue, "key", {})
+    with pytest.raises(InUse):
+        await deletion
+    assert host.routing.exchanges["x"] is exchange
+
+
+async def test_an_auto_delete_exchange_stays_when_it_was_bound_again_in_time(host: VirtualHost) -> None:
+    queue = await declare(host, "q")
+    exchange = await declare_exchange(host, "x", auto_delete=True)
+    await host.bind("x", queue, "1", {})
+    async with host._changing:
+        await host.unbind("x", queue, "1", {})
+        await asyncio.sleep(0)
+        await host.bind("x", queue, "2", {})
+    for task in list(host._tasks):
+        await task
+    assert host.routing.exchanges.get("x") is exchange
+    await host.unbind("x", queue, "2", {})
+    await until(lambda: "x" not in host.routing.exchanges)
+
+
+async def test_two_who_declare_different_exchanges_of_one_name_are_not_both_told_that_it_is_theirs(
+    host: VirtualHost,
+) -> None:
+    told = await asyncio.gather(
+        declare_exchange(host, "x", "direct"), declare_exchange(host, "x", "fanout"), return_exceptions=True
+    )
+    assert [type(one) for one in told if isinstance(one, Exception)] == [ArgumentMismatch]
+
+
+async def test_a_queue_in_memory_does_not_take_the_name_of_one_that_is_being_stored(host: VirtualHost) -> None:
+    told = await asyncio.gather(declare(host, "q"), declare(host, "q", durable=False), return_exceptions=True)
+    assert [type(one) for one in told if isinstance(one, Exception)] == [ArgumentMismatch]
+
+
+async def test_an_exchange_in_memory_does_not_take_the_name_of_one_that_is_being_stored(host: VirtualHost) -> None:
+    told = await asyncio.gather(
+        declare_exchange(host, "x"), declare_exchange(host, "x", durable=False), return_exceptions=True
+    )
+    assert [type(one) for one in told if isinstance(one, Exception)] == [ArgumentMismatch]
+
+
+async def test_a_delayed_exchange_that_is_declared_again_at_once_keeps_what_it_delays(
+    broker: Broker, host: VirtualHost
+) -> None:
+    options: dict[str, Any] = {"arguments": {"x-delayed-type": "direct"}}
+    await declare_exchange(host, "x", DELAYED, **options)
+    deletion = asyncio.ensure_future(host.delete_exchange("x"))
+    await asyncio.sleep(0)
+    async with host._changing:
+        pass  # the exchange is gone, its log may be on its way
+    exchange = await declare_exchange(host, "x", DELAYED, **options)
+    await deletion
+    properties = edit(b"\0\0", headers={"x-delay": 3_600_000})
+    assert host.delays.delay(exchange, Message("x", "q", properties, b"later"), broker.clock.now_ms())
+    await host.rounds.settle_down()
+    assert host.delays.waiting("x") == 1
 
 
 # Bindings.

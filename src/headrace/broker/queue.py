@@ -246,11 +246,27 @@ class Queue(QueueContents):
     def _expires_timer(self) -> None:
         if self.is_deleted or len(self.consumers) or self.policy.expires_ms is None:
             return
-        idle = self.vhost.clock.monotonic() - self.last_used
-        if idle * 1000 >= self.policy.expires_ms - 1:
+        if self._is_idle:
             self.vhost.delete_soon(self)
         else:
+            idle = self.vhost.clock.monotonic() - self.last_used
             self.vhost.loop.call_later(self.policy.expires_ms / 1000 - idle, self._expires_timer)
+
+    @property
+    def _is_idle(self) -> bool:
+        """For as long as its x-expires says."""
+        expires_ms = self.policy.expires_ms
+        return expires_ms is not None and (self.vhost.clock.monotonic() - self.last_used) * 1000 >= expires_ms - 1
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether a deletion that nobody asked for by name may still go on."""
+        return not len(self.consumers) and ((self.auto_delete and self.had_consumer) or self._is_idle)
+
+    def stays(self) -> None:
+        """Such a deletion was given up: the next one comes in its time."""
+        if self.policy.expires_ms is not None and not self.is_deleted and not len(self.consumers):
+            self._arm_expires()
 
     def used(self) -> None:
         """Declared again or read from: its x-expires starts anew."""

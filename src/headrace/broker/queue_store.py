@@ -161,6 +161,12 @@ class QueueStore:
     async def remove_queue(self, vhost: str, queue: Queue) -> None:
         await self._in_thread(lambda: self._catalog.remove(QUEUES, (vhost, queue.name)))
 
+    async def keep_queue(self, vhost: str, queue: Queue) -> None:
+        """After remove_queue, when the queue is to stay after all."""
+        document = self._documents.get((vhost, queue.name))
+        if document is not None:  # a topic that nobody declared has none
+            await self._in_thread(lambda: self._catalog.put(QUEUES, (vhost, queue.name), document))
+
     async def remove_stream(self, vhost: str, queue: Queue) -> None:
         owns = not isinstance(queue, StreamQueue) or not queue.is_topic
         document = self._documents.pop((vhost, queue.name), {"owns_stream": owns})

@@ -5,9 +5,10 @@ answered when the disk has it; the file calls run in a thread, so the loop never
 """
 
 import asyncio
+import logging
 import secrets
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.dead_letter import DeadLetters
@@ -22,6 +23,7 @@ from headrace.broker.view import View
 from headrace.errors import (
     AccessRefused,
     ArgumentMismatch,
+    HeadraceError,
     InUse,
     LimitReached,
     QueueNotFound,
@@ -31,6 +33,8 @@ from headrace.log.memory_log import MemoryLog
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+
+logger = logging.getLogger("headrace.broker")
 
 PREDECLARED = {
     "": "direct",
@@ -63,6 +67,7 @@ class VirtualHost:
         self.dead_letters = DeadLetters(self)
         self.delays = Delays(self)
         self._changing = asyncio.Lock()
+        self._storing: set[tuple[type, str]] = set()  # what is on its way to the catalog, and not here yet
         self._tasks: set[asyncio.Task[None]] = set()
         for exchange, kind in PREDECLARED.items():
             self.routing.exchanges[exchange] = make_exchange(exchange, kind, durable=True)
@@ -93,18 +98,27 @@ class VirtualHost:
         exchange = make_exchange(
             name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
         )
-        if durable:
-            async with self._changing:
-                if name not in self.routing.exchanges:
-                    if exchange.delayed:
-                        await self.delays.prepare(exchange)
-                    await self.store.put_exchange(self.name, exchange)
-                    self._add_exchange(exchange)
-        else:
-            if exchange.delayed:
-                await self.delays.prepare(exchange)
-            self._add_exchange(exchange)
-        return self.routing.exchanges[name]
+        if not durable and (Exchange, name) not in self._storing:
+            await self._make_exchange(exchange)
+            return exchange
+        async with self._changing:
+            found = self.routing.exchanges.get(name)  # somebody may have declared it while we waited
+            if found is not None:
+                self._check_same_exchange(found, kind, durable, auto_delete, internal, arguments)
+                return found
+            self._storing.add((Exchange, name))
+            try:
+                await self._make_exchange(exchange)
+            finally:
+                self._storing.discard((Exchange, name))
+        return exchange
+
+    async def _make_exchange(self, exchange: Exchange) -> None:
+        if exchange.delayed:
+            await self.delays.prepare(exchange)
+        if exchange.durable:
+            await self.store.put_exchange(self.name, exchange)
+        self._add_exchange(exchange)
 
     def _add_exchange(self, exchange: Exchange) -> None:
         self.routing.exchanges[exchange.name] = exchange
@@ -147,17 +161,35 @@ class VirtualHost:
         found = self.routing.exchanges.get(name)
         if found is None:
             return
-        if if_unused and found.bindings:
-            raise InUse(f"exchange '{name}' in vhost '{self.name}' in use")
-        if found.durable:
-            async with self._changing:
-                if self.routing.exchanges.get(name) is found:
-                    await self.store.remove_exchange(self.name, found)
-                    self._forget_exchange(found)
-        else:
+        def check() -> None:
+            if if_unused and found.bindings:
+                raise InUse(f"exchange '{name}' in vhost '{self.name}' in use")
+
+        check()
+        if not found.durable:
             self._forget_exchange(found)
-        if found.delayed:
             await self.delays.forget(found)
+            return
+        async with self._changing:
+            if self.routing.exchanges.get(name) is not found:
+                return  # one of that name that was made meanwhile is another one
+            check()
+            await self.store.remove_exchange(self.name, found)
+            try:
+                check()  # it may have been bound while the catalog was written
+            except InUse:
+                await self.store.put_exchange(self.name, found)
+                raise
+            self._forget_exchange(found)
+            await self.delays.forget(found)  # before anybody makes one of that name: the log is found by it
+
+    async def _delete_unused_exchange(self, name: str) -> None:
+        try:
+            await self.delete_exchange(name, if_unused=True)
+        except InUse:
+            pass  # bound again in time
+        except HeadraceError as error:
+            logger.error("exchange %r in vhost %r is not used any more and stays: %s", name, self.name, error)
 
     def _forget_exchange(self, exchange: Exchange) -> None:
         if self.routing.exchanges.pop(exchange.name, None) is None:
@@ -221,7 +253,8 @@ class VirtualHost:
         if policy.kind != "classic" and (exclusive or not durable or auto_delete):
             wrong = "non-durable" if not durable else "exclusive" if exclusive else "auto-delete"
             raise ArgumentMismatch(f"invalid property '{wrong}' for {where} of type {policy.kind}")
-        if not durable or exclusive:
+        is_stored = durable and not exclusive
+        if not is_stored and (Queue, name) not in self._storing:
             queue = self._memory_queue(name, policy, durable, exclusive, auto_delete, arguments, owner)
             self._add_queue(queue)
             return queue
@@ -229,8 +262,16 @@ class VirtualHost:
             found = self._declared(name, arguments)
             if found is not None:
                 return self._check_same_queue(found, durable, exclusive, auto_delete, arguments, owner)
+            if not is_stored:  # the one that was being stored could not be
+                queue = self._memory_queue(name, policy, durable, exclusive, auto_delete, arguments, owner)
+                self._add_queue(queue)
+                return queue
             topic = self.queues.get(name)
-            queue = await self.store.create_queue(self, name, policy, auto_delete, dict(arguments))
+            self._storing.add((Queue, name))
+            try:
+                queue = await self.store.create_queue(self, name, policy, auto_delete, dict(arguments))
+            finally:
+                self._storing.discard((Queue, name))
             if topic is not None:
                 self.forget_queue(topic)
             self._add_queue(queue)
@@ -310,21 +351,32 @@ class VirtualHost:
         if found is None or found.is_deleted:
             return 0
         self._check_owner(found, owner)
-        if if_unused and len(found.consumers):
-            raise InUse(f"queue '{name}' in vhost '{self.name}' in use")
-        if if_empty and found.ready:
-            raise InUse(f"queue '{name}' in vhost '{self.name}' not empty")
-        return await self.remove_queue(found)
+        def check() -> None:
+            if if_unused and len(found.consumers):
+                raise InUse(f"queue '{name}' in vhost '{self.name}' in use")
+            if if_empty and found.ready:
+                raise InUse(f"queue '{name}' in vhost '{self.name}' not empty")
 
-    async def remove_queue(self, queue: Queue) -> int:
-        count = queue.ready
+        return await self.remove_queue(found, check)
+
+    async def remove_queue(self, queue: Queue, check: Callable[[], None] = lambda: None) -> int:
+        """`check` raises when the queue is to stay after all: asked again whenever others had a turn."""
         if queue.is_deleted:
             return 0
+        check()
+        count = queue.ready
         if self.store.is_stored(queue):
             async with self._changing:
                 if queue.is_deleted:
                     return 0
+                check()
                 await self.store.remove_queue(self.name, queue)
+                try:
+                    check()
+                except InUse:
+                    await self.store.keep_queue(self.name, queue)
+                    raise
+                count = queue.ready
                 self.forget_queue(queue)
                 await self.store.remove_stream(self.name, queue)
         else:
@@ -349,8 +401,17 @@ class VirtualHost:
         self._spawn(self._delete_quietly(queue))
 
     async def _delete_quietly(self, queue: Queue) -> None:
-        if not len(queue.consumers):  # somebody may have come while the deletion waited for its turn
-            await self.remove_queue(queue)
+        def check() -> None:
+            if not queue.is_abandoned:  # somebody may have come while the deletion waited for its turn
+                raise InUse(f"queue '{queue.name}' in vhost '{self.name}' in use")
+
+        try:
+            await self.remove_queue(queue, check)
+        except InUse:
+            queue.stays()
+        except HeadraceError as error:
+            logger.error("queue %r in vhost %r is not used any more and stays: %s", queue.name, self.name, error)
+            queue.stays()
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = self.loop.create_task(work)
@@ -395,7 +456,7 @@ class VirtualHost:
         for source in {binding.source for binding in gone}:
             exchange = self.routing.exchanges.get(source)
             if exchange is not None and exchange.auto_delete and not exchange.bindings:
-                self._spawn(self.delete_exchange(source))
+                self._spawn(self._delete_unused_exchange(source))
 
     # Going away.
 
