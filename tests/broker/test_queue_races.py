@@ -202,6 +202,18 @@ async def test_a_delayed_exchange_that_is_declared_again_at_once_keeps_what_it_d
     assert host.delays.waiting("x") == 1
 
 
+async def test_a_deleted_virtual_host_does_not_come_back_with_its_exchanges(broker: Broker) -> None:
+    brief = await broker.vhosts.create("brief")
+    await declare_exchange(brief, "x")
+    await declare_exchange(brief, "later", DELAYED, arguments={"x-delayed-type": "direct"})
+    await broker.vhosts.delete("brief")
+    await broker.close()
+    again = await Broker.open(broker.config)
+    assert [host.name for host in again.vhosts] == ["/"]
+    assert not [stream.name for stream in again.streams if stream.vhost == "brief"]
+    await again.close()
+
+
 # Bindings.
 
 
@@ -210,6 +222,56 @@ async def restarted(broker: Broker) -> tuple[Broker, list[str]]:
     again = await Broker.open(broker.config)
     host = again.vhosts.get("/")
     return again, sorted(b.key for b in host.routing.bindings_to(host.queues["q"]))
+
+
+async def test_a_binding_that_could_not_be_stored_is_stored_when_it_is_asked_for_again(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await declare(host, "q")
+    with monkeypatch.context() as patched:
+        patched.setattr(host.store, "put_binding", refuse)
+        with pytest.raises(StorageError):
+            await host.bind("amq.direct", queue, "key", {})
+    await host.bind("amq.direct", queue, "key", {})
+    again, keys = await restarted(broker)
+    assert keys == ["key"]
+    await again.close()
+
+
+async def test_a_binding_that_is_removed_while_it_is_being_stored_does_not_come_back(
+    broker: Broker, host: VirtualHost
+) -> None:
+    queue = await declare(host, "q")
+    binding = asyncio.ensure_future(host.bind("amq.direct", queue, "key", {}))
+    await asyncio.sleep(0)
+    await host.unbind("amq.direct", queue, "key", {})
+    await binding
+    again, keys = await restarted(broker)
+    assert keys == []
+    await again.close()
+
+
+async def test_a_binding_to_a_deleted_exchange_does_not_come_back_with_the_next_of_that_name(
+    broker: Broker, host: VirtualHost
+) -> None:
+    exchange = await declare_exchange(host, "x")
+    await host.bind("amq.direct", exchange, "key", {})
+    await host.delete_exchange("x")
+    await declare_exchange(host, "x")
+    await declare(host, "q")
+    again, _ = await restarted(broker)
+    routing = again.vhosts.get("/").routing
+    assert routing.bindings_to(routing.exchanges["x"]) == []
+    await again.close()
+
+
+async def test_unbinding_is_answered_when_the_disk_has_it(host: VirtualHost) -> None:
+    queue = await declare(host, "q")
+    await host.bind("amq.direct", queue, "key", {})
+    state = host.store._shard.state
+    assert len(list(state.items("bindings"))) == 1
+    await host.unbind("amq.direct", queue, "key", {})
+    assert list(state.items("bindings")) == []
 
 
 # Delays.

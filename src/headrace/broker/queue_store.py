@@ -22,8 +22,9 @@ from headrace.broker.settle import RangeSet
 from headrace.broker.stream_queue import StreamQueue
 from headrace.broker.streams import Stream, Streams
 from headrace.broker.view import Delta, View
-from headrace.errors import ArgumentMismatch, HeadraceError, StorageError
+from headrace.errors import ArgumentMismatch, StorageError
 from headrace.log.shard import Shard
+from headrace.log.staging import Ticket
 
 if TYPE_CHECKING:
     from headrace.broker.vhost import VirtualHost
@@ -213,19 +214,24 @@ class QueueStore:
         )
         await group.commit()
 
-    def remove_bindings(self, vhost: str, bindings: Iterable[Binding]) -> None:
-        """Goes with the next round; after a crash before that, bindings to nothing are dropped on loading."""
-        keys = [_binding_key(vhost, binding) for binding in bindings if binding.destination.durable]
-        known = [key for key in keys if self._shard.state.get(BINDINGS_TABLE, key) is not None]
-        if not known:
-            return
+    def has_binding(self, vhost: str, binding: Binding) -> bool:
+        """Whether the disk has it."""
+        return self._shard.state.get(BINDINGS_TABLE, _binding_key(vhost, binding)) is not None
+
+    def remove_bindings(self, vhost: str, bindings: Iterable[Binding]) -> Ticket | None:
+        """The ticket of the round it goes with; None when none of them can be stored. What the disk has now is not
+        asked: a binding may be on its way there."""
+        keys = [
+            _binding_key(vhost, binding)
+            for binding in bindings
+            if binding.destination.durable and not getattr(binding.destination, "exclusive", False)
+        ]
+        if not keys:
+            return None
         group = self._shard.group()
-        for key in known:
+        for key in keys:
             group.delete(BINDINGS_TABLE, key)
-        try:
-            group.commit()
-        except HeadraceError:
-            return  # stopping, or the disk has failed: see above
+        return group.commit()
 
     # Opening.
 

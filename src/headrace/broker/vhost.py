@@ -197,8 +197,9 @@ class VirtualHost:
         gone = list(exchange.bindings.values())
         for binding in gone:
             self.routing.unbind(exchange, binding)
-        self._after_unbind(self.routing.drop_destination(exchange))
-        self.store.remove_bindings(self.name, gone)
+        to_it = self.routing.drop_destination(exchange)
+        self._after_unbind(to_it)
+        self._remove_bindings_soon([*gone, *to_it])
         self.routing.changed()
 
     # Queues.
@@ -389,7 +390,7 @@ class VirtualHost:
             del self.queues[queue.name]
         gone = self.routing.drop_destination(queue)
         queue.close()
-        self.store.remove_bindings(self.name, gone)
+        self._remove_bindings_soon(gone)
         self.routing.changed()
         self._after_unbind(gone)
 
@@ -427,12 +428,13 @@ class VirtualHost:
         binding = Binding(source, destination, key, arguments)
         if self.routing.bindings_count >= self._bindings_max and not self.routing.has(exchange, binding):
             raise LimitReached(f"vhost '{self.name}' has {self._bindings_max:,} bindings, which is the limit")
-        if not self.routing.bind(exchange, binding):
-            return
+        is_new = self.routing.bind(exchange, binding)
         if (
             exchange.durable
             and destination.durable
             and not (isinstance(destination, Queue) and destination.exclusive)
+            # Bound already is not stored already: it may be on its way, or the disk may have refused it.
+            and (is_new or not self.store.has_binding(self.name, binding))
         ):
             await self.store.put_binding(self.name, binding)
 
@@ -440,17 +442,26 @@ class VirtualHost:
         self, source: str, destination: Queue | Exchange, key: str, arguments: Mapping[str, Any]
     ) -> None:
         exchange = self._bindable(source)
-        gone = self.routing.unbind(exchange, Binding(source, destination, key, arguments))
-        if gone is None:
+        binding = Binding(source, destination, key, arguments)
+        gone = self.routing.unbind(exchange, binding)
+        if gone is None and not self.store.has_binding(self.name, binding):
             return  # as RabbitMQ since 3.2: unbinding what is not bound is no error
-        self.store.remove_bindings(self.name, [gone])
-        await self.rounds.settle_down()
-        self._after_unbind([gone])
+        removed = self.store.remove_bindings(self.name, [binding])
+        if removed is not None:
+            await removed
+        self._after_unbind([binding])
 
     def _bindable(self, name: str) -> Exchange:
         if name == "":
             raise AccessRefused("operation not permitted on the default exchange")
         return self.routing.exchange(name)
+
+    def _remove_bindings_soon(self, gone: list[Binding]) -> None:
+        """Goes with the next round; after a crash before that, bindings to nothing are dropped on loading."""
+        try:
+            self.store.remove_bindings(self.name, gone)
+        except HeadraceError as error:  # stopping, or the disk has failed: see above
+            logger.info("bindings in vhost %r are dropped by the next start: %s", self.name, error)
 
     def _after_unbind(self, gone: list[Binding]) -> None:
         for source in {binding.source for binding in gone}:

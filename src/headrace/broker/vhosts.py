@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.policy import QueuePolicy
 from headrace.broker.queue_store import QueueStore
 from headrace.broker.rounds import SETTLE_TABLE, Rounds
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.vhost import PREDECLARED, VirtualHost
 from headrace.broker.view import View
 from headrace.errors import HeadraceError, VirtualHostNotFound
 
@@ -76,6 +76,9 @@ class VirtualHosts:
             watcher(name)  # first: whoever is inside could declare something that nobody would remove
         for queue in list(host.queues.values()):
             await host.remove_queue(queue)
+        for exchange in list(host.routing.exchanges):
+            if exchange not in PREDECLARED:  # its document would bring the vhost back with the next start
+                await host.delete_exchange(exchange)
         await self._broker.users.vhost_removed(name)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, lambda: self._broker.catalog.remove(CATALOG_KIND, (name,)))
