@@ -289,4 +289,65 @@ async def delayed(host: VirtualHost, *texts: bytes) -> Queue:
     return queue
 
 
+async def test_a_delayed_message_that_found_no_room_when_it_was_due_comes_later(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await delayed(host, b"1", b"2")
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.shard, "group", refuse)
+        await until(lambda: host.delays.waiting("x") == 0)
+        await asyncio.sleep(0.01)  # the round was refused
+    await until(lambda: queue.ready == 2)
+    assert bodies(queue) == [b"1", b"2"]
+
+
+async def test_a_delayed_message_that_cannot_be_read_does_not_hold_back_the_others(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await delayed(host, b"1", b"2", b"3")
+    log = host.delays._logs["x"]
+    chunk = log.view.chunk
+
+    def damaged(run: Any) -> Any:
+        return refuse() if run.start == 0 else chunk(run)
+
+    monkeypatch.setattr(log.view, "chunk", damaged)
+    await until(lambda: queue.ready == 2)
+    assert bodies(queue) == [b"2", b"3"]
+
+
 # Bounds, expiry and dead letters.
+
+
+async def test_what_expired_and_found_no_room_in_its_dead_letter_queue_is_moved_later(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = await declare(host, "dead")
+    queue = await declare(host, "q", x_message_ttl=30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    say(queue, b"1")
+    await host.rounds.settle_down()
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.shard, "group", refuse)
+        await until(lambda: queue.ready == 0)
+        await until(lambda: queue.ready == 1)
+    await until(lambda: dead.ready == 1)
+    assert queue.ready == 0
+
+
+async def test_settling_what_a_deleted_queue_had_out_leaves_no_trace_and_fails_nobody(
+    broker: Broker, host: VirtualHost
+) -> None:
+    dead = await declare(host, "dead")
+    queue = await declare(host, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    say(queue, b"1", b"2")
+    await host.rounds.settle_down()
+    first, second = queue.get(), queue.get()
+    assert first is not None and second is not None
+    await host.delete_queue("q")
+    queue.reject(first[0], first[1])
+    queue.settle(second[0], second[1], second[1] + 1)
+    await host.rounds.settle_down()
+    await asyncio.sleep(0.05)
+    assert dead.ready == 0
+    keys = {key for key, _ in broker.shard.state.items("settle")}
+    assert queue.view.key not in keys

@@ -4,6 +4,7 @@ The index (timers.py) takes 16 bytes for each message, and is made again from th
 message is due, its routing and the settling of its delayed copy are one group.
 """
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.exchanges import Exchange
@@ -11,6 +12,7 @@ from headrace.broker.message import Message, from_record
 from headrace.broker.partition import ReadWaits
 from headrace.broker.timers import DueIndex
 from headrace.broker.view import Run, View
+from headrace.errors import HeadraceError
 from headrace.log.memory_log import MemoryLog
 from headrace.record import codec
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
@@ -19,12 +21,15 @@ from headrace.record.types import Record
 if TYPE_CHECKING:
     from headrace.broker.vhost import VirtualHost
 
+logger = logging.getLogger("headrace.broker")
+
 DUE_HEADER = "amqp.due"
 STREAM_PREFIX = "amq.delayed."
 FIRE_MAX = 500  # per turn of the loop
 DELAY_MAX_MS = 2**40
 READ_BYTES = 256 * 1024
 TIMER_MAX_S = 3600.0
+RETRY_MS = 60_000  # of one that could not be read
 
 
 class DelayLog:
@@ -41,6 +46,7 @@ class DelayLog:
         self._asked_at = -1
         self._indexing = False
         self.is_closed = False
+        view.on_put_back = self._moves_failed
         self.index_new()
 
     def __len__(self) -> int:
@@ -104,7 +110,23 @@ class DelayLog:
             return
         now_ms = self._vhost.clock.now_ms()
         for offset in self._index.take(now_ms, FIRE_MAX):
-            self._release(offset, now_ms)
+            try:
+                self._release(offset, now_ms)
+            except HeadraceError as error:  # this one alone: the others are due, too
+                name = self._exchange.name
+                logger.error("message %d that exchange %r delays is due and cannot be sent: %s", offset, name, error)
+                self._index.add(now_ms + RETRY_MS, offset)
+        self._arm()
+
+    def _moves_failed(self) -> None:
+        """What was due and found no room where it was to go is due again."""
+        if self.is_closed:
+            return
+        now_ms = self._vhost.clock.now_ms()
+        for start, end in list(self.view.returned):
+            for offset in range(start, end):
+                self._index.add(now_ms, offset)
+            self.view.returned.remove(start, end)
         self._arm()
 
     def _release(self, offset: int, now_ms: int) -> None:

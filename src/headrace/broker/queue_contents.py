@@ -55,6 +55,7 @@ class QueueContents:
         self._checked_at = -1
         for view in views:
             view.on_reserved = self.wake
+            view.on_put_back = self._moves_failed
         self._bound_bytes()
         self._watch_arrivals()
 
@@ -152,6 +153,17 @@ class QueueContents:
             return
         if self._bytes is not None:
             self._bytes.flushed(flush)
+        self.drop_overflow()
+        self.drop_expired()
+
+    def _moves_failed(self) -> None:
+        """What was to be moved elsewhere is here again, and is judged again."""
+        if self.is_deleted:
+            return
+        if self._bytes is not None:  # it was counted as gone
+            self._bytes = None
+            self._bound_bytes()
+        self.wake()
         self.drop_overflow()
         self.drop_expired()
 
@@ -339,6 +351,8 @@ class QueueContents:
     # Settling.
 
     def settle(self, view: View, start: int, end: int) -> None:
+        if self.is_deleted:
+            return  # its settles are gone from the disk with it, and stay gone
         view.settle(start, end)
         self.acked += end - start
 
@@ -365,6 +379,8 @@ class QueueContents:
 
     def reject(self, view: View, offset: int, reason: str = "rejected") -> None:
         """Not wanted: to the dead letter exchange if there is one, else gone."""
+        if self.is_deleted:
+            return
         if self.policy.dead_letter_exchange is None:
             view.settle(offset, offset + 1)
             return

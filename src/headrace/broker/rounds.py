@@ -231,8 +231,8 @@ class Rounds:
             for view, delta in deltas:
                 view.put_back(delta)
                 self._unsaved[view] = None
-                if delta.moving and view.on_reserved is not None:
-                    self._loop.call_later(RETRY_S, view.on_reserved)  # not at once: the disk is full
+                if delta.moving and view.on_put_back is not None:
+                    self._loop.call_later(RETRY_S, view.on_put_back)  # not at once: the disk is full
 
         def saved() -> None:
             for view, delta in deltas:

@@ -355,3 +355,4 @@ class View:
             self.on_reserved()
 
     on_reserved: Any = None
+    on_put_back: Any = None  # what was to move elsewhere is here again: called when it is time to try once more
