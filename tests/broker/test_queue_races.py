@@ -319,6 +319,16 @@ async def test_a_delayed_message_that_cannot_be_read_does_not_hold_back_the_othe
 # Bounds, expiry and dead letters.
 
 
+async def test_what_a_round_is_storing_counts_for_a_queue_that_refuses_when_it_is_full(host: VirtualHost) -> None:
+    queue = await declare(host, "q", x_max_length=3, x_overflow="reject-publish")
+    assert say(queue, b"1", b"2") == [True, True]
+    host.rounds.flush()  # under way, not there yet
+    assert queue.ready == 0
+    assert say(queue, b"3", b"4") == [True, False]
+    await host.rounds.settle_down()
+    assert bodies(queue) == [b"1", b"2", b"3"]
+
+
 async def test_what_expired_and_found_no_room_in_its_dead_letter_queue_is_moved_later(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ a transaction) is put between begin_atomic and end_atomic, and becomes one group
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import HeadraceError, StorageError
@@ -179,7 +180,8 @@ class Rounds:
         for view in dirty:
             for batch in view.take_batches():
                 self.batches += 1
-                self._stage(flush, lambda v=view, b=batch: v.log.append(b))  # type: ignore[misc]
+                landed = partial(view.landed, view.handed_over((batch,)))
+                self._stage(flush, partial(view.log.append, batch), landed, landed)
         if unsaved:
             self._stage_group(flush, _taken((), unsaved))
         self._shard.begin_round()  # all of this turn is staged: what comes next waits for this flush anyway
@@ -227,7 +229,14 @@ class Rounds:
                 stored.merge(SETTLE_TABLE, view.key, delta.encode())
             return stored.commit(lazy=lazy)
 
+        handed = [(view, view.handed_over((batch,))) for view, batch in batches]
+
+        def landed() -> None:
+            for view, count in handed:
+                view.landed(count)
+
         def undo() -> None:
+            landed()
             for view, delta in deltas:
                 view.put_back(delta)
                 self._unsaved[view] = None
@@ -235,6 +244,7 @@ class Rounds:
                     self._loop.call_later(RETRY_S, view.on_put_back)  # not at once: the disk is full
 
         def saved() -> None:
+            landed()
             for view, delta in deltas:
                 view.saved(delta)
 

@@ -7,7 +7,7 @@ crash whatever may have been delivered carries the redelivered flag.
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from headrace.broker.rounds import Rounds
 from headrace.broker.settle import RangeSet
 from headrace.errors import OffsetOutOfRange
 from headrace.record.codec import BatchWriter
-from headrace.record.layout import MAX_OFFSET
+from headrace.record.layout import COUNT_AT, MAX_OFFSET, RECORDS_AT
 
 READ_BYTES = 128 * 1024
 READ_BYTES_ONE = 8 * 1024  # for a message that came back: it is alone
@@ -80,6 +80,10 @@ def _split(raw: bytes) -> tuple[int, int, dict[int, int], memoryview]:
     return kind, reserved, counts, rest
 
 
+def _count_of(batch: bytearray) -> int:
+    return int.from_bytes(batch[COUNT_AT:RECORDS_AT], "big")
+
+
 class Run(NamedTuple):
     """Offsets to deliver next, in one go: [start, end), those below redelivered_below flagged."""
 
@@ -126,6 +130,7 @@ class View:
         self._writer: BatchWriter | None = None
         self._sealed: list[bytearray] = []
         self._targets: list[Any] = []
+        self._in_round = 0
         self.purged_to = 0
 
     # Counting.
@@ -161,8 +166,9 @@ class View:
 
     @property
     def pending(self) -> int:
-        """Records that wait for a flush; sealed batches are few and not counted."""
-        return self._writer.count if self._writer is not None else 0
+        """Records that were published and cannot be read yet: they wait for a flush, or a round is storing them."""
+        waiting = self._writer.count if self._writer is not None else 0
+        return waiting + sum(map(_count_of, self._sealed)) + self._in_round
 
     def open_writer(self, target: Any = None) -> BatchWriter:
         if self._writer is None:
@@ -193,6 +199,16 @@ class View:
             if len(_writers) < WRITERS_POOLED and not large:
                 _writers.append(writer)
         return batches
+
+    def handed_over(self, batches: Iterable[bytearray]) -> int:
+        """A round has them: how many records, for `landed` when it has ended."""
+        count = sum(map(_count_of, batches))
+        self._in_round += count
+        return count
+
+    def landed(self, count: int) -> None:
+        """They can be read, or were refused."""
+        self._in_round -= count
 
     def flush_memory(self) -> None:
         for batch in self.take_batches():
