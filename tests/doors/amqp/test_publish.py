@@ -176,6 +176,41 @@ def test_a_transaction_with_one_bad_message_publishes_none(running: Running, nam
     assert depth(running.channel(), name) == 0
 
 
+def test_a_transaction_of_which_a_queue_refused_a_message_is_not_told_to_be_done(running: Running, name: str) -> None:
+    channel = running.channel()
+    channel.queue_declare(name, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    channel.tx_select()
+    channel.basic_publish("", name, b"1")
+    channel.basic_publish("", name, b"2")
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.tx_commit()
+    assert (caught.value.reply_code, "partial tx completion" in caught.value.reply_text) == (406, True)
+    assert depth(running.channel(), name) == 1
+
+
+@pytest.mark.parametrize("how", ["twice", "recovered"])
+def test_a_transaction_that_settles_what_is_not_out_any_more_publishes_nothing(
+    running: Running, name: str, how: str
+) -> None:
+    channel = running.channel()
+    channel.queue_declare(name, durable=True)
+    channel.queue_declare(name + ".more", durable=True)
+    channel.basic_publish("", name, b"1")
+    channel.tx_select()
+    method, _, _ = take(channel, name)
+    channel.basic_publish("", name + ".more", b"2")
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.basic_nack(method.delivery_tag, requeue=False)
+        if how == "twice":
+            channel.basic_nack(method.delivery_tag, requeue=False)
+        else:
+            channel.basic_recover(requeue=True)
+        channel.tx_commit()
+    assert caught.value.reply_code == 406
+    assert depth(running.channel(), name + ".more") == 0
+    assert depth(running.channel(), name) == 1
+
+
 @contextmanager
 def full_disk(running: Running) -> Iterator[None]:
     """The disk has less room than the log keeps in reserve, which the next tick sees, and each one after it."""

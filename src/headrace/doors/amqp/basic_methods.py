@@ -53,8 +53,10 @@ def reject(channel: "Channel", method: Any) -> None:
 
 def _settle(channel: "Channel", tag: int, multiple: bool, kind: str) -> None:
     if channel.tx is not None:
-        if channel.state.tags.peek(tag, multiple) is None:
+        covered = channel.state.tags.peek(tag, multiple)
+        if covered is None or tag in channel.tx.named:
             raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+        channel.tx.named.update(covered)
         channel.tx.settles.append(Settle(tag, multiple, kind))
         return
     apply(channel, Settle(tag, multiple, kind))

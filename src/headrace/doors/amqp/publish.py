@@ -98,7 +98,8 @@ def check(channel: "Channel", method: bytes, properties: bytes, body: bytes) -> 
     _reply_address(channel, found)
 
 
-def route_message(channel: "Channel", method: bytes, properties: bytes, body: bytes) -> None:
+def route_message(channel: "Channel", method: bytes, properties: bytes, body: bytes) -> bool:
+    """False when a queue that it was for has refused it."""
     connection = channel.connection
     exchange_name, key, bits = split_method(method)
     exchange = _exchange(connection, exchange_name)
@@ -110,16 +111,16 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
     vhost = connection.vhost
     if exchange.delayed and vhost.delays.delay(exchange, found, now_ms):
         channel.state.touched_disk = True
-        return
+        return True
     if not exchange_name and key.startswith(PREFIX):
         if not connection.door.replies.deliver(found) and bits & MANDATORY:
             _return(channel, found)
-        return
+        return True
     queues = vhost.routing.route_message(exchange, keys, _matchable(found), vhost.queues)
     if not queues:
         if bits & MANDATORY:
             _return(channel, found)
-        return
+        return True
     accepted = [queue.publish(found, now_ms) for queue in queues]
     if any(is_disk(queue) for queue in queues):
         channel.state.touched_disk = True
@@ -127,6 +128,7 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
         channel.refuse(channel.state.sequence)
     connection.door.stats.messages_in += 1
     connection.door.stats.bytes_in += len(body)
+    return all(accepted)
 
 
 def _matchable(found: Message) -> dict[str, Any]:

@@ -49,19 +49,25 @@ async def commit(channel: "Channel", method: commands.Tx.Commit) -> None:
     try:
         for held in tx.publishes:
             publish.check(channel, *held)
+        for settle in tx.settles:  # basic.recover may have given it back
+            if channel.state.tags.peek(settle.tag, settle.multiple) is None:
+                raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {settle.tag}")
     except HeadraceError:
         tx.clear()
         raise
+    is_whole = True
     rounds.begin_atomic()
     try:
         for held in tx.publishes:
-            publish.route_message(channel, *held)
+            is_whole = publish.route_message(channel, *held) and is_whole
         for settle in tx.settles:
             basic_methods.apply(channel, settle)
     finally:
         rounds.end_atomic()
         tx.clear()
     await rounds.settle_down()
+    if not is_whole:  # a full queue refused some of it: as RabbitMQ says it
+        raise ChannelError(PRECONDITION_FAILED, "partial tx completion")
     channel.connection.write(frame(channel.number, commands.Tx.CommitOk))
 
 
