@@ -170,6 +170,8 @@ class Queue(QueueContents):
     async def prepare_get(self) -> None:
         for view in self.views:
             await view.reserve_next()
+            if self.is_deleted:
+                return  # while we waited
             if view.has_ready:
                 await when_loaded(partial(self._load_head, view))
                 return
@@ -183,7 +185,7 @@ class Queue(QueueContents):
     def get(self) -> tuple[View, int, Message, bool] | None:
         """The next message, for basic.get: it is out until it is settled or given back."""
         self.last_used = self.vhost.clock.monotonic()
-        while True:
+        while not self.is_deleted:
             taken = self._take_head()
             if taken is None:
                 return None
@@ -199,6 +201,7 @@ class Queue(QueueContents):
                 self.delivered += 1
                 return view, offset, message, redelivered
             self.vhost.dead_letters.move(self, view, offset, message, "expired")
+        return None
 
     # Consumers.
 

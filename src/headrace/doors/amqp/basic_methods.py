@@ -7,6 +7,7 @@ from pamqp import commands
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.queue_methods import find_to_read
 from headrace.doors.amqp.tx import Settle
+from headrace.errors import QueueNotFound
 from headrace.wire.amqp.methods import content_frames, frame
 from headrace.wire.amqp.protocol import NOT_IMPLEMENTED, PRECONDITION_FAILED, ProtocolError
 
@@ -21,6 +22,8 @@ async def get(channel: "Channel", method: commands.Basic.Get) -> None:
     await queue.prepare_get()
     if not channel.is_open:
         return  # gone while we waited: a message handed out now would be out for ever
+    if queue.is_deleted:
+        raise QueueNotFound(connection.vhost.name, queue.name)
     found = queue.get()
     if found is None:
         connection.write(frame(channel.number, commands.Basic.GetEmpty))

@@ -21,7 +21,7 @@ class Transaction:
     publishes: list[Publish] = field(default_factory=list)
     settles: list[Settle] = field(default_factory=list)
     size_bytes: int = 0
-    named: set[int] = field(default_factory=set)  # the tags that `settles` cover: out still, and not to be settled twice
+    named: set[int] = field(default_factory=set)  # the tags that `settles` cover: not to be settled twice
 
     def clear(self) -> None:
         self.publishes.clear()
