@@ -361,3 +361,53 @@ async def test_settling_what_a_deleted_queue_had_out_leaves_no_trace_and_fails_n
     assert dead.ready == 0
     keys = {key for key, _ in broker.shard.state.items("settle")}
     assert queue.view.key not in keys
+
+
+async def test_a_get_that_waited_while_its_queue_was_deleted_hands_nothing_out(host: VirtualHost) -> None:
+    queue = await declare(host, "q")
+    say(queue, b"1")
+    await host.rounds.settle_down()
+    assert queue.ready == 1
+    waiting = asyncio.ensure_future(queue.prepare_get())
+    await asyncio.sleep(0)
+    await host.delete_queue("q")
+    await waiting
+    assert queue.get() is None
+
+
+# Background work.
+
+
+async def test_a_damaged_queue_does_not_keep_the_disk_space_of_those_behind_it(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged, other = await declare(host, "damaged"), await declare(host, "other")
+    looked = []
+    look = broker.reclaim._look_after
+
+    async def look_after(view: Any, retain: Any) -> None:
+        looked.append(view)
+        await (refuse() if view is damaged.view else look(view, retain))
+
+    monkeypatch.setattr(broker.reclaim, "_look_after", look_after)
+    with pytest.raises(StorageError):
+        await broker.reclaim.once()
+    assert looked == [damaged.view, other.view]
+
+
+async def test_housekeeping_goes_on_when_a_chore_fails_whatever_it_says(broker: Broker) -> None:
+    done = []
+
+    async def fails() -> None:
+        raise OSError(5, "Input/output error")
+
+    async def works() -> None:
+        done.append(True)
+
+    keeper = broker.housekeeping
+    keeper.also(fails)
+    keeper.also(works)
+    task = asyncio.ensure_future(keeper.run(0.001))
+    await until(lambda: len(done) >= 2 or task.done())
+    assert not task.done()
+    task.cancel()

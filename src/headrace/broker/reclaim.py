@@ -108,9 +108,16 @@ class Reclaim:
 
     async def once(self) -> None:
         turns = Turns()
+        failed: HeadraceError | None = None
         async for policy, view in turns.each(list(self._hosts.views())):
-            if not view.log.is_closed:
-                await self._look_after(view, Retain(policy.retain_ms, policy.retain_bytes))
+            try:
+                if not view.log.is_closed:
+                    await self._look_after(view, Retain(policy.retain_ms, policy.retain_bytes))
+            except HeadraceError as error:  # one that is damaged must not keep the room of all those behind it
+                if not view.log.is_closed:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
     async def _look_after(self, view: View, retain: Retain) -> None:
         log = view.log
