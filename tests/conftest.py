@@ -1,5 +1,6 @@
 """How the suite is divided when several processes run it, and what every process it starts can rely on."""
 
+import os
 import signal
 from typing import Any
 
@@ -33,6 +34,12 @@ def group_of(nodeid: str) -> str:
     path = nodeid.partition("::")[0]
     # One Spark session serves all tests that need one: a second JVM would cost more than it saves.
     return "spark" if path.startswith(SPARK) else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: a third of the time a test waits, for a disk, a JVM or a client's patience."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(optionalhook=True)
