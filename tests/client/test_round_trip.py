@@ -139,11 +139,13 @@ def test_what_retention_took_is_skipped_only_when_asked(broker: Broker) -> None:
         for _ in range(40):
             producer.publish("x" * 300)
         wait_for_retention(client, "kept")
+        with Consumer("kept", broker.url, start=0) as consumer, pytest.raises(OffsetOutOfRange):
+            consumer.poll(0)
         start = client.offsets("kept")[0].start
-    with Consumer("kept", broker.url, start=0) as consumer, pytest.raises(OffsetOutOfRange):
-        consumer.poll(0)
-    with Consumer("kept", broker.url, start=0, on_lost="earliest") as consumer:
-        assert next(consumer.until_end()).offset == start
+        with Consumer("kept", broker.url, start=0, on_lost="earliest") as consumer:
+            first = next(consumer.until_end()).offset
+        # Retention goes on meanwhile, and takes more.
+        assert start <= first <= client.offsets("kept")[0].start
 
 
 def wait_for_retention(client: Client, topic: str) -> None:
