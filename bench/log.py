@@ -1,4 +1,4 @@
-"""The log alone: appends, reads, lookups, many logs under rounds, recovery."""
+"""The log alone: appends, reads, lookups, compaction, many logs under rounds, recovery."""
 
 import asyncio
 import contextlib
@@ -147,6 +147,33 @@ def _lookups(log: Log) -> list[Result]:
     return [Result("index lookup (offset to file position)", rate, "lookups/s", "", ">= 1,000,000", rate >= 1e6)]
 
 
+async def compaction(total: int) -> list[Result]:
+    """A fifth as many keys as records, at random, and a loop that wants to go on meanwhile."""
+    folder = tempfile.mkdtemp(prefix="headrace-bench-")
+    rng, body, count = random.Random(7), os.urandom(100), 100
+    try:
+        async with opened(folder, 1, segment_size=16 * MB, cleanup_policy="compact") as shard:
+            log = shard.log(1)
+            for _ in range(total // count):
+                rows = [(b"key%07d" % rng.randrange(total // 5), body, (), 1_700_000_000_000) for _ in range(count)]
+                await log.append(codec.build(rows))
+            ended = asyncio.get_running_loop().create_future()
+            cpu, late, looked = time.process_time(), 0.0, time.perf_counter()
+            shard.maintenance.compact(log, lambda gained, error: ended.set_result((gained, error)))
+            while not ended.done():
+                await asyncio.sleep(0.001)
+                now = time.perf_counter()
+                late, looked = max(late, now - looked - 0.001), now
+            cpu = time.process_time() - cpu
+            gained, error = ended.result()
+            assert error is None, error
+    finally:
+        shutil.rmtree(folder)
+    share = gained.records_after / gained.records_before
+    name = f"compaction of {total:,} records of 100 B in batches of {count}, {share:.0%} stay"
+    return [Result(name, cpu / total * 1e6, "CPU-s/M", f"the loop at most {late * 1000:.1f} ms late", "", None)]
+
+
 async def rounds(seconds: float = 3.0) -> list[Result]:
     """Confirmed rate with 1 to 1,000 logs written in turn, 100 B in batches of 10, 2,000 batches outstanding."""
     results: list[Result] = []
@@ -245,6 +272,7 @@ async def run(limits: Limits, *, quick: bool) -> list[Result]:
         for count, total in ((1, 100_000), (60, 600_000), (1000, 2_000_000 if size == 100 else 600_000)):
             results.append(await append(limits, size, count, total // scale // count * count))
     results += await reads(limits, 400_000 // scale)
+    results += await compaction(1_000_000 // scale)
     results += await rounds(1.0 if quick else 3.0)
     return results
 

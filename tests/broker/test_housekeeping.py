@@ -30,7 +30,7 @@ async def test_a_damaged_topic_does_not_keep_retention_from_the_others(tmp_path:
     await broker.close()
 
 
-async def test_a_log_that_somebody_else_compacts_is_not_taken_for_compacted(tmp_path: Path) -> None:
+async def test_a_log_that_somebody_else_compacts_is_left_to_them(tmp_path: Path) -> None:
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact")
     config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
     broker = await Broker.open(config, clock=ManualClock())
@@ -41,8 +41,46 @@ async def test_a_log_that_somebody_else_compacts_is_not_taken_for_compacted(tmp_
     done = asyncio.get_running_loop().create_future()
     broker.shard.maintenance.compact(log, lambda _made, error: done.set_result(error))
     await broker.housekeeping._compact(log)  # while that one is under way
-    assert log.id not in broker.housekeeping._compacted
     assert await done is None
+    assert 0 < log.compacted_until <= log.segments[-1].base
+    await broker.close()
+
+
+async def test_what_is_too_young_to_be_compacted_is_when_it_is_old_enough(tmp_path: Path) -> None:
+    """It counted as compacted once somebody had looked, and nothing was rewritten while it was too young."""
+    clock = ManualClock()
+    stream = StreamSettings(segment_size=2048, cleanup_policy="compact", compaction_lag_ms=60_000)
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
+    broker = await Broker.open(config, clock=clock)
+    topic = await broker.streams.create("a")
+    log = topic.partitions[0].log
+    for _ in range(10):
+        await broker.publish(topic, [(b"k", b"x" * 900, (), None, -1)])
+    before = log.segments
+    await broker.housekeeping.once()
+    assert log.segments == before, "rewritten for nothing"
+    clock.advance(61)
+    await broker.housekeeping.once()
+    assert sum(segment.records for segment in log.segments if segment.is_sealed) == 1
+    await broker.close()
+
+
+async def test_what_a_pin_keeps_from_compaction_is_not_rewritten_over_and_over(tmp_path: Path) -> None:
+    stream = StreamSettings(segment_size=2048, cleanup_policy="compact")
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
+    broker = await Broker.open(config, clock=ManualClock())
+    topic = await broker.streams.create("a")
+    log = topic.partitions[0].log
+    for _ in range(10):
+        await broker.publish(topic, [(b"k", b"x" * 900, (), None, -1)])
+    log.holds["pin"] = 3
+    await broker.housekeeping.once()
+    pinned = log.segments
+    await broker.housekeeping.once()
+    assert log.segments == pinned and log.compacted_until <= 3
+    del log.holds["pin"]
+    await broker.housekeeping.once()
+    assert sum(segment.records for segment in log.segments if segment.is_sealed) == 1
     await broker.close()
 
 

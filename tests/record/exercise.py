@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import BatchTooLarge, CorruptBatch, DecompressedTooLarge, InvalidInput, UnknownCodec
-from headrace.record.codec import columns, filter_batch, keys, records, scan, trim, valid_until, validate
+from headrace.record.codec import LatestOffsets, columns, filter_batch, records, scan, trim, valid_until, validate
 from headrace.record.layout import MAX_OFFSET
 from headrace.record.render import Cells, Numbers, Rows
 from headrace.record.types import BatchInfo, Buffer
@@ -46,6 +46,8 @@ def exercise(data: Buffer) -> str:
     attempt(columns, data, decompressed_bytes_max=LIMIT)
     attempt(columns, data, decompressed_bytes_max=LIMIT, verify_crc=False, want=4)
     as_columns(data)
+    for info in good:
+        attempt(LatestOffsets().learn, data, info, decompressed_bytes_max=LIMIT)
     attempt(trim, data, 0, None, 0, MAX_OFFSET)
     attempt(trim, data, 0, None, 5, 7)
     shallow = attempt(validate, data, deep=False)
@@ -79,7 +81,12 @@ def accepted_is_readable(data: Buffer, infos: list[BatchInfo]) -> None:
     found = records(data, control=True, verify_crc=True)
     assert len(found) == total
     plain = sum(info.count for info in infos if not info.is_control)
-    assert columns(data).count == len(keys(data)) == len(records(data)) == plain
+    assert columns(data).count == len(records(data)) == plain
+    latest = LatestOffsets()
+    for info in infos:
+        latest.learn(data, info)
+    keyed = {record.key for record in found if record.key is not None}
+    assert len(latest) == len(keyed)
     for info in infos:
         assert filter_batch(data, info, lambda _: True) == data[info.position : info.end]
         assert filter_batch(data, info, ()) is None

@@ -6,7 +6,6 @@ from headrace.errors import BatchTooLarge, CorruptBatch, InvalidInput
 from headrace.record.codec import (
     build,
     columns,
-    keys,
     patch,
     patch_run,
     records,
@@ -62,7 +61,7 @@ def test_scan_names_the_position_of_the_batch_that_is_bad() -> None:
     assert len(scan(damaged, 0, positions[1])) == 1
 
 
-@pytest.mark.parametrize("call", [scan, valid_until, records, columns, keys])
+@pytest.mark.parametrize("call", [scan, valid_until, records, columns])
 @pytest.mark.parametrize(("start", "end"), [(-1, None), (0, 101), (5, 4), (101, None), (0, -1)])
 def test_a_range_outside_the_buffer_is_refused(call, start: int, end: int | None) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InvalidInput, match="not inside a buffer"):
@@ -72,7 +71,7 @@ def test_a_range_outside_the_buffer_is_refused(call, start: int, end: int | None
 
 
 def test_nothing_is_found_in_nothing() -> None:
-    assert scan(b"") == validate(b"") == records(b"") == keys(b"") == []
+    assert scan(b"") == validate(b"") == records(b"") == []
     assert valid_until(b"", 0, None, 17) == (0, 17, 0, -1, None)
     assert columns(b"").count == 0
     assert trim(b"", 0, None, 5, 9) == (0, 0, 5)
@@ -220,7 +219,6 @@ def test_with_log_append_time_every_record_has_the_time_of_the_batch() -> None:
     (info,) = validate(batch)
     assert info.timestamp_type == 1
     assert [r.timestamp for r in records(batch)] == [1234, 1234]
-    assert [row[2] for row in keys(batch)] == [1234, 1234]
 
 
 def test_an_empty_batch_may_lie_in_a_log_but_no_client_may_send_one() -> None:
@@ -262,8 +260,3 @@ def test_records_are_limited_by_offset_and_number() -> None:
 def test_a_header_name_that_is_not_utf8_is_shown_as_well_as_can_be() -> None:
     batch = build([(None, None, [(b"\xff\xfeab", b"x")], 1)])
     assert records(batch)[0].headers == (("\ufffd\ufffdab", b"x"),)
-
-
-def test_keys_tell_tombstones_from_empty_values() -> None:
-    batch = build([(b"a", b"", (), 1), (b"a", None, (), 2), (None, b"v", (), 3)])
-    assert keys(batch) == [(0, b"a", 1, True), (1, b"a", 2, False), (2, None, 3, True)]

@@ -25,7 +25,6 @@ class Housekeeping:
         self._stats = stats
         self._clock = clock
         self._chores: list[Callable[[], Awaitable[object]]] = []
-        self._compacted: dict[int, int] = {}  # log id -> the offset up to which it was compacted
 
     def also(self, chore: Callable[[], Awaitable[object]]) -> None:
         """Something else that wants doing now and then."""
@@ -79,19 +78,21 @@ class Housekeeping:
     def _is_dirty(self, log: Log) -> bool:
         sealed = [segment for segment in log.segments if segment.is_sealed]
         # After a restart a rewritten segment is taken for a compacted one: at worst it waits for new ones.
-        known = max((s.next_offset for s in sealed if s.generation), default=0)
-        clean_until = self._compacted.get(log.id, known)
-        total = sum(segment.size for segment in sealed)
-        dirty = sum(segment.size for segment in sealed if segment.base >= clean_until)
-        return dirty > 0 and dirty >= total * DIRTY_SHARE_MIN
+        clean_until = log.compacted_until or max((s.next_offset for s in sealed if s.generation), default=0)
+        end = min(log.stable_end, *log.holds.values()) if log.holds else log.stable_end
+        young_from_ms = self._clock.now_ms() - log.settings.compaction_lag_ms
+        dirty = 0
+        for segment in sealed:
+            if segment.next_offset <= log.compacted_until:
+                continue
+            if segment.next_offset > end or (log.settings.compaction_lag_ms and segment.max_timestamp > young_from_ms):
+                break  # compaction goes no further, so that what lies behind is no reason for one
+            dirty += segment.size if segment.base >= clean_until else 0
+        return dirty > 0 and dirty >= sum(segment.size for segment in sealed) * DIRTY_SHARE_MIN
 
     async def _compact(self, log: Log) -> None:
-        until = max(segment.next_offset for segment in log.segments if segment.is_sealed)
         done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         self._shard.maintenance.compact(log, lambda _gain, error: None if done.done() else done.set_result(error))
         error = await done
-        if isinstance(error, Conflict):
-            return  # somebody else rewrites it: another time
-        if error is not None:
+        if error is not None and not isinstance(error, Conflict):  # somebody else rewrites it: another time
             raise StorageError(f"compaction of {log.slug} failed: {error}") from error
-        self._compacted[log.id] = until

@@ -6,7 +6,8 @@ a crash leaves the old one or the new one. Key compaction and the rewriting of m
 differ only in the filter.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Rewritten:
     records_after: int
 
     def added_to(self, earlier: "Rewritten | None") -> "Rewritten":
-        """The figures of both."""
+        """The figures of both, where this one is of what follows."""
         if earlier is None:
             return self
         return Rewritten(
@@ -42,6 +43,18 @@ class Rewritten:
             earlier.bytes_after + self.bytes_after,
             earlier.records_before + self.records_before,
             earlier.records_after + self.records_after,
+        )
+
+    def made_of(self, earlier: "Rewritten | None") -> "Rewritten":
+        """The figures of both, where this one is of what that one left, and more."""
+        if earlier is None:
+            return self
+        return Rewritten(
+            self.segment,
+            self.bytes_before + earlier.bytes_before - earlier.bytes_after,
+            self.bytes_after,
+            self.records_before + earlier.records_before - earlier.records_after,
+            self.records_after,
         )
 
 
@@ -118,99 +131,99 @@ def kept_of(data: memoryview, info: BatchInfo, keep: Filter) -> bytes | bytearra
     return codec.filter_batch(data, info, offsets) if offsets else None
 
 
-class ByKey:
-    """What key compaction keeps: the last record of each key, everything that has no key, and a tombstone until every
-    reader had time to see it. Who knows which record is the last says so in `is_last`."""
+class Survivors:
+    """The filter of key compaction where somebody else found the last record of each key, and says their offsets in
+    ascending order. Records without a key stay, and everything from `until` on, which was not looked at."""
 
-    def __init__(self, now_ms: int, *, tombstone_ms: int, hold: int | None, until: int) -> None:
-        self._now_ms = now_ms
-        self._tombstone_ms = tombstone_ms
-        self._hold = hold  # records from here on are needed by a queue view that has not settled them
-        self.until = until  # offsets from here on were not looked at
-
-    def is_last(self, key: bytes, offset: int) -> bool:
-        raise NotImplementedError
-
-    def __call__(self, data: memoryview, info: BatchInfo) -> list[int] | None:
-        if info.base_offset >= self.until or (self._hold is not None and info.base_offset >= self._hold):
-            return None
-        return [
-            record.offset
-            for record in codec.records(data, info.position, info.position + info.size)
-            if self._keeps(record.key, record.value, record.offset, record.timestamp)
-        ]
-
-    def _keeps(self, key: bytes | None, value: bytes | None, offset: int, timestamp: int) -> bool:
-        if key is None or offset >= self.until or (self._hold is not None and offset >= self._hold):
-            return True
-        if not self.is_last(key, offset):
-            return False
-        # A tombstone has done its work once every reader had time to see it.
-        return value is not None or self._now_ms - timestamp < self._tombstone_ms
-
-
-class Survivors(ByKey):
-    """The filter of key compaction where somebody else found the last record of each key, and says their offsets."""
-
-    def __init__(
-        self, offsets: Set[int], now_ms: int, *, tombstone_ms: int, hold: int | None, until: int
-    ) -> None:
-        super().__init__(now_ms, tombstone_ms=tombstone_ms, hold=hold, until=until)
+    def __init__(self, offsets: "array[int]", *, until: int, tombstones_from_ms: int) -> None:
         self._offsets = offsets
+        self._until = until
+        self._tombstones_from_ms = tombstones_from_ms
 
-    def is_last(self, key: bytes, offset: int) -> bool:
-        return offset in self._offsets
+    def __call__(self, data: memoryview, info: BatchInfo) -> "array[int] | None":
+        if info.base_offset >= self._until:
+            return None
+        return codec.keep_listed(
+            data, info, self._offsets, until=self._until, tombstones_from_ms=self._tombstones_from_ms
+        )
 
 
-class LatestByKey(ByKey):
-    """The filter of key compaction, learnt from the segments to be cleaned and those behind them up to `until`; memory
-    is one entry per key, so the caller bounds the number of keys and cleans the rest in another pass.
+class LatestByKey:
+    """The filter of key compaction: the last record of each key, everything that has no key, and a tombstone until
+    every reader had time to see it.
+
+    Learnt from `start` on, where the last pass ended, up to `until`: where `keys_max` keys were seen, a record is too
+    young, `hold` says that somebody needs what follows, or a transaction is still open. The next pass begins there.
     """
 
     def __init__(
-        self, now_ms: int, *, lag_ms: int, tombstone_ms: int, keys_max: int, hold: int | None
+        self,
+        now_ms: int,
+        *,
+        start: int = 0,
+        lag_ms: int,
+        tombstone_ms: int,
+        keys_max: int,
+        hold: int | None,
     ) -> None:
-        super().__init__(now_ms, tombstone_ms=tombstone_ms, hold=hold, until=0)
-        self._lag_ms = lag_ms
+        self.until = self._start = start
+        self.is_full = False  # there is more to learn, in another pass
+        self._tombstones_from_ms = now_ms - tombstone_ms + 1
+        self._young_from_ms = now_ms - lag_ms + 1 if lag_ms > 0 else None
         self._keys_max = keys_max
-        self._latest: dict[bytes, int] = {}
+        self._hold = hold
+        self._latest = codec.LatestOffsets()
 
-    def is_last(self, key: bytes, offset: int) -> bool:
-        return self._latest.get(key) == offset
+    def __call__(self, data: memoryview, info: BatchInfo) -> "array[int] | None":
+        if info.base_offset >= self.until:
+            return None
+        return codec.keep_latest(
+            data,
+            info,
+            self._latest,
+            start=self._start,
+            until=self.until,
+            tombstones_from_ms=self._tombstones_from_ms,
+        )
 
     def learn(self, files: Files, segments: Sequence[Segment], end: int) -> None:
         """What a transaction wrote counts once its commit is seen, and never if it was aborted. While neither is,
         the records from its first one on stay as they are."""
-        undecided: dict[int, dict[bytes, int]] = {}
+        undecided: dict[int, codec.LatestOffsets] = {}
         begun: dict[int, int] = {}
+        until = self._start
         for data, info in self._within(files, segments, end):
+            is_full = len(self._latest) + sum(map(len, undecided.values())) >= self._keys_max
+            # Not before there is something to show for it: a transaction of more keys is held as a whole.
+            if is_full and min([until, *begun.values()]) > self._start:
+                self.is_full = True
+                break
             if info.is_control:
                 begun.pop(info.producer_id, None)
-                written = undecided.pop(info.producer_id, {})
-                if written and is_commit(data, info):
-                    for key, offset in written.items():
-                        self._latest[key] = max(offset, self._latest.get(key, -1))
+                written = undecided.pop(info.producer_id, None)
+                if written is not None and is_commit(data, info):
+                    self._latest.take(written)
+            elif info.is_transactional:
+                begun.setdefault(info.producer_id, info.base_offset)
+                if info.producer_id not in undecided:
+                    undecided[info.producer_id] = self._latest.apart()
+                undecided[info.producer_id].learn(data, info)
             else:
-                latest = self._latest
-                if info.is_transactional:
-                    begun.setdefault(info.producer_id, info.base_offset)
-                    latest = undecided.setdefault(info.producer_id, {})
-                for record in codec.records(data, info.position, info.position + info.size):
-                    if record.key is not None:
-                        latest[record.key] = record.offset
-            self.until = info.last_offset + 1
-        self.until = min(self.until, *begun.values()) if begun else self.until
+                self._latest.learn(data, info)
+            until = info.next_offset
+        self.until = min([until, *begun.values(), *([] if self._hold is None else [self._hold])])
 
     def _within(
         self, files: Files, segments: Sequence[Segment], end: int
     ) -> Iterator[tuple[memoryview, BatchInfo]]:
         for segment in segments:
+            if segment.next_offset <= self._start:
+                continue
             for data, info in batches(files, segment):
-                if info.base_offset >= end or self._is_young(info.max_timestamp):
+                if info.last_offset < self._start:
+                    continue
+                if info.base_offset >= end:
                     return
-                if len(self._latest) >= self._keys_max:
+                if self._young_from_ms is not None and info.max_timestamp >= self._young_from_ms:
                     return
                 yield data, info
-
-    def _is_young(self, timestamp: int) -> bool:
-        return self._lag_ms > 0 and self._now_ms - timestamp < self._lag_ms

@@ -67,6 +67,7 @@ class Log(LogEnd):
         self.next_offset = max(tail.next_offset, start_offset)
         self.visible_end = self.durable_end = self.next_offset
         self.holds: dict[str, int] = {}
+        self.compacted_until = 0  # before it every key is there once; known since the start only
         self._stable_hold: int | None = None
         self._reader = Reader(
             shard.files, shard.index_cache, shard.recent_reads, tail, shard.counters, shard.loader

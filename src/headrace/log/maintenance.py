@@ -25,7 +25,7 @@ from headrace.log.work import InlineWorker, ThreadWorker, Worker
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
-KEYS_MAX = 2_000_000  # keys one compaction pass holds in memory
+KEYS_MAX = 1_500_000  # keys one pass of compaction holds in memory, in 50 MB
 
 Done = Callable[[BaseException | None], object]
 
@@ -256,6 +256,7 @@ class Maintenance:
             return
         gone, saved = result
         log.next_offset = log.visible_end = log.durable_end = offset
+        log.compacted_until = min(log.compacted_until, offset)
         log.forget_positions()
         log.epochs = [entry for entry in log.epochs if entry[1] < offset]
         self._bury(log, gone, None)
@@ -321,24 +322,53 @@ class Maintenance:
 
     def compact(self, log: Log, done: Callable[[Rewritten | None, BaseException | None], object]) -> None:
         """Keep the latest record of each key in the sealed segments. `done` is told what was gained in all, None when
-        nothing is sealed; Conflict when somebody else is at the log, or was before the end."""
-        now_ms, settings = self._shard.clock.now_ms(), log.settings
-        keep = LatestByKey(
-            now_ms,
-            lag_ms=settings.compaction_lag_ms,
-            tombstone_ms=settings.tombstone_retention_ms,
+        nothing is sealed; Conflict when somebody else is at the log, or was before the end.
+
+        A pass learns as many keys as it may hold, from where the one before it ended, and rewrites what lies before
+        them, too."""
+
+        def again(earlier: Rewritten | None) -> None:
+            def ended(gained: Rewritten | None, error: BaseException | None) -> None:
+                gained = gained.made_of(earlier) if gained else earlier
+                # Not for ever: a pin may hold what comes next.
+                goes_on = keep.is_full and error is None and log.compacted_until > start
+                again(gained) if goes_on else done(gained, error)
+
+            start, keep = log.compacted_until, self._latest_by_key(log)
+            self._compact_once(log, keep, ended)
+
+        again(None)
+
+    def _latest_by_key(self, log: Log) -> LatestByKey:
+        return LatestByKey(
+            self._shard.clock.now_ms(),
+            start=log.compacted_until,
+            lag_ms=log.settings.compaction_lag_ms,
+            tombstone_ms=log.settings.tombstone_retention_ms,
             keys_max=KEYS_MAX,
             hold=min(log.holds.values(), default=None),
         )
+
+    def _compact_once(
+        self, log: Log, keep: LatestByKey, done: Callable[[Rewritten | None, BaseException | None], object]
+    ) -> None:
         sealed = [s for s in log.segments if s.is_sealed and s.next_offset <= log.durable_end]
-        runs = runs_of(sealed, settings.segment_size)
+        runs = runs_of(sealed, log.settings.segment_size)
+        is_learnt = False
+
+        def learn() -> None:
+            nonlocal is_learnt
+            is_learnt = True
+            keep.learn(self._shard.files, sealed, log.stable_end)
 
         def step(gained: Rewritten | None, error: BaseException | None) -> None:
-            if error is not None or not runs:
+            if error is not None:
                 done(gained, error)
                 return
-            learn = None if keep.until else lambda: keep.learn(self._shard.files, sealed, log.stable_end)
-            run = runs.pop(0)
+            if not runs or (is_learnt and runs[0][0].base >= keep.until):  # nothing goes from here on
+                log.compacted_until = max(log.compacted_until, keep.until)
+                done(gained, None)
+                return
 
             def rewritten(more: Rewritten | None, failed: BaseException | None) -> None:
                 if more is None and failed is None:
@@ -346,7 +376,7 @@ class Maintenance:
                     failed = Conflict(f"log {log.id} is being written or rewritten: try again")
                 step(more.added_to(gained) if more else gained, failed)
 
-            self.rewrite_segments(log, run, keep, rewritten, learn=learn)
+            self.rewrite_segments(log, runs.pop(0), keep, rewritten, learn=None if is_learnt else learn)
 
         step(None, None)
 

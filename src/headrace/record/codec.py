@@ -2,18 +2,21 @@
 
 from headrace.record.build import BatchWriter, build, encode_headers
 from headrace.record.columns import columns
-from headrace.record.decode import keys, records
+from headrace.record.decode import records
+from headrace.record.latest import LatestOffsets, keep_latest, keep_listed
 from headrace.record.partition import murmur2, partition_for
 from headrace.record.rewrite import filter_batch
 from headrace.record.scan import patch, patch_run, scan, trim, valid_until, validate
 
 __all__ = [
     "BatchWriter",
+    "LatestOffsets",
     "build",
     "columns",
     "encode_headers",
     "filter_batch",
-    "keys",
+    "keep_latest",
+    "keep_listed",
     "murmur2",
     "partition_for",
     "patch",

@@ -12,11 +12,3 @@ def records(
     verify_crc: bool = False,
     control: bool = False,
 ) -> list[Record]: ...
-def keys(
-    buf: Buffer,
-    start: int = 0,
-    end: int | None = None,
-    *,
-    decompressed_bytes_max: int = ...,
-    verify_crc: bool = True,
-) -> list[tuple[int, bytes | None, int, bool]]: ...

@@ -1,0 +1,199 @@
+"""Key compaction in passes: what one may hold in memory is less than the log has keys."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import Conflict
+from headrace.log import maintenance
+from headrace.log.compaction import Rewritten
+from headrace.log.disk import RealDisk
+from headrace.log.log import Log
+from headrace.log.settings import StreamSettings
+from headrace.record import codec
+from tests.log.helpers import Bench, batch, records
+
+DAY_MS = 24 * 3600 * 1000
+
+
+class Hasty(RealDisk):
+    """Nothing here crashes: thousands of small appends need not be waited for."""
+
+    def sync(self, file: int) -> None:
+        pass
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, Hasty())
+
+
+@pytest.fixture(autouse=True)
+def few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "KEYS_MAX", 10)
+
+
+def append(bench: Bench, data: bytearray) -> int:
+    """Its first offset."""
+    ticket = bench.shard.log(1).append(data)
+    bench.shard.pump()
+    assert ticket.error is None
+    return bench.shard.log(1).next_offset - codec.scan(data)[0].count
+
+
+def compact(bench: Bench) -> Rewritten | None:
+    ended: list[tuple[Rewritten | None, BaseException | None]] = []
+    bench.shard.maintenance.compact(bench.shard.log(1), lambda gained, error: ended.append((gained, error)))
+    bench.shard.pump()
+    [(gained, error)] = ended
+    if error is not None:
+        raise error
+    return gained
+
+
+def keyed(bench: Bench, keys: Callable[[int], int], count: int) -> None:
+    for number in range(count):
+        append(bench, batch([b"v%05d" % number * 10], keys=[b"k%d" % keys(number)]))
+
+
+def sealed_keys(log: Log) -> list[bytes | None]:
+    end = log.segments[-1].base
+    return [record.key for record in records(log) if record.offset < end]
+
+
+def test_keys_behind_those_that_one_pass_can_hold_are_compacted_too(bench: Bench) -> None:
+    """Every pass learnt from the first segment on: what lay behind so many keys was never looked at."""
+    bench.open(stream=StreamSettings(segment_size=600))
+    keyed(bench, lambda number: number, 40)
+    keyed(bench, lambda number: 100 + number % 25, 100)
+    sealed = bench.shard.log(1).segments[:-1]
+    before = sum(s.records for s in sealed), sum(s.size for s in sealed)
+    gained = compact(bench)
+    found = sealed_keys(bench.shard.log(1))
+    assert len(found) == len(set(found)) >= 60
+    assert gained is not None and (gained.records_before, gained.bytes_before) == before
+    assert gained.records_after == len(found)
+    assert gained.bytes_after == sum(s.size for s in bench.shard.log(1).segments[:-1])
+    bench.shard.close()
+
+
+def test_what_was_compacted_is_not_learnt_again(bench: Bench) -> None:
+    """The next pass goes on where the last one ended, and a restart forgets where that was."""
+    bench.open(stream=StreamSettings(segment_size=600))
+    log = bench.shard.log(1)
+    keyed(bench, lambda number: number % 30, 60)
+    compact(bench)
+    first = log.compacted_until
+    assert log.segments[-1].base >= first > 0
+    compact(bench)
+    assert log.compacted_until == first
+    keyed(bench, lambda number: number % 30, 60)
+    compact(bench)
+    assert log.compacted_until > first
+    found = sealed_keys(log)
+    assert len(found) == len(set(found)) == 30
+    bench.shard.close()
+    bench.open(stream=StreamSettings(segment_size=600))
+    assert bench.shard.log(1).compacted_until == 0
+    bench.shard.close()
+
+
+def test_what_was_cut_off_and_written_again_is_compacted(bench: Bench) -> None:
+    bench.open(stream=StreamSettings(segment_size=600))
+    log = bench.shard.log(1)
+    keyed(bench, lambda number: number % 30, 60)
+    compact(bench)
+    bench.shard.maintenance.truncate(log, 20, lambda error: None)
+    bench.shard.pump()
+    assert log.next_offset == log.compacted_until == 20
+    keyed(bench, lambda number: number % 5, 60)
+    compact(bench)
+    found = sealed_keys(log)
+    assert len(found) == len(set(found))
+    bench.shard.close()
+
+
+def test_a_pass_that_ends_early_counts_for_nothing(bench: Bench) -> None:
+    bench.open(stream=StreamSettings(segment_size=600))
+    log = bench.shard.log(1)
+    keyed(bench, lambda number: number % 30, 60)
+    bench.shard.maintenance._busy.add(log.id)
+    with pytest.raises(Conflict):
+        compact(bench)
+    assert log.compacted_until == 0
+    bench.shard.maintenance._busy.discard(log.id)
+    compact(bench)
+    assert log.compacted_until > 0
+    bench.shard.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench: Bench, seed: int) -> None:
+    """With transactions that are committed, given up or still open, tombstones, and somebody who needs what follows."""
+    rng = random.Random(seed)
+    bench.open(stream=StreamSettings(segment_size=500, tombstone_retention_ms=DAY_MS))
+    log = bench.shard.log(1)
+    now = bench.clock.now_ms()
+    seen: dict[bytes, tuple[int, bytes | None]] = {}  # the last of each key that counts
+    given_up: set[int] = set()
+    open_: dict[int, list[tuple[int, bytes, bytes | None]]] = {}
+    for _ in range(150):
+        what = rng.random()
+        producer = rng.choice([-1, -1, 7, 8])
+        if what < 0.8:
+            rows = []
+            for _ in range(rng.randint(1, 4)):
+                is_old = rng.random() < 0.5
+                value = None if rng.random() < 0.2 else rng.randbytes(20)
+                rows.append((b"k%d" % rng.randrange(40), value, (), now - (2 * DAY_MS if is_old else 0)))
+            in_transaction = {"producer_id": producer, "producer_epoch": 0, "transactional": producer >= 0}
+            first = append(bench, codec.build(rows, **in_transaction))
+            written = [(first + at, key, value) for at, (key, value, _, _) in enumerate(rows)]
+            if producer < 0:
+                seen |= {key: (offset, value) for offset, key, value in written}
+            else:
+                open_.setdefault(producer, []).extend(written)
+                log.hold_stable(min(min(rows)[0] for rows in open_.values()))
+        elif what < 0.9 and producer in open_:
+            is_commit = rng.random() < 0.6
+            marker = (b"\0\0" + is_commit.to_bytes(2, "big"), b"\0" * 6, (), now)
+            of_it = {"producer_id": producer, "producer_epoch": 0, "transactional": True}
+            append(bench, codec.build([marker], control=True, **of_it))
+            for offset, key, value in open_.pop(producer):
+                if not is_commit:
+                    given_up.add(offset)
+                elif offset > seen.get(key, (-1, None))[0]:
+                    seen[key] = offset, value
+            log.hold_stable(min((min(rows)[0] for rows in open_.values()), default=None))
+        elif what < 0.95:
+            log.holds = {"pin": rng.randrange(log.next_offset + 1)} if rng.random() < 0.5 else {}
+        else:
+            compact(bench)
+            undecided = {offset for rows in open_.values() for offset, _, _ in rows}
+            left = [r for r in records(log) if r.offset not in given_up and r.offset not in undecided]
+            found = {record.key: (record.offset, record.value) for record in left}
+            # A tombstone may be gone, and nothing else; what was removed by it does not come back.
+            for key, (offset, value) in seen.items():
+                assert found.get(key, (offset, None)) == (offset, value), key
+            assert set(found) <= set(seen)
+            until = log.compacted_until
+            once = [record.key for record in records(log) if record.offset < until]
+            assert len(once) == len(set(once)), "a key is there twice before where compaction says it was"
+    bench.shard.close()
+
+
+def test_a_transaction_of_more_keys_than_a_pass_holds_is_passed_all_the_same(bench: Bench) -> None:
+    bench.open(stream=StreamSettings(segment_size=600))
+    log = bench.shard.log(1)
+    for number in range(30):
+        rows = [(b"k%d" % (number % 15), b"x" * 50, (), 1000)]
+        append(bench, codec.build(rows, producer_id=7, producer_epoch=0, transactional=True))
+    marker = [(b"\0\0\0\1", b"\0" * 6, (), 1000)]
+    append(bench, codec.build(marker, producer_id=7, producer_epoch=0, transactional=True, control=True))
+    keyed(bench, lambda number: number % 20, 60)
+    compact(bench)
+    found = sealed_keys(log)
+    assert len(found) == len(set(found))
+    bench.shard.close()

@@ -1,0 +1,134 @@
+"""Which records key compaction keeps."""
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from headrace.errors import CorruptBatch, InvalidInput
+from headrace.record.codec import LatestOffsets, build, keep_latest, keep_listed, patch, scan
+from headrace.record.layout import CODECS
+from tests.record import oracle
+from tests.record.oracle import Fields, Message
+
+FOR_EVER = 1 << 62
+
+
+def learnt(*batches: bytearray) -> LatestOffsets:
+    latest = LatestOffsets()
+    for batch in batches:
+        latest.learn(batch, scan(batch)[0])
+    return latest
+
+
+def kept(
+    batch: bytearray, latest: LatestOffsets, *, start: int = 0, until: int = FOR_EVER, tombstones_from_ms: int = 0
+) -> list[int]:
+    return list(
+        keep_latest(
+            batch, scan(batch)[0], latest, start=start, until=until, tombstones_from_ms=tombstones_from_ms
+        )
+    )
+
+
+def at(offset: int, batch: bytearray) -> bytearray:
+    patch(batch, 0, offset, 0)
+    return batch
+
+
+def test_the_last_of_each_key_stays_and_all_that_have_none() -> None:
+    batch = build([(b"a", b"1", (), 1), (None, b"2", (), 1), (b"a", b"3", (), 1), (b"", b"4", (), 1)])
+    assert kept(batch, learnt(batch)) == [1, 2, 3]
+    assert kept(batch, learnt(batch), until=2) == [1, 2, 3]
+    assert kept(batch, learnt(batch), until=0) == [0, 1, 2, 3]
+
+
+def test_a_tombstone_goes_when_its_time_is_over_and_an_empty_value_never() -> None:
+    batch = build([(b"a", b"", (), 1), (b"b", None, (), 2), (b"c", None, (), 3)])
+    assert kept(batch, learnt(batch), tombstones_from_ms=3) == [0, 2]
+    messages = [Message(b"b", None, [], 5), Message(b"c", b"", [], 9)]
+    stamped = bytearray(oracle.batch(messages, Fields(attributes=8), max_timestamp=7))  # by the broker: see the 8
+    assert kept(stamped, learnt(stamped), tombstones_from_ms=8) == [1]
+    assert kept(stamped, learnt(stamped), tombstones_from_ms=7) == [0, 1]
+
+
+def test_before_the_start_a_key_goes_only_if_it_was_seen_again() -> None:
+    """Behind it one that was not learnt is of a transaction that was given up."""
+    first = build([(b"a", b"1", (), 1), (b"b", b"2", (), 1)])
+    second = at(2, build([(b"b", b"3", (), 1), (b"c", b"4", (), 1)]))
+    assert kept(first, learnt(second), start=2) == [0]
+    assert kept(second, learnt(second), start=2) == [2, 3]
+    assert kept(second, LatestOffsets(), start=2) == []
+
+
+def test_what_another_has_seen_is_taken_over_if_it_was_made_for_that() -> None:
+    batch, later = build([(b"a", b"1", (), 1)]), at(7, build([(b"a", b"1", (), 1), (b"b", b"1", (), 1)]))
+    latest = learnt(batch)
+    apart = latest.apart()
+    apart.learn(later, scan(later)[0])
+    assert len(latest) == 1 and len(apart) == 2
+    latest.take(apart)
+    assert len(latest) == 2 and kept(batch, latest) == []
+    with pytest.raises(InvalidInput):
+        latest.take(LatestOffsets())
+
+
+def test_keys_that_differ_in_one_bit_or_in_length_are_different_ones() -> None:
+    """Also where a hash goes by words of eight bytes."""
+    different = {bytes(size) for size in range(40)}
+    for size in range(1, 40):
+        for bit in range(8 * size):
+            different.add((1 << bit).to_bytes(size, "little"))
+    batch = build([(key, b"", (), 1) for key in sorted(different)])
+    assert len(learnt(batch)) == len(different) > 6000
+
+
+keys = st.one_of(st.none(), st.binary(max_size=2), st.binary(min_size=30, max_size=40))
+batches = st.lists(
+    st.tuples(st.lists(st.tuples(keys, st.booleans(), st.integers(0, 9)), min_size=1), st.sampled_from(sorted(CODECS))),
+    max_size=6,
+)
+
+
+@given(batches, st.integers(0, 30), st.integers(0, 10))
+def test_it_keeps_what_a_dictionary_would(
+    content: list[tuple[list[tuple[bytes | None, bool, int]], str]], until: int, tombstones_from_ms: int
+) -> None:
+    made, last, wanted, offset = [], {}, [], 0
+    for records, codec in content:
+        rows = [(key, None if is_tombstone else b"v", (), 100 + time) for key, is_tombstone, time in records]
+        made.append(at(offset, build(rows, codec=CODECS[codec])))
+        for key, _, _ in records:
+            last[key] = offset
+            offset += 1
+    offset = 0
+    for records, _ in content:
+        for key, is_tombstone, time in records:
+            has_its_use = not is_tombstone or time >= tombstones_from_ms
+            if key is None or offset >= until or (last[key] == offset and has_its_use):
+                wanted.append(offset)
+            offset += 1
+    options = {"until": until, "tombstones_from_ms": 100 + tombstones_from_ms}
+    latest = learnt(*made)
+    assert [o for batch in made for o in kept(batch, latest, **options)] == wanted
+    listed = array("q", sorted(set(last.values())))
+    assert [o for batch in made for o in keep_listed(batch, scan(batch)[0], listed, **options)] == wanted
+
+
+@pytest.mark.parametrize("records", [b"\x02\0\0\0\0\0\0", b"\x10\0\0\x08\x02k\x02v\0"])
+def test_records_that_do_not_fit_are_reported(records: bytes) -> None:
+    """One ends too early, one lies outside the offsets of its batch."""
+    broken = oracle.batch([Message(b"k", b"v", [], 1)], Fields(), packed=records)
+    info = scan(broken)[0]
+    with pytest.raises(CorruptBatch):
+        LatestOffsets().learn(broken, info)
+    with pytest.raises(CorruptBatch):
+        keep_latest(broken, info, LatestOffsets(), start=0, until=9, tombstones_from_ms=0)
+    with pytest.raises(CorruptBatch):
+        keep_listed(broken, info, array("q"), until=9, tombstones_from_ms=0)
+    with pytest.raises(CorruptBatch):
+        LatestOffsets().learn(broken[:-1], info)
+    with pytest.raises(InvalidInput):
+        LatestOffsets().learn(broken, structs.replace(info, position=len(broken) + 1))
