@@ -6,6 +6,7 @@ what a log is made of. Below a few gigabytes a loop here is done before Spark ha
 
 import time
 import uuid
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -37,6 +38,8 @@ SPARK_BYTES_MIN = 4 << 30  # below, a loop on one core is done sooner than Spark
 
 # A segment that cannot be worked on (any more) stays as it is, and the others go on.
 LEFT = (NotFound, Conflict, NotArchivable)
+
+ALWAYS = -(1 << 63)  # before every time
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -75,12 +78,13 @@ class SegmentItem:
     base: int
     generation: int
     size: int
+    records: int
     next_offset: int
 
     @classmethod
     def of(cls, topic: str, partition: int, log_id: int, segment: Segment) -> "SegmentItem":
         s = segment
-        return cls(topic, partition, log_id, s.folder, s.base, s.generation, s.size, s.next_offset)
+        return cls(topic, partition, log_id, s.folder, s.base, s.generation, s.size, s.records, s.next_offset)
 
     @property
     def segment(self) -> Segment:
@@ -209,7 +213,8 @@ class Upkeep:
     def compact(self, topic: str) -> Done:
         """The latest record of each key. Here by the broker; on Spark the survivors are found from keys and offsets
         alone, and each segment is then rewritten by itself: values are never shuffled."""
-        items = self.sealed(topic)
+        segments = self._segments(topic)
+        items = [SegmentItem.of(topic, *found) for found in segments if found[2].tier is None]
         if is_for_here(self._on, sum(item.size for item in items)):
             gains = self.link.send("POST", "topics", topic, "compact", body={})["partitions"]
             return Done([Written(g["bytes_before"], g["bytes_after"], g["records_after"]) for g in gains], [])
@@ -221,12 +226,16 @@ class Upkeep:
         untils = self._compact_until(topic, items, now_ms, parse_duration(config["compaction_lag"]))
         survivors = self._survivors(topic, items, untils)
         holds = {log["partition"]: log["held_from"] for log in self.link.logs(topic) or ()}
-        tombstone_ms = parse_duration(config["tombstone_retention"])
+        tombstones_from_ms = now_ms - parse_duration(config["tombstone_retention"]) + 1
+        # What is archived is not rewritten here: a tombstone may be all that keeps something in it deleted.
+        archived = {partition for partition, _, segment in segments if segment.tier is not None}
 
         def work(item: SegmentItem) -> Staged:
-            kept = survivors.get((item.partition, item.base), frozenset())
+            kept = survivors.get((item.partition, item.base), array("q"))
             until, hold = untils.get(item.partition, 0), holds.get(item.partition)
-            keep = Survivors(kept, now_ms, tombstone_ms=tombstone_ms, hold=hold, until=until)
+            until = until if hold is None else min(until, hold)
+            from_ms = ALWAYS if item.partition in archived else tombstones_from_ms
+            keep = Survivors(kept, until=until, tombstones_from_ms=from_ms)
 
             def change(data: memoryview, info: BatchInfo) -> Buffer | None:
                 return kept_of(data, info, keep)
@@ -234,7 +243,7 @@ class Upkeep:
             return to_staging(folder, lambda path: rewrite_file(item.segment, path, change))
 
         # The very segments the survivors were found for: the broker may have joined some of them to one since then.
-        return self._rewrite(items, work)
+        return self._rewrite(items, work, in_order=True)
 
     def _compact_until(self, topic: str, items: Sequence[SegmentItem], now_ms: int, lag_ms: int) -> dict[int, int]:
         """Per partition the offset before which records may go: sealed, decided (no transaction is open before it) and
@@ -251,8 +260,8 @@ class Upkeep:
 
     def _survivors(
         self, topic: str, items: Sequence[SegmentItem], untils: Mapping[int, int]
-    ) -> dict[tuple[int, int], frozenset[int]]:
-        """Per segment the offsets that are the last of their key, of those before `untils`."""
+    ) -> "dict[tuple[int, int], array[int]]":
+        """Per segment the offsets that are the last of their key, of those before `untils`, ascending."""
         from bisect import bisect_right
 
         from pyspark.sql import functions as f
@@ -261,12 +270,12 @@ class Upkeep:
         rows = self.session().read.format("headrace").options(**options).load()
         rows = rows.where(_any((f.col("partition") == p) & (f.col("offset") < end) for p, end in untils.items()))
         latest = rows.where("key is not null").groupBy("partition", "key").agg(f.max("offset").alias("offset"))
-        found: dict[tuple[int, int], set[int]] = {}
+        found: dict[tuple[int, int], array[int]] = {}
         starts = sorted((item.partition, item.base) for item in items)
         for row in latest.select("partition", "offset").toLocalIterator():
             at = bisect_right(starts, (row.partition, row.offset)) - 1
-            found.setdefault(starts[at], set()).add(row.offset)
-        return {place: frozenset(offsets) for place, offsets in found.items()}
+            found.setdefault(starts[at], array("q")).append(row.offset)
+        return {place: array("q", sorted(offsets)) for place, offsets in found.items()}
 
     def session(self) -> "SparkSession":
         if self._session is None:
@@ -276,27 +285,40 @@ class Upkeep:
         return self._session
 
     def _rewrite(
-        self, items: Sequence[SegmentItem], work: Callable[[SegmentItem], Staged], *, even_if_larger: bool = False
+        self,
+        items: Sequence[SegmentItem],
+        work: Callable[[SegmentItem], Staged],
+        *,
+        even_if_larger: bool = False,
+        in_order: bool = False,
     ) -> Done:
         """Hand rewritten segments to the broker, those that gained something. What it has rewritten or removed
-        meanwhile stays as it made it: that is no failure, retention and compaction go on beside us."""
+        meanwhile stays as it made it: that is no failure, retention and compaction go on beside us.
+
+        In order: where one stays, those behind it do, too. What they lack was to go because of what goes there."""
         done = Done([], [])
+        ended: set[int] = set()  # partitions
         for item, staged in self._worked(items, work):
-            if isinstance(staged, HeadraceError):
-                done.left.append(str(staged))
-                continue
-            name, written = staged
-            if written.bytes_after >= written.bytes_before and not even_if_larger:
-                self.link.discard(name)
-                done.written.append(Written(written.bytes_before, written.bytes_before, written.records))
-                continue
-            try:
-                self.link.send("POST", *self._path(item), body={"generation": item.generation, "staged": name})
-            except HeadraceError as error:
-                self.link.discard(name)
-                self._leave(error, done)
-            else:
+            name, written = ("", staged) if isinstance(staged, HeadraceError) else staged
+            if in_order and item.partition in ended:
+                written = Conflict(f"segment {item.base} stays as it is: one before it was changed meanwhile")
+            if isinstance(written, Written):
+                is_smaller = written.bytes_after < written.bytes_before or written.records < item.records
+                if not (is_smaller or even_if_larger):
+                    self.link.discard(name)
+                    done.written.append(Written(written.bytes_before, written.bytes_before, written.records))
+                    continue
+                try:
+                    self.link.send("POST", *self._path(item), body={"generation": item.generation, "staged": name})
+                except HeadraceError as error:
+                    written = error
+            if isinstance(written, Written):
                 done.written.append(written)
+                continue
+            if name:
+                self.link.discard(name)
+            ended.add(item.partition)
+            self._leave(written, done)
         return done
 
     @staticmethod

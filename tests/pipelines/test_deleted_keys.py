@@ -1,0 +1,74 @@
+"""A key that was deleted stays deleted, whatever part of its log a compaction on Spark leaves alone."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.errors import Conflict
+from headrace.pipelines.upkeep import Upkeep
+from tests.spark.world import RunningBroker, numbered
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def roll(broker: RunningBroker, topic: str) -> None:
+    """More than a segment of other keys, so that what was published before is sealed."""
+    for part in range(2):
+        broker.publish(topic, numbered(200, first=part * 200, keys=400, size=300))
+
+
+def described(broker: RunningBroker, topic: str) -> list[Any]:
+    """What became of the key, in order."""
+    return [m["value"] for m in broker.messages(topic) if m["key"] == "doomed"]
+
+
+def prepare(broker: RunningBroker, topic: str) -> None:
+    broker.create(topic, segment_size="64KB", cleanup_policy="compact", tombstone_retention="0s")
+    broker.publish(topic, iter([{"key": "doomed", "value": "once"}]))
+    roll(broker, topic)
+
+
+def delete(broker: RunningBroker, topic: str) -> None:
+    broker.publish(topic, iter([{"key": "doomed", "value": None}]))
+    roll(broker, topic)
+
+
+def test_a_tombstone_stays_while_what_it_deletes_is_archived(
+    spark: "SparkSession", shared_broker: RunningBroker
+) -> None:
+    broker, topic = shared_broker, "doomed-and-archived"
+    prepare(broker, topic)
+    upkeep = Upkeep(broker.url, on="spark", session=spark)
+    assert upkeep.tier(topic).written
+    delete(broker, topic)
+    upkeep.compact(topic)
+    assert described(broker, topic) == ["once", None]
+    upkeep.restore(topic)
+    upkeep.compact(topic)
+    assert described(broker, topic) == []
+    upkeep.link.close()
+
+
+def test_a_tombstone_stays_while_what_it_deletes_could_not_be_rewritten(
+    spark: "SparkSession", shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, topic = shared_broker, "doomed-and-left"
+    prepare(broker, topic)
+    delete(broker, topic)
+    upkeep = Upkeep(broker.url, on="spark", session=spark)
+    send = upkeep.link.send
+
+    def refuse_the_first(method: str, *path: str, body: Any) -> Any:
+        if path[-1] == "0":
+            raise Conflict("segment 0 is being rewritten already: try again")
+        return send(method, *path, body=body)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(upkeep.link, "send", refuse_the_first)
+        outcome = upkeep.compact(topic)
+    assert len(outcome.left) > 1 and described(broker, topic) == ["once", None]
+    assert not list(broker.data.glob("staging/*"))
+    assert not upkeep.compact(topic).left
+    assert described(broker, topic) == []
+    upkeep.link.close()
