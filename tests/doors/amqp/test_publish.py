@@ -9,6 +9,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError
 
+from headrace.errors import StorageError
 from tests.doors.amqp.running import Running, bodies, depth, eventually, take
 
 
@@ -249,6 +250,33 @@ def test_a_dead_letter_that_finds_no_room_stays_where_it_is_d10(running: Running
     assert body == b"x"
     channel.basic_reject(method.delivery_tag, requeue=False)
     assert take(channel, name + ".dead")[2] == b"x"
+
+
+@pytest.mark.parametrize("how", ["nack", "close"])
+def test_a_message_that_cannot_be_read_keeps_no_other_from_its_queue(
+    running: Running, name: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    channel = running.channel()
+    bad, good = name + ".bad", name + ".good"
+    limit = {"x-queue-type": "quorum", "x-delivery-limit": 0, "x-dead-letter-exchange": "amq.fanout"}
+    channel.queue_declare(bad, durable=True, arguments=limit)
+    channel.queue_declare(good, durable=True)
+    for queue in (bad, good):
+        channel.basic_publish("", queue, b"x")
+        take(channel, queue)
+
+    def damaged(*_: object) -> None:
+        raise StorageError("damaged")
+
+    monkeypatch.setattr(running.queue(bad).view, "chunk", damaged)
+    if how == "nack":
+        channel.basic_nack(0, multiple=True, requeue=False)
+        with pytest.raises(ConnectionClosedByBroker, match="damaged"):
+            channel.connection.process_data_events(60)
+    else:
+        channel.connection.close()
+    eventually(lambda: running.call(lambda: [running.queue(q).unacked for q in (bad, good)]) == [0, 0])
+    assert running.call(lambda: running.queue(bad).ready) == 1
 
 
 def test_confirms_and_transactions_exclude_each_other(running: Running) -> None:

@@ -1,5 +1,6 @@
 """A channel: its consumers, its unacked deliveries, its publisher confirms."""
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,16 @@ from headrace.broker.view import View
 from headrace.doors.amqp.consumer import AmqpConsumer, Source
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.tx import Transaction
+from headrace.errors import HeadraceError
 from headrace.wire.amqp.methods import confirm, frame
 from headrace.wire.amqp.protocol import PRECONDITION_FAILED
 from headrace.wire.amqp.scan import ChannelState
 
 if TYPE_CHECKING:
     from headrace.doors.amqp.connection import Connection
+
+
+logger = logging.getLogger("headrace.amqp")
 
 
 class Channel:
@@ -80,13 +85,20 @@ class Channel:
 
     def reject(self, taken: Iterable[tuple[Source, int]], *, requeue: bool) -> None:
         woken: set[Queue] = set()
+        failed: HeadraceError | None = None
         for source, offset in taken:
-            if requeue:
-                source.queue.give_back(source.view, offset)
-            else:
-                source.queue.reject(source.view, offset)
+            try:
+                if requeue:
+                    source.queue.give_back(source.view, offset)
+                else:
+                    source.queue.reject(source.view, offset)
+            except HeadraceError as error:  # it cannot be read, say: it stays, and the others have their turn
+                source.view.give_back(offset, offset + 1)
+                failed = failed or error
             woken.add(source.queue)
         self._credit_came(woken)
+        if failed is not None:
+            raise failed
 
     def wake(self) -> None:
         for consumer in self.consumers.values():
@@ -150,7 +162,10 @@ class Channel:
             consumer.queue.remove_consumer(consumer)
         if self.reply_token is not None:
             self.connection.door.replies.remove(self.reply_token)
-        self.reject(self.take(0, True), requeue=True)
+        try:
+            self.reject(self.take(0, True), requeue=True)
+        except HeadraceError as error:  # other channels of the connection are to be released, too
+            logger.error("a message that channel %d had out is in its queue and cannot be used: %s", self.number, error)
 
     def send_close(self, code: int, text: str, class_id: int, method_id: int) -> None:
         """The client made a mistake: the channel ends; what it still sends is ignored until close-ok."""
