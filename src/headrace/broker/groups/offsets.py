@@ -52,6 +52,7 @@ class OffsetStore:
     def __init__(self, begin: Callable[[], StagedEntry]) -> None:
         self._begin = begin
         self._groups: dict[str, dict[TopicPartition, Committed]] = {}
+        self._under_way: dict[str, Ticket] = {}  # by group, the last change that is not durable yet
 
     def load(self, items: Iterable[tuple[bytes, bytes]]) -> None:
         for _, value in items:
@@ -69,7 +70,25 @@ class OffsetStore:
             else:
                 answer(as_error(ticket.error))
 
-        staged.commit().add_callback(done)
+        self._follow({one.group for one in entries}, staged.commit(), done)
+
+    def _follow(self, groups: set[str], ticket: Ticket, done: Callable[[Ticket], None]) -> None:
+        for group in groups:
+            self._under_way[group] = ticket
+
+        def ended(_: Ticket) -> None:
+            for group in groups:
+                if self._under_way.get(group) is ticket:
+                    del self._under_way[group]
+            done(ticket)
+
+        ticket.add_callback(ended)
+
+    def when_seen(self, group: str, then: Callable[[], None]) -> None:
+        """Calls `then` when what was committed before this call can be seen, which may be at once: a client that
+        asks behind its own commit, without waiting for the answer, means what it committed."""
+        ticket = self._under_way.get(group)
+        then() if ticket is None else ticket.add_callback(lambda _: then())
 
     def stage(self, entry: Entry, entries: list[Committed]) -> None:
         """Make the entries part of a journal entry; apply() them when it is durable."""
@@ -98,7 +117,7 @@ class OffsetStore:
                 self._groups.pop(group, None)
             answer(None)
 
-        staged.commit().add_callback(done)
+        self._follow({group}, staged.commit(), done)
 
     def get(self, group: str, topic: str, partition: int) -> Committed | None:
         return self._groups.get(group, {}).get((topic, partition))

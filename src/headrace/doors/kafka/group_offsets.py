@@ -112,6 +112,7 @@ async def offset_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict
             allowed.group(fields.group_id)
         except AccessRefused as error:
             return fetch_refused(fields.topics, code_of(error))
+        await commits_seen(door, fields.group_id)
         topics = fetch_group(
             door, allowed, fields.group_id, fields.topics, fields.require_stable, request.version
         )
@@ -122,6 +123,7 @@ async def offset_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict
         try:
             allowed.group(group.group_id)
             check_member(door, group)
+            await commits_seen(door, group.group_id)
             answer["topics"] = fetch_group(
                 door, allowed, group.group_id, group.topics, fields.require_stable, request.version
             )
@@ -129,6 +131,13 @@ async def offset_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict
             answer["error_code"] = code_of(error)
         groups.append(answer)
     return {"groups": groups}
+
+
+async def commits_seen(door: "KafkaDoor", group_id: str) -> None:
+    """Kafka answers one request of a connection after the other, so that this one sees a commit before it."""
+    future, done = future_answer(door)
+    door.coordination.groups.offsets.when_seen(group_id, lambda: done(None))
+    await future
 
 
 def fetch_refused(topics: Any, code: Code) -> dict[str, Any]:
