@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -246,6 +247,15 @@ class Policies:
             await self._in_thread(lambda: self._catalog.remove(kind, (vhost, name)))
             del known[vhost, name]
             self._changed(vhost)
+
+    @to_the_end
+    async def vhost_removed(self, vhost: str) -> None:
+        """One that is made anew under its name begins without them."""
+        async with self._changing:
+            for kind, known in ((CATALOG_KIND, self._policies), (OPERATOR_KIND, self._operator)):
+                for identity in [key for key in known if key[0] == vhost]:
+                    await self._in_thread(partial(self._catalog.remove, kind, identity))
+                    del known[identity]
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         try:

@@ -80,6 +80,7 @@ class VirtualHosts:
             if exchange not in PREDECLARED:  # its document would bring the vhost back with the next start
                 await host.delete_exchange(exchange)
         await self._broker.users.vhost_removed(name)
+        await self._broker.policies.vhost_removed(name)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, lambda: self._broker.catalog.remove(CATALOG_KIND, (name,)))
         del self._hosts[name]

@@ -202,6 +202,19 @@ def test_vhosts_come_and_go_with_what_is_in_them(live: Served) -> None:
     assert live.get("/api/queues/team%2Fa").status_code == 404
 
 
+def test_a_vhost_that_goes_takes_its_policies_with_it(live: Served) -> None:
+    """They were in force again for whoever made a vhost of that name."""
+    for kind in ("policies", "operator-policies"):
+        live.request("PUT", "/api/vhosts/short")
+        body = {"pattern": ".*", "definition": {"max-length": 1}, "apply-to": "queues"}
+        assert live.request("PUT", f"/api/{kind}/short/tight", json=body).status_code == 201
+        assert live.request("DELETE", "/api/vhosts/short").status_code == 204
+        assert live.request("PUT", "/api/vhosts/short").status_code == 201
+        assert live.get(f"/api/{kind}/short").json() == []
+        assert live.request("DELETE", "/api/vhosts/short").status_code == 204
+
+
+
 def test_a_kafka_connection_is_nobodys(live: Served) -> None:
     host, _, port = live.kafka.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port))):
