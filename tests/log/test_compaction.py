@@ -3,15 +3,16 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.errors import Conflict
-from headrace.log import maintenance
 from headrace.log.compaction import Rewritten
 from headrace.log.disk import RealDisk
 from headrace.log.log import Log
 from headrace.log.settings import StreamSettings
+from headrace.log.shard import Shard
 from headrace.record import codec
 from tests.log.helpers import Bench, batch, records
 
@@ -25,14 +26,16 @@ class Hasty(RealDisk):
         pass
 
 
+class SmallPasses(Bench):
+    def open(self, **options: Any) -> Shard:
+        shard = super().open(**options)
+        shard.maintenance.keys_max = 10
+        return shard
+
+
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path, Hasty())
-
-
-@pytest.fixture(autouse=True)
-def few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "KEYS_MAX", 10)
+    return SmallPasses(tmp_path, Hasty())
 
 
 def append(bench: Bench, data: bytearray) -> int:

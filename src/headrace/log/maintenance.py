@@ -49,6 +49,7 @@ class Maintenance:
         self._cleaner: Worker | None = None
         self._busy: set[int] = set()  # logs being compacted or truncated
         self.leases = Leases()
+        self.keys_max = KEYS_MAX
         self._delayed: list[Callable[[], None]] = []  # for want of room: tried again at every tick
         self._starts: dict[int, int] = {}  # log -> start asked for and not yet durable
         self._graves: list[tuple[int, Segment]] = []  # removed from their log, files still leased
@@ -345,7 +346,7 @@ class Maintenance:
             start=log.compacted_until,
             lag_ms=log.settings.compaction_lag_ms,
             tombstone_ms=log.settings.tombstone_retention_ms,
-            keys_max=KEYS_MAX,
+            keys_max=self.keys_max,
             hold=min(log.holds.values(), default=None),
         )
 
