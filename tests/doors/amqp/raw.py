@@ -10,7 +10,7 @@ from pamqp.base import Frame
 from headrace.wire.amqp.methods import decode, frame
 from headrace.wire.amqp.protocol import PROTOCOL_HEADER
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 
 
 class Closed(Exception):
