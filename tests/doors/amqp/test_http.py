@@ -9,7 +9,7 @@ import pika
 import pytest
 
 from headrace.config import Address
-from tests.doors.amqp.running import Running, eventually
+from tests.doors.amqp.running import PATIENCE_S, Running, eventually
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def call(running: Running, method: str, path: str, body: object = None) -> Any:
     host, _, port = running.server.doors["http"].addresses[0].removeprefix("http://").rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=20)
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=PATIENCE_S)
     try:
         sent = None if body is None else json.dumps(body)
         connection.request(method, path, sent, {"content-type": "application/json"} if sent else {})

@@ -6,7 +6,7 @@ from typing import Any
 import pika
 
 from headrace.record import codec
-from tests.doors.amqp.running import Running, depth, eventually, take
+from tests.doors.amqp.running import PATIENCE_S, Running, depth, eventually, take
 
 
 def publish(running: Running, stream: str, value: bytes, headers: tuple[tuple[str, bytes], ...] = ()) -> None:
@@ -16,7 +16,7 @@ def publish(running: Running, stream: str, value: bytes, headers: tuple[tuple[st
     async def work() -> None:
         await broker.publish(broker.streams.get(stream), [(b"k", value, headers, None, -1)])
 
-    asyncio.run_coroutine_threadsafe(work(), running.loop).result(20)
+    asyncio.run_coroutine_threadsafe(work(), running.loop).result(PATIENCE_S)
 
 
 def test_a_record_published_to_a_queues_stream_reaches_its_consumers(running: Running, name: str) -> None:
@@ -50,7 +50,7 @@ def test_a_topic_is_a_stream_queue_over_amqp(running: Running) -> None:
     async def create() -> None:
         await broker.streams.create("clicks")
 
-    asyncio.run_coroutine_threadsafe(create(), running.loop).result(20)
+    asyncio.run_coroutine_threadsafe(create(), running.loop).result(PATIENCE_S)
     publish(running, "clicks", b"1")
     channel = running.channel()
     channel.basic_publish("", "clicks", b"2")
@@ -70,7 +70,7 @@ def test_a_queue_declared_on_a_topic_begins_at_its_end(running: Running) -> None
     async def create() -> None:
         await broker.streams.create("orders")
 
-    asyncio.run_coroutine_threadsafe(create(), running.loop).result(20)
+    asyncio.run_coroutine_threadsafe(create(), running.loop).result(PATIENCE_S)
     publish(running, "orders", b"before")
     channel = running.channel()
     channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
