@@ -1,10 +1,14 @@
 """Declaring, finding and deleting queues: RabbitMQ's rules and reply codes."""
 
+from contextlib import closing
+
 import pika
 import pytest
+from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
+from tests.doors.amqp.raw import Raw
 from tests.doors.amqp.running import Running, depth, eventually
 
 
@@ -91,6 +95,18 @@ def test_an_exclusive_queue_is_405_for_others_and_goes_with_its_connection(runni
     assert code(caught) == 405
     owner.close()
     running.channel().queue_declare(name, exclusive=True)
+
+
+def test_an_exclusive_queue_is_gone_when_its_connection_hears_that_it_is_closed(running: Running, name: str) -> None:
+    """Not when its socket ends: whoever waited for close-ok may have it declared at once, as with RabbitMQ."""
+    others = running.channel()
+    with closing(Raw(running.port)) as owner:
+        owner.open().channel()
+        owner.method(1, commands.Queue.Declare, queue=name, exclusive=True)
+        owner.expect(commands.Queue.DeclareOk)
+        owner.method(0, commands.Connection.Close, reply_code=200, reply_text="", class_id=0, method_id=0)
+        owner.expect(commands.Connection.CloseOk)
+        others.queue_declare(name, exclusive=True)
 
 
 def test_deleting_answers_with_the_messages_that_went_and_is_no_error_twice(

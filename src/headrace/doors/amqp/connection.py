@@ -78,9 +78,12 @@ class Connection(Link):
         for channel in self.channels.values():
             channel.release()
         self.channels.clear()
+        self._give_up_exclusive()
+        self.door.forget(self)
+
+    def _give_up_exclusive(self) -> None:
         if hasattr(self, "vhost"):
             self.vhost.connection_closed(self)
-        self.door.forget(self)
 
     def resume_writing(self) -> None:
         self.is_writable = True
@@ -408,6 +411,7 @@ class Connection(Link):
         self.stage = Stage.CLOSED
         for channel in self.channels.values():
             channel.release()
+        self._give_up_exclusive()  # whoever waits for close-ok may count on it, and its socket may end later
         self._holds.clear()
         self._arm(CLOSE_TIMEOUT_S, self._transport.abort)
 
