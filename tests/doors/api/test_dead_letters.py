@@ -125,7 +125,7 @@ def test_a_slow_replay_can_be_stopped(live: Served) -> None:
     for number in range(50):
         post(live, "slow", str(number))
     kill_all(live, "slow")
-    begun = replay(live, "slow.dead", dry_run=False, rate=10)
+    begun = replay(live, "slow.dead", dry_run=False, rate=1)
     stopped = live.request("DELETE", f"/api/headrace/replays/{begun['id']}").json()
     assert stopped["state"] == "stopped" and stopped["moved"] < 50
     assert depth(live, "slow") + depth(live, "slow.dead") == 50

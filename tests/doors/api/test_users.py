@@ -168,7 +168,7 @@ def test_a_removed_user_loses_its_connections(live: Served) -> None:
     assert "leaver" in {one["user"] for one in shown}, "the page of connections says who it is"
     assert ask(live, None, "DELETE", "users/leaver").status_code == 204
     with pytest.raises(pika.exceptions.AMQPError):
-        connection.process_data_events(10)
+        connection.process_data_events(60)
 
 
 # Tags.
@@ -272,6 +272,8 @@ def test_connections_are_their_users_own_except_to_those_who_watch(live: Served)
     channel = connection.channel()
     channel.basic_consume("seen", lambda *_: None, consumer_tag="others")
     try:
+        # Connections of other tests may still be ending.
+        eventually(lambda: len(ask(live, "monitoring", "GET", "connections").json()) == 1)
         for path in ("connections", "channels", "consumers"):
             assert ask(live, "management", "GET", path).json() == [], path
             assert len(ask(live, "monitoring", "GET", path).json()) == 1, path
@@ -285,7 +287,7 @@ def test_connections_are_their_users_own_except_to_those_who_watch(live: Served)
     finally:
         if connection.is_open:
             try:
-                connection.process_data_events(10)
+                connection.process_data_events(60)
             except pika.exceptions.AMQPError:
                 pass
 
@@ -377,12 +379,12 @@ def test_dead_letters_and_their_replays_are_their_virtual_hosts_own(acting: Serv
     letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     put(acting, "queues/elsewhere/dead", {})
     put(acting, "queues/elsewhere/mortal", {"arguments": letters})
-    for number in range(3):
+    for number in range(30):  # one a second: enough to be seen under way
         body = {**BODY, "routing_key": "mortal", "payload": str(number)}
         ask(acting, None, "POST", "exchanges/elsewhere/amq.default/publish", json=body)
-    reject = {"count": 3, "ackmode": "reject_requeue_false"}
+    reject = {"count": 30, "ackmode": "reject_requeue_false"}
     ask(acting, None, "POST", "queues/elsewhere/mortal/get", json=reject)
-    eventually(lambda: ask(acting, None, "GET", "queues/elsewhere/dead").json()["messages"] == 3)
+    eventually(lambda: ask(acting, None, "GET", "queues/elsewhere/dead").json()["messages"] == 30)
     begun = {"dry_run": False, "rate": 1}
     replay = ask(acting, None, "POST", "headrace/dead-letters/elsewhere/dead/replay", json=begun).json()["id"]
     for path in ("headrace/dead-letters", "headrace/replays"):
