@@ -13,17 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pika
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 START_S_MAX = 90.0
 RUN_S_MAX = 180.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Peer:

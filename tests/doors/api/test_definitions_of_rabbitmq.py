@@ -7,9 +7,10 @@ from typing import Any
 import httpx
 import pika
 import pytest
-from bench.amqp_peers import RABBITMQ, free_port, rabbitmq
+from bench.amqp_peers import RABBITMQ, rabbitmq
 
 from tests.doors.api.conftest import Served
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.peer,
