@@ -2,11 +2,14 @@
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headrace.doors.http import door as http_door
+from headrace.doors.http.protocol import BoundedHttp
+from tests.doors.amqp.running import eventually
 from tests.doors.http.live import Live, patient, read_all
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
@@ -128,7 +131,7 @@ def test_a_refused_body_does_not_hide_the_refusal(own: type[Live]) -> None:
 
 
 class Patient:
-    """A second door of the same broker, with little patience."""
+    """A second door of the same broker, with a patience of its own."""
 
     def __init__(self, live: Live, seconds: float) -> None:
         async def start() -> http_door.HttpDoor:
@@ -145,6 +148,18 @@ class Patient:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self._door.port), timeout=60)
 
+    def at_the_end(self, sock: socket.socket, so_far: Callable[[BoundedHttp], bool]) -> None:
+        """Once the connection has come so far, everybody's patience with it is over, as by the clock of the door."""
+
+        async def judge() -> bool:
+            for link in self._door._state.connections:
+                if isinstance(link, BoundedHttp) and link.client == sock.getsockname() and so_far(link):
+                    link.check(link.loop.time() + 1e6)
+                    return True
+            return False
+
+        eventually(lambda: self._live.call(judge()), "the connection comes so far")
+
     def close(self) -> None:
         self._live.call(self._door.close())
 
@@ -156,28 +171,39 @@ def hasty(live: Live):  # type: ignore[no-untyped-def]
     door.close()
 
 
+@pytest.fixture(scope="module")
+def patient_one(live: Live):  # type: ignore[no-untyped-def]
+    """Whatever keeps a test from its next line, this door waits for it."""
+    door = Patient(live, 1e5)
+    yield door
+    door.close()
+
+
 def test_a_connection_that_says_nothing_is_closed(hasty: Patient) -> None:
     with hasty.connect() as sock:
         assert read_all(sock) == b""
 
 
-def test_a_head_that_does_not_end_in_time_is_refused(hasty: Patient) -> None:
-    with hasty.connect() as sock:
+def test_a_head_that_does_not_end_in_time_is_refused(patient_one: Patient) -> None:
+    with patient_one.connect() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: ")
+        patient_one.at_the_end(sock, lambda link: link._in_head)
         answer = read_all(sock)
     assert status_of(answer) == 408 and b"slow_request" in answer
 
 
-def test_a_second_head_that_does_not_end_in_time_is_refused(hasty: Patient) -> None:
-    with hasty.connect() as sock:
+def test_a_second_head_that_does_not_end_in_time_is_refused(patient_one: Patient) -> None:
+    with patient_one.connect() as sock:
         sock.sendall(GET + b"\r\nGET /health HTTP/1.1\r\nHost")
+        patient_one.at_the_end(sock, lambda link: link._in_head and bool(link.cycle and link.cycle.response_complete))
         answers = read_all(sock).split(b"HTTP/1.1 ")
     assert [answer[:3] for answer in answers[1:]] == [b"200", b"408"]
 
 
-def test_a_body_that_comes_too_slowly_is_refused(hasty: Patient, live: Live) -> None:
-    with hasty.connect() as sock:
+def test_a_body_that_comes_too_slowly_is_refused(patient_one: Patient, live: Live) -> None:
+    with patient_one.connect() as sock:
         sock.sendall(b"POST /topics/slow/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
+        patient_one.at_the_end(sock, lambda link: link._body_bytes == 3)
         assert status_of(read_all(sock)) == 408
     assert live.get("/topics/slow").status_code == 404
 
@@ -195,14 +221,18 @@ async def connections(door: Patient) -> int:
     return len(door._door._state.connections)
 
 
-def test_a_waiting_client_is_not_a_slow_one(hasty: Patient, live: Live) -> None:
+def test_a_waiting_client_is_not_a_slow_one(patient_one: Patient, live: Live) -> None:
     """Long polls and streams are silent for long, and that is what they are for."""
     live.publish("quiet", {"value": "a"})
-    with hasty.connect() as sock:
+    log = live.broker.streams.get("quiet").partitions[0].log
+    with patient_one.connect() as sock:
         sock.sendall(
-            b"GET /topics/quiet/messages?offset=1&wait=1500ms HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            b"GET /topics/quiet/messages?offset=1&wait=60 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         )
-        assert status_of(read_all(sock)) == 200
+        patient_one.at_the_end(sock, lambda _: any(waiter.callback is not None for waiter in log._waiters))
+        live.publish("quiet", {"value": "what it waited for"})
+        answer = read_all(sock)
+    assert status_of(answer) == 200 and b"what it waited for" in answer
 
 
 def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
@@ -267,4 +297,4 @@ def test_a_thousand_rude_connections_leave_nothing_behind(live: Live) -> None:
     live.client.get("/health")
     while live.call(state()) > (1, 0, 0):  # httpx keeps one connection
         pass
-    assert abs(len(list(Path("/proc/self/fd").iterdir())) - open_files) < 5
+    eventually(lambda: len(list(Path("/proc/self/fd").iterdir())) - open_files < 5, "the files are closed")
