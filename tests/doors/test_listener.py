@@ -83,11 +83,24 @@ def test_an_address_of_somebody_else_is_refused(host: str) -> None:
         bind(Address(host, 0), flag="--kafka")
 
 
+class Heard(asyncio.Protocol):
+    """Says when its connection has ended: one that has not when the loop ends complains of itself."""
+
+    def __init__(self, has_ended: asyncio.Event) -> None:
+        self._has_ended = has_ended
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._has_ended.set()
+
+
 async def test_a_listener_says_where_it_is_and_stops() -> None:
-    opened = await listen(Address("localhost", 0), asyncio.Protocol, flag="--http")
+    has_ended = asyncio.Event()
+    opened = await listen(Address("localhost", 0), lambda: Heard(has_ended), flag="--http")
     assert all(address.endswith(f":{opened.port}") for address in opened.addresses)
     _, writer = await asyncio.open_connection("127.0.0.1", opened.port)
     writer.close()
+    await writer.wait_closed()
+    await has_ended.wait()
     opened.close()
     with pytest.raises(OSError):
         await asyncio.open_connection("127.0.0.1", opened.port)
