@@ -13,6 +13,7 @@ from headrace.config import Address
 from headrace.doors.http.ui.files import FILES
 from tests.doors.api.conftest import Served
 
+PATIENCE_S = 60
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">\"'</script><script>document.title='owned'</script>\u202eevil"
 
@@ -48,7 +49,9 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        started = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=2 * PATIENCE_S * 1000
+        )
         yield started
         started.close()
 
@@ -63,7 +66,7 @@ class View:
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(PATIENCE_S * 1000)
 
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning"):
@@ -76,7 +79,7 @@ class View:
 
     def until(self, expression: str) -> None:
         """Polled from outside: the page's policy forbids the evaluation that wait_for_function needs."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not self.page.evaluate(expression):
             assert time.monotonic() < deadline, expression
             self.page.wait_for_timeout(50)

@@ -11,7 +11,8 @@ from headrace.doors.http.ui import files
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import depth, post, put_queue
 from tests.doors.api.test_dead_letters import kill_all, make_mortal
-from tests.ui.conftest import HOSTILE, View
+from tests.ports import free_port
+from tests.ui.conftest import HOSTILE, PATIENCE_S, View
 
 PAGES = {
     "overview": "Overview",
@@ -141,9 +142,8 @@ def test_messages_are_found_by_text_key_and_offset(live: Served, view: View) -> 
 def test_new_messages_are_followed(live: Served, view: View) -> None:
     put_queue(live, "followed")
     page = view.open("stream/%2F/followed/messages")
-    with page.expect_request("**/followed/stream"):
+    with page.expect_response("**/followed/stream"):  # the broker begins at the end it finds when it answers
         page.get_by_role("button", name="Follow live").click()
-    page.wait_for_timeout(300)  # the broker begins at the end it finds when the request arrives
     post(live, "followed", "here it comes")
     view.sees("here it comes")
 
@@ -204,7 +204,7 @@ def test_connections_are_shown_and_closed(live: Served, view: View, amqp: Any) -
     page.get_by_role("button", name="Close it").click()
     view.sees("Closed.")
     with pytest.raises(Exception, match=r"CONNECTION_FORCED|320"):
-        amqp.connection.process_data_events(time_limit=10)
+        amqp.connection.process_data_events(time_limit=PATIENCE_S)
 
 
 def test_a_reader_is_reset_after_a_preview(live: Served, view: View) -> None:
@@ -319,7 +319,8 @@ def test_a_policy_is_made_and_taken_away(live: Served, view: View) -> None:
 
 
 def test_a_lost_connection_is_said_and_mends_itself(browser: Any, tmp_path: Path) -> None:
-    first = Served(tmp_path / "data")
+    # A port that no outgoing connection gets while nobody listens there, least of all the page's own.
+    first = Served(tmp_path / "data", http=Address("localhost", free_port()))
     view = View(browser.new_context(), first.base)
     view.open("overview")
     view.sees("live")
