@@ -349,6 +349,19 @@ def test_keys_lead_from_page_to_page(live: Served, view: View) -> None:
         view.until(f"document.querySelector('main h1').innerText === '{title}'")
 
 
+def test_a_second_pair_of_keys_is_not_cut_short_by_the_first(live: Served, view: View) -> None:
+    page = view.open("overview")
+    page.clock.install()
+    for key in ("g", "s"):
+        page.keyboard.press(key)
+    view.until("document.querySelector('main h1').innerText === 'Streams'")
+    page.clock.fast_forward(1000)
+    page.keyboard.press("g")
+    page.clock.fast_forward(300)  # the first pair would have been too late now, this one is not
+    page.keyboard.press("d")
+    view.until("document.querySelector('main h1').innerText === 'Dead letters'")
+
+
 def test_scripts_and_styles_come_from_here_only(live: Served) -> None:
     answer = live.get("/")
     policy = answer.headers["content-security-policy"]

@@ -57,7 +57,8 @@ function keys(event) {
     if (found) go(found[0]);
   } else if (event.key === "g") {
     keys.go = true;
-    setTimeout(() => { keys.go = false; }, 1200);
+    clearTimeout(keys.timer);  // of the pair before, which would end this one
+    keys.timer = setTimeout(() => { keys.go = false; }, 1200);
   }
 }
 
