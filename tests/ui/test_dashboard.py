@@ -362,6 +362,15 @@ def test_a_second_pair_of_keys_is_not_cut_short_by_the_first(live: Served, view:
     view.until("document.querySelector('main h1').innerText === 'Dead letters'")
 
 
+def test_whoever_goes_on_as_soon_as_there_is_a_page_gets_there(live: Served, view: View) -> None:
+    view.page.add_init_script(
+        "new MutationObserver((_, seen) => { if (document.querySelector('main h1')) { seen.disconnect();"
+        " location.hash = '#/streams'; } }).observe(document, { childList: true, subtree: true })"
+    )
+    view.open("overview")
+    view.until("document.querySelector('main h1').innerText === 'Streams'")
+
+
 def test_scripts_and_styles_come_from_here_only(live: Served) -> None:
     answer = live.get("/")
     policy = answer.headers["content-security-policy"]

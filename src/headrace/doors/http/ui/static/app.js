@@ -29,6 +29,7 @@ function useRoute() {
   useEffect(() => {
     const listener = () => setAt(route());
     addEventListener("hashchange", listener);
+    listener();  // effects come after the first picture: the address may have changed before anybody listened
     return () => removeEventListener("hashchange", listener);
   }, []);
   return at;
