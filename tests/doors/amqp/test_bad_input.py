@@ -254,6 +254,21 @@ def test_14_a_silent_client_is_dropped_after_two_heartbeats_and_its_messages_com
     other.connection.close()
 
 
+def test_a_broker_that_was_held_up_does_not_take_its_own_silence_for_the_clients(
+    running: Running, client: Raw
+) -> None:
+    """Timers come before what waits in the sockets: the first look after a pause has heard nobody for as long."""
+    client.open(heartbeat=600)
+    link = running.link_of(client.socket)
+
+    def wake_up_late() -> None:
+        link._heard -= 3 * 600
+        link._beat()
+
+    running.call(wake_up_late)
+    client.channel()
+
+
 def test_heartbeats_are_sent_to_a_client_that_asked(client: Raw) -> None:
     client.open(heartbeat=1)
     kind, channel, payload = client.frame()

@@ -19,6 +19,7 @@ logger = logging.getLogger("headrace.amqp")
 
 HANDSHAKE_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
+SILENT_LOOKS_MIN = 3  # without a word in between, besides the time: after a pause of ours one look proves nothing
 OUTPUT_BYTES_MAX = 8 << 20  # deliveries stop long before; past it a client that asks and does not read is not read
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
@@ -35,7 +36,8 @@ class Link(asyncio.Protocol):
         self._socket: Any = None
         self._holds: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = self._spoke = 0.0
+        self._heard = self._spoke = self._looked = 0.0
+        self._silent_looks = 0
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: Any) -> None:
@@ -117,7 +119,9 @@ class Link(asyncio.Protocol):
         now = self._loop.time()
         if self._holds:
             self._heard = now  # we do not read: its silence is ours
-        if now - self._heard > 2 * self.heartbeat_s:
+        self._silent_looks = 0 if self._heard >= self._looked else self._silent_looks + 1
+        self._looked = now
+        if self._silent_looks >= SILENT_LOOKS_MIN and now - self._heard > 2 * self.heartbeat_s:
             logger.info("no heartbeat from %s for %d s", self.peer, 2 * self.heartbeat_s)
             self.door.stats.count("missed_heartbeats")
             self._transport.abort()
