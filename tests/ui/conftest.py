@@ -63,6 +63,7 @@ class View:
         self.page = context.new_page()
         self.base = base
         self.complaints: list[str] = []
+        self._has_clock = False
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
@@ -83,6 +84,19 @@ class View:
         while not self.page.evaluate(expression):
             assert time.monotonic() < deadline, expression
             self.page.wait_for_timeout(50)
+
+    def stop_time(self) -> None:
+        """For keys that belong together: the page gives up on the second after a while, however slow its user is."""
+        if not self._has_clock:
+            self._has_clock = True
+            self.page.clock.install()
+        self.page.clock.pause_at(self.page.evaluate("Date.now()") / 1000 + 3600)
+
+    def press(self, *keys: str) -> None:
+        self.stop_time()
+        for key in keys:
+            self.page.keyboard.press(key)
+        self.page.clock.resume()
 
     def sees(self, text: str) -> None:
         self.page.get_by_text(text).first.wait_for()

@@ -342,16 +342,15 @@ def test_the_theme_is_chosen_and_remembered(live: Served, view: View) -> None:
 
 
 def test_keys_lead_from_page_to_page(live: Served, view: View) -> None:
-    page = view.open("overview")
+    view.open("overview")
     for key, title in (("s", "Streams"), ("d", "Dead letters"), ("o", "Overview")):
-        page.keyboard.press("g")
-        page.keyboard.press(key)
+        view.press("g", key)
         view.until(f"document.querySelector('main h1').innerText === '{title}'")
 
 
 def test_a_second_pair_of_keys_is_not_cut_short_by_the_first(live: Served, view: View) -> None:
     page = view.open("overview")
-    page.clock.install()
+    view.stop_time()
     for key in ("g", "s"):
         page.keyboard.press(key)
     view.until("document.querySelector('main h1').innerText === 'Streams'")
