@@ -5,6 +5,7 @@ import signal
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 SPARK = ("tests/spark/", "tests/pipelines/")
 # What takes longest begins first: nobody is left alone with it while the other processes have nothing more to do.
@@ -27,6 +28,11 @@ LONGEST = (
 # the programs that the tests interrupt would never hear of it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# How long an example takes says how busy the machine is: one that took 200 ms would fail its test.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def group_of(nodeid: str) -> str:
