@@ -258,16 +258,28 @@ async def test_two_batches_of_a_producer_in_one_append_are_refused(tmp_path: Pat
             await append(broker, one + two)
 
 
-async def begin(broker: Broker, timeout_ms: int = 60_000) -> tuple[int, int]:
+async def begin(broker: Broker) -> tuple[int, int]:
     """A transaction with one record in it."""
     transactions = broker.coordination.transactions
-    pid, epoch = await transactions.begin_producer("x", timeout_ms)
+    pid, epoch = await transactions.begin_producer("x", 60_000)
     log = broker.streams.get("t").partitions[0].log
     await transactions.add_partitions("x", pid, epoch, {("t", 0): log.id})
     await append(
         broker, batch(b"x", producer_id=pid, producer_epoch=epoch, base_sequence=0, transactional=True)
     )
     return pid, epoch
+
+
+async def time_out(broker: Broker) -> None:
+    """Its time is short only from now on: the record was to be in it before."""
+    transactions = broker.coordination.transactions
+    one = transactions.get("x")
+    assert one.timer is not None and one.timeout_ms == 60_000
+    one.timer.cancel()
+    one.timeout_ms = 50
+    transactions._start_timer(one)
+    while one.state == ONGOING or one.busy:
+        await broker.shard.group().commit()
 
 
 async def test_d9_a_transaction_that_a_restart_interrupts_can_be_ended(tmp_path: Path) -> None:
@@ -291,11 +303,10 @@ async def test_d9_a_transaction_that_a_restart_interrupts_can_be_ended(tmp_path:
 async def test_a_transaction_is_aborted_and_fenced_when_its_time_is_up(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")
-        pid, epoch = await begin(broker, timeout_ms=50)
+        pid, epoch = await begin(broker)
         log = broker.streams.get("t").partitions[0].log
         transactions = broker.coordination.transactions
-        while transactions.get("x").state == ONGOING or transactions.get("x").busy:
-            await broker.shard.group().commit()
+        await time_out(broker)
         assert transactions.get("x").state == ABORTED
         assert log.stable_end == log.visible_end == 2
         with pytest.raises(ProducerFenced):
@@ -307,10 +318,9 @@ async def test_a_producer_whose_transaction_timed_out_may_start_over_and_a_stran
 ) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")
-        pid, epoch = await begin(broker, timeout_ms=50)
+        pid, epoch = await begin(broker)
         transactions = broker.coordination.transactions
-        while transactions.get("x").state == ONGOING or transactions.get("x").busy:
-            await broker.shard.group().commit()
+        await time_out(broker)
         with pytest.raises(ProducerFenced):
             await transactions.begin_producer("x", 1000, pid, epoch + 7)
         assert await transactions.begin_producer("x", 1000, pid, epoch) == (pid, epoch + 2)
