@@ -50,15 +50,19 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 def values(broker: Broker, name: str, partition: int = 0) -> list[bytes | None]:
+    """Page by page: one ends where the next message is not in the system's memory."""
     target = broker.streams.get(name).partitions[partition]
-    start, most = target.start_offset, 1 << 24
-    while True:
+    found: list[bytes | None] = []
+    offset, most = target.start_offset, 1 << 24
+    while offset < target.end_offset:
         try:
-            page = read_page(name, target, start, limit=10_000, bytes_max=most, decompressed_bytes_max=most)
-            break
+            page = read_page(name, target, offset, limit=10_000, bytes_max=most, decompressed_bytes_max=most)
         except ReadWaits as cold:
             cold.load()
-    return [record.value for record in page.records]
+            continue
+        found += [record.value for record in page.records]
+        offset = page.next_offset
+    return found
 
 
 def message(value: bytes, key: bytes | None = None, stamp: int = -1) -> tuple[Any, ...]:
