@@ -33,12 +33,20 @@ async def declare(broker: Broker, **arguments: object) -> Queue:
 async def publish(broker: Broker, queue: Queue, *bodies: bytes) -> list[bool]:
     taken = [queue.publish(Message("", "q", b"\0\0", body), broker.clock.now_ms()) for body in bodies]
     await broker.vhosts.rounds.settle_down()
+    await counted(queue)
     return taken
+
+
+async def counted(queue: Queue) -> None:
+    """What is not in the system's memory is counted once it was read."""
+    async with asyncio.timeout(60):
+        while queue._bytes is not None and queue._bytes._is_busy:
+            await asyncio.sleep(0.001)
 
 
 async def waiting(queue: Queue, expected: list[bytes]) -> None:
     """What is ready, once counting has come so far."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while queue.ready != len(expected):
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)  # it stays like that
