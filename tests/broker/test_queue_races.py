@@ -1,7 +1,7 @@
 """Queues, exchanges and bindings that change while somebody waits for the disk, and failures that must stay alone."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from headrace.broker.exchanges import DELAYED
 from headrace.broker.message import Message
 from headrace.broker.queue import Queue
 from headrace.broker.vhost import VirtualHost
+from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import ArgumentMismatch, InUse, StorageError
 from headrace.record.properties import edit
@@ -19,7 +20,8 @@ from headrace.record.properties import edit
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    made = await Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None))
+    """Its clock stands still: nothing expires and nothing is due before a test says so."""
+    made = await Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None), clock=ManualClock())
     yield made
     if not made.shard.is_closed:
         await made.close()
@@ -56,13 +58,30 @@ def bodies(queue: Queue) -> list[bytes]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
 
+def pass_time(broker: Broker) -> None:
+    assert isinstance(broker.clock, ManualClock)
+    broker.clock.advance(1.0)
+
+
 def refuse(*_: object, **__: object) -> Any:
     raise StorageError("no room")
+
+
+class Refusing:
+    """What to call instead of what finds no room, and what `seen` said each time."""
+
+    def __init__(self, seen: Callable[[], int]) -> None:
+        self.times: list[int] = []
+        self._seen = seen
+
+    def __call__(self) -> Any:
+        self.times.append(self._seen())
+        refuse()
 
 
 # Rounds.
@@ -78,7 +97,7 @@ async def test_what_fails_for_one_queue_after_a_round_keeps_no_answer_from_other
     monkeypatch.setattr(damaged.view.log, "read_now", refuse)
     damaged.view.release_chunk()
     say(damaged, b"2")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await host.rounds.settle_down()
 
 
@@ -93,7 +112,7 @@ async def test_a_reservation_that_was_stored_is_known_although_another_queue_of_
     say(queue, b"2")
     host.rounds.end_atomic()
     say(other, b"lost")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await queue.prepare_get()
     assert bodies(queue) == [b"1", b"2"]
 
@@ -199,7 +218,7 @@ async def test_a_delayed_exchange_that_is_declared_again_at_once_keeps_what_it_d
     properties = edit(b"\0\0", headers={"x-delay": 3_600_000})
     assert host.delays.delay(exchange, Message("x", "q", properties, b"later"), broker.clock.now_ms())
     await host.rounds.settle_down()
-    assert host.delays.waiting("x") == 1
+    await until(lambda: host.delays.waiting("x") == 1)
 
 
 async def test_a_deleted_virtual_host_does_not_come_back_with_its_exchanges(broker: Broker) -> None:
@@ -285,7 +304,7 @@ async def delayed(host: VirtualHost, *texts: bytes) -> Queue:
         properties = edit(b"\0\0", headers={"x-delay": 50})
         assert host.delays.delay(exchange, Message("x", "", properties, body), host.clock.now_ms())
     await host.rounds.settle_down()
-    assert host.delays.waiting("x") == len(texts)
+    await until(lambda: host.delays.waiting("x") == len(texts))
     return queue
 
 
@@ -293,16 +312,17 @@ async def test_a_delayed_message_that_found_no_room_when_it_was_due_comes_later(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await delayed(host, b"1", b"2")
+    refusing = Refusing(lambda: host.delays.waiting("x"))
     with monkeypatch.context() as patched:
-        patched.setattr(broker.shard, "group", refuse)
-        await until(lambda: host.delays.waiting("x") == 0)
-        await asyncio.sleep(0.01)  # the round was refused
+        patched.setattr(broker.shard, "group", refusing)
+        pass_time(broker)
+        await until(lambda: 0 in refusing.times)
     await until(lambda: queue.ready == 2)
     assert bodies(queue) == [b"1", b"2"]
 
 
 async def test_a_delayed_message_that_cannot_be_read_does_not_hold_back_the_others(
-    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await delayed(host, b"1", b"2", b"3")
     log = host.delays._logs["x"]
@@ -312,6 +332,7 @@ async def test_a_delayed_message_that_cannot_be_read_does_not_hold_back_the_othe
         return refuse() if run.start == 0 else chunk(run)
 
     monkeypatch.setattr(log.view, "chunk", damaged)
+    pass_time(broker)
     await until(lambda: queue.ready == 2)
     assert bodies(queue) == [b"2", b"3"]
 
@@ -336,9 +357,11 @@ async def test_what_expired_and_found_no_room_in_its_dead_letter_queue_is_moved_
     queue = await declare(host, "q", x_message_ttl=30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     say(queue, b"1")
     await host.rounds.settle_down()
+    refusing = Refusing(lambda: queue.ready)
     with monkeypatch.context() as patched:
-        patched.setattr(broker.shard, "group", refuse)
-        await until(lambda: queue.ready == 0)
+        patched.setattr(broker.shard, "group", refusing)
+        pass_time(broker)
+        await until(lambda: 0 in refusing.times)
         await until(lambda: queue.ready == 1)
     await until(lambda: dead.ready == 1)
     assert queue.ready == 0
