@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,12 +20,18 @@ from headrace.record import codec
 
 
 class Full(RealDisk):
-    """No room for the journal while `full`."""
+    """No room for the journal while `full`, which is not known before `says_so`."""
 
     full = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.says_so = threading.Event()
+        self.says_so.set()
+
     def pwrite(self, file: Any, buffers: Any, position: int) -> int:
         if self.full and any(any(one) for one in buffers):  # what was refused can still be wiped out
+            assert self.says_so.wait(60)
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().pwrite(file, buffers, position)
 
@@ -209,11 +216,13 @@ async def test_what_a_producer_sent_behind_a_batch_that_found_no_room_is_refused
 
         await send(0)
         disk.full = True
+        disk.says_so.clear()
         first = send(1)
         first.add_callback(lambda _: setattr(disk, "full", False))  # there is room for the next round
         while broker.shard.intake.in_flight is None:
             await asyncio.sleep(0)
         second = send(2)
+        disk.says_so.set()
         for ticket in (first, second):
             with pytest.raises(DiskFull):
                 await ticket
