@@ -23,7 +23,7 @@ async def declare(broker: Broker, name: str, **arguments: object) -> Queue:
 
 
 async def until(true: object) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():  # type: ignore[operator]
             await asyncio.sleep(0)
 

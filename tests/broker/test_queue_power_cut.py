@@ -66,7 +66,7 @@ async def test_after_a_power_cut_confirmed_messages_are_there_once_and_flagged_i
             confirmed = {b"%03d" % n for n in range(number + 1)}
         if chance.random() < 0.4 and (taken := queue.get()) is not None:
             view, offset, message, _ = taken
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while view.reserved <= offset:
                     await asyncio.sleep(0.001)
             out.add(message.body)

@@ -34,7 +34,7 @@ async def broker(open_broker: Callable[[], Awaitable[Broker]]) -> AsyncIterator[
 
 async def files_are_gone(queue: Queue, size_max: int) -> None:
     """Their removal goes on in the background once it is decided, durably."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while queue.view.log.size_bytes >= size_max:
             await asyncio.sleep(0.01)
 

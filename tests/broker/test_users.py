@@ -301,12 +301,12 @@ class Waiting(Catalog):
 
     def put(self, *arguments: Any) -> None:
         self.reached.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         super().put(*arguments)
 
     def remove(self, *arguments: Any) -> None:
         self.reached.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         super().remove(*arguments)
 
 
@@ -315,7 +315,7 @@ async def cancelled(catalog: Waiting, change: Coroutine[Any, Any, Any]) -> None:
     catalog.reached.clear()
     catalog.go_on.clear()
     task = asyncio.ensure_future(change)
-    await asyncio.get_running_loop().run_in_executor(None, catalog.reached.wait, 20)
+    await asyncio.get_running_loop().run_in_executor(None, catalog.reached.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
