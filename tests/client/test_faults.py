@@ -3,7 +3,11 @@
 import asyncio
 import contextlib
 import socket
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -19,15 +23,15 @@ CLOSING = "Then: close\r\n"
 Request = Callable[..., list[Response]]
 
 
-def blocking(url: str, *methods: str, retry_s: float = 5.0) -> list[Response]:
-    connection = Connection(parse_url(url), retry_s=retry_s, timeout_s=5)
+def blocking(url: str, *methods: str, retry_s: float = 60.0) -> list[Response]:
+    connection = Connection(parse_url(url), retry_s=retry_s, timeout_s=60)
     with contextlib.closing(connection):
         return [connection.request(method, "/x", body=b"body" * (method == "POST")) for method in methods]
 
 
-def with_asyncio(url: str, *methods: str, retry_s: float = 5.0) -> list[Response]:
+def with_asyncio(url: str, *methods: str, retry_s: float = 60.0) -> list[Response]:
     async def run() -> list[Response]:
-        connection = AsyncConnection(parse_url(url), retry_s=retry_s, timeout_s=5)
+        connection = AsyncConnection(parse_url(url), retry_s=retry_s, timeout_s=60)
         try:
             return [await connection.request(m, "/x", body=b"body" * (m == "POST")) for m in methods]
         finally:
@@ -92,10 +96,11 @@ def test_a_broker_that_does_not_say_when_is_taken_at_its_word(request_: Request)
 
 @both
 def test_nobody_there_is_one_sentence(request_: Request) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that nobody else listens there
         port = taken.getsockname()[1]
-    with pytest.raises(BrokerUnreachable, match=f"no broker answers at http://127.0.0.1:{port}: .*refused"):
-        request_(f"http://127.0.0.1:{port}", "POST", retry_s=0.0)
+        with pytest.raises(BrokerUnreachable, match=f"no broker answers at http://127.0.0.1:{port}: .*refused"):
+            request_(f"http://127.0.0.1:{port}", "POST", retry_s=0.0)
 
 
 def publish(kind: str, url: str, *values: str) -> list[Published | HeadraceError]:
@@ -171,12 +176,91 @@ def test_only_the_message_at_fault_is_refused() -> None:
     assert outcomes[4] == Published(0, 7)
 
 
+class Particular:
+    """A connection that refuses what is bad, and answers what is good once somebody was told so."""
+
+    def __init__(self, event: Any) -> None:
+        self.told = event()
+        self.opened = threading.Event()
+
+    def answer(self, body: bytes) -> Response:
+        if b"lost" in body:
+            raise Unconfirmed("lost")
+        if b"bad" in body:
+            return Response(400, {"content-type": "application/problem+json"}, b'{"detail":"bad"}')
+        return Response(200, {}, STORED)
+
+    def request(self, *_: object, body: bytes, **__: object) -> Response:
+        answer = self.answer(body)
+        if answer.status == 200:
+            assert (self.opened if b"first" in body else self.told).wait(60)
+        return answer
+
+    def close(self) -> None: ...
+
+
+class AsyncParticular(Particular):
+    async def request(self, *_: object, body: bytes, **__: object) -> Response:  # type: ignore[override]
+        answer = self.answer(body)
+        if answer.status == 200:
+            await asyncio.wait_for(self.told.wait(), 60)
+        return answer
+
+    async def close(self) -> None: ...  # type: ignore[override]
+
+
+def test_what_publish_raised_is_not_said_again_at_the_end() -> None:
+    """Who published was told before it was noted for flush, and so could not take it from there."""
+    producer = Producer("t")
+    producer._connection = connection = Particular(threading.Event)  # type: ignore[assignment]
+    first = producer.send("first")
+    until(lambda: producer._under_way == 1)
+    with ThreadPoolExecutor(2) as threads:
+        bad = threads.submit(producer.publish, "bad")
+        until(lambda: len(producer._outbox) == 1)
+        good = threads.submit(producer.publish, "good")
+        until(lambda: len(producer._outbox) == 2)
+        connection.opened.set()  # the first is answered, the other two go together
+        refused = bad.exception(60)
+        connection.told.set()
+        assert good.result(60) == first.result(60) == Published(0, 7)
+    assert isinstance(refused, InvalidInput)
+    producer.close()
+
+
+async def test_what_publish_raised_is_not_said_again_at_the_end_with_asyncio() -> None:
+    producer = AsyncProducer("t")
+    producer._connection = connection = AsyncParticular(asyncio.Event)  # type: ignore[assignment]
+    bad, good = asyncio.create_task(producer.publish("bad")), asyncio.create_task(producer.publish("good"))
+    with pytest.raises(InvalidInput):
+        await bad
+    connection.told.set()
+    assert await good == Published(0, 7)
+    await producer.close()
+
+
+async def test_what_was_lost_together_with_a_publish_is_said_at_the_end() -> None:
+    """The one who published was told, and nobody asked about the other."""
+    producer = AsyncProducer("t")
+    producer._connection = AsyncParticular(asyncio.Event)  # type: ignore[assignment]
+    await producer.send("another")
+    with pytest.raises(Unconfirmed):
+        await producer.publish("lost")
+    with pytest.raises(Unconfirmed):
+        await producer.close()
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 class Gate:
     """A connection that waits before its first request, so that a test knows what the next batch holds."""
 
     def __init__(self) -> None:
-        import threading
-
         self.entered, self.opened = threading.Event(), threading.Event()
         self.inner: Connection
 

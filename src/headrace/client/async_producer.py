@@ -12,6 +12,10 @@ from headrace.errors import HeadraceError, InvalidInput, LogClosed, Unconfirmed
 Waiting = tuple[bytes, "asyncio.Future[Published]"]
 
 
+class Asked(asyncio.Future[Published]):
+    """Of `publish`, which raises what became of it: flush need not say it again."""
+
+
 class AsyncProducer:
     """As Producer, for asyncio: belongs to one event loop, and tasks may share it.
 
@@ -50,12 +54,14 @@ class AsyncProducer:
     ) -> "asyncio.Future[Published]":
         """A future of where the message is stored; it resolves once the message is on disk."""
         line = message_line(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        return await self._put(line, asyncio.Future())
+
+    async def _put(self, line: bytes, future: "asyncio.Future[Published]") -> "asyncio.Future[Published]":
         if not self._closed and not self._outbox.has_room(line):
             async with self._room:
                 await self._room.wait_for(lambda: self._closed or self._outbox.has_room(line))
         if self._closed:
             raise LogClosed("the producer is closed")
-        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_seen)
         self._outbox.put(line, future)
         if self._pump is None:
@@ -72,13 +78,8 @@ class AsyncProducer:
         timestamp: int | None = None,
     ) -> Published:
         """Where the message is stored: it is on disk when this returns."""
-        future = await self.send(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-        try:
-            return await future
-        except HeadraceError as error:
-            if self._failure is error:  # said here; no need to say it again at the next flush
-                self._failure = None
-            raise
+        line = message_line(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        return await (await self._put(line, Asked()))
 
     async def flush(self) -> None:
         """Waits until nothing is under way; raises the first failure of a `send` since the last flush."""
@@ -116,12 +117,12 @@ class AsyncProducer:
                 async with self._room:
                     self._room.notify_all()
                 batch = [waiting for waiting in taken if not waiting[1].cancelled()]
-                failure = await self._deliver(batch) if batch else None
-                self._failure = self._failure or failure
+                if batch:
+                    await self._deliver(batch)
         finally:
             self._pump = None
 
-    async def _deliver(self, batch: list[Waiting]) -> HeadraceError | None:
+    async def _deliver(self, batch: list[Waiting]) -> None:
         try:
             response = await self._connection.request(
                 "POST",
@@ -132,25 +133,25 @@ class AsyncProducer:
             stored = parse_published(response, len(batch))
         except InvalidInput as error:
             if len(batch) == 1:
-                _fail(batch, error)
-                return error
-            first, second = halves(batch)
-            failures = [await self._deliver(first), await self._deliver(second)]
-            return next((failure for failure in failures if failure is not None), None)
+                self._fail(batch, error)
+                return
+            for half in halves(batch):
+                await self._deliver(half)
+            return
         except Exception as bug:  # noqa: BLE001 - a bug of ours, too, is told: nobody may wait for ever
             told = bug if isinstance(bug, HeadraceError) else Unconfirmed(f"what became of it is not known: {bug!r}")
-            _fail(batch, told)
-            return told
+            self._fail(batch, told)
+            return
         for (_, future), published in zip(batch, stored, strict=True):
             if not future.done():  # cancelled meanwhile: stored all the same
                 future.set_result(published)
-        return None
 
-
-def _fail(batch: list[Waiting], error: HeadraceError) -> None:
-    for _, future in batch:
-        if not future.done():
-            future.set_exception(error)
+    def _fail(self, batch: list[Waiting], error: HeadraceError) -> None:
+        if not all(isinstance(future, Asked) for _, future in batch):
+            self._failure = self._failure or error
+        for _, future in batch:
+            if not future.done():
+                future.set_exception(error)
 
 
 def _seen(future: "asyncio.Future[Published]") -> None:

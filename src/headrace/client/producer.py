@@ -14,6 +14,10 @@ from headrace.errors import HeadraceError, InvalidInput, LogClosed, Unconfirmed
 Waiting = tuple[bytes, "Future[Published]"]
 
 
+class Asked(Future[Published]):
+    """Of `publish`, which raises what became of it: flush need not say it again."""
+
+
 class Producer:
     """Publishes to one topic. Safe to use from several threads; messages keep the order of `send`.
 
@@ -57,7 +61,9 @@ class Producer:
     ) -> "Future[Published]":
         """A future of where the message is stored; it resolves once the message is on disk."""
         line = message_line(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-        future: Future[Published] = Future()
+        return self._put(line, Future())
+
+    def _put(self, line: bytes, future: "Future[Published]") -> "Future[Published]":
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._outbox.has_room(line))
             if self._closed:
@@ -80,14 +86,8 @@ class Producer:
         timestamp: int | None = None,
     ) -> Published:
         """Where the message is stored: it is on disk when this returns."""
-        future = self.send(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-        try:
-            return future.result()
-        except HeadraceError as error:
-            with self._changed:
-                if self._failure is error:  # said here; no need to say it again at the next flush
-                    self._failure = None
-            raise
+        line = message_line(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        return self._put(line, Asked()).result()
 
     def flush(self) -> None:
         """Waits until nothing is under way; raises the first failure of a `send` since the last flush."""
@@ -132,13 +132,13 @@ class Producer:
                 batch = [waiting for waiting in taken if waiting[1].set_running_or_notify_cancel()]
                 self._under_way = len(batch)
                 self._changed.notify_all()
-            failure = self._deliver(batch) if batch else None
+            if batch:
+                self._deliver(batch)
             with self._changed:
                 self._under_way = 0
-                self._failure = self._failure or failure
                 self._changed.notify_all()
 
-    def _deliver(self, batch: list[Waiting]) -> HeadraceError | None:
+    def _deliver(self, batch: list[Waiting]) -> None:
         try:
             response = self._connection.request(
                 "POST",
@@ -149,16 +149,21 @@ class Producer:
             stored = parse_published(response, len(batch))
         except InvalidInput as error:
             if len(batch) == 1:
-                batch[0][1].set_exception(error)
-                return error
-            first, second = halves(batch)
-            failures = [self._deliver(first), self._deliver(second)]
-            return next((failure for failure in failures if failure is not None), None)
+                self._fail(batch, error)
+                return
+            for half in halves(batch):
+                self._deliver(half)
+            return
         except Exception as bug:  # noqa: BLE001 - a bug of ours, too, is told: nobody may wait for ever
             told = bug if isinstance(bug, HeadraceError) else Unconfirmed(f"what became of it is not known: {bug!r}")
-            for _, future in batch:
-                future.set_exception(told)
-            return told
+            self._fail(batch, told)
+            return
         for (_, future), published in zip(batch, stored, strict=True):
             future.set_result(published)
-        return None
+
+    def _fail(self, batch: list[Waiting], error: HeadraceError) -> None:
+        if not all(isinstance(future, Asked) for _, future in batch):
+            with self._changed:
+                self._failure = self._failure or error
+        for _, future in batch:
+            future.set_exception(error)
