@@ -10,7 +10,7 @@ from typing import Any
 import pika
 import pytest
 from confluent_kafka import Producer
-from pamqp import commands
+from pamqp import commands, heartbeat
 
 from headrace.broker.broker import Broker
 from headrace.broker.machine import ProcessMemory
@@ -155,15 +155,43 @@ def test_who_only_consumes_is_not_held(world: World) -> None:
 
 
 def test_a_paused_publisher_is_not_hung_up_on_for_its_silence(world: World) -> None:
-    client = RawClient(world.port, heartbeat=1)
+    client = RawClient(world.port, heartbeat=60)
     client.declare("q")
     client.send(publish("q", b"1"))
     eventually(lambda: world.queue("q").ready == 1, "it is a publisher")
     world.use(0.95)
-    for _ in range(6):  # of ours, two in a second: more than its two intervals have passed
-        client.next_frame()
+    [connection] = world.clients
+    assert connection.is_held
+    for _ in range(3):
+        world.call(lambda: silent_for_an_hour(connection))
+        assert isinstance(client.next_frame(), heartbeat.Heartbeat), "of ours: the connection is there"
     world.use(0.1)
     assert client.depth("q") == 1
+    client.close()
+
+
+def silent_for_an_hour(connection: Any) -> None:
+    """On the broker's loop, when the timer of its heartbeats fires: both sides have said nothing."""
+    connection._heard -= 3600
+    connection._spoke -= 3600
+    connection._beat()
+
+
+def test_a_client_is_not_hung_up_on_because_the_broker_stood_still(world: World) -> None:
+    """Stopped, or moved to another machine: when it goes on its timers are due before it has read a byte."""
+    client = RawClient(world.port, heartbeat=60)
+    client.declare("q")
+    [connection] = world.clients
+
+    def stand_still() -> None:
+        client.send(heartbeat.Heartbeat().marshal())
+        silent_for_an_hour(connection)
+
+    world.call(stand_still)
+    assert client.depth("q") == 0
+    for _ in range(3):  # and now it is the client
+        world.call(lambda: silent_for_an_hour(connection))
+    eventually(lambda: not world.clients, "it is hung up on")
     client.close()
 
 
