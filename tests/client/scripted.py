@@ -36,7 +36,7 @@ class Scripted:
                 self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        connection.settimeout(30)
+        connection.settimeout(60)
         while self._script:
             request = _read_request(connection)
             if request is None:
@@ -67,7 +67,10 @@ def _read_request(connection: socket.socket) -> bytes | None:
     head, _, body = data.partition(b"\r\n\r\n")
     length = next((int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length: ")), 0)
     while len(body) < length:
-        body += connection.recv(65536)
+        piece = connection.recv(65536)
+        if not piece:
+            return None
+        body += piece
     return head + b"\r\n\r\n" + body
 
 

@@ -1,7 +1,6 @@
 """Producers and consumers, blocking and asyncio, against a real broker."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,8 @@ import headrace
 from headrace import AsyncConsumer, AsyncProducer, Client, Consumer, Message, Producer, Published
 from headrace.errors import AlreadyExists, InvalidInput, LogClosed, NotFound, OffsetOutOfRange
 from tests.cli.running import Broker, serving
+from tests.client.test_faults import Gate
+from tests.ports import free_port
 
 
 def test_everything_a_message_has_comes_back(broker: Broker) -> None:
@@ -39,7 +40,11 @@ def test_everything_a_message_has_comes_back(broker: Broker) -> None:
 def test_many_sends_become_few_requests_and_keep_their_order(broker: Broker) -> None:
     with Client(broker.url) as client, Producer("many", broker.url) as producer:
         before = requests(client)
+        gate = Gate()
+        gate.inner = producer._connection
+        producer._connection = gate  # type: ignore[assignment]
         futures = [producer.send(str(n)) for n in range(5_000)]
+        gate.opened.set()  # only now: however slow we were, what was sent meanwhile waited together
         producer.flush()
         assert [future.result().offset for future in futures] == list(range(5_000))
         assert requests(client) - before < 500
@@ -79,16 +84,14 @@ def test_reading_is_resumed_from_positions(broker: Broker) -> None:
 
 
 def test_reading_outlives_a_restart_of_the_broker(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    flags = ["--http", f"127.0.0.1:{port}"]
+    flags = ["--http", f"127.0.0.1:{free_port()}"]
     got: list[Message] = []
     with serving(tmp_path / "data", *flags) as broker:
         with Producer("t", broker.url) as producer:
             producer.publish("before")
-        consumer = Consumer("t", broker.url)
+        consumer = Consumer("t", broker.url, retry_s=120)
         got += consumer.poll(30)
-    waiting = threading.Thread(target=lambda: got.extend(consumer.poll(30)))
+    waiting = threading.Thread(target=lambda: got.extend(consumer.poll(120)))
     waiting.start()
     with serving(tmp_path / "data", *flags) as broker:
         with Producer("t", broker.url) as producer:
