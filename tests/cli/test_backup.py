@@ -2,14 +2,16 @@
 
 import shutil
 import signal
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.cli.running import Broker
+from tests.cli.running import PATIENCE_S, Broker
 
 OFFICE = "/api/queues/%2F/work"
 
@@ -20,8 +22,34 @@ def publish(client: httpx.Client, first: int, count: int) -> None:
 
 
 def orders(client: httpx.Client) -> list[str]:
-    answer = client.get("/topics/orders/messages?limit=10000").raise_for_status()
-    return [message["value"] for message in answer.json()["messages"]]
+    """Page by page: one may end before the last message."""
+    found: list[str] = []
+    offset = 0
+    while True:
+        page = client.get("/topics/orders/messages", params={"limit": 10_000, "offset": offset})
+        messages = page.raise_for_status().json()["messages"]
+        if not messages:
+            return found
+        found += [message["value"] for message in messages]
+        offset = page.json()["next_offset"]
+
+
+def asking(broker: Broker) -> httpx.Client:
+    return httpx.Client(base_url=broker.url, timeout=PATIENCE_S)
+
+
+def stand_still(process: subprocess.Popen[str]) -> None:
+    """kill -STOP, and the moment until every thread has heard of it."""
+    process.send_signal(signal.SIGSTOP)
+    tasks = Path(f"/proc/{process.pid}/task")
+    deadline = time.monotonic() + PATIENCE_S
+    while any(state_of(task) != "T" for task in tasks.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def state_of(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 @pytest.fixture
@@ -56,14 +84,14 @@ def check(client: httpx.Client, confirmed: int) -> None:
 
 
 def test_the_copy_of_a_stopped_folder_is_the_broker_as_it_was(tmp_path: Path, broker: Broker) -> None:
-    with httpx.Client(base_url=broker.url) as client:
+    with asking(broker) as client:
         fill(client)
     assert broker.stop() == 0
     shutil.copytree(tmp_path / "data", tmp_path / "restored")
     restored = Broker(tmp_path / "restored")
     try:
         assert any("clean stop" in line for line in restored.lines), restored.lines
-        with httpx.Client(base_url=restored.url) as client:
+        with asking(restored) as client:
             check(client, 500)
             assert orders(client) == [f"order {number}" for number in range(501)]
     finally:
@@ -77,31 +105,33 @@ def test_the_copy_of_a_broker_that_stands_still_has_all_that_was_confirmed(tmp_p
 
     def work() -> None:
         nonlocal confirmed
-        with httpx.Client(base_url=broker.url, timeout=60) as busy:
+        with asking(broker) as one:
             while going:
-                publish(busy, confirmed, 7)
+                publish(one, confirmed, 7)
                 confirmed += 7
 
-    with httpx.Client(base_url=broker.url, timeout=60) as client:
+    with asking(broker) as client:
         fill(client)
         busy = threading.Thread(target=work)
         busy.start()
         while confirmed < 1000:
+            assert busy.is_alive()
             client.get("/health").raise_for_status()
-        broker.process.send_signal(signal.SIGSTOP)
+        stand_still(broker.process)
         try:
             then = confirmed
             shutil.copytree(tmp_path / "data", tmp_path / "copy")
         finally:
             broker.process.send_signal(signal.SIGCONT)
-        while confirmed < then + 70:  # nobody lost the connection
+        while confirmed < then + 70:
+            assert busy.is_alive(), "nobody lost the connection"
             client.get("/health").raise_for_status()
         going = False
         busy.join()
         assert orders(client) == [f"order {number}" for number in range(confirmed)]
     restored = Broker(tmp_path / "copy")
     try:
-        with httpx.Client(base_url=restored.url) as client:
+        with asking(restored) as client:
             check(client, then)
     finally:
         assert restored.stop() == 0

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.running import environment, headrace
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """`headrace pub`, `sub` and `tail`, against a real broker."""
 
+import contextlib
 import json
 import os
 import pty
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace import Consumer, Producer
-from tests.cli.running import COMMAND, Broker, Started, environment
+from tests.cli.running import COMMAND, PATIENCE_S, Broker, Started, environment
 
 
 def test_what_is_published_is_read(broker: Broker) -> None:
@@ -70,7 +71,7 @@ def test_a_follower_gets_what_comes(broker: Broker) -> None:
     assert follower.until("before")
     broker.said("pub", "follow", "after", "later")
     assert follower.until("later")
-    assert follower.process.wait(30) == 0
+    assert follower.process.wait(PATIENCE_S) == 0
     assert follower.stop() == 0
 
 
@@ -85,7 +86,7 @@ def test_several_partitions_are_followed_as_one(broker: Broker) -> None:
     follower.until("1 third")
     broker.said("pub", "spread", "-p", "2", "fourth")
     follower.until("2 fourth")
-    assert follower.process.wait(30) == 0
+    assert follower.process.wait(PATIENCE_S) == 0
     follower.stop()
     assert sorted(broker.said("sub", "spread", "-e").split()) == ["first", "fourth", "second", "third"]
     assert broker.said("sub", "spread", "-e", "-p", "2") == "second\nfourth\n"
@@ -166,6 +167,15 @@ def test_nobody_there_is_exit_code_3() -> None:
     assert done.stderr == b"headrace: no broker answers at http://127.0.0.1:1: connection refused\n"
 
 
+def all_of(terminal: int) -> bytes:
+    """What was written to it, in however many pieces it comes, once nobody writes any more."""
+    text = b""
+    with contextlib.suppress(OSError):  # the other end is gone
+        while piece := os.read(terminal, 10_000):
+            text += piece
+    return text
+
+
 def test_people_get_tables_and_pipes_get_values(broker: Broker) -> None:
     broker.said("pub", "shown", "x")
     ours, theirs = pty.openpty()
@@ -177,10 +187,10 @@ def test_people_get_tables_and_pipes_get_values(broker: Broker) -> None:
             timeout=60,
             check=False,
         )
-        text = os.read(ours, 10_000).decode()
+        os.close(theirs)
+        text = all_of(ours).decode()
     finally:
         os.close(ours)
-        os.close(theirs)
     assert done.returncode == 0
     assert [line.split() for line in text.splitlines()] == [["name", "kind", "partitions"], ["shown", "topic", "1"]]
     assert broker.said("topic", "ls", "shown") == "shown\ttopic\t1\n"
