@@ -1,12 +1,13 @@
 """The disk fills up in a real process: publishers are paused before it is full, and go on when there is room."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.pressure.running import MB, broker, eventually
+from tests.pressure.running import MB, PATIENCE_S, broker, eventually
 from tests.pressure.test_memory import Publisher
 
 SIZE_MB = 96
@@ -33,7 +34,7 @@ def test_publishers_wait_while_the_disk_is_short_and_readers_do_not(small_disk: 
         publisher = Publisher(running, "mine")
         eventually(lambda: publisher.sent > 10, "publishing")
         ballast = small_disk / "ballast"
-        ballast.write_bytes(bytes(SIZE_MB * MB - used(small_disk) - 30 * MB))
+        ballast.write_bytes(bytes(free_bytes(small_disk) - 30 * MB))
         eventually(lambda: publisher.told, "pika is told")
         assert publisher.told[0][0] == "blocked" and "disk" in publisher.told[0][1].method.reason
         status, headers, problem = running.post("other", b"not now")
@@ -41,16 +42,16 @@ def test_publishers_wait_while_the_disk_is_short_and_readers_do_not(small_disk: 
         with running.connect() as connection:
             channel = connection.channel()
             got = 0
-            for method, _, _ in channel.consume("mine", auto_ack=True, inactivity_timeout=30):
+            for method, _, _ in channel.consume("mine", auto_ack=True, inactivity_timeout=PATIENCE_S):
                 assert method is not None, "readers wait"
                 got += 1
                 if got == 10:
                     break
             channel.cancel()
         assert got == 10
-        # A little more room is not enough: it would be short again in a moment.
+        # A little more room is not enough: it would be short again in a moment. It takes 50 MB.
         with ballast.open("r+b") as file:
-            file.truncate(ballast.stat().st_size - 12 * MB)
+            file.truncate(ballast.stat().st_size - (45 * MB - free_bytes(small_disk)))
         eventually(lambda: running.metric("headrace_disk_free_bytes") > 40 * MB, "a little room")
         assert running.metric('headrace_publishers_paused{reason="disk"}') == 1
         before = publisher.sent
@@ -64,5 +65,6 @@ def test_publishers_wait_while_the_disk_is_short_and_readers_do_not(small_disk: 
         assert running.post("other", b"now")[0] == 200
 
 
-def used(folder: Path) -> int:
-    return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
+def free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
