@@ -146,7 +146,7 @@ def memory_group(size_bytes: int) -> Iterator[Path | None]:
     try:
         yield group
     finally:
-        eventually(lambda: not (group / "cgroup.procs").read_text(), "the group is empty", 10)
+        eventually(lambda: not (group / "cgroup.procs").read_text(), "the group is empty")
         group.rmdir()
 
 

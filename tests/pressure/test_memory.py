@@ -13,6 +13,7 @@ from pamqp import commands
 from tests.pressure.raw import RawClient, content, method, publish
 from tests.pressure.running import (
     MB,
+    PATIENCE_S,
     BrokerProcess,
     broker,
     eventually,
@@ -51,7 +52,7 @@ class Hog:
             except OSError:
                 pass
         for thread in self._threads:
-            thread.join(20)
+            thread.join(PATIENCE_S)
         for client in self.clients:
             client.close()
 
@@ -79,7 +80,7 @@ class Crowd:
     def stop(self) -> None:
         """The filler is paused, and hangs up as a crashed client would; the queues go by another connection."""
         self._filler.socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(20)
+        self._thread.join(PATIENCE_S)
         self._filler.close()
         for name in self._names:
             self._admin.call(commands.Queue.Delete(queue=name), commands.Queue.DeleteOk)
@@ -120,7 +121,7 @@ class Publisher:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
 
@@ -192,7 +193,7 @@ def test_kafka_producers_wait_and_lose_nothing(small: BrokerProcess) -> None:
             failed.append(error)
 
     producer.produce("kept", b"first", on_delivery=report)
-    assert producer.flush(30) == 0
+    assert producer.flush(PATIENCE_S) == 0
     crowd = Crowd(small)
     try:
         eventually(lambda: small.metric('headrace_publishers_paused{reason="memory"}') == 1, "the alarm")
@@ -201,7 +202,7 @@ def test_kafka_producers_wait_and_lose_nothing(small: BrokerProcess) -> None:
         producer.poll(1.0)
     finally:
         crowd.stop()
-    assert producer.flush(30) == 0
+    assert producer.flush(PATIENCE_S) == 0
     assert failed == []
     assert small.get("/topics/kept/messages?limit=1000")[1].count(b'"offset"') == 201
 

@@ -78,12 +78,12 @@ def test_kafka_producers_are_told_to_wait_before_they_are_paused(world: World) -
         {"bootstrap.servers": world.address("kafka"), "throttle_cb": lambda event: waits.append(event.throttle_time)}
     )
     producer.produce("t", b"x" * 500_000)
-    assert producer.flush(20) == 0 and waits == []
+    assert producer.flush(60) == 0 and waits == []
     slowed = world.pressure.events["memory_slowed"]  # what this process holds may have counted before we said so
     world.use(0.85)
     for _ in range(20):
         producer.produce("t", b"x" * 500_000)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     eventually(lambda: producer.poll(0.01) or waits, "throttle_time_ms")
     assert max(waits) > 0
     assert world.pressure.delays > 0 and world.pressure.events["memory_slowed"] == slowed + 1
@@ -105,11 +105,11 @@ def test_http_publishers_are_refused_before_their_body_is_read(world: World) -> 
     url = f"http://{world.address('http')}/topics/t/messages"
     request = urllib.request.Request(url, b"x" * 100_000, {"content-type": "text/plain"})
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=20)
+        urllib.request.urlopen(request, timeout=60)
     with refused.value as answer:
         assert answer.code == 429 and int(answer.headers["retry-after"]) > 0
     world.use(0.79)
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status == 200
 
 
