@@ -93,6 +93,7 @@ def test_several_partitions_are_followed_as_one(broker: Broker) -> None:
 
 
 def test_reading_by_time(broker: Broker) -> None:
+    broker.said("topic", "add", "times", "-c", "retention_ms=-1")  # they are years old: housekeeping would take them
     with Producer("times", broker.url) as producer:
         for stamp in (1_000, 2_000, 3_000):
             producer.publish(str(stamp), timestamp=1_700_000_000_000 + stamp)
