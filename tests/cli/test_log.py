@@ -105,7 +105,7 @@ def test_what_is_not_there_is_exit_code_4(folder: Path, arguments: list[str], se
 
 def test_a_damaged_journal_stops_the_start_and_there_is_a_way_on(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    broker = Broker(data)
+    broker = Broker(data, "--checkpoint-interval", "1h")  # after one nobody needs the journal
     try:
         broker.said("pub", "orders", *["first"] * 5)
         broker.said("pub", "orders", *["last"] * 5)
