@@ -105,6 +105,57 @@ def test_closing_wakes_a_subscriber_that_waits(tmp_path: Path, what: str) -> Non
     log.close()
 
 
+def test_a_log_that_is_closed_when_a_subscriber_is_about_to_wait_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    wait_or = log.wait_or
+
+    def late(offset: int, stop: threading.Event, timeout_s: float | None) -> bool:
+        log.close()
+        return wait_or(offset, stop, timeout_s)
+
+    monkeypatch.setattr(log, "wait_or", late)
+    assert list(log.subscribe()) == []
+
+
+def test_who_comes_just_after_the_end_of_a_log_is_told_and_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """They had seen that it was open, and their work lay behind the last that its thread did."""
+    log = open_log(tmp_path)
+    log.close()
+    told: list[BaseException] = []
+
+    def come() -> None:
+        try:
+            log._owner.call(lambda: None)
+        except LogClosed as error:
+            told.append(error)
+
+    late = threading.Thread(target=come, daemon=True)
+    late.start()
+    late.join(30)
+    assert told
+
+
+def test_a_subscriber_whose_wait_is_the_last_thing_a_log_does_is_woken(tmp_path: Path) -> None:
+    """That its log is closed is said behind the end of the log's thread."""
+    log = open_log(tmp_path)
+    owner, stop = log._owner, threading.Event()
+    pause = threading.Event()
+
+    def wait_at_the_end() -> None:
+        for _ in range(6000):
+            if owner._ended:
+                break
+            pause.wait(0.01)
+        log._log.wait(0, stop.set)
+
+    closing = log._shard.join
+    log._shard.join = lambda: (closing(), owner.post(wait_at_the_end))  # type: ignore[assignment,method-assign,func-returns-value]
+    log.close()
+    assert stop.is_set()
+
+
 def test_a_subscription_gives_up_when_its_time_is_over(log: headrace.Log) -> None:
     subscription = log.subscribe()
     assert subscription.get(0.01) == []

@@ -319,9 +319,12 @@ class Subscription:
         self._wake.clear()
         if self._closed or self._log.closed:
             return []
-        if not self._log.wait_or(self.offset, self._wake, timeout_s) or self._closed:
+        try:
+            if not self._log.wait_or(self.offset, self._wake, timeout_s) or self._closed:
+                return []
+            return self._log.read(self.offset)
+        except LogClosed:  # since we looked
             return []
-        return self._log.read(self.offset)
 
     def close(self) -> None:
         """Ends the iteration, also of a reader that waits in another thread."""
@@ -344,6 +347,8 @@ class _Owner:
         self.tick: Callable[[], None] | None = None
         self._clock = clock
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._ending = threading.Lock()  # nothing that somebody waits for comes behind the end
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="headrace-owner", daemon=True)
         self._thread.start()
 
@@ -362,11 +367,16 @@ class _Owner:
             except BaseException as error:  # noqa: BLE001 - belongs to the caller, on the other thread
                 result.set_exception(error)
 
-        self._work.put(run)
+        with self._ending:
+            if self._ended:
+                raise LogClosed("the log is closed")
+            self._work.put(run)
         return result.result()
 
     def close(self) -> None:
-        self._work.put(None)
+        with self._ending:
+            self._ended = True
+            self._work.put(None)
         self._thread.join()
 
     def _run(self) -> None:
@@ -375,7 +385,7 @@ class _Owner:
             try:
                 work = self._work.get(timeout=TICK_S)
                 if work is None:
-                    return
+                    break
                 work()
             except queue.Empty:
                 pass
@@ -383,6 +393,10 @@ class _Owner:
             if self.tick is not None and now - ticked >= TICK_S:
                 ticked = now
                 self.tick()
+        while not self._work.empty():  # said by the last that was done: somebody may wait for it
+            left = self._work.get()
+            if left is not None:
+                left()
 
 
 def _bytes(data: Data | None) -> bytes | None:
