@@ -58,6 +58,7 @@ class World(Running):
     def use(self, share: float) -> None:
         self.memory.share = share
         eventually(lambda: abs(self.pressure.memory_share - share) < 0.001, "the manager has looked")
+        self.call(lambda: None)  # and has told everybody
 
     @property
     def clients(self) -> list[Any]:
