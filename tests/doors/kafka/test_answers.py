@@ -151,7 +151,7 @@ async def test_a_client_with_another_epoch_is_told(world: World, client: Client)
 async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, client: Client) -> None:
     await world.topic("patient")
     writer = await world.client()
-    waiting = asyncio.ensure_future(client.fetch("patient", max_wait=20_000, min_bytes=1000))
+    waiting = asyncio.ensure_future(client.fetch("patient", max_wait=60_000, min_bytes=1000))
     one = batch(b"x" * 400)
     for _ in range(2):
         await writer.produce("patient", one)

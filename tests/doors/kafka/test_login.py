@@ -202,7 +202,7 @@ async def test_who_begins_a_login_and_does_not_end_it_is_not_guest(fresh: World)
 async def test_a_fetch_that_waits_when_the_broker_is_closed_to_strangers_is_not_answered(fresh: World) -> None:
     await add(fresh, "ann")
     waiting = await fresh.client()
-    fetch = asyncio.ensure_future(waiting.fetch("t", max_wait=8_000))
+    fetch = asyncio.ensure_future(waiting.fetch("t", max_wait=60_000))
     while not any(found.fetch_waiters for found in fresh.door.connections):
         await asyncio.sleep(0.01)
     await closed_to_strangers(fresh)
@@ -224,7 +224,7 @@ async def test_a_share_fetch_that_waits_then_is_given_nothing(fresh: World) -> N
     await waiting.call(Api.SHARE_GROUP_HEARTBEAT, 1, **member, subscribed_topic_names=["t"])
     topic_id = fresh.door.topics.id_of(fresh.broker.streams.get("t"))
     topics = [{"topic_id": topic_id, "partitions": [{"partition_index": 0, "acknowledgement_batches": []}]}]
-    limits = {"max_wait": 8_000, "min_bytes": 1, "max_bytes": 1000, "max_records": 1, "batch_size": 1}
+    limits = {"max_wait": 60_000, "min_bytes": 1, "max_bytes": 1000, "max_records": 1, "batch_size": 1}
     fetch = asyncio.ensure_future(waiting.call(Api.SHARE_FETCH, 1, **member, **limits, topics=topics))
     while not fresh.door.share_sessions:
         await asyncio.sleep(0.01)

@@ -219,7 +219,7 @@ async def test_a_fetch_that_waits_is_not_answered_with_what_may_not_be_read_any_
     world: World, ann: Client, root: Client
 ) -> None:
     await allow(world, "ann", read="t")
-    fetch = asyncio.ensure_future(ann.fetch(TOPIC, end_of(world), max_wait=8_000))
+    fetch = asyncio.ensure_future(ann.fetch(TOPIC, end_of(world), max_wait=60_000))
     while not any(found.fetch_waiters for found in world.door.connections):
         await asyncio.sleep(0.01)
     await allow(world, "ann", write="t")
@@ -271,7 +271,7 @@ async def test_a_transactional_batch_takes_the_right_on_its_producers_id(
     world: World, ann: Client, root: Client
 ) -> None:
     """Whichever id the request names: who knows the number of another's producer is not that producer."""
-    made = await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="roots", transaction_timeout=10_000)
+    made = await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="roots", transaction_timeout=60_000)
     await root.call(
         Api.ADD_PARTITIONS_TO_TXN,
         3,
@@ -345,7 +345,7 @@ async def test_topics_may_be_read_and_a_group_not(world: World, ann: Client, roo
 
 
 async def test_transactions_are_found_by_who_may_write_to_them(world: World, ann: Client, root: Client) -> None:
-    made = await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="open", transaction_timeout=10_000)
+    made = await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="open", transaction_timeout=60_000)
     who = {"producer_id": made.producer_id, "producer_epoch": made.producer_epoch}
     await root.call(
         Api.ADD_PARTITIONS_TO_TXN,

@@ -122,10 +122,10 @@ async def test_a_thousand_long_polls_cost_nothing_until_their_record_comes(
 
     monkeypatch.setattr(fetch.Fetch, "_read", counted)
     wanted = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
-    asked = {"max_wait": 30_000, "min_bytes": 1, "max_bytes": 1 << 24, "session_epoch": -1}
+    asked = {"max_wait": 280_000, "min_bytes": 1, "max_bytes": 1 << 24, "session_epoch": -1}
     topics = [{"topic": "quiet", "partitions": [wanted]}]
     body = written(make(load_request_schema(Api.FETCH, 12), {**asked, "topics": topics}))
-    async with world_at(tmp_path) as world:
+    async with world_at(tmp_path, read_wait_ms_max=280_000) as world:  # nobody's patience ends before the test does
         await world.topic("quiet")
         await world.topic("busy")
         clients = [await world.client() for _ in range(LONG_POLLS)]
