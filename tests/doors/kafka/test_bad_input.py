@@ -16,7 +16,7 @@ from headrace.record.layout import COUNT_AT, CRC_AT, LAST_OFFSET_DELTA_AT, LENGT
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.schema import response_struct
-from tests.doors.kafka.world import Client, World, batch, world_at
+from tests.doors.kafka.world import SECONDS, Client, World, batch, world_at
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -351,11 +351,11 @@ async def test_a_session_that_is_begun_again_and_again_leaves_nothing_behind(wor
     for _ in range(20):
         began = await client.call(Api.FETCH, 12, max_wait=0, session_id=session, session_epoch=0)
         session = began.session_id
-    [connection] = [one for one in world.door.connections if one.requests == 20]
+    [connection] = [one for one in world.door.connections if session in one.fetch_sessions]
     assert len(world.door.sessions) == before + 1
     assert connection.fetch_sessions == {session}
     client.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SECONDS):
         while len(world.door.sessions) > before:
             await asyncio.sleep(0.001)
 
@@ -370,8 +370,8 @@ async def test_sessions_that_never_were_are_not_found(client: Client) -> None:
 
 async def join(client: Client, group: str, **fields: Any) -> Any:
     asked = {
-        "session_timeout": 10_000,
-        "rebalance_timeout": 10_000,
+        "session_timeout": 60_000,  # nobody here sends heartbeats
+        "rebalance_timeout": 60_000,
         "protocol_type": "consumer",
         "protocols": [{"name": "range", "metadata": b""}],
         **fields,
@@ -406,14 +406,14 @@ async def test_a_member_with_a_long_name_does_not_close_the_connections_of_other
     group = f"long-{version}"
     leader = (await join(client, group)).member_id
     assert (await join(client, group, member_id=leader)).error_code == 0
-    body = struct.pack(">h", len(group)) + group.encode() + struct.pack(">iih", 10_000, 1000, 0)
+    body = struct.pack(">h", len(group)) + group.encode() + struct.pack(">iih", 60_000, 60_000, 0)
     if instance is not None:
         body += struct.pack(">h", len(instance)) + instance
     body += b"\0\x08consumer" + struct.pack(">i", 1) + b"\0\x05range" + struct.pack(">i", 0)
     request = struct.pack(">hhih", Api.JOIN_GROUP, version, 1, len(who)) + who + body
     other = await world.client()
     other.send_bytes(struct.pack(">i", len(request)) + request)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SECONDS):
         while len(world.broker.coordination.groups.classic(group).members) < 2:
             await asyncio.sleep(0.001)
     assert len((await join(client, group, member_id=leader)).members) == 2
@@ -490,9 +490,11 @@ async def test_a_client_that_does_not_read_is_not_read_from(world: World) -> Non
     request += struct.pack(">ih", 0, 0)
     for _ in range(200):  # 200 MB of answers, if they were all written
         lazy.send(Api.FETCH, 11, request)
-    await asyncio.sleep(0)
     await alive(world)
-    [connection] = [one for one in world.door.connections if one._reading_paused]
+    [connection] = [one for one in world.door.connections if one.peer == lazy.address]
+    async with asyncio.timeout(SECONDS):
+        while not connection._reading_paused:
+            await asyncio.sleep(0.001)
     assert len(connection._waiting) <= 200
     assert connection._transport.get_write_buffer_size() < 64 << 20
     lazy.close()

@@ -68,6 +68,12 @@ class Client:
         self._writer = writer
         self._correlation_id = 0
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """As the broker sees it."""
+        host, port = self._writer.get_extra_info("sockname")
+        return host, port
+
     def close(self) -> None:
         self._writer.close()
 
