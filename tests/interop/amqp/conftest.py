@@ -2,11 +2,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from headrace.config import Address
 from tests.doors.amqp.running import Running
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    broker = Running(tmp_path_factory.mktemp("data"))
+    """On a port that it finds free again after it was stopped, whoever connects to wherever meanwhile."""
+    broker = Running(tmp_path_factory.mktemp("data"), amqp=Address("127.0.0.1", free_port()))
     yield broker
     broker.stop()
