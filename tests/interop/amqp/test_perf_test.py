@@ -9,7 +9,7 @@ from tests.doors.amqp.running import Running, eventually
 from tests.interop.kafka.jars import classpath
 
 VERSION = "2.22.1"
-SECONDS_MAX = 60
+SECONDS_MAX = 240
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 
 
@@ -36,8 +36,9 @@ def perf_test(broker: Running, jars: str, messages: int, *arguments: str) -> str
     assert "Producer reached message limit" in done.stdout, done.stdout
     assert "Consumer reached message limit" in done.stdout, done.stdout
     assert "Exception" not in done.stdout + done.stderr, done.stdout + done.stderr
-    assert stats.messages_in - came == messages, "published"
-    assert stats.messages_out - went == messages, "received, each once"
+    eventually(lambda: stats.messages_in - came >= messages, "all are counted that were published")
+    eventually(lambda: stats.messages_out - went >= messages, "all are counted that were received")
+    assert (stats.messages_in - came, stats.messages_out - went) == (messages, messages), "each once"
     return done.stdout
 
 
@@ -64,7 +65,8 @@ def test_a_quorum_queue_at_a_fixed_rate_with_json_bodies(broker: Running, jars: 
         *("--rate", "1000", "--json-body", "--size", "400"),
     )
     queue = broker.queue("perf-quorum")
-    assert (queue.policy.kind, queue.ready, queue.unacked) == ("quorum", 0, 0)
+    assert queue.policy.kind == "quorum"
+    eventually(lambda: (queue.ready, queue.unacked) == (0, 0), "the last acks come in with the end of the connection")
 
 
 def test_a_queue_that_was_there_before(broker: Running, jars: str) -> None:
@@ -77,7 +79,8 @@ def test_a_queue_that_was_there_before(broker: Running, jars: str) -> None:
         *("--predeclared", "-u", "perf-before", "-e", "amq.default", "-k", "perf-before"),
         *("-c", "10", "-C", "500", "-D", "500"),
     )
-    assert broker.queue("perf-before").ready == 0
+    queue = broker.queue("perf-before")
+    eventually(lambda: (queue.ready, queue.unacked) == (0, 0), "nothing is left")
 
 
 def test_a_stream(broker: Running, jars: str) -> None:
