@@ -28,8 +28,12 @@ class Worker:
                 command, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True,
                 cwd=Path(__file__).parents[3],
             )  # fmt: skip
-        eventually(lambda: " ready." in self._log.read_text() or self.process.poll() is not None)
-        assert self.process.poll() is None, self._log.read_text()
+        try:
+            eventually(lambda: " ready." in self._log.read_text() or self.process.poll() is not None)
+            assert self.process.poll() is None
+        except AssertionError as error:
+            self.stop()
+            raise AssertionError(f"the worker did not start:\n{self._log.read_text()}") from error
 
     def kill(self) -> None:
         os.killpg(self.process.pid, 9)
@@ -57,6 +61,9 @@ def app(environment: dict[str, str]) -> Iterator[Any]:
     from tests.interop.amqp import celery_app
 
     yield celery_app
+    results = celery_app.app.backend.result_consumer
+    if results._consumer is not None:
+        results.stop()  # or its socket is collected in the midst of some other test
     celery_app.app.pool.force_close_all()
     celery_app.app.close()
 
@@ -71,12 +78,12 @@ def worker(environment: dict[str, str], app: Any, tmp_path_factory: pytest.TempP
 @pytest.mark.usefixtures("worker")
 def test_results_come_back_by_rpc(app: Any) -> None:
     results = [app.add.delay(n, n) for n in range(20)]
-    assert [result.get(timeout=30) for result in results] == [2 * n for n in range(20)]
+    assert [result.get(timeout=WORKER_PATIENCE_S) for result in results] == [2 * n for n in range(20)]
 
 
 @pytest.mark.usefixtures("worker")
 def test_a_task_that_fails_is_retried_until_it_succeeds(app: Any) -> None:
-    assert app.flaky.delay(2).get(timeout=30) == 2
+    assert app.flaky.delay(2).get(timeout=WORKER_PATIENCE_S) == 2
 
 
 @pytest.mark.usefixtures("worker")
@@ -84,7 +91,7 @@ def test_a_backlog_of_eta_tasks_does_not_starve_the_worker(app: Any, tmp_path: P
     """Tasks for later fill the prefetch window; Celery widens it, and the broker must follow at once."""
     for _ in range(10):
         app.note.apply_async((str(tmp_path / "later"), "x"), countdown=3600)
-    assert app.add.delay(1, 2).get(timeout=30) == 3
+    assert app.add.delay(1, 2).get(timeout=WORKER_PATIENCE_S) == 3
     app.note.apply_async((str(tmp_path / "soon"), "done"), countdown=0.3)
     eventually(lambda: (tmp_path / "soon").exists())
     assert not (tmp_path / "later").exists()
@@ -120,7 +127,7 @@ def events_of(app: Any) -> list[str]:
     try:
         with app.app.connection() as connection:
             receiver = app.app.events.Receiver(connection, handlers={"*": on_event})
-            receiver.capture(limit=None, timeout=30, wakeup=False)
+            receiver.capture(limit=None, timeout=WORKER_PATIENCE_S, wakeup=False)
     finally:
         done.set()
         sender.join()
@@ -130,6 +137,9 @@ def events_of(app: Any) -> list[str]:
 def test_the_higher_priority_is_worked_on_first(app: Any, environment: dict[str, str], tmp_path: Path) -> None:
     for word, priority in [("low", 0), ("high", 9), ("middle", 5), ("low", 0), ("high", 9)]:
         app.note.apply_async((str(tmp_path / "notes"), word), priority=priority, queue="ordered")
+    with app.app.connection() as connection:  # another one than that of the tasks, which nobody confirms
+        channel = connection.channel()
+        eventually(lambda: channel.queue_declare("ordered", passive=True).message_count == 5, "all tasks are there")
     worker = Worker(environment, tmp_path, "-Q", "ordered", "--without-gossip", "--without-mingle")
     try:
         notes = eventually(lambda: _lines(tmp_path / "notes", 5))
@@ -144,8 +154,10 @@ def test_a_task_whose_worker_was_killed_is_done_by_the_next(
     path = tmp_path / "notes"
     app.slow_note.apply_async((str(path), "a", 30), queue="killed")
     first = Worker(environment, tmp_path, "-Q", "killed", "--without-gossip", "--without-mingle")
-    eventually(lambda: _lines(path, 1))
-    first.kill()
+    try:
+        eventually(lambda: _lines(path, 1))
+    finally:
+        first.kill()
     (tmp_path / "second").mkdir()
     second = Worker(environment, tmp_path / "second", "-Q", "killed", "--without-gossip", "--without-mingle")
     try:
@@ -163,12 +175,12 @@ def test_a_chord_joins_its_parts(app: Any, environment: dict[str, str], tmp_path
         "from celery import chord\n"
         "from tests.interop.amqp.celery_app import add, total\n"
         "parts = [add.s(n, n).set(queue='chords') for n in range(5)]\n"
-        "print(chord(parts)(total.s().set(queue='chords')).get(timeout=40))\n"
+        "print(chord(parts)(total.s().set(queue='chords')).get(timeout=100))\n"
     )
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", script], env={**os.environ, **environment, **backend},
-            capture_output=True, timeout=60, cwd=Path(__file__).parents[3], check=False,
+            capture_output=True, timeout=150, cwd=Path(__file__).parents[3], check=False,
         )  # fmt: skip
     finally:
         worker.stop()
