@@ -54,9 +54,10 @@ class SharePartition:
     def locked(self) -> int:
         return len(self._locks)
 
-    def lag(self, end: int) -> int:
-        """How many records below end are not done."""
-        return max(0, end - self.start - self._settled.count(self.start, end))
+    def lag(self, log_start: int, end: int) -> int:
+        """How many records below end are not done; those that retention took are nobody's any more."""
+        start = max(self.start, log_start)
+        return max(0, end - start - self._settled.count(start, end))
 
     def save(self) -> bytes:
         attempts = dict(self._attempts)

@@ -94,6 +94,19 @@ async def test_offsets_are_shown_moved_and_removed(tmp_path: Path) -> None:
         assert (await describe(client)).topics == []
 
 
+async def test_what_was_deleted_before_a_group_read_it_is_not_ahead_of_it(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        await beat(client)
+        await client.produce("t", batch(*[b"x"] * 10))
+        asked = [{"name": "t", "partitions": [{"partition_index": 0, "offset": 7}]}]
+        [deleted] = (await client.call(Api.DELETE_RECORDS, 2, topics=asked)).topics
+        assert deleted.partitions[0].low_watermark == 7
+        [part] = (await describe(client)).topics[0].partitions
+        assert (part.start_offset, part.lag) == (7, 3)
+
+
 async def test_groups_that_are_not_there_are_not_found(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")

@@ -62,8 +62,8 @@ def describe_partition(topics: Topics, group: ShareGroup, topic: str, number: in
     share = group.partitions.get(log.id)
     if share is None:
         return answer
-    start = max(share.start, log.start_offset)
-    return {**answer, "start_offset": start, "leader_epoch": log.epoch, "lag": share.lag(log.visible_end)}
+    start, lag = max(share.start, log.start_offset), share.lag(log.start_offset, log.visible_end)
+    return {**answer, "start_offset": start, "leader_epoch": log.epoch, "lag": lag}
 
 
 def id_of(door: "KafkaDoor", topics: Topics, topic: str) -> bytes:
