@@ -1,8 +1,16 @@
-"""Jars of other projects from Maven Central, fetched once by mvn and found again by their paths."""
+"""Programs of other projects, fetched once and found again by their paths.
 
+Several processes run the tests: one of them fetches, the others wait for it and never see the half of it.
+"""
+
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +19,7 @@ KAFKA_VERSION = "4.3.1"
 KAFKA_VERSION_OLD = "2.8.2"  # of 2021
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headrace-tests"
 FETCH_SECONDS_MAX = 600
+JAVA_SECONDS_MAX = 240  # a busy machine is slow, not wrong
 
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>headrace</groupId><artifactId>jars</artifactId><version>1</version><dependencies>
@@ -23,13 +32,39 @@ DEPENDENCY = (
 )
 
 
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """No other process fetches this meanwhile."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def folder_of(name: str, whole: str, fill: Callable[[Path], None]) -> Path:
+    """The folder of this name, in which this path is; filled, if it is not there, under another name."""
+    kept = CACHE / name
+    with alone(name):
+        if not (kept / whole).exists():
+            with tempfile.TemporaryDirectory(dir=CACHE) as unfinished:
+                fill(Path(unfinished) / name)
+                shutil.rmtree(kept, ignore_errors=True)
+                (Path(unfinished) / name).rename(kept)
+    return kept
+
+
 def classpath(name: str, *artifacts: str, bare: bool = False) -> str:
     """The jars of group:artifact:version and of all they need (not, if bare). Skips, loudly, if they can not
     be had."""
+    with alone(name):
+        return _classpath(name, artifacts, bare)
+
+
+def _classpath(name: str, artifacts: tuple[str, ...], bare: bool) -> str:
     kept = CACHE / f"{name}.classpath"
     if kept.exists():
         found = kept.read_text()
-        if all(Path(jar).exists() for jar in found.split(":")):
+        if found and all(Path(jar).exists() for jar in found.split(":")):
             return found
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
@@ -39,7 +74,7 @@ def classpath(name: str, *artifacts: str, bare: bool = False) -> str:
     everything = "<exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>" if bare else ""
     dependencies = "\n".join(DEPENDENCY.format(*one.split(":"), everything) for one in artifacts)
     (folder / "pom.xml").write_text(POM.format(dependencies=dependencies))
-    command = ["mvn", "-q", "-B", "dependency:build-classpath", f"-Dmdep.outputFile={kept}"]
+    command = ["mvn", "-q", "-B", "dependency:build-classpath", f"-Dmdep.outputFile={folder / 'classpath'}"]
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=FETCH_SECONDS_MAX, check=False
@@ -49,7 +84,36 @@ def classpath(name: str, *artifacts: str, bare: bool = False) -> str:
     if done.returncode != 0:
         reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stdout[-200:])
         pytest.skip(f"SKIPPED: Maven Central did not give {', '.join(artifacts)}: {reason[:300]}")
+    (folder / "classpath").rename(kept)
     return kept.read_text()
+
+
+def pip_gives(package: str, *options: str) -> Path:
+    """A folder with a package that this Python need not be able to import."""
+
+    def install(folder: Path) -> None:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *options]
+        done = subprocess.run([*command, package], capture_output=True, text=True, timeout=240, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"SKIPPED: pip did not give {package}: {done.stderr[-200:]}")
+
+    return folder_of(package.replace("==", "-"), ".", install)
+
+
+def kafkajs(version: str) -> Path:
+    """The folder of Node's modules with KafkaJS in it."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            pytest.skip(f"SKIPPED FOR WANT OF {program}: KafkaJS {version}")
+
+    def install(folder: Path) -> None:
+        folder.mkdir()
+        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), f"kafkajs@{version}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"SKIPPED: npm did not give KafkaJS {version}: {done.stderr[-200:]}")
+
+    return folder_of(f"kafkajs-{version}", "node_modules/kafkajs", install) / "node_modules"
 
 
 def kafka_tools(version: str = KAFKA_VERSION) -> str:
@@ -60,7 +124,7 @@ def kafka_tools(version: str = KAFKA_VERSION) -> str:
 def run_java(jars: str, *command: str, stdin: str = "") -> str:
     """A class or a source file with its arguments; what it printed."""
     java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", jars, *command]
-    done = subprocess.run(java, input=stdin, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(java, input=stdin, capture_output=True, text=True, timeout=JAVA_SECONDS_MAX, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Exception" not in done.stdout, done.stdout
     return done.stdout

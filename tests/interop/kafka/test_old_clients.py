@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.kafka.broker import KafkaBroker
-from tests.interop.kafka.jars import CACHE, KAFKA_VERSION_OLD, classpath, kafka_tools, run_java
+from tests.interop.kafka.jars import KAFKA_VERSION_OLD, classpath, kafka_tools, pip_gives, run_java
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 Name = Callable[[str], str]
@@ -58,21 +58,10 @@ def test_the_command_line_tools_of_2021(broker: KafkaBroker, name: Name) -> None
     assert topic not in tool("admin.TopicCommand", "--list").splitlines()
 
 
-def pip_gives(package: str, *options: str) -> Path:
-    """A folder with a package that this Python need not be able to import."""
-    library = CACHE / package.replace("==", "-")
-    if not library.exists():
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(library), *options]
-        done = subprocess.run([*install, package], capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"SKIPPED: pip did not give {package}: {done.stderr[-200:]}")
-    return library
-
-
 def run_python(script: str, *arguments: str, path: Path | None = None) -> str:
     command = [sys.executable, "-W", "ignore", str(HERE / script), *arguments]
     env = {} if path is None else {"PYTHONPATH": str(path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

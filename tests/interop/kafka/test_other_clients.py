@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from tests.interop.kafka.broker import KafkaBroker
-from tests.interop.kafka.jars import CACHE
+from tests.interop.kafka.jars import kafkajs
 
 Name = Callable[[str], str]
 SECONDS = 20
@@ -167,16 +167,7 @@ const [address, topic, group] = process.argv.slice(2);
 def test_kafkajs_writes_reads_commits_and_transacts(
     broker: KafkaBroker, name: Name, tmp_path: Path, version: str
 ) -> None:
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(f"SKIPPED FOR WANT OF {program}: KafkaJS {version}")
-    cache = CACHE / f"kafkajs-{version}"
-    if not (cache / "node_modules" / "kafkajs").exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(cache), f"kafkajs@{version}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"SKIPPED: npm did not give KafkaJS {version}: {done.stderr[-200:]}")
+    modules = kafkajs(version)
     script = tmp_path / "client.js"
     script.write_text(KAFKAJS)
     done = subprocess.run(
@@ -185,7 +176,7 @@ def test_kafkajs_writes_reads_commits_and_transacts(
         text=True,
         timeout=90,
         check=False,
-        env={**os.environ, "NODE_PATH": str(cache / "node_modules"), "KAFKAJS_NO_PARTITIONER_WARNING": "1"},
+        env={**os.environ, "NODE_PATH": str(modules), "KAFKAJS_NO_PARTITIONER_WARNING": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])

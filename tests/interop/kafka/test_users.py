@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,8 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.interop.kafka.broker import KafkaBroker
-from tests.interop.kafka.jars import CACHE, kafka_tools, run_java
-from tests.interop.kafka.test_old_clients import pip_gives
+from tests.interop.kafka.jars import kafka_tools, kafkajs, pip_gives, run_java
 
 Name = Callable[[str], str]
 SECONDS = 20
@@ -257,9 +255,7 @@ const [address, topic, username, password] = process.argv.slice(2);
 @pytest.mark.peer
 @pytest.mark.slow
 def test_kafkajs_logs_in(guarded: Guarded, name: Name, tmp_path: Path) -> None:
-    cache = CACHE / "kafkajs-2.2.4" / "node_modules"
-    if shutil.which("node") is None or not (cache / "kafkajs").exists():
-        pytest.skip("SKIPPED FOR WANT OF node and KafkaJS (see test_other_clients.py)")
+    modules = kafkajs("2.2.4")
     topic = guarded.topic(name("t"))
     (tmp_path / "client.js").write_text(KAFKAJS)
     said = []
@@ -270,7 +266,7 @@ def test_kafkajs_logs_in(guarded: Guarded, name: Name, tmp_path: Path) -> None:
             text=True,
             timeout=60,
             check=True,
-            env={**os.environ, "NODE_PATH": str(cache), "KAFKAJS_NO_PARTITIONER_WARNING": "1"},
+            env={**os.environ, "NODE_PATH": str(modules), "KAFKAJS_NO_PARTITIONER_WARNING": "1"},
         )
         said.append(json.loads(done.stdout.splitlines()[-1]))
     assert said[0] == {"offset": "0"}
