@@ -83,7 +83,7 @@ def publish(broker: KafkaBroker) -> None:
 
 
 def by_kafka(broker: KafkaBroker, isolation: str) -> list[tuple[Any, ...]]:
-    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(
         {
@@ -99,7 +99,8 @@ def by_kafka(broker: KafkaBroker, isolation: str) -> list[tuple[Any, ...]]:
         message = consumer.poll(60)
         assert message is not None, "nothing came for a minute"
         if message.error():
-            break  # the end of the partition
+            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+            break
         found.append((message.offset(), message.timestamp(), message.key(), message.value(), message.headers()))
     when = [consumer.offsets_for_times([TopicPartition(TOPIC, 0, ms)], 60)[0].offset for ms in (0, 1_050, 2_000)]
     consumer.close()
@@ -107,12 +108,16 @@ def by_kafka(broker: KafkaBroker, isolation: str) -> list[tuple[Any, ...]]:
 
 
 def by_kafka_python(broker: KafkaBroker) -> list[tuple[Any, ...]]:
-    from kafka import KafkaConsumer
+    from kafka import KafkaConsumer, TopicPartition
 
     consumer = KafkaConsumer(
-        TOPIC, bootstrap_servers=broker.address, auto_offset_reset="earliest", consumer_timeout_ms=1_500
+        TOPIC, bootstrap_servers=broker.address, auto_offset_reset="earliest", consumer_timeout_ms=60_000
     )
-    found = [(m.offset, m.timestamp, m.timestamp_type, m.key, m.value, tuple(m.headers)) for m in consumer]
+    [end] = consumer.end_offsets([TopicPartition(TOPIC, 0)]).values()
+    found: list[tuple[Any, ...]] = []
+    while not found or found[-1][0] < end - 1:  # the last record is of HTTP, not the marker of a transaction
+        m = next(consumer)
+        found.append((m.offset, m.timestamp, m.timestamp_type, m.key, m.value, tuple(m.headers)))
     consumer.close()
     return found
 
@@ -135,7 +140,7 @@ def by_stream_queue(broker: KafkaBroker, count: int) -> list[tuple[Any, ...]]:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=50)
         for method, properties, body in channel.consume(
-            TOPIC, arguments={"x-stream-offset": "first"}, inactivity_timeout=30
+            TOPIC, arguments={"x-stream-offset": "first"}, inactivity_timeout=60
         ):
             assert method is not None, f"only {len(found)} of {count} came"
             found.append((method.routing_key, method.exchange, str(properties), body))
@@ -147,7 +152,7 @@ def by_stream_queue(broker: KafkaBroker, count: int) -> list[tuple[Any, ...]]:
 
 def by_command(broker: KafkaBroker, *arguments: str) -> str:
     command = [sys.executable, "-m", "headrace", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
