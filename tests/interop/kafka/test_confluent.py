@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
 from tests.interop.kafka.broker import KafkaBroker
 
 Name = Callable[[str], str]
-SECONDS = 20
+SECONDS = 60  # a busy machine is slow, not wrong
 
 
 @pytest.fixture
@@ -71,8 +71,6 @@ def consumer(broker: KafkaBroker, group: str, **config: Any) -> Consumer:
         "enable.auto.commit": False,
         **config,
     }
-    if settings.get("group.protocol") == "consumer":
-        settings.pop("session.timeout.ms", None)
     return Consumer(settings)
 
 
@@ -174,19 +172,22 @@ def test_two_consumers_share_the_partitions_and_one_takes_over_when_the_other_le
     broker: KafkaBroker, name: Name, closing: list[Consumer], protocol: str
 ) -> None:
     topic, group = make_topic(broker, name("t"), 4), name("g")
-    one = consumer(broker, group, **{"group.protocol": protocol, "session.timeout.ms": 6000})
-    two = consumer(broker, group, **{"group.protocol": protocol, "session.timeout.ms": 6000})
+    one = consumer(broker, group, **{"group.protocol": protocol})
+    two = consumer(broker, group, **{"group.protocol": protocol})
     closing.append(one)
     for each in (one, two):
         each.subscribe([topic])
-    wait_for(lambda: len(one.assignment()) == len(two.assignment()) == 2, one, two)
-    owned = {(part.topic, part.partition) for each in (one, two) for part in each.assignment()}
-    assert len(owned) == 4
+
+    def each_has_its_own() -> bool:
+        first, second = ({part.partition for part in each.assignment()} for each in (one, two))
+        return len(first) == len(second) == 2 and first | second == set(range(4))
+
+    wait_for(each_has_its_own, one, two)
     two.close()
     wait_for(lambda: len(one.assignment()) == 4, one)
 
 
-def wait_for(true: Callable[[], bool], *consumers: Consumer, seconds: float = 40) -> list[Any]:
+def wait_for(true: Callable[[], bool], *consumers: Consumer, seconds: float = 2 * SECONDS) -> list[Any]:
     """Polls until it is true; what was read meanwhile."""
     messages = []
     deadline = time.monotonic() + seconds
@@ -456,11 +457,11 @@ def test_a_waiting_consumer_is_woken_by_the_message_not_by_its_timeout(
     broker: KafkaBroker, name: Name
 ) -> None:
     topic = make_topic(broker, name("t"))
-    reader = consumer(broker, name("g"), **{"fetch.wait.max.ms": 20_000})
+    reader = consumer(broker, name("g"), **{"fetch.wait.max.ms": 60_000, "socket.timeout.ms": 120_000})
     reader.assign([TopicPartition(topic, 0, 0)])
     assert reader.poll(0.5) is None
     timer = threading.Timer(0.2, lambda: produce(broker, topic, [b"wake"]))
     timer.start()
-    assert [message.value() for message in read(reader, 1, 10)] == [b"wake"], "long before the 20 s are over"
+    assert [message.value() for message in read(reader, 1, 45)] == [b"wake"], "before the minute is over"
     timer.join()
     reader.close()
