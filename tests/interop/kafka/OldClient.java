@@ -35,7 +35,7 @@ public class OldClient {
                 "auto.offset.reset", "earliest", "enable.auto.commit", "false", "isolation.level", "read_committed"),
                 new StringDeserializer(), new StringDeserializer())) {
             consumer.subscribe(Collections.singletonList(topic));
-            long until = System.currentTimeMillis() + 20_000;
+            long until = System.currentTimeMillis() + 60_000;
             while (seen.size() < count && System.currentTimeMillis() < until) {
                 for (ConsumerRecord<String, String> record : consumer.poll(200)) seen.add(record.value());
                 consumer.commitSync();

@@ -8,7 +8,8 @@ from kafka.admin import ConfigResource, ConfigResourceType, NewPartitions, NewTo
 
 address, topic, group = sys.argv[1:]
 saw: dict[str, object] = {}
-admin = KafkaAdminClient(bootstrap_servers=address)
+settings = {"bootstrap_servers": address, "api_version_auto_timeout_ms": 60_000}  # it gives up after 2 s
+admin = KafkaAdminClient(**settings)
 admin.create_topics([NewTopic(topic, 2, 1, topic_configs={"retention.ms": "100000"})])
 admin.create_partitions({topic: NewPartitions(3)})
 saw["partitions"] = len(admin.describe_topics([topic])[0]["partitions"])
@@ -16,14 +17,14 @@ admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"retention
 [configs] = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
 saw["retention"] = {entry[0]: entry[1] for entry in configs.resources[0][4]}["retention.ms"]
 
-producer = KafkaProducer(bootstrap_servers=address, acks="all", compression_type="gzip")
+producer = KafkaProducer(**settings, acks="all", compression_type="gzip")
 sent = [producer.send(topic, b"%d" % number, headers=[("h", b"v")], partition=number % 3) for number in range(30)]
-saw["offsets"] = [one.get(20).offset for one in sent]
+saw["offsets"] = [one.get(60).offset for one in sent]
 producer.close()
 
 reader = KafkaConsumer(
-    topic, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
-    consumer_timeout_ms=20_000,
+    topic, **settings, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
+    consumer_timeout_ms=60_000,
 )  # fmt: skip
 messages = [next(reader) for _ in range(30)]
 saw["values"] = sorted(int(message.value) for message in messages)

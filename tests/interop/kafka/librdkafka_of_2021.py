@@ -55,7 +55,7 @@ target = c_void_p(rd.rd_kafka_topic_new(producer, topic.encode(), None))
 for number in range(MESSAGES):
     body = b"%d" % number
     assert rd.rd_kafka_produce(target, UNASSIGNED, COPY, body, c_size_t(len(body)), None, c_size_t(0), None) == 0
-assert rd.rd_kafka_flush(producer, 20_000) == 0
+assert rd.rd_kafka_flush(producer, 60_000) == 0
 
 consumer = client(CONSUMER, group_id=group, auto_offset_reset="earliest", enable_auto_commit="false")
 rd.rd_kafka_poll_set_consumer(consumer)
@@ -63,7 +63,7 @@ wanted = rd.rd_kafka_topic_partition_list_new(1)
 rd.rd_kafka_topic_partition_list_add(wanted, topic.encode(), UNASSIGNED)
 assert rd.rd_kafka_subscribe(consumer, wanted) == 0
 seen: list[str] = []
-until = time.monotonic() + 20
+until = time.monotonic() + 60
 while len(seen) < MESSAGES and time.monotonic() < until:
     message = rd.rd_kafka_consumer_poll(consumer, 500)
     if message:
@@ -73,9 +73,9 @@ while len(seen) < MESSAGES and time.monotonic() < until:
 committed = rd.rd_kafka_commit(consumer, None, 0)
 places = rd.rd_kafka_topic_partition_list_new(1)
 rd.rd_kafka_topic_partition_list_add(places, topic.encode(), 0)
-asked = rd.rd_kafka_committed(consumer, places, 20_000)
+asked = rd.rd_kafka_committed(consumer, places, 60_000)
 low, high = c_int64(), c_int64()
-looked = rd.rd_kafka_query_watermark_offsets(consumer, topic.encode(), 0, byref(low), byref(high), 20_000)
+looked = rd.rd_kafka_query_watermark_offsets(consumer, topic.encode(), 0, byref(low), byref(high), 60_000)
 rd.rd_kafka_consumer_close(consumer)
 print(rd.rd_kafka_version_str().decode(), ",".join(seen), places.contents.elems[0].offset, low.value, high.value)
 sys.exit(committed or asked or looked)

@@ -47,7 +47,7 @@ def test_the_topic_tool_makes_describes_alters_and_deletes(tool: Tool, name: Nam
 def test_console_producer_and_consumer_and_the_group_tool(tool: Tool, name: Name) -> None:
     topic, group = name("t"), name("g")
     tool(PRODUCE, "--topic", topic, stdin="".join(f"line {number}\n" for number in range(100)))
-    arguments = ("--topic", topic, "--group", group, "--max-messages", "100", "--timeout-ms", "30000")
+    arguments = ("--topic", topic, "--group", group, "--max-messages", "100", "--timeout-ms", "90000")
     read = tool(CONSUME, *arguments, "--from-beginning")
     assert read.splitlines()[:100] == [f"line {number}" for number in range(100)]
     [line] = [
@@ -64,7 +64,7 @@ def test_console_producer_and_consumer_and_the_group_tool(tool: Tool, name: Name
 def test_the_new_group_protocol_of_the_java_client(tool: Tool, name: Name) -> None:
     topic = name("t")
     tool(PRODUCE, "--topic", topic, stdin="a\nb\nc\n")
-    arguments = ("--topic", topic, "--group", name("g"), "--max-messages", "3", "--timeout-ms", "30000")
+    arguments = ("--topic", topic, "--group", name("g"), "--max-messages", "3", "--timeout-ms", "90000")
     read = tool(CONSUME, *arguments, "--from-beginning", "--command-property", "group.protocol=consumer")
     assert read.splitlines()[:3] == ["a", "b", "c"]
 
@@ -87,7 +87,7 @@ def test_the_performance_tools_run(tool: Tool, name: Name) -> None:
     )
     assert "50000 records sent" in sent
     read = tool(
-        f"{TOOLS}.ConsumerPerformance", "--topic", topic, "--num-records", "50000", "--timeout", "30000"
+        f"{TOOLS}.ConsumerPerformance", "--topic", topic, "--num-records", "50000", "--timeout", "90000"
     )
     assert float(read.splitlines()[-1].split(",")[4]) >= 50_000
 
@@ -103,7 +103,7 @@ def test_transactions_of_the_java_client_with_the_versions_we_offer(tool: Tool, 
     assert "2000 records sent" in sent
     committed = ("--command-property", "isolation.level=read_committed")
     read = tool(
-        CONSUME, "--topic", topic, "--from-beginning", "--max-messages", "2000", "--timeout-ms", "30000", *committed
+        CONSUME, "--topic", topic, "--from-beginning", "--max-messages", "2000", "--timeout-ms", "90000", *committed
     )
     assert len(read.splitlines()) >= 2000
 

@@ -46,7 +46,7 @@ def test_the_command_line_tools_of_2021(broker: KafkaBroker, name: Name) -> None
     tool("admin.TopicCommand", "--create", "--topic", topic, *settings)
     assert "retention.ms=100000" in tool("admin.TopicCommand", "--describe", "--topic", topic)
     tool("tools.ConsoleProducer", "--topic", topic, stdin="a\nb\nc\n")
-    read = ("--topic", topic, "--group", group, "--from-beginning", "--max-messages", "3", "--timeout-ms", "30000")
+    read = ("--topic", topic, "--group", group, "--from-beginning", "--max-messages", "3", "--timeout-ms", "90000")
     assert tool("tools.ConsoleConsumer", *read).splitlines()[:3] == ["a", "b", "c"]
     shown = tool("admin.ConsumerGroupCommand", "--describe", "--group", group)
     [line] = [line for line in shown.splitlines() if line.startswith(group)]

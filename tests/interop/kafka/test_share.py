@@ -81,7 +81,7 @@ def test_what_is_not_accepted_before_closing_comes_back(broker: KafkaBroker, nam
 def test_the_share_consumer_and_the_share_group_tool_of_kafka(broker: KafkaBroker, name: Name) -> None:
     topic, group = make_topic(broker, name("t")), begin_at_start(broker, name("g"))
     produce(broker, topic, [b"one", b"two", b"three"])
-    read_three = ("--topic", topic, "--group", group, "--max-messages", "3", "--timeout-ms", "30000")
+    read_three = ("--topic", topic, "--group", group, "--max-messages", "3", "--timeout-ms", "90000")
     assert java(broker, "ConsoleShareConsumer", *read_three).splitlines()[:3] == ["one", "two", "three"]
     which = ("--group", group, "--topic", topic)
     reset = java(broker, "group.ShareGroupCommand", "--reset-offsets", "--to-earliest", *which, "--execute")

@@ -37,7 +37,7 @@ assert values == {f"v{number}" for number in range(1000)}, len(values)
 stream = spark.readStream.format("kafka").options(**kafka, subscribe="first", startingOffsets="earliest").load()
 query = (stream.selectExpr("key", "upper(cast(value as string)) as value").writeStream.format("kafka")
          .options(**kafka, topic="second", checkpointLocation=checkpoint).trigger(availableNow=True).start())
-assert query.awaitTermination(90)
+assert query.awaitTermination(200)
 second = spark.read.format("kafka").options(**kafka, subscribe="second").load()
 assert second.filter("cast(value as string) like 'V%'").count() == 1000
 print("DONE")
