@@ -9,7 +9,7 @@ from typing import Any
 
 import pika
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from tests.interop.kafka.broker import KafkaBroker
 from tests.interop.kafka.test_confluent import SECONDS, make_topic, produce, read
@@ -125,6 +125,7 @@ def test_a_compacted_topic_is_read_back_with_the_last_value_of_every_key(tmp_pat
             messages = []
             while (message := reader.poll(SECONDS)) is not None and not message.error():
                 messages.append(message)
+            assert message is not None and message.error().code() == KafkaError._PARTITION_EOF
             reader.close()
             latest = {message.key(): message.value() for message in messages}
             assert latest == {b"k%d" % (n % 10): b"v%d" % n for n in range(390, 400)}, "the last of each"
