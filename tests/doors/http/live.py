@@ -27,8 +27,9 @@ class Live:
     """Server and client. `broker` may be looked at from the test only through `call`."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        usual = {"amqp": None, "kafka": None, "log": LogSettings(journal_file_bytes=8 << 20)}  # quick to make
-        usual["http"] = Address("localhost", 0)
+        usual: dict[str, Any] = {"amqp": None, "kafka": None, "http": Address("localhost", 0)}
+        usual["log"] = LogSettings(journal_file_bytes=8 << 20)  # quick to make
+        usual["retention_interval_ms"] = 3_600_000  # some records of tests are years old, and read later
         self.config = Config(data_dir=str(folder), **{**usual, **settings})
         self._ready = threading.Event()
         self._failure: BaseException | None = None
