@@ -32,7 +32,8 @@ public class OldClient {
     static List<String> read(String address, String topic, String group, int count) {
         List<String> seen = new ArrayList<>();
         try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(with(address, "group.id", group,
-                "auto.offset.reset", "earliest", "enable.auto.commit", "false", "isolation.level", "read_committed"),
+                "auto.offset.reset", "earliest", "enable.auto.commit", "false", "isolation.level", "read_committed",
+                "session.timeout.ms", "30000"),
                 new StringDeserializer(), new StringDeserializer())) {
             consumer.subscribe(Collections.singletonList(topic));
             long until = System.currentTimeMillis() + 60_000;

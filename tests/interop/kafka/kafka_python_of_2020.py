@@ -24,7 +24,7 @@ producer.close()
 
 reader = KafkaConsumer(
     topic, **settings, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
-    consumer_timeout_ms=60_000,
+    consumer_timeout_ms=60_000, session_timeout_ms=30_000,
 )  # fmt: skip
 messages = [next(reader) for _ in range(30)]
 saw["values"] = sorted(int(message.value) for message in messages)

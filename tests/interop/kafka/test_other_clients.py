@@ -68,6 +68,7 @@ async def test_aiokafka_writes_reads_and_commits(broker: KafkaBroker, name: Name
             group_id=group,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
+            session_timeout_ms=30_000,
         )
 
     async with asyncio.timeout(SECONDS):
