@@ -246,11 +246,13 @@ async def take(
     while True:
         if not door.admits(request):  # while it waited
             return {}
+        # As of before the look: reading from disk takes a while, and what comes in the meantime is not seen any more.
+        ends, came_back = visible_ends(door, session), group.changed
         read = await take_loaded(door, access.of(door, request).reads, group, session, member_id, fields)
         left_s = deadline - door.loop.time()
         if read or left_s <= 0 or request.connection.is_closed:
             return read
-        await wait_for_more(door, group, session, left_s)
+        await wait_for_more(ends, came_back, left_s)
 
 
 async def take_loaded(
@@ -300,21 +302,23 @@ def _next_chunk(partition: Partition, share: SharePartition, bytes_max: int) -> 
     return None if first is None else (first, partition.read_now(first, bytes_max))
 
 
-async def wait_for_more(door: "KafkaDoor", group: ShareGroup, session: ShareSession, seconds: float) -> None:
-    event = asyncio.Event()
-    waiters = []
+def visible_ends(door: "KafkaDoor", session: ShareSession) -> dict[Partition, int]:
+    ends: dict[Partition, int] = {}
     for key in session.wanted:
-        try:
-            partition: Partition = door.topics.partition(*key)
-        except HeadraceError:
-            continue
-        waiters.append(partition.wait(partition.log.visible_end, event.set, committed=False))
-    came_back = asyncio.ensure_future(group.changed.wait())
-    arrived = asyncio.ensure_future(event.wait())
+        with contextlib.suppress(HeadraceError):
+            partition = door.topics.partition(*key)
+            ends[partition] = partition.log.visible_end
+    return ends
+
+
+async def wait_for_more(ends: dict[Partition, int], came_back: asyncio.Event, seconds: float) -> None:
+    event = asyncio.Event()
+    waiters = [partition.wait(end, event.set, committed=False) for partition, end in ends.items()]
+    tasks = [asyncio.ensure_future(one.wait()) for one in (came_back, event)]
     try:
-        await asyncio.wait({came_back, arrived}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for waiter in waiters:
             waiter.cancel()
-        came_back.cancel()
-        arrived.cancel()
+        for task in tasks:
+            task.cancel()
