@@ -37,14 +37,14 @@ assert values == {f"v{number}" for number in range(1000)}, len(values)
 stream = spark.readStream.format("kafka").options(**kafka, subscribe="first", startingOffsets="earliest").load()
 query = (stream.selectExpr("key", "upper(cast(value as string)) as value").writeStream.format("kafka")
          .options(**kafka, topic="second", checkpointLocation=checkpoint).trigger(availableNow=True).start())
-assert query.awaitTermination(200)
+assert query.awaitTermination(400)
 second = spark.read.format("kafka").options(**kafka, subscribe="second").load()
 assert second.filter("cast(value as string) like 'V%'").count() == 1000
 print("DONE")
 """
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 def test_sparks_kafka_connector_reads_and_writes(broker: KafkaBroker, tmp_path: Path) -> None:
     jars = classpath("spark-kafka-4.2.0", *ARTIFACTS, bare=True)
     script = tmp_path / "job.py"
@@ -53,7 +53,7 @@ def test_sparks_kafka_connector_reads_and_writes(broker: KafkaBroker, tmp_path: 
         [sys.executable, str(script), broker.address, jars, str(tmp_path / "checkpoint")],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=660,
         check=False,
     )
     assert done.stdout.splitlines()[-1:] == ["DONE"], done.stdout[-2000:] + done.stderr[-4000:]
