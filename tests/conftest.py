@@ -29,14 +29,9 @@ LONGEST = (
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes is the machine's affair.
+# How long an example takes says how busy the machine is: one that took 200 ms would fail its test.
 settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
-
-
-# How long an example takes says how busy the machine is: one that took 200 ms would fail its test.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
 
 
 def group_of(nodeid: str) -> str:
