@@ -11,21 +11,31 @@ from pathlib import Path
 from tests.broker_process import BrokerProcess
 from tests.crash.checker import History
 
+ANSWER_SECONDS_MAX = 120.0  # a stalled broker is slow, not silent: whoever gives up too soon may overtake itself
+HANG_SECONDS_MAX = ANSWER_SECONDS_MAX + 60
+
 
 class HttpBroker(BrokerProcess):
-    def __init__(self, folder: Path, *options: str) -> None:
-        super().__init__(folder, *options, doors=("http",))
+    def __init__(self, folder: Path, *options: str, amqp: bool = False) -> None:
+        super().__init__(folder, *options, doors=("http", *["amqp"] * amqp))
 
     @property
     def port(self) -> int:
         return self.ports["http"]
 
+    @property
+    def amqp_port(self) -> int:
+        return self.ports["amqp"]
+
+
+def connect(port: int) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS_MAX)
+
 
 def request(
-    port: int, method: str, path: str, body: object = None, *, timeout: float = 10.0,
-    connection: http.client.HTTPConnection | None = None,
-) -> tuple[int, dict]:  # fmt: skip
-    used = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    port: int, method: str, path: str, body: object = None, *, connection: http.client.HTTPConnection | None = None
+) -> tuple[int, dict]:
+    used = connection or connect(port)
     try:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         used.request(method, path, None if body is None else json.dumps(body), headers)
@@ -70,7 +80,7 @@ class Load:
     def stop(self) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(HANG_SECONDS_MAX)
             assert not thread.is_alive(), "a client hangs"
 
     def _guard(self, work: Callable[[str, random.Random], None], name: str, seed: int) -> None:
@@ -81,7 +91,7 @@ class Load:
 
     def _produce(self, producer: str, rng: random.Random) -> None:
         sequence = 0
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        connection = connect(self._port)
         while not self._stopping.is_set():
             topic = rng.choice(list(self._topics))
             messages = []
@@ -105,14 +115,15 @@ class Load:
                 return
             for i, place in enumerate(answer["messages"]):
                 self._history.confirmed(producer, first + i, topic, place["partition"], place["offset"])
-            self.confirmed += len(messages)
+            with self._lock:
+                self.confirmed += len(messages)
         connection.close()
 
     def _consume(self, name: str, rng: random.Random) -> None:
         """Follow one partition after another from where the last reading ended."""
         positions: dict[tuple[str, int], int] = {}
         life = 0
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        connection = connect(self._port)
         while not self._stopping.is_set():
             topic = rng.choice(list(self._topics))
             partition = rng.randrange(self._topics[topic])
@@ -160,7 +171,7 @@ def drain(port: int, history: History, topics: dict[str, int]) -> int:
             partition, position = entry["partition"], entry["start"]
             while position < entry["end"]:
                 path = f"/topics/{topic}/messages?partition={partition}&offset={position}&limit=1000&wait=0"
-                status, page = request(port, "GET", path, timeout=60)
+                status, page = request(port, "GET", path)
                 assert status == 200 and page["messages"], (path, status, page, entry)
                 for message in page["messages"]:
                     note(history.drained, topic, partition, message)

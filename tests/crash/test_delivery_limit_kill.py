@@ -9,20 +9,19 @@ import pika
 import pytest
 
 from tests.crash.broker_process import HttpBroker
-from tests.ports import free_port
 
 LIMIT = 2
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Killable:
     def __init__(self, folder: Path) -> None:
-        self.amqp = free_port()
-        self.process = HttpBroker(folder, "--amqp", f"127.0.0.1:{self.amqp}")
-        self.process.start()
+        self.process = HttpBroker(folder, amqp=True).start()
 
     def channel(self) -> pika.adapters.blocking_connection.BlockingChannel:
-        self.connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.amqp))
+        self.connection = pika.BlockingConnection(
+            pika.ConnectionParameters("127.0.0.1", self.process.amqp_port, socket_timeout=60, stack_timeout=60)
+        )
         channel = self.connection.channel()
         channel.confirm_delivery()
         return channel

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.broker_process import HttpBroker, Load, drain, request
+from tests.crash.broker_process import HANG_SECONDS_MAX, HttpBroker, Load, drain, request
 from tests.crash.checker import History, check
 
 ROUNDS = int(os.environ.get("HEADRACE_KILL_ROUNDS", "30"))
@@ -56,7 +56,7 @@ def test_l1_to_l7_hold_through_thirty_kills_under_load(tmp_path: Path) -> None:
         broker.close()
 
 
-def wait_for_progress(load: Load, seconds: float = 60.0) -> None:
+def wait_for_progress(load: Load, seconds: float = HANG_SECONDS_MAX) -> None:
     """The broker confirms again after each start (R1), and readers read."""
     confirmed, read = load.confirmed, load.read
     deadline = time.monotonic() + seconds
