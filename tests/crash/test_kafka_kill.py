@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow
 ROUNDS = int(os.environ.get("HEADRACE_CRASH_ROUNDS", "6"))
 PRODUCERS = 10
 PARTITIONS = 3
-SECONDS = 60
+WAITING_MAX = 2000  # of a producer, or the longer a start takes, the more there is to send and to read afterwards
+SECONDS = 120
 QUIET = {"log_level": 0}
 
 
@@ -58,10 +59,11 @@ def read_all(broker: KafkaBroker, topic: str, partitions: int, **config: Any) ->
     ended: set[int] = set()
     deadline = time.monotonic() + SECONDS
     while len(ended) < partitions:
-        assert time.monotonic() < deadline, "the topic can not be read to its end"
         message = reader.poll(1)
         if message is None:
+            assert time.monotonic() < deadline, "the topic can not be read to its end"
             continue
+        deadline = time.monotonic() + SECONDS  # how long all of it takes is up to the machine
         if message.error():
             assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
             ended.add(message.partition())
@@ -84,6 +86,7 @@ class Worker:
                 "enable.idempotence": True,
                 "linger.ms": 1,
                 "message.timeout.ms": 0,
+                "queue.buffering.max.messages": WAITING_MAX,
                 "reconnect.backoff.ms": 20,
                 "reconnect.backoff.max.ms": 100,
                 "retry.backoff.ms": 20,
@@ -148,6 +151,7 @@ def test_d6_idempotent_producers_store_every_record_once_through_kills(broker: K
     found = read_all(broker, "t", PARTITIONS)
     places = {value: (number, offset) for number, records in found.items() for offset, value in records}
     total = sum(worker.sent for worker in workers)
+    print(f"{ROUNDS} kills, {total} records")
     assert sum(len(records) for records in found.values()) == total, "D6: no record is there twice"
     for worker in workers:
         assert {value: places[value] for value in worker.confirmed} == worker.confirmed, "L1, L4"
@@ -200,7 +204,7 @@ INPUTS = 3000
 KILLS = 10
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_d9_a_loop_that_reads_and_writes_in_transactions_is_exact_through_kills(
     broker: KafkaBroker, tmp_path: Path
 ) -> None:
@@ -229,7 +233,7 @@ def test_d9_a_loop_that_reads_and_writes_in_transactions_is_exact_through_kills(
                 broker.kill()
                 broker.start()
         expected = sorted(f"{number}!".encode() for number in range(INPUTS))
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
             found = read_all(broker, "out", 2, **{"isolation.level": "read_committed"})
             values = sorted(value for records in found.values() for _, value in records)
