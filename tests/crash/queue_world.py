@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
+from headrace.broker.housekeeping import Housekeeping
 from headrace.broker.message import Message
 from headrace.broker.queue import Queue
 from headrace.clock import ManualClock
@@ -52,8 +53,14 @@ class PostedWorker:
 
 
 def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a time of its own: what the broker does by the machine's clock would come at another step in each run."""
     for module in ("shard", "loading", "maintenance"):
         monkeypatch.setattr(f"headrace.log.{module}.ThreadWorker", PostedWorker)
+    monkeypatch.setattr(Broker, "_tick", lambda self: None)
+    monkeypatch.setattr(Housekeeping, "run", _never)
+
+
+async def _never(_: Housekeeping, interval_s: float) -> None: ...
 
 
 def config(folder: Path) -> Config:

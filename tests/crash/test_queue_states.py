@@ -17,7 +17,6 @@ from tests.crash.model import Broken
 from tests.crash.queue_world import Promises, QueueWorld, config, judge, let_go, without_threads
 from tests.crash.simdisk import SimulatedDisk
 
-pytestmark = pytest.mark.timeout(120)
 STEPS = 150
 SEED = int(os.environ.get("HEADRACE_SEED", "0"))
 Crash = tuple[SimulatedDisk, str, str, Promises]  # the disk found, how, before which call, what was promised
