@@ -29,6 +29,7 @@ from headrace.log.shard import Shard
 from headrace.log.state import StateStore
 from headrace.record import codec
 from headrace.record.types import Record
+from tests.crash.queue_world import without_threads
 from tests.crash.simdisk import SimulatedDisk
 
 ROOT = "/data"
@@ -346,7 +347,9 @@ async def catalog_of_a_broker() -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def catalog() -> dict[str, bytes]:
-    files = asyncio.run(catalog_of_a_broker())
+    with pytest.MonkeyPatch.context() as patches:
+        without_threads(patches)  # the simulated disk is for one at a time
+        files = asyncio.run(catalog_of_a_broker())
     assert {path.split("/")[3] for path in files if path.endswith(".json")} == set(KINDS)
     return files
 
