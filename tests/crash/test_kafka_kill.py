@@ -240,6 +240,7 @@ def test_d9_a_loop_that_reads_and_writes_in_transactions_is_exact_through_kills(
             assert len(values) == len(set(values)), "D9: nothing twice"
             if values == expected:
                 break
+            assert loop.poll() is None, "the loop has ended by itself"
             assert time.monotonic() < deadline, f"{len(values)} of {INPUTS} came out"
             time.sleep(0.5)
     finally:
