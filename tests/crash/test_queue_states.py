@@ -67,6 +67,7 @@ async def explore(folder: Path, seed: int) -> tuple[str, Counter[str], Promises]
     return broken, crashes.places, world.promises
 
 
+@pytest.mark.timeout(900)  # of a machine that has other things to do, too
 @pytest.mark.parametrize("seed", range(SEED, SEED + 3))
 async def test_d1_to_d10_hold_for_queues_in_every_crash_state(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
