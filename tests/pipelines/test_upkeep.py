@@ -11,7 +11,7 @@ from headrace.log.inspect import Inspector
 from headrace.pipelines.upkeep import Upkeep, Where, reindex, verify
 from headrace.spark.broker import BrokerLink
 from headrace.spark.rows import Rows
-from tests.ports import free_port
+from tests.spark.test_doors import transactional
 from tests.spark.world import RunningBroker, numbered, wait_until
 
 if TYPE_CHECKING:
@@ -154,10 +154,7 @@ def test_what_the_broker_compacts_meanwhile_stays_as_it_made_it(
 
 def test_compacting_on_spark_keeps_exactly_what_compacting_here_keeps(spark: "SparkSession", tmp_path: Path) -> None:
     """Tombstones whose time is over go; what an open transaction has not decided, or a pin still needs, stays."""
-    from confluent_kafka import Producer
-
-    port = free_port()
-    broker = RunningBroker(tmp_path, "--kafka", f"127.0.0.1:{port}", "--retention-interval", "1h").start()
+    broker = RunningBroker(tmp_path, "--retention-interval", "1h", doors=("http", "kafka")).start()
     try:
         left = {}
         for on in ("local", "spark"):
@@ -171,8 +168,7 @@ def test_compacting_on_spark_keeps_exactly_what_compacting_here_keeps(spark: "Sp
                     broker.publish(name, numbered(200, first=part * 200, keys=50, size=300))
             pin = {"topic": f"pinned-{on}", "partitions": [{"partition": 0, "offset": 300}], "pin": True}
             broker.ok("PUT", f"/cursors/job-{on}", pin | {"max_age_ms": 3_600_000})
-            producer = Producer({"bootstrap.servers": f"127.0.0.1:{port}", "transactional.id": on})
-            producer.init_transactions(60)
+            producer = transactional(broker, on)
             producer.begin_transaction()
             producer.produce(f"open-{on}", "x", key="k1")
             producer.flush(60)

@@ -1,38 +1,41 @@
 """What came in by other doors, as Spark sees it: AMQP messages with their properties, Kafka's transactions."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.ports import free_port
+from headrace.log.reading import LogFiles
 from tests.spark.test_size import planned
 from tests.spark.test_source import WAYS, load, options
 from tests.spark.world import RunningBroker, wait_until
 
 if TYPE_CHECKING:
+    from confluent_kafka import Producer
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningBroker, int, int]]:
-    amqp, kafka = free_port(), free_port()
-    folder: Path = tmp_path_factory.mktemp("doors")
-    broker = RunningBroker(folder, "--amqp", f"127.0.0.1:{amqp}", "--kafka", f"127.0.0.1:{kafka}").start()
-    yield broker, amqp, kafka
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    broker = RunningBroker(tmp_path_factory.mktemp("doors"), doors=("http", "amqp", "kafka")).start()
+    yield broker
     broker.close()
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_amqp_messages_have_their_exchange_routing_key_and_properties(
-    spark: "SparkSession", doors: tuple[RunningBroker, int, int], way: str
+    spark: "SparkSession", doors: RunningBroker, way: str
 ) -> None:
     import pika
 
-    broker, port, _ = doors
-    queue = f"tasks-{way}"
-    with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)) as connection:
+    broker, queue = doors, f"tasks-{way}"
+    where = pika.ConnectionParameters(
+        "127.0.0.1", broker.ports["amqp"], socket_timeout=PATIENCE_S, stack_timeout=PATIENCE_S
+    )
+    with pika.BlockingConnection(where) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.exchange_declare("events", "topic", durable=True)
@@ -55,28 +58,53 @@ def test_amqp_messages_have_their_exchange_routing_key_and_properties(
     assert rows[2].properties is None
 
 
-def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_are_not(
-    spark: "SparkSession", doors: tuple[RunningBroker, int, int]
-) -> None:
+def transactional(broker: RunningBroker, name: str) -> "Producer":
+    """Ready for a transaction, which the broker leaves open however long Spark takes to look at it."""
     from confluent_kafka import Producer
 
-    broker, _, port = doors
+    address = f"127.0.0.1:{broker.ports['kafka']}"
+    producer = Producer({"bootstrap.servers": address, "transactional.id": name, "transaction.timeout.ms": 600_000})
+    producer.init_transactions(PATIENCE_S)
+    return producer
+
+
+def produce(broker: RunningBroker, topic: str, name: str, values: list[str]) -> "Producer":
+    """In a transaction that is still open."""
+    producer = transactional(broker, name)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(PATIENCE_S) == 0
+    return producer
+
+
+def wait_for_slot(broker: RunningBroker, topic: str) -> None:
+    """Whoever reads the files learns of the end of a transaction a moment after its producer: from a slot."""
+    [log] = broker.ok("GET", f"/topics/{topic}/log")["partitions"]
+    files = LogFiles(broker.path)
+
+    def is_told() -> bool:
+        ends = files.ends().get(log["log"])
+        return ends is not None and ends.stable_end == log["stable_end"]
+
+    wait_until(is_told, "the slot is not written")
+
+
+def texts(reader: "DataSourceReader", pieces: "list[InputPartition]") -> list[str]:
+    found = [row for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
+    return [row["value"].decode() for row in found]
+
+
+def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_are_not(
+    spark: "SparkSession", doors: RunningBroker
+) -> None:
+    broker = doors
     broker.create("paid")
-
-    def produce(name: str, values: list[str], topic: str = "paid") -> Producer:
-        producer = Producer({"bootstrap.servers": f"127.0.0.1:{port}", "transactional.id": name})
-        producer.init_transactions(60)
-        producer.begin_transaction()
-        for value in values:
-            producer.produce(topic, value)
-        producer.flush(60)
-        return producer
-
-    produce("a", ["a1", "a2"]).commit_transaction(60)
-    produce("b", ["b1", "b2"]).abort_transaction(60)
+    produce(broker, "paid", "a", ["a1", "a2"]).commit_transaction(PATIENCE_S)
+    produce(broker, "paid", "b", ["b1", "b2"]).abort_transaction(PATIENCE_S)
     broker.publish("paid", [{"value": "plain"}])
-    produce("c", ["c1"]).commit_transaction(60)
-    pending = produce("d", ["d1"])
+    produce(broker, "paid", "c", ["c1"]).commit_transaction(PATIENCE_S)
+    pending = produce(broker, "paid", "d", ["d1"])
     broker.publish("paid", [{"value": "behind"}])
 
     def read(way: str, **more: str) -> list[str]:
@@ -88,25 +116,24 @@ def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_a
         assert read(way) == ["a1", "a2", "plain", "c1"], way
         dirty = read(way, isolation="read_uncommitted")
         assert dirty == ["a1", "a2", "b1", "b2", "plain", "c1", "d1", "behind"], way
-    pending.commit_transaction(60)
+    pending.commit_transaction(PATIENCE_S)
+    wait_for_slot(broker, "paid")
     for way in WAYS:
         assert read(way) == ["a1", "a2", "plain", "c1", "d1", "behind"], way
     # Planned, then removed before a task came to it: its markers went with it, and are still minded.
     reader, pieces = planned(broker, topic="paid")
     broker.ok("DELETE", f"/topics/paid/partitions/0/records?before={broker.ends('paid')[0][1]}")
     wait_until(lambda: not list(broker.data.glob(f"logs/*-paid/{0:020d}.log")), "it was not removed")
-    rows = [row for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
-    assert [row["value"].decode() for row in rows] == ["a1", "a2", "plain", "c1", "d1", "behind"]
+    assert texts(reader, pieces) == ["a1", "a2", "plain", "c1", "d1", "behind"]
     # The same through the broker. Each piece ends before the marker of the transaction that begins in it.
     broker.create("owed", segment_size="64KB")
     large = "x" * 100_000
-    produce("a", ["a1" + large, "a2"], "owed").commit_transaction(60)
-    produce("b", ["b1" + large, "b2" + large], "owed").abort_transaction(60)
-    produce("c", ["c1" + large], "owed").commit_transaction(60)
+    produce(broker, "owed", "a", ["a1" + large, "a2"]).commit_transaction(PATIENCE_S)
+    produce(broker, "owed", "b", ["b1" + large, "b2" + large]).abort_transaction(PATIENCE_S)
+    produce(broker, "owed", "c", ["c1" + large]).commit_transaction(PATIENCE_S)
     reader, pieces = planned(broker, topic="owed", path="", bootstrap=broker.url, splitBytes="64KB")
     assert len(pieces) > 3
     end = broker.ends("owed")[0][1]
     broker.ok("DELETE", f"/topics/owed/partitions/0/records?before={end}")
     wait_until(lambda: broker.ends("owed")[0][0] == end, "it was not removed")
-    rows = [row for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
-    assert [row["value"].decode()[:2] for row in rows] == ["a1", "a2", "c1"]
+    assert [text[:2] for text in texts(reader, pieces)] == ["a1", "a2", "c1"]

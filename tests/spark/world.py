@@ -18,8 +18,8 @@ QUICK = f"spark.driver.extraJavaOptions={QUICK_JAVA}"
 
 
 class RunningBroker(BrokerProcess):
-    def __init__(self, folder: Path, *options: str) -> None:
-        super().__init__(folder, *options, doors=("http",))
+    def __init__(self, folder: Path, *options: str, doors: tuple[str, ...] = ("http",)) -> None:
+        super().__init__(folder, *options, doors=doors)
 
     @property
     def port(self) -> int:
