@@ -1,11 +1,12 @@
 """What came in by other doors, as Spark sees it: AMQP messages with their properties, Kafka's transactions."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.log.reading import LogFiles
+from headrace.log.reading import Ends, LogFiles
 from tests.spark.test_size import planned
 from tests.spark.test_source import WAYS, load, options
 from tests.spark.world import RunningBroker, wait_until
@@ -137,3 +138,38 @@ def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_a
     broker.ok("DELETE", f"/topics/owed/partitions/0/records?before={end}")
     wait_until(lambda: broker.ends("owed")[0][0] == end, "it was not removed")
     assert [text[:2] for text in texts(reader, pieces)] == ["a1", "a2", "c1"]
+
+
+def test_a_task_that_comes_when_nothing_is_held_any_more_minds_the_markers_that_are_still_there(
+    doors: RunningBroker,
+) -> None:
+    """The broker takes away what was held too long; the segment itself is where it was."""
+    doors.create("late")
+    produce(doors, "late", "e", ["e1"]).commit_transaction(PATIENCE_S)
+    produce(doors, "late", "f", ["f1"]).abort_transaction(PATIENCE_S)
+    wait_for_slot(doors, "late")
+    reader, pieces = planned(doors, topic="late")
+    links = [Path(piece.piece.held) for piece in pieces]  # type: ignore[attr-defined]
+    assert links
+    for link in links:
+        link.unlink()
+    assert texts(reader, pieces) == ["e1"]
+
+
+def test_a_slot_that_is_just_being_written_is_looked_at_again(
+    doors: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until where the markers of a transaction may lie was not known for a moment, and its log said to be damaged."""
+    doors.create("slot")
+    produce(doors, "slot", "g", ["g1"]).commit_transaction(PATIENCE_S)
+    wait_for_slot(doors, "slot")
+    reader, pieces = planned(doors, topic="slot")
+    ends, asked = LogFiles.ends, []
+
+    def at_the_second_look(files: LogFiles) -> dict[int, Ends]:
+        asked.append(files)
+        return ends(files) if len(asked) > 1 else {}
+
+    monkeypatch.setattr(LogFiles, "ends", at_the_second_look)
+    assert texts(reader, pieces) == ["g1"]
+    assert len(asked) == 2

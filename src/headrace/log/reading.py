@@ -254,10 +254,15 @@ class SliceFile:
         self._disk = disk
         self._file = file
         self.path = path
+        self.slice = piece
         self.position = piece.position
         self.end = piece.end
         self._least = HEADER_BYTES
         self._buffer = bytearray()
+
+    def again(self) -> "SliceFile":
+        """From the front, beside this one. The same open file: its name may be gone by now."""
+        return SliceFile(self._disk, self._file, self.path, self.slice)
 
     def read(self, size: int) -> memoryview:
         """Bytes from where the reader stands. The buffer is used again by the next read."""
@@ -309,6 +314,9 @@ class TierSlice(SliceFile):
         super().__init__(disk, file, tier.path, piece)
         self._tier = tier
         self._groups = GroupCache(disk, 0, file)
+
+    def again(self) -> "SliceFile":
+        return TierSlice(self._disk, self._file, self._tier, self.slice)
 
     def read(self, size: int) -> memoryview:
         size = min(max(size, self._least), self.end - self.position)

@@ -17,6 +17,7 @@ from headrace.spark.offsets import Partition
 from headrace.spark.options import BadOption
 
 STARTING_S_MAX = 5.0  # a broker that is just opening the folder writes the slots anew
+LOOK_AGAIN_S = 0.02
 SETTLED_NS = 100_000_000
 DEFAULT_VHOST = "/"
 UNHELD = (
@@ -77,7 +78,7 @@ class FolderAccess:
                 return found
             if time.monotonic() > deadline:
                 raise NotFound(f"{self.path}/slots says nothing of log {missing[0]}: start a broker on the folder once")
-            time.sleep(0.02)
+            time.sleep(LOOK_AGAIN_S)
 
     def _states(self, topics: Sequence[str]) -> tuple[dict[Partition, State], list[int]]:
         ends = self._files.ends()
@@ -209,16 +210,19 @@ class FileFeed:
         return True
 
     def headers(self, start: int) -> Iterator[tuple[memoryview | bytes, BatchInfo]]:
-        """From `start` to the visible end: what is held from its link, as it may have left the log, the rest there."""
-        log_id, held, cut = self._piece.log_id, self._piece.held, self._piece.slice
-        ends = self._files.ends().get(log_id)
-        if ends is None:
-            raise CorruptLog(self._source.path, self._source.position, "its log has no slot")
-        if held is not None and cut is not None:
-            with self._files.open_link(held, cut) as source:
-                yield from source.headers(start)
-            start = max(start, cut.next_offset)
-        yield from self._files.headers(log_id, start, ends.visible_end)
+        """From `start` to the visible end: what is being read from its open file, which may have lost its link or left
+        the log meanwhile; the rest from the log."""
+        log_id, end = self._piece.log_id, self._visible_end()
+        yield from self._source.again().headers(start, end)
+        yield from self._files.headers(log_id, max(start, self._source.slice.next_offset), end)
+
+    def _visible_end(self) -> int:
+        deadline = time.monotonic() + STARTING_S_MAX
+        while (ends := self._files.ends().get(self._piece.log_id)) is None:  # its slot is just being written, perhaps
+            if time.monotonic() > deadline:
+                raise CorruptLog(self._source.path, self._source.position, "its log has no slot")
+            time.sleep(LOOK_AGAIN_S)
+        return ends.visible_end
 
     def close(self) -> None:
         self._rest = memoryview(b"")
