@@ -110,7 +110,8 @@ def headrace(broker: RunningBroker, *arguments: str) -> str:
 def test_the_sample_runs_as_it_is_written_and_stops_when_asked(
     broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PYSPARK_PYTHON")  # which Python its workers run is the session's choice here
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.delenv(name)  # which Python its workers run is the session's choice here
     (tmp_path / "sample.py").write_text(SAMPLE)
     broker.create("orders")
     broker.publish("orders", [{"value": '{"customer": "ann", "amount": 12.5}'}, {"value": "this is not JSON"}])

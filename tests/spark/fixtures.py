@@ -35,6 +35,7 @@ def python_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         if os.name == "posix":
             patch.setenv("PYSPARK_PYTHON", str(script))
+            patch.setenv("PYSPARK_DRIVER_PYTHON", str(script))  # what plans sources and sinks, beside the driver
         yield
 
 
