@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.spark.proxy import Proxy
-from tests.spark.world import RunningBroker, numbered
+from tests.spark.world import WAIT_S_MAX, RunningBroker, numbered, started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,8 +24,8 @@ def source(spark: "SparkSession", broker: RunningBroker, topic: str, **options: 
 def copy(frame: "DataFrame", url: str, topic: str, checkpoint: Path) -> None:
     writer = frame.select("key", "value").writeStream.format("headrace")
     writer = writer.options(bootstrap=url, topic=topic, checkpointLocation=str(checkpoint))
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination(180)
+    query = started(writer.trigger(availableNow=True).start)
+    assert query.awaitTermination(WAIT_S_MAX), query.status
 
 
 def values(broker: RunningBroker, topic: str) -> list[str]:

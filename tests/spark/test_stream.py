@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spark.world import RunningBroker, numbered, wait_until
+from tests.spark.world import WAIT_S_MAX, RunningBroker, numbered, started, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,12 +24,12 @@ def to_parquet(frame: "DataFrame", folder: Path, **trigger: Any) -> "StreamingQu
     """Parquet is exactly once itself, so counting its rows counts what the source gave."""
     writer = frame.select("topic", "partition", "offset").writeStream.format("parquet")
     writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(**trigger)
-    return writer.start(str(folder / "out"))
+    return started(lambda: writer.start(str(folder / "out")))
 
 
 def run_to_end(frame: "DataFrame", folder: Path) -> "StreamingQuery":
     query = to_parquet(frame, folder, availableNow=True)
-    assert query.awaitTermination(120), query.status
+    assert query.awaitTermination(WAIT_S_MAX), query.status
     return query
 
 
@@ -80,16 +80,25 @@ def test_a_running_stream_follows_appends_rolls_restarts_of_the_broker_and_new_t
     try:
         for part in range(3):
             broker.publish("live-1", numbered(500, first=100 + part * 500, size=100))
-        wait_until(lambda: seen(spark, tmp_path) == (1600, 1600), "appends were not seen")
+
+        def has_seen(count: int) -> bool:
+            return query.exception() is not None or seen(spark, tmp_path) == (count, count)
+
+        wait_until(lambda: has_seen(1600), "appends were not seen")
+        assert query.exception() is None
         broker.stop()
         broker.start()
         broker.create("live-2")
         broker.publish("live-2", numbered(50))
         broker.publish("live-1", numbered(50))
-        wait_until(lambda: query.exception() is not None or seen(spark, tmp_path) == (1700, 1700), "not all was seen")
+        wait_until(lambda: has_seen(1700), "not all was seen")
         assert query.exception() is None and seen(spark, tmp_path) == (1700, 1700)
-        offsets = json.loads(query.lastProgress["sources"][0]["endOffset"])
-        assert set(offsets) == {"live-1", "live-2"} and offsets["live-2"]["0"].keys() == {"offset", "log", "epoch"}
+
+        def reached() -> Any:
+            return json.loads(query.lastProgress["sources"][0]["endOffset"])
+
+        wait_until(lambda: set(reached()) == {"live-1", "live-2"}, "progress is told of after the rows are there")
+        assert reached()["live-2"]["0"].keys() == {"offset", "log", "epoch"}
     finally:
         query.stop()
 
@@ -133,7 +142,7 @@ def test_lost_records_stop_the_stream_by_name_unless_told_otherwise(
     broker.publish("again", numbered(20))
     query = to_parquet(stream(spark, broker, "again"), tmp_path, availableNow=True)
     with pytest.raises(Exception, match="deleted and made anew"):
-        query.awaitTermination(60)
+        query.awaitTermination(WAIT_S_MAX)
     run_to_end(stream(spark, broker, "again", failOnDataLoss="false"), tmp_path)
     assert seen(spark, tmp_path)[0] == 30
     # An offset that its epoch's records never reached, as after a power cut in async mode.
@@ -145,7 +154,7 @@ def test_lost_records_stop_the_stream_by_name_unless_told_otherwise(
     (offsets.parent / f".{offsets.name}.crc").unlink(missing_ok=True)
     query = to_parquet(stream(spark, broker, "again"), tmp_path, availableNow=True)
     with pytest.raises(Exception, match="ends at 20, not 25"):
-        query.awaitTermination(60)
+        query.awaitTermination(WAIT_S_MAX)
 
 
 @pytest.mark.parametrize("way", ["path", "bootstrap"])

@@ -4,14 +4,19 @@ import http.client
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from headrace.pipelines.run import START_ATTEMPTS, START_RACE
 from tests.broker_process import BrokerProcess
 
-WAIT_S_MAX = 60.0
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+
+WAIT_S_MAX = 120
+LOOK_EVERY_S = 0.02
 # A session of a test is short: the second compiler would cost more than it gains.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUICK = f"spark.driver.extraJavaOptions={QUICK_JAVA}"
@@ -107,9 +112,22 @@ def _chunked(messages: Iterable[dict[str, Any]], most: int) -> Iterator[bytes]:
         yield "\n".join(lines).encode()
 
 
-def wait_until(true: Any, sentence: str, seconds: float = WAIT_S_MAX) -> None:
+def wait_until(true: Any, sentence: str, seconds: float = WAIT_S_MAX, *, every: float = LOOK_EVERY_S) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
             raise AssertionError(sentence)
-        time.sleep(0.02)
+        time.sleep(every)
+
+
+def started(start: "Callable[[], StreamingQuery]") -> "StreamingQuery":
+    """A query whose source is there. Spark waits ten seconds for the Python process that plans it, and a busy machine
+    may need more; nothing was read by then, so it can begin again."""
+    for _ in range(START_ATTEMPTS):
+        query = start()
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            time.sleep(LOOK_EVERY_S)
+        error = query.exception()
+        if error is None or not any(words in str(error) for words in START_RACE):
+            break
+    return query
