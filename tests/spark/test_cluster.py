@@ -14,7 +14,7 @@ import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
 from tests.ports import free_port
-from tests.spark.world import RunningBroker, numbered, wait_until
+from tests.spark.world import QUICK_JAVA, RunningBroker, numbered, wait_until
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 COUNT = 20_000
@@ -70,15 +70,15 @@ def without_sight_of(folder: Path) -> list[str]:
     return hide if able else []
 
 
-def test_source_and_sink_travel_through_the_broker(tmp_path: Path) -> None:
+def test_source_and_sink_travel_through_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         check_java()
     except JavaMissing as missing:
         pytest.skip(f"Spark: {missing}")
     broker = RunningBroker(tmp_path).start()
     hide = without_sight_of(broker.data)
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["SPARK_DAEMON_JAVA_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.setenv("SPARK_DAEMON_JAVA_OPTS", QUICK_JAVA)
     with ExitStack() as stack:
         stack.callback(broker.close)
         broker.create("in", 2)
@@ -102,7 +102,8 @@ def test_source_and_sink_travel_through_the_broker(tmp_path: Path) -> None:
             capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         assert answer.returncode == 0, answer.stderr[-4000:]
-        assert master_said.read_text().count("Registering worker") == 2, "one worker did it all"
+        # One that hears nothing from the master in time registers again.
+        assert len(set(re.findall(r"Registering worker (\S+)", master_said.read_text()))) == 2, "one worker did it all"
         assert f"SEES {[not hide]}" in answer.stdout
         copied = [m for p in range(3) for m in broker.messages("out", p)]
         assert sorted(int(m["value"]) for m in copied) == list(range(COUNT))
