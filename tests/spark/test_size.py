@@ -62,7 +62,7 @@ def test_a_lease_keeps_files_that_retention_is_done_with(tmp_path: "Path") -> No
         pieces = files.slices(log["log"], 0, log["end"], 1 << 30)
         kept, gone = pieces[0], pieces[1]
         link = BrokerLink(broker.url)
-        link.lease([(kept.log_id, kept.segment, kept.generation)], 60_000, "test")
+        link.lease([(kept.log_id, kept.segment, kept.generation)], 600_000, "test")
         broker.ok("DELETE", f"/topics/short/partitions/0/records?before={pieces[-1].base_offset}")
         wait_until(
             lambda: not list(broker.data.glob(f"logs/*/{gone.segment:020d}.log")), "what nobody leased is still there"
@@ -229,24 +229,28 @@ def test_a_folder_in_which_nothing_can_be_held_is_named_at_load(
 ) -> None:
     from headrace.spark.source import HeadraceSource
 
+    def warned() -> list[str]:
+        """By us: what threads of earlier tests have to say is not meant."""
+        return [record.getMessage() for record in caplog.records if record.name == "headrace.spark"]
+
     broker = RunningBroker(tmp_path).start()
     try:
         broker.create("fixed")
         broker.publish("fixed", numbered(10))
         source = HeadraceSource({"path": broker.path, "topic": "fixed"})
         source.schema()
-        assert not caplog.messages
+        assert not warned()
         (broker.data / "held").rmdir()
         (broker.data / "held").touch()  # no links can be made, as in a folder that may only be read
         source.schema()
-        [said] = caplog.messages
+        [said] = warned()
         assert "'bootstrap'" in said and "retention" in said and broker.path in said
         caplog.clear()
         HeadraceSource({"path": broker.path, "topic": "fixed", "bootstrap": broker.url}).schema()
         planned(broker, topic="fixed", bootstrap=broker.url)
-        assert not caplog.messages
+        assert not warned()
         planned(broker, topic="fixed")
-        assert len(caplog.messages) == 1
+        assert len(warned()) == 1
     finally:
         broker.close()
 
@@ -261,14 +265,19 @@ def test_a_stream_releases_what_it_held_when_its_batch_is_done(shared_broker: Ru
     broker.publish("released", numbered(10))
     source = HeadraceSource({"path": broker.path, "topic": "released", "startingOffsets": "earliest"})
     stream = source.streamReader(StructType().add("offset", "long"))
-    held = set(broker.data.glob("held/*"))
+    others = set(broker.data.glob("held/*"))
+
+    def held() -> int:
+        """By this one: Python processes of earlier queries may still be about to release what they held."""
+        return len(set(broker.data.glob("held/*")) - others)
+
     first = stream.initialOffset()
     second = stream.latestOffset(first, stream.getDefaultReadLimit())
-    assert stream.partitions(first, second) and len(set(broker.data.glob("held/*")) - held) == 1
+    assert stream.partitions(first, second) and held() == 1
     broker.publish("released", numbered(10))
     third = stream.latestOffset(second, stream.getDefaultReadLimit())
     stream.commit(second)
-    assert set(broker.data.glob("held/*")) == held
-    assert stream.partitions(second, third) and len(set(broker.data.glob("held/*")) - held) == 1
+    assert held() == 0
+    assert stream.partitions(second, third) and held() == 1
     stream.stop()
-    assert set(broker.data.glob("held/*")) == held
+    assert held() == 0
