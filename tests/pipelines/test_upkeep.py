@@ -125,9 +125,10 @@ def test_what_the_broker_compacts_meanwhile_stays_as_it_made_it(
 
     def compact_at_the_broker() -> None:
         broker.ok("POST", f"/topics/{topic}/compact", {})
-        assert len(upkeep.sealed(topic)) < len(sealed)
-        for item in sealed:  # nobody holds a lease: the files may be gone at once, and sooner or later are
-            Path(item.segment.path()).unlink(missing_ok=True)
+        left = {item.segment.path() for item in upkeep.sealed(topic)}
+        assert len(left) < len(sealed)
+        old = [path for item in sealed if (path := item.segment.path()) not in left]
+        wait_until(lambda: not any(Path(path).exists() for path in old), "nobody holds a lease, and they stay")
 
     name = {"before the work": "_survivors", "during the work": "_worked", "before the swap": "_path"}[when]
     inner, done = getattr(upkeep, name), []
@@ -227,8 +228,15 @@ def test_verifying_on_spark_finds_what_verifying_here_finds(spark: "SparkSession
     spark.sparkContext.setJobGroup("verifying", "")
     here, there = verify(broker.path, ids, on="local"), verify(broker.path, ids, on="spark", session=spark)
     jobs = spark.sparkContext.statusTracker()
-    [stage] = [s for job in jobs.getJobIdsForGroup("verifying") for s in jobs.getJobInfo(job).stageIds]  # type: ignore[union-attr]
-    assert jobs.getStageInfo(stage).numTasks == there.segments > len(ids)  # type: ignore[union-attr]
+
+    def stages() -> list[Any]:
+        """Spark's listeners hear of a job a while after it was done."""
+        found = [jobs.getJobInfo(job) for job in jobs.getJobIdsForGroup("verifying")]
+        return [jobs.getStageInfo(stage) for job in found if job is not None for stage in job.stageIds]
+
+    wait_until(lambda: stages() and None not in stages(), "nothing is known of the job")
+    [stage] = stages()
+    assert stage.numTasks == there.segments > len(ids)
     assert here == there and here.logs == 4 and not here.is_sound
     assert all(str(damaged) in problem for problem in there.problems)
     # A segment goes: those beside it do not join, which neither can tell by itself.
@@ -283,7 +291,7 @@ def test_a_replay_copies_what_was_there_when_it_began(
     assert upkeep.replay("moving", "moved") == 1600
     upkeep.link.close()
     assert {m["key"] for m in broker.messages("moved")} == {f"k{n}" for n in range(1600)}
-    assert _held(broker) == held
+    assert not _held(broker) - held
 
 
 def _held(broker: RunningBroker) -> set[Path]:
@@ -305,7 +313,7 @@ def test_a_replay_that_fails_leaves_no_uploads(shared_broker: RunningBroker, mon
     with pytest.raises(HeadraceError, match="no such luck"):
         upkeep.replay("unlucky", "lucky")
     upkeep.link.close()
-    assert not list(broker.data.glob("staging/*.staged")) and _held(broker) == held
+    assert not list(broker.data.glob("staging/*.staged")) and not _held(broker) - held
 
 
 def test_a_replay_under_a_name_that_is_taken_says_what_was_stored(shared_broker: RunningBroker) -> None:
