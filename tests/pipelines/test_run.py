@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.pipelines import Pipeline, Sink, Source
+from headrace.pipelines import run as pipeline_run
 from headrace.pipelines.java import JavaMissing, check_java, parse_version
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.run import START_ATTEMPTS, PipelineFailed, Running, Where
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 
 COPY = """
+import time
+
 from headrace.pipelines import Pipeline, Sink, Source
 
 pipeline = Pipeline(
@@ -37,6 +40,8 @@ pipeline = Pipeline(
 
 
 def same(value):
+    while int(value) >= LIMIT:  # so far and no further, however late it is killed
+        time.sleep(0.1)
     return value
 
 
@@ -104,7 +109,7 @@ def _session(leader: int) -> Iterator[int]:
 
 def headrace(broker: RunningBroker, *arguments: str) -> str:
     command = [sys.executable, "-c", "from headrace.cli import main; main()", *arguments, "--url", broker.url]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
 def test_the_sample_runs_as_it_is_written_and_stops_when_asked(
@@ -127,15 +132,16 @@ def test_the_sample_runs_as_it_is_written_and_stops_when_asked(
         [dead] = broker.messages("orders.dead")
         assert dead["value"] == "this is not JSON" and "not JSON" in dead["headers"]["headrace.error"]
 
-        wait_until(lambda: "running" in headrace(broker, "pipeline", "ls"), "it is not listed as running")
-        assert json.loads(headrace(broker, "pipeline", "status", "orders", "--json"))["details"]["rows_total"] >= 1
+        flows: dict[str, Any] = {}
 
-        def reported() -> dict[str, Any]:
-            flows: dict[str, Any] = broker.ok("GET", "/pipelines/orders")["details"]["flows"]
-            return flows
+        def is_reported() -> bool:
+            """A report comes some time after the batch. That of a query that has had nothing to do says less."""
+            broker.publish("orders", [{"value": '{"customer": "ann", "amount": 1}'}])
+            flows.update(broker.ok("GET", "/pipelines/orders")["details"]["flows"])
+            begun = all("input_rows_per_second" in flow for flow in flows.values())
+            return begun and "state_rows" in flows["totals"] and "addBatch" in flows["totals"]["phases_ms"]
 
-        wait_until(lambda: run.check() and "state_rows" in reported()["totals"], "a report comes after the batch")
-        flows = reported()
+        wait_until(lambda: run.check() and is_reported(), "no batch was reported", every=1.0)
         drawn = {name: (flow["sources"], flow["stages"], flow["sink"]) for name, flow in flows.items()}
         assert drawn == {
             "totals": (["orders"], ["select", "filter", "select", "aggregate", "select"], "totals"),
@@ -147,6 +153,8 @@ def test_the_sample_runs_as_it_is_written_and_stops_when_asked(
         assert {c["name"] for c in broker.ok("GET", "/cursors")["cursors"]} == {
             "orders.totals.orders", "orders.totals.dead.orders", "orders.large_orders.orders",
         }  # fmt: skip
+        wait_until(lambda: "running" in headrace(broker, "pipeline", "ls"), "it is not listed as running")
+        assert json.loads(headrace(broker, "pipeline", "status", "orders", "--json"))["details"]["rows_total"] >= 1
         headrace(broker, "pipeline", "stop", "orders")
         assert run.wait() == 0, run.said()
         assert broker.ok("GET", "/pipelines/orders")["state"] == "stopped"
@@ -161,11 +169,11 @@ def _last(broker: RunningBroker, topic: str) -> object:
     return json.loads(found[-1]["value"]) if found else None
 
 
-@pytest.mark.timeout(600)  # three starts of Spark, on a machine that may be busy
+@pytest.mark.timeout(900)  # three starts of Spark, on a machine that may be busy
 def test_killing_everything_three_times_neither_loses_nor_repeats_a_record(
     spark: "SparkSession", broker: RunningBroker, tmp_path: Path
 ) -> None:
-    (tmp_path / "numbers_copy.py").write_text(COPY)
+    copy = tmp_path / "numbers_copy.py"
     broker.create("in", 2)
     broker.create("out", 2)
     total = 30_000
@@ -173,6 +181,7 @@ def test_killing_everything_three_times_neither_loses_nor_repeats_a_record(
     arguments = ("pipeline", "run", "numbers_copy.py", "--url", broker.url, "-c", QUICK)
     for kill in range(3):
         before = broker.count("out")
+        copy.write_text(COPY.replace("LIMIT", str(before + 9000)))
         run = Command(tmp_path, *arguments)
         try:
             goal = before + 3000
@@ -186,8 +195,9 @@ def test_killing_everything_three_times_neither_loses_nor_repeats_a_record(
     # The rest in the session that is there already: what was killed is in the checkpoint, not in a process.
     checkpoints = tmp_path / "headrace-checkpoints"
     assert list((checkpoints / "copy" / "copy" / "commits").glob("[0-9]*"))
+    copy.write_text(COPY.replace("LIMIT", str(total)))
     where = Where(broker.url, local=True)
-    Running(load_pipeline(tmp_path / "numbers_copy.py"), spark, where, checkpoints, once=True, say=print).run()
+    Running(load_pipeline(copy), spark, where, checkpoints, once=True, say=print).run()
     for partition in (0, 1):
         assert [m["value"] for m in broker.messages("out", partition)] == [
             m["value"] for m in broker.messages("in", partition)
@@ -213,7 +223,8 @@ def test_a_signal_stops_a_pipeline_after_the_batch_that_is_under_way(
     broker = shared_broker
     broker.create("term.in")
     broker.create("term.out")
-    broker.publish("term.in", numbered(200))
+    total = 1000  # more than can be done before the signal comes
+    broker.publish("term.in", numbered(total))
 
     def slowly(batches: Any) -> Any:
         import time
@@ -239,14 +250,14 @@ def test_a_signal_stops_a_pipeline_after_the_batch_that_is_under_way(
         watcher.start()
         running.run()
     finally:
+        watcher.join()
         signal.signal(signal.SIGTERM, before[0])
         signal.signal(signal.SIGINT, before[1])
-        watcher.join()
     checkpoint = tmp_path / "term" / "copy"
     planned, done = ({p.name for p in (checkpoint / kind).glob("[0-9]*")} for kind in ("offsets", "commits"))
-    assert planned == done and broker.count("term.out") == 5 * len(done) < 200
+    assert planned == done and broker.count("term.out") == 5 * len(done) < total
     assert broker.ok("GET", "/pipelines/term")["state"] == "stopped"
-    assert broker.ok("GET", "/cursors/term.copy.rows")["lag"] == 200 - 5 * len(done)
+    assert broker.ok("GET", "/cursors/term.copy.rows")["lag"] == total - 5 * len(done)
 
 
 def test_a_flow_that_loses_sparks_race_to_start_python_is_started_again(
@@ -258,7 +269,7 @@ def test_a_flow_that_loses_sparks_race_to_start_python_is_started_again(
     broker.create("race.in")
     broker.create("race2.in")
     broker.publish("race.in", numbered(20))
-    monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: self.is_set())  # no need to be patient here
+    monkeypatch.setattr(pipeline_run, "START_WAIT_S_MAX", 0.0)  # no need to be patient here
     calls: list[int] = []
 
     def racing(batches: Any) -> Any:
@@ -277,12 +288,12 @@ def test_a_flow_that_loses_sparks_race_to_start_python_is_started_again(
     def say(line: str) -> None:
         said.append(line)
         if "lost the race" in line and len(calls) == 2:
-            lost.unlink()
+            lost.unlink(missing_ok=True)
 
     lost.touch()
     where = Where(broker.url, local=True)
     Running(copying(broker, "race", change), spark, where, tmp_path, once=True, say=say).run()
-    assert len(calls) == 3 and sum("lost the race" in line for line in said) == 2
+    assert len(calls) - 1 == sum("lost the race" in line for line in said) >= 2, "Spark may lose one, too"
     assert broker.count("race.out") == 20
 
     def fail(rows: Any) -> Any:
