@@ -158,7 +158,7 @@ def fuzz(folder: Path, seconds: int) -> subprocess.CompletedProcess[str]:
             f"-artifact_prefix={folder}/",
             "-rss_limit_mb=1500",
             "-malloc_limit_mb=600",
-            "-timeout=10",
+            "-timeout=120",  # of a clock that goes on while others have the machine
             "-print_final_stats=1",
         ],
         cwd=folder,
