@@ -1,5 +1,5 @@
 """One Spark session for all tests, and a broker for each that asks for one."""
 
-from tests.spark.fixtures import broker, python_of_workers, shared_broker, spark
+from tests.spark.fixtures import broker, pytest_collection_modifyitems, python_of_workers, shared_broker, spark
 
-__all__ = ["broker", "python_of_workers", "shared_broker", "spark"]
+__all__ = ["broker", "pytest_collection_modifyitems", "python_of_workers", "shared_broker", "spark"]

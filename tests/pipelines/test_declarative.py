@@ -34,7 +34,7 @@ def test_the_declarative_example_runs(broker: RunningBroker, tmp_path: Path) -> 
     )  # fmt: skip
     answer = subprocess.run(
         [str(command), "run", "--spec", str(spec), "--conf", "spark.ui.enabled=false", "--conf", QUICK],
-        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=280, check=False,
+        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=600, check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
     assert sorted(m["key"] for m in broker.messages("large-orders")) == ["bob", "dan"]

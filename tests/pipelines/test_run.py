@@ -169,7 +169,6 @@ def _last(broker: RunningBroker, topic: str) -> object:
     return json.loads(found[-1]["value"]) if found else None
 
 
-@pytest.mark.timeout(900)  # three starts of Spark, on a machine that may be busy
 def test_killing_everything_three_times_neither_loses_nor_repeats_a_record(
     spark: "SparkSession", broker: RunningBroker, tmp_path: Path
 ) -> None:

@@ -27,6 +27,16 @@ PYTHONPATH="${{kept#:}}" exec "{python}" "$@"
 """
 
 
+SECONDS_MAX = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test has the JVM's start in its time as well, and to cut one off takes the session from all others."""
+    for item in items:
+        if item.nodeid.startswith(("tests/spark/", "tests/pipelines/")) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS_MAX))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def python_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     script = tmp_path_factory.mktemp("python") / "python"

@@ -99,7 +99,7 @@ def test_source_and_sink_travel_through_the_broker(tmp_path: Path, monkeypatch: 
         arguments = [found[1], broker.url, str(tmp_path / "checkpoint"), str(broker.data / "slots")]
         answer = subprocess.run(
             [sys.executable, "-W", "ignore", str(tmp_path / "driver.py"), *arguments],
-            capture_output=True, text=True, timeout=240, check=False,
+            capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert answer.returncode == 0, answer.stderr[-4000:]
         # One that hears nothing from the master in time registers again.

@@ -49,7 +49,7 @@ def test_source_and_sink_work_through_spark_connect(shared_broker: RunningBroker
     arguments = [broker.path, broker.url, str(tmp_path / "checkpoint")]
     answer = subprocess.run(
         [sys.executable, "-c", CLIENT, *arguments],
-        capture_output=True, text=True, env=environment, timeout=240, check=False,
+        capture_output=True, text=True, env=environment, timeout=600, check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr[-3000:]
     assert "CLIENT pyspark.sql.connect.session" in answer.stdout
