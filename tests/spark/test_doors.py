@@ -156,6 +156,24 @@ def test_a_task_that_comes_when_nothing_is_held_any_more_minds_the_markers_that_
     assert texts(reader, pieces) == ["e1"]
 
 
+def test_markers_of_a_transaction_that_lie_in_a_later_piece_are_minded_though_all_of_it_was_removed(
+    doors: RunningBroker,
+) -> None:
+    """Retention took them before a task looked for them: what was aborted came out as committed."""
+    doors.create("later", segment_size="64KB")
+    large = "x" * 100_000
+    produce(doors, "later", "h", ["h1" + large, "h2"]).commit_transaction(PATIENCE_S)
+    produce(doors, "later", "i", ["i1" + large, "i2" + large]).abort_transaction(PATIENCE_S)
+    produce(doors, "later", "j", ["j1" + large]).commit_transaction(PATIENCE_S)
+    wait_for_slot(doors, "later")
+    reader, pieces = planned(doors, topic="later", splitBytes="64KB")
+    assert len(pieces) > 3
+    doors.ok("DELETE", f"/topics/later/partitions/0/records?before={doors.ends('later')[0][1]}")
+    first = f"logs/*-later/{0:020d}.log"
+    wait_until(lambda: not list(doors.data.glob(first)), "they were not removed")
+    assert [text[:2] for text in texts(reader, pieces)] == ["h1", "h2", "j1"]
+
+
 def test_a_slot_that_is_just_being_written_is_looked_at_again(
     doors: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

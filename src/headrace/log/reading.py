@@ -177,6 +177,21 @@ class LogFiles:
         finally:
             self._disk.close(file)
 
+    def link_headers(
+        self, path: str, start: int, end: int, position: int = 0
+    ) -> Iterator[tuple[memoryview, BatchInfo]]:
+        """As `headers`, of what lies behind a position of one segment, by another name of its file. SegmentGone when
+        that is no longer there."""
+        try:
+            if path.endswith(paths.TIER):
+                size = read_tier(self._disk, path, path.removesuffix(paths.TIER) + paths.PARQUET).size
+            else:
+                size = self._disk.file_size(path)
+        except FileNotFoundError:
+            raise SegmentGone(f"{path} is gone: its time was over") from None
+        with self.open_link(path, Slice(0, 0, 0, position, size - position, 0, 0)) as source:
+            yield from source.headers(start, end)
+
     def archived_at(self, folder: str, stem: SegmentStem) -> tuple[str, str] | None:
         """The manifest and the Parquet file of an archived segment."""
         manifest = f"{folder}/{stem}{paths.TIER}"

@@ -11,7 +11,7 @@ from headrace.log.paths import CATALOG, LOGS
 from headrace.log.reading import LogFiles, SegmentGone, SliceFile
 from headrace.record.types import BatchInfo
 from headrace.spark.access import CHUNK_BYTES, DataLoss, Feed, Hold, Piece, State
-from headrace.spark.held import HeldFiles
+from headrace.spark.held import HeldFiles, links_from
 from headrace.spark.lease import BrokerLease
 from headrace.spark.offsets import Partition
 from headrace.spark.options import BadOption
@@ -210,11 +210,20 @@ class FileFeed:
         return True
 
     def headers(self, start: int) -> Iterator[tuple[memoryview | bytes, BatchInfo]]:
-        """From `start` to the visible end: what is being read from its open file, which may have lost its link or left
-        the log meanwhile; the rest from the log."""
-        log_id, end = self._piece.log_id, self._visible_end()
+        """From `start` to the visible end: what is being read from its open file, what was planned with it from its
+        links, for the log may have lost both meanwhile; the rest from the log."""
+        cut, end = self._source.slice, self._visible_end()
         yield from self._source.again().headers(start, end)
-        yield from self._files.headers(log_id, max(start, self._source.slice.next_offset), end)
+        start = max(start, cut.next_offset)
+        try:
+            for base, link in links_from(self._piece.held, cut) if self._piece.held is not None else ():
+                behind = self._files.link_headers(link, start, end, cut.end if base == cut.segment else 0)
+                for data, info in behind:
+                    yield data, info
+                    start = info.next_offset
+        except SegmentGone:
+            pass  # their time is over: what is left is in the log
+        yield from self._files.headers(self._piece.log_id, start, end)
 
     def _visible_end(self) -> int:
         deadline = time.monotonic() + STARTING_S_MAX

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.log.paths import DATA, HELD, PARQUET, TIER, SegmentStem, held_name, held_until
+from headrace.log.paths import DATA, HELD, PARQUET, TIER, SegmentStem, held_name, held_until, parse_segment
 from headrace.log.reading import LogFiles, SegmentGone
 from headrace.record.slice import Slice
 from headrace.spark.access import Piece
@@ -29,6 +29,18 @@ class HeldFolder:
 
     def release(self) -> None:
         shutil.rmtree(self._path, ignore_errors=True)  # what stays goes when its time is over
+
+
+def links_from(held: str, cut: Slice) -> list[tuple[int, str]]:
+    """(base offset, link) of the segments of a log that the same plan holds, from the one of a slice on."""
+    folder, prefix = os.path.dirname(held), f"{cut.log_id}-"
+    found = []
+    with contextlib.suppress(FileNotFoundError):  # its time is over
+        for name in os.listdir(folder):
+            stem = parse_segment(name.removeprefix(prefix)) if name.startswith(prefix) else None
+            if stem is not None and stem.base >= cut.segment:
+                found.append((stem.base, f"{folder}/{name}"))
+    return sorted(found)
 
 
 class HeldFiles:
