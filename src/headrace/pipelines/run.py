@@ -286,9 +286,10 @@ class Running:
     def _count(self, name: str, query: "StreamingQuery") -> None:
         for said in query.recentProgress:
             if said["batchId"] > self._counted.get(name, -1):
-                self._counted[name] = said["batchId"]
                 self._attempts.pop(name.removesuffix(DEAD), None)  # it has started: what it lost before is forgotten
-                self._rows += said["numInputRows"]
+                if "addBatch" in said["durationMs"]:  # one that had nothing to do has the number of the batch to come
+                    self._counted[name] = said["batchId"]
+                    self._rows += said["numInputRows"]
 
     def _finish_cursors(self) -> None:
         """Spark tells a source of its last batch only with the next one: after a stop nobody would."""
