@@ -2,12 +2,13 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.log.disk import RealDisk
 from headrace.log.files import Files
-from headrace.log.reading import LogFiles
+from headrace.log.reading import LogFiles, SegmentGone, aborted_ranges
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.record import codec
 from tests.log.helpers import SMALL, Bench, batch, values
@@ -92,3 +93,16 @@ def test_a_file_in_use_is_not_closed_for_want_of_descriptors(tmp_path: Path) -> 
     assert files.read(f"{tmp_path}/read", 4, 0) == b"mine"
     assert len(files) <= 8
     files.close()
+
+
+def test_a_transaction_whose_marker_was_removed_is_not_taken_for_committed() -> None:
+    """A reader that planned before retention took the marker cannot say any more what became of it."""
+    of_it: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    begun = codec.build([(None, b"x", (), 1)], **of_it)
+    ended = codec.build([(b"\0\0\0\0", b"\0" * 6, (), 1)], control=True, **of_it)
+    codec.patch(ended, 0, 1, 0)
+    [first], [marker] = codec.scan(begun), codec.scan(ended)
+    assert aborted_ranges([(begun, first), (ended, marker)], 1) == [(7, 0, 1)]
+    assert aborted_ranges([(begun, first)], 0) == []
+    with pytest.raises(SegmentGone, match="producer 7 from offset 0"):
+        aborted_ranges([(begun, first)], 1)

@@ -343,7 +343,8 @@ def aborted_ranges(
 ) -> list[tuple[int, int, int]]:
     """(producer id, first offset, last offset) of aborted transactions with batches before `end`.
 
-    Reads on past `end` until every transaction that was seen before it has met its marker.
+    Reads on past `end`, which is stable, until every transaction that was seen before it has met its marker.
+    SegmentGone when that is no longer there: then nobody knows any more what became of it.
     """
     open_since: dict[int, int] = {}
     found = []
@@ -359,6 +360,8 @@ def aborted_ranges(
             found.append((info.producer_id, first, info.base_offset))
         if not open_since and info.next_offset >= end:
             break
+    for producer_id, first in open_since.items():
+        raise SegmentGone(f"how the transaction of producer {producer_id} from offset {first} on ended was removed")
     return found
 
 

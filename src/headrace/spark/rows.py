@@ -6,11 +6,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptBatch, CorruptLog
-from headrace.log.reading import aborted_ranges
+from headrace.log.reading import SegmentGone, aborted_ranges
 from headrace.record import codec
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import BinaryColumn, Columns, HeadersColumn
-from headrace.spark.access import Access, Feed, Piece
+from headrace.spark.access import Access, DataLoss, Feed, Piece
 from headrace.spark.schema import wanted
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Rows:
             try:
                 columns = self._columns_of(data, offset, end, want, aborted)
                 if columns.transactional and self._committed and aborted is None:
-                    aborted = aborted_ranges(feed.headers(offset), end)
+                    aborted = self._aborted(feed, offset, end)
                     columns = self._columns_of(data, offset, end, want, aborted)
             except CorruptBatch as error:
                 if fresh and feed.recover():  # an index that is wrong, not the data
@@ -66,6 +66,13 @@ class Rows:
             offset = columns.next_offset
             if columns.count:
                 yield columns
+
+    @staticmethod
+    def _aborted(feed: Feed, offset: int, end: int) -> list[tuple[int, int, int]]:
+        try:
+            return aborted_ranges(feed.headers(offset), end)
+        except SegmentGone as gone:  # while it was being read; its records might be of an aborted transaction
+            raise DataLoss(str(gone)) from gone
 
     def _columns_of(
         self, data: memoryview, start: int, end: int, want: int, aborted: list[tuple[int, int, int]] | None
