@@ -82,7 +82,7 @@ def every_cut(disk: SimulatedDisk, variants: int = 3) -> list[SimulatedDisk]:
 
 def truncate(shard: Shard, offset: int) -> None:
     errors: list[BaseException | None] = []
-    shard.maintenance.truncate(shard.logs[1], offset, errors.append)
+    shard.maintenance.truncations.truncate(shard.logs[1], offset, errors.append)
     shard.pump()
     assert errors == [None]
 

@@ -389,7 +389,7 @@ class World:
             elif not self.faulty:
                 self.alarm = self.alarm or Broken(f"L8 truncation failed: {error!r}")
 
-        self.shard.maintenance.truncate(there, ends[count], truncated)
+        self.shard.maintenance.truncations.truncate(there, ends[count], truncated)
         self.settle()
 
     def delete(self) -> None:

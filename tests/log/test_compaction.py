@@ -108,7 +108,7 @@ def test_what_was_cut_off_and_written_again_is_compacted(bench: Bench) -> None:
     log = bench.shard.log(1)
     keyed(bench, lambda number: number % 30, 60)
     compact(bench)
-    bench.shard.maintenance.truncate(log, 20, lambda error: None)
+    bench.shard.maintenance.truncations.truncate(log, 20, lambda error: None)
     bench.shard.pump()
     assert log.next_offset == log.compacted_until == 20
     keyed(bench, lambda number: number % 5, 60)
@@ -122,11 +122,11 @@ def test_a_pass_that_ends_early_counts_for_nothing(bench: Bench) -> None:
     bench.open(stream=StreamSettings(segment_size=600))
     log = bench.shard.log(1)
     keyed(bench, lambda number: number % 30, 60)
-    bench.shard.maintenance._busy.add(log.id)
+    bench.shard.maintenance.busy.add(log.id)
     with pytest.raises(Conflict):
         compact(bench)
     assert log.compacted_until == 0
-    bench.shard.maintenance._busy.discard(log.id)
+    bench.shard.maintenance.busy.discard(log.id)
     compact(bench)
     assert log.compacted_until > 0
     bench.shard.close()

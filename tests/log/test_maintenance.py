@@ -139,7 +139,7 @@ def test_truncation_forgets_from_the_offset_on_and_lasts(bench: Bench, offset: i
     for i in range(0, 30, 3):
         bench.append(1, [b"%02d" % n * 50 for n in (i, i + 1, i + 2)])  # so that most offsets lie inside a batch
     done: list[BaseException | None] = []
-    shard.maintenance.truncate(shard.log(1), offset, done.append)
+    shard.maintenance.truncations.truncate(shard.log(1), offset, done.append)
     with pytest.raises(Overloaded):
         shard.log(1).append(batch([b"meanwhile"]))
     shard.pump()

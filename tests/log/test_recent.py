@@ -72,7 +72,7 @@ def test_a_log_that_was_cut_back_is_read_again(bench: Bench) -> None:
     log = bench.shard.log(1)
     for _ in range(3):
         assert b"5555" in bytes(log.read(5).data)
-    bench.shard.maintenance.truncate(log, 5, lambda _error: None)
+    bench.shard.maintenance.truncations.truncate(log, 5, lambda _error: None)
     bench.shard.pump()
     for number in range(5):
         bench.append(1, [b"x%d" % number * 50])

@@ -157,7 +157,7 @@ def test_l6_an_end_that_a_stuck_round_has_journaled_is_not_told_again_after_a_cu
     done: list[object] = []
     shard.checkpoint()
     shard.checkpoint(lambda _: shard.log(2).append(batch([b"in one round with the intention"])))
-    shard.maintenance.truncate(shard.log(1), 2, done.append)
+    shard.maintenance.truncations.truncate(shard.log(1), 2, done.append)
     disk.full_folder = "/2-t/"
     shard.pump()
     assert shard.committer.is_stuck

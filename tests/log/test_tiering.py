@@ -164,7 +164,7 @@ def test_a_log_is_cut_back_into_what_is_archived(bench: Bench, inside: int) -> N
     log = shard.log(1)
     middle = log.segments[1].base + inside
     assert values(log)  # what was unpacked is kept for a while
-    shard.maintenance.truncate(log, middle, lambda error: None)
+    shard.maintenance.truncations.truncate(log, middle, lambda error: None)
     shard.pump()
     assert values(log) == [b"%03d" % i * 50 for i in range(middle)]
     while len(sealed(log)) < 1:

@@ -103,7 +103,7 @@ class LogMachine(RuleBasedStateMachine):
         offset = start + int((end - start) * share)
         errors: list[BaseException | None] = []
         try:
-            self.shard.maintenance.truncate(self.shard.logs[log_id], offset, errors.append)
+            self.shard.maintenance.truncations.truncate(self.shard.logs[log_id], offset, errors.append)
         except Conflict:
             return
         self.shard.pump()

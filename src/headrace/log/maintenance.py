@@ -1,13 +1,14 @@
-"""What happens to a log besides appends and reads: retention, deletion, truncation, compaction.
+"""What happens to a log besides appends and reads: retention, deletion, compaction, and truncation (truncations.py).
 
 Each is durable as an intention before a file is touched, so that a crash in the middle is finished by the next start
 and can never be taken for damage.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headrace.errors import Conflict, DiskFull, OffsetOutOfRange, SegmentGone
+from headrace.errors import Conflict, OffsetOutOfRange, SegmentGone
 from headrace.log import paths
 from headrace.log.checkpoint import ENDS
 from headrace.log.compaction import Filter, LatestByKey, Rewritten, rewrite
@@ -16,18 +17,16 @@ from headrace.log.leases import Leases
 from headrace.log.log import Log
 from headrace.log.log_recovery import STARTS, TRUNCATIONS
 from headrace.log.retention import Limits, new_start
-from headrace.log.segment import SavedWriter, Segment, SegmentWriter
+from headrace.log.segment import Segment
 from headrace.log.staging import Ticket
 from headrace.log.tiering import remove_archived, remove_file
-from headrace.log.truncation import cut_back
+from headrace.log.truncations import Truncations
 from headrace.log.work import InlineWorker, ThreadWorker, Worker
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
 KEYS_MAX = 1_500_000  # keys one pass of compaction holds in memory, in 50 MB
-
-Done = Callable[[BaseException | None], object]
 
 
 def runs_of(segments: Sequence[Segment], bytes_max: int) -> list[list[Segment]]:
@@ -47,10 +46,11 @@ class Maintenance:
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
         self._cleaner: Worker | None = None
-        self._busy: set[int] = set()  # logs being compacted or truncated
+        self.busy: set[int] = set()  # logs being compacted or truncated
+        self.truncations = Truncations(shard, self)
         self.leases = Leases()
         self.keys_max = KEYS_MAX
-        self._delayed: list[Callable[[], None]] = []  # for want of room: tried again at every tick
+        self._delayed: list[Callable[[], None]] = []
         self._starts: dict[int, int] = {}  # log -> start asked for and not yet durable
         self._graves: list[tuple[int, Segment]] = []  # removed from their log, files still leased
 
@@ -105,12 +105,12 @@ class Maintenance:
         def dropped(result: tuple[list[Segment], bool] | None, error: BaseException | None) -> None:
             gone, has_room = result or ([], True)
             if not has_room:  # a full disk needs retention most of all: what can go without a new file is gone
-                self._delayed.append(lambda: self._drop_before(log, offset))
-            self._bury(log, gone, error)
+                self.delay(lambda: self._drop_before(log, offset))
+            self.bury(log, gone, error)
 
         self._shard.worker.submit(drop, dropped)
 
-    def _bury(self, log: Log, gone: list[Segment] | None, error: BaseException | None) -> None:
+    def bury(self, log: Log, gone: list[Segment] | None, error: BaseException | None) -> None:
         if error is not None:
             self._shard.fail(error)
             return
@@ -154,8 +154,9 @@ class Maintenance:
                 if segment.tier is not None and path == segment.tier.path:
                     if not remove_file(files.disk, path):
                         left.append((log_id, segment))
-                elif files.disk.exists(path):
-                    files.disk.unlink(path)
+                else:
+                    with suppress(FileNotFoundError):  # not every segment has every kind
+                        files.disk.unlink(path)
             files.folder_changed(segment.folder)
         return left
 
@@ -205,119 +206,14 @@ class Maintenance:
             if error.errno not in NO_ROOM:
                 raise
 
-    # Truncation.
-
-    def truncate(self, log: Log, offset: int, done: Done) -> None:
-        """Forget the records from offset on. Appends to this log are refused meanwhile.
-
-        First a checkpoint, so that the journal holds nothing of what is cut; then the intention; then the files.
-        """
-        if not log.start_offset <= offset <= log.visible_end:
-            raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
-        if log.id in self._busy or log.next_offset != log.visible_end:
-            raise Conflict(f"log {log.id} is being written or rewritten: try again")
-        self._busy.add(log.id)
-        log.is_frozen = True
-
-        def intend(error: BaseException | None) -> None:
-            if error is not None:
-                self._truncated(log, error, done)
-                return
-            group = self._shard.group()
-            group.put(TRUNCATIONS, log.id.to_bytes(8, "big"), offset.to_bytes(8, "big"))
-            group.commit().add_callback(lambda t: self._cut(log, offset, t.error, done))
-
-        self._shard.checkpoint(intend)
-
-    def _cut(self, log: Log, offset: int, error: BaseException | None, done: Done) -> None:
-        if error is not None:
-            self._truncated(log, error, done)
-            return
-
-        def cut() -> tuple[list[Segment], SavedWriter | None]:
-            gone = cut_back(self._shard.files, log.tail, offset, self._shard.clock.now_ms())
-            return gone, log.tail.saved_writer()
-
-        self._shard.worker.submit(cut, lambda result, failed: self._record_cut(log, offset, result, failed, done))
-
-    def _record_cut(
-        self,
-        log: Log,
-        offset: int,
-        result: tuple[list[Segment], SavedWriter | None] | None,
-        error: BaseException | None,
-        done: Done,
-    ) -> None:
-        if isinstance(error, DiskFull) and self._shard.failure is None:
-            self._give_up_cut(log, error, done)
-            return
-        if error is not None or result is None:
-            self._shard.fail(error or AssertionError("a cut has a result or an error"))
-            self._truncated(log, self._shard.failure, done)
-            return
-        gone, saved = result
-        log.next_offset = log.visible_end = log.durable_end = offset
-        log.compacted_until = min(log.compacted_until, offset)
-        log.forget_positions()
-        log.epochs = [entry for entry in log.epochs if entry[1] < offset]
-        self._bury(log, gone, None)
-        end = b"" if saved is None else saved.pack()
-        self._tell_cut(log, lambda: self._withdraw(log, {ENDS: end}, lambda error: self._truncated(log, error, done)))
-
-    def _tell_cut(self, log: Log, then: Callable[[], None]) -> None:
-        """Write and sync the slot while the intention stands: afterwards its former end would prove a loss."""
-
-        def tell() -> None:
-            self._shard.committer.tell(log, must=True)
-            self._shard.slots.sync()
-
-        def told(_result: object, error: BaseException | None) -> None:
-            if isinstance(error, OSError) and error.errno in NO_ROOM:
-                self._delayed.append(lambda: self._tell_cut(log, then))
-            elif error is not None:
-                self._shard.fail(error)
-            then() if error is None else None
-
-        self._shard.worker.submit(tell, told)
-
-    def _give_up_cut(self, log: Log, error: DiskFull, done: Done) -> None:
-        """No room for what was to stay, and nothing was touched: withdraw the intention, then say no."""
-        self._withdraw(log, {}, lambda failed: self._truncated(log, failed or error, done))
-
-    def _withdraw(self, log: Log, values: dict[str, bytes], done: Done) -> None:
-        """Take the intention back, durably. A full disk only delays it, and the log stays frozen meanwhile:
-        with the intention in force, what was appended behind it would be cut off by the next start."""
-        key = log.id.to_bytes(8, "big")
-        group = self._shard.group()
-        for table, value in values.items():
-            group.put(table, key, value) if value else group.delete(table, key)
-        group.delete(TRUNCATIONS, key)
-
-        def withdrawn(ticket: Ticket) -> None:
-            if isinstance(ticket.error, DiskFull):
-                self._delayed.append(lambda: self._withdraw(log, values, done))
-            else:
-                done(ticket.error)
-
-        group.commit().add_callback(withdrawn)
+    def delay(self, again: Callable[[], None]) -> None:
+        """For want of room: tried again at every tick."""
+        self._delayed.append(again)
 
     def tick(self) -> None:
         delayed, self._delayed = self._delayed, []
         for again in delayed:
             again()
-
-    def _truncated(self, log: Log, error: BaseException | None, done: Done) -> None:
-        self._busy.discard(log.id)
-        log.is_frozen = False
-        done(error)
-
-    def finish_truncations(self) -> None:
-        """Recovery found intentions that a crash interrupted: carry them out before anything else happens."""
-        for log, offset in self._shard.pending_truncations:
-            self._busy.add(log.id)
-            log.is_frozen = True
-            self._cut(log, min(offset, log.visible_end), None, lambda _error: None)
-        self._shard.pending_truncations = []
 
     # Compaction.
 
@@ -398,11 +294,11 @@ class Maintenance:
         After a checkpoint: recovery must know them as synced, or it would look for what was dropped in the journal.
         `done` is told None, and no error, when nothing was replaced: somebody else was there before.
         """
-        if not segments or log.id in self._busy:
+        if not segments or log.id in self.busy:
             done(None, None)
             return
         assert all(segment.is_sealed for segment in segments), "the active segment is never rewritten"
-        self._busy.add(log.id)
+        self.busy.add(log.id)
 
         def work() -> Rewritten:
             if learn is not None:
@@ -413,7 +309,7 @@ class Maintenance:
 
         def swap(rewritten: Rewritten | None, error: BaseException | None) -> None:
             if error is not None or rewritten is None:
-                self._busy.discard(log.id)
+                self.busy.discard(log.id)
                 done(None, error)
                 return
             wanted = if_still()
@@ -450,8 +346,8 @@ class Maintenance:
         rewritten: Rewritten,
         done: Callable[[Rewritten | None, BaseException | None], object],
     ) -> None:
-        self._busy.discard(log.id)
-        self._bury(log, gone, error)
+        self.busy.discard(log.id)
+        self.bury(log, gone, error)
         is_replaced = gone is not None and rewritten.segment not in gone
         done(rewritten if is_replaced else None, error)
 
@@ -464,6 +360,3 @@ class Maintenance:
     def close(self) -> None:
         if self._cleaner is not None and self._cleaner is not self._shard.keeper:
             self._cleaner.close()
-
-
-__all__ = ["Maintenance", "SegmentWriter"]

@@ -108,7 +108,7 @@ class Shard:
             raise
         shard.checkpoints = checkpoint.Checkpoints(shard)
         shard.maintenance = Maintenance(shard)
-        shard.maintenance.finish_truncations()
+        shard.maintenance.truncations.finish()
         return shard, report
 
     def _recover(self, logs: Iterable[LogSpec], folds: Mapping[str, Fold] | None) -> RecoveryReport:

@@ -2,7 +2,7 @@
 
 What is to stay of the segment that holds the offset is copied first, so that a full disk is met before anything is
 touched. Then newest first: later segments lose their names, and the copy takes its place. The intention is durable
-before this begins (maintenance.py), so a log found shorter than it was is no damage while it stands.
+before this begins (truncations.py), so a log found shorter than it was is no damage while it stands.
 """
 
 import struct

@@ -94,7 +94,7 @@ def test_a_truncation_that_meets_a_full_disk_is_done_or_undone_before_anything_i
         write(shard, text)
     disk.arm(Fault("pwrite", nth, errno.ENOSPC))
     errors: list[BaseException | None] = []
-    shard.maintenance.truncate(shard.logs[1], 2, errors.append)
+    shard.maintenance.truncations.truncate(shard.logs[1], 2, errors.append)
     for _ in range(3):
         shard.pump()
         shard.tick()
