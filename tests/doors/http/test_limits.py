@@ -160,6 +160,22 @@ class Patient:
 
         eventually(lambda: self._live.call(judge()), "the connection comes so far")
 
+    def stand_still(self, sock: socket.socket, so_far: Callable[[BoundedHttp], bool], *, looks: int = 1) -> None:
+        """Once the connection has come so far, the broker misses the time in which its patience ends."""
+
+        async def go_on() -> bool:
+            for link in self._door._state.connections:
+                if isinstance(link, BoundedHttp) and link.client == sock.getsockname() and so_far(link):
+                    now = link.loop.time()
+                    self._door._looked, self._door._was_held_up = now, False
+                    for look in range(looks):
+                        self._door._look(now + 1e6 + look)
+                    self._door._looked = now
+                    return True
+            return False
+
+        eventually(lambda: self._live.call(go_on()), "the connection comes so far")
+
     def close(self) -> None:
         self._live.call(self._door.close())
 
@@ -190,6 +206,19 @@ def test_a_head_that_does_not_end_in_time_is_refused(patient_one: Patient) -> No
         patient_one.at_the_end(sock, lambda link: link._in_head)
         answer = read_all(sock)
     assert status_of(answer) == 408 and b"slow_request" in answer
+
+
+def test_a_client_is_not_refused_because_the_broker_stood_still(patient_one: Patient) -> None:
+    """When it goes on, its timers are due before it has read a byte: once, then it is the client."""
+    with patient_one.connect() as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: ")
+        patient_one.stand_still(sock, lambda link: link._in_head)
+        sock.sendall(b"x\r\nConnection: close\r\n\r\n")
+        assert status_of(read_all(sock)) == 200
+    with patient_one.connect() as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: ")
+        patient_one.stand_still(sock, lambda link: link._in_head, looks=2)
+        assert status_of(read_all(sock)) == 408
 
 
 def test_a_second_head_that_does_not_end_in_time_is_refused(patient_one: Patient) -> None:

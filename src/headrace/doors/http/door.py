@@ -28,6 +28,8 @@ class HttpDoor:
         self._listener = listener
         self._state = state
         self._stop_timeout_s = stop_timeout_s
+        self._looked = asyncio.get_running_loop().time()
+        self._was_held_up = False
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="http sweeper")
 
     @property
@@ -46,13 +48,21 @@ class HttpDoor:
         """Once a second: end what has taken too long, and tell the time."""
         loop = asyncio.get_running_loop()
         while True:
-            now = loop.time()
-            for connection in list(self._state.connections):
-                if isinstance(connection, BoundedHttp):
-                    connection.check(now)
+            self._look(loop.time())
             self.site.stats.connections = len(self._state.connections)
             self._state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *HEADERS]
             await asyncio.sleep(SWEEP_INTERVAL_S)
+
+    def _look(self, now: float) -> None:
+        """After a pause of ours (the process stopped, the machine asleep) sockets are read before anybody is judged:
+        what a client took too long for may lie there. Once, so that a broker that is always late still judges."""
+        was_held_up, self._was_held_up = self._was_held_up, now - self._looked > 2 * SWEEP_INTERVAL_S
+        self._looked = now
+        if self._was_held_up and not was_held_up:
+            return
+        for connection in list(self._state.connections):
+            if isinstance(connection, BoundedHttp):
+                connection.check(now)
 
     async def close(self) -> None:
         """Stops accepting, ends what only waits, lets the rest finish for a while, then hangs up."""
