@@ -35,6 +35,9 @@ class ManualTimers:
         heapq.heappush(self._heap, (self._clock.monotonic() + delay, self._count, handle))
         return handle
 
+    def time(self) -> float:
+        return self._clock.monotonic()
+
     def advance(self, seconds: float) -> None:
         """Time passes, timer by timer."""
         end = self._clock.monotonic() + seconds

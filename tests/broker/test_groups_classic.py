@@ -3,6 +3,7 @@
 import pytest
 
 from headrace.broker.groups.members import GroupState
+from headrace.broker.groups.timers import ForgivingTimers
 from headrace.errors import (
     FencedInstance,
     GroupFull,
@@ -52,6 +53,23 @@ def test_followers_wait_for_the_leaders_assignment(world: World) -> None:
     assert group.state is GroupState.STABLE
     assert world.sync("g", follower).result.assignment == follower.member_id.encode()
     assert world.sync("g", leader).result.assignment == leader.member_id.encode()
+
+
+def test_a_pause_of_the_broker_is_not_the_silence_of_its_members(world: World) -> None:
+    """A stopped process, or a machine asleep: its timers are all due before it has read a heartbeat."""
+    loop = world.timers
+    world.timers = ForgivingTimers(loop)  # type: ignore[assignment]
+    world.groups = world.open()
+    first, _second = world.stable("g", 2)
+    group = world.groups.classic("g")
+    world.clock.advance(3600)
+    loop.advance(0)
+    assert len(group.members) == 2
+    group.heartbeat(first.member_id, None, first.generation)  # it was in the socket
+    loop.advance(5)
+    assert list(group.members) == [first.member_id], "and who says nothing then is gone"
+    loop.advance(11)
+    assert not group.members, "a timer that is on time is not put off"
 
 
 def test_a_member_that_stops_beating_is_removed_and_the_rest_rebalance(world: World) -> None:

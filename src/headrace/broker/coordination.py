@@ -6,6 +6,7 @@ from typing import Any
 
 from headrace.broker.groups.coordinator import Groups
 from headrace.broker.groups.settings import GroupSettings
+from headrace.broker.groups.timers import ForgivingTimers
 from headrace.broker.producer_registry import SNAPSHOT_INTERVAL_S, Producers
 from headrace.broker.share_groups import ShareGroups
 from headrace.broker.streams import Stream, Streams, is_topic_name
@@ -38,11 +39,11 @@ class Coordination:
 
     def __init__(self, shard: Shard, streams: Streams, clock: Clock, settings: GroupSettings) -> None:
         self._loop = asyncio.get_running_loop()
-        topics = TopicCounts(streams)
-        self.groups = Groups(settings, clock, self._loop, shard.group, lambda: topics)
+        topics, timers = TopicCounts(streams), ForgivingTimers(self._loop)
+        self.groups = Groups(settings, clock, timers, shard.group, lambda: topics)
         self.producers = Producers(shard, clock)
-        self.transactions = Transactions(shard, clock, self._loop, self.producers, self.groups)
-        self.shares = ShareGroups(shard, clock, self._loop, lambda: topics)
+        self.transactions = Transactions(shard, clock, timers, self.producers, self.groups)
+        self.shares = ShareGroups(shard, clock, timers, lambda: topics)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.groups.load(shard.state.items)
         self.producers.load()
