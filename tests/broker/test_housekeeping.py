@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from headrace.broker.broker import Broker
 from headrace.clock import ManualClock
 from headrace.config import Config
@@ -62,6 +64,27 @@ async def test_what_is_too_young_to_be_compacted_is_when_it_is_old_enough(tmp_pa
     clock.advance(61)
     await broker.housekeeping.once()
     assert sum(segment.records for segment in log.segments if segment.is_sealed) == 1
+    await broker.close()
+
+
+@pytest.mark.parametrize("percent", [90, 5])
+async def test_compaction_begins_when_enough_is_new(tmp_path: Path, percent: int) -> None:
+    stream = StreamSettings(segment_size=2048, cleanup_policy="compact", compaction_dirty_percent=percent)
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
+    broker = await Broker.open(config, clock=ManualClock())
+    topic = await broker.streams.create("a")
+    log = topic.partitions[0].log
+    for key in range(17):
+        await broker.publish(topic, [(b"%d" % key, b"x" * 900, (), None, -1)])
+    await broker.housekeeping.once()  # the first time all of it is new
+    for _ in range(2):
+        await broker.publish(topic, [(b"0", b"x" * 900, (), None, -1)])
+    new = [segment for segment in log.segments if segment.is_sealed and segment.base >= log.compacted_until]
+    assert new
+    before = sum(segment.records for segment in log.segments if segment.is_sealed)
+    await broker.housekeeping.once()
+    after = sum(segment.records for segment in log.segments if segment.is_sealed)
+    assert (after < before) == (percent == 5)
     await broker.close()
 
 

@@ -14,8 +14,6 @@ from headrace.log.shard import Shard
 
 logger = logging.getLogger("headrace.broker")
 
-DIRTY_SHARE_MIN = 1 / 3  # of a log's sealed bytes must be new before they are rewritten: else it is all rewriting
-
 
 class Housekeeping:
     def __init__(self, shard: Shard, streams: Streams, cursors: Cursors, stats: Stats, clock: Clock) -> None:
@@ -88,7 +86,8 @@ class Housekeeping:
             if segment.next_offset > end or (log.settings.compaction_lag_ms and segment.max_timestamp > young_from_ms):
                 break  # compaction goes no further, so that what lies behind is no reason for one
             dirty += segment.size if segment.base >= clean_until else 0
-        return dirty > 0 and dirty >= sum(segment.size for segment in sealed) * DIRTY_SHARE_MIN
+        total = sum(segment.size for segment in sealed)
+        return dirty > 0 and dirty * 100 >= total * log.settings.compaction_dirty_percent
 
     async def _compact(self, log: Log) -> None:
         done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()

@@ -292,6 +292,14 @@ SETTINGS: tuple[Setting, ...] = (
         aliases=("min_compaction_lag_ms", "compaction_lag_ms"),
     ),
     Setting(
+        "compaction_dirty_percent",
+        "count",
+        "Compaction begins when at least this much of the sealed bytes is new since the last one. Less is sooner, and "
+        "more rewriting.",
+        path="stream.compaction_dirty_percent",
+        most=100,
+    ),
+    Setting(
         "tombstone_retention",
         "duration",
         "How long compaction keeps a null value, so that every reader can see that the key is gone.",

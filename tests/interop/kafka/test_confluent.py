@@ -373,6 +373,7 @@ def test_topics_are_made_grown_configured_and_deleted(
         incremental_configs=[
             ConfigEntry("retention.ms", None, incremental_operation=AlterConfigOpType.DELETE),
             ConfigEntry("segment.bytes", "1048576", incremental_operation=AlterConfigOpType.SET),
+            ConfigEntry("min.cleanable.dirty.ratio", "0.01", incremental_operation=AlterConfigOpType.SET),
         ],
     )
     for future in admin.incremental_alter_configs([change]).values():
@@ -382,6 +383,7 @@ def test_topics_are_made_grown_configured_and_deleted(
         "1048576",
         str(7 * 24 * 3600 * 1000),
     )
+    assert config["min.cleanable.dirty.ratio"].value == "0.01"
     admin.delete_topics([topic])[topic].result(SECONDS)
     assert topic not in admin.list_topics(timeout=SECONDS).topics
 
@@ -392,6 +394,8 @@ def test_topics_are_made_grown_configured_and_deleted(
         ({"no_such_config": "1"}, KafkaError.INVALID_CONFIG),
         ({"retention_ms": "soon"}, KafkaError.INVALID_CONFIG),
         ({"cleanup_policy": "burn"}, KafkaError.INVALID_CONFIG),
+        ({"min_cleanable_dirty_ratio": "1.1"}, KafkaError.INVALID_CONFIG),
+        ({"min_cleanable_dirty_ratio": "half"}, KafkaError.INVALID_CONFIG),
         ({"message_timestamp_type": "Yesterday"}, KafkaError.INVALID_CONFIG),
     ],
 )

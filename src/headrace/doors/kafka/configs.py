@@ -1,6 +1,7 @@
 """Settings of topics under Kafka's names, and those of the broker that tools look at."""
 
 from collections.abc import Mapping
+from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.broker.streams import Stream
@@ -22,6 +23,7 @@ WORDS = {"uncompressed": "none", "CreateTime": "create", "LogAppendTime": "appen
 THEIRS = {"create": "CreateTime", "append": "LogAppendTime"}
 SHARE_START = "share.auto.offset.reset"
 PRODUCER = "producer"  # compression.type: batches stay as they came
+DIRTY_RATIO = "min.cleanable.dirty.ratio"  # 0 to 1; ours is in percent
 
 
 class InvalidConfig(InvalidInput):
@@ -48,6 +50,7 @@ SETTINGS: dict[str, Setting] = {
     "index.interval.bytes": Setting("index_interval", "index_interval", INT),
     "max.message.bytes": Setting("batch_bytes_max", "batch_bytes_max", INT),
     "message.timestamp.type": Setting("timestamp_type", "timestamp_type", STRING),
+    DIRTY_RATIO: Setting("compaction_dirty_percent", "compaction_dirty_percent", DOUBLE),
     "min.compaction.lag.ms": Setting("compaction_lag", "compaction_lag_ms", LONG),
     "retention.bytes": Setting("retention_bytes", "retention_bytes", LONG),
     "retention.ms": Setting("retention_ms", "retention_ms", LONG),
@@ -68,7 +71,6 @@ FIXED: dict[str, tuple[str, int]] = {
     "message.timestamp.after.max.ms": ("9223372036854775807", LONG),
     "message.timestamp.before.max.ms": ("9223372036854775807", LONG),
     "message.timestamp.difference.max.ms": ("9223372036854775807", LONG),
-    "min.cleanable.dirty.ratio": ("0.33", DOUBLE),
     "min.insync.replicas": ("1", INT),
     "preallocate": ("false", BOOLEAN),
     "segment.index.bytes": ("10485760", INT),
@@ -99,6 +101,8 @@ def overrides(given: Mapping[str, str | None]) -> dict[str, object]:
 def parse(name: str, setting: Setting, value: str | None) -> object:
     if value is None or (name == "compression.type" and value == PRODUCER):
         return None
+    if name == DIRTY_RATIO:
+        return percent_of(value)
     if setting.kind not in (INT, LONG):
         return WORDS.get(value, value)
     try:
@@ -109,6 +113,16 @@ def parse(name: str, setting: Setting, value: str | None) -> object:
         raise InvalidConfig(f"Invalid value {value} for configuration {name}")
     # Above what an int64 of ours can hold it is for ever: Kafka's tools write Long.MAX_VALUE for that.
     return -1 if number > 1 << 53 and name.startswith("retention.") else min(number, 1 << 53)
+
+
+def percent_of(ratio: str) -> int:
+    try:
+        share = float(ratio)
+    except ValueError:
+        share = nan
+    if not 0 <= share <= 1:
+        raise InvalidConfig(f"Invalid value {ratio} for configuration {DIRTY_RATIO}")
+    return round(share * 100)
 
 
 def check(door: "KafkaDoor", changed: Mapping[str, object]) -> None:
@@ -126,6 +140,8 @@ def topic_configs(door: "KafkaDoor", stream: Stream) -> list[Config]:
             value = PRODUCER
         if name == "compression.type" and value == "none":
             value = "uncompressed"
+        if name == DIRTY_RATIO:
+            value = value / 100
         found.append(Config(name, THEIRS.get(value, str(value)), source, setting.kind))
     fixed = [Config(name, value, SOURCE_DEFAULT, kind) for name, (value, kind) in (FIXED | ONLY).items()]
     return sorted(found + fixed)
