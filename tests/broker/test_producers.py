@@ -24,6 +24,7 @@ from headrace.errors import (
     ProducerFenced,
     UnknownProducer,
 )
+from headrace.log.settings import StreamSettings
 from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.types import BatchInfo
@@ -218,6 +219,32 @@ def test_d6_all_batches_of_one_round_are_known_after_a_kill(tmp_path: Path) -> N
         assert producers.append(log, data, codec.validate(data)).base_offset == number
     bench.shard.pump()
     assert log.visible_end == 3
+    bench.shard.close()
+
+
+def test_d6_what_no_snapshot_knows_yet_is_kept_from_retention_after_a_restart(tmp_path: Path) -> None:
+    """It was before one: a kill, retention and another kill before the next snapshot, and a retry was stored twice."""
+    bench = Bench(tmp_path)
+    stream = StreamSettings(segment_size=1024, retention_bytes=2048)
+    log = bench.open(stream=stream).log(1)
+    producers = Producers(bench.shard, bench.clock)
+    for number in range(20):
+        data = batch(b"x" * 300, producer_id=number % 2, producer_epoch=0, base_sequence=number // 2)
+        producers.append(log, data, codec.validate(data))
+        bench.shard.pump()
+    for number in range(20):  # of somebody else, so that those above are old
+        data = batch(b"x" * 300, producer_id=7, producer_epoch=0, base_sequence=number)
+        producers.append(log, data, codec.validate(data))
+        bench.shard.pump()
+    for _ in range(2):
+        bench.kill()
+        log = bench.open(stream=stream).log(1)
+        producers = Producers(bench.shard, bench.clock)
+        producers.load()
+        bench.shard.maintenance.apply_retention(log, bench.clock.now_ms())
+        bench.shard.pump()
+    data = batch(b"x" * 300, producer_id=1, producer_epoch=0, base_sequence=9)
+    assert producers.append(log, data, codec.validate(data)).base_offset == 19
     bench.shard.close()
 
 

@@ -67,6 +67,7 @@ class Producers:
             tracked.upto = snapshot.upto
             self._replay(tracked)
             self._hold(tracked)
+            log.set_retention_hold(HOLD, snapshot.upto)  # needed again after a kill before the next snapshot
 
     def _replay(self, tracked: Tracked) -> None:
         now_ms = self._clock.now_ms()
