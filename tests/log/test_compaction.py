@@ -11,9 +11,11 @@ from headrace.errors import Conflict
 from headrace.log.compaction import Rewritten
 from headrace.log.disk import RealDisk
 from headrace.log.log import Log
+from headrace.log.reading import aborted_ranges
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec
+from headrace.record.types import BatchInfo, Buffer
 from tests.log.helpers import Bench, batch, records
 
 DAY_MS = 24 * 3600 * 1000
@@ -59,6 +61,16 @@ def compact(bench: Bench) -> Rewritten | None:
 def keyed(bench: Bench, keys: Callable[[int], int], count: int) -> None:
     for number in range(count):
         append(bench, batch([b"v%05d" % number * 10], keys=[b"k%d" % keys(number)]))
+
+
+def batches_of(log: Log) -> list[tuple[Buffer, BatchInfo]]:
+    found: list[tuple[Buffer, BatchInfo]] = []
+    offset = log.start_offset
+    while offset < log.visible_end:
+        chunk = log.read(offset, 1 << 20)
+        found += [(chunk.data, info) for info in codec.scan(chunk.data)]
+        offset = chunk.next_offset
+    return found
 
 
 def sealed_keys(log: Log) -> list[bytes | None]:
@@ -141,6 +153,7 @@ def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench:
     now = bench.clock.now_ms()
     seen: dict[bytes, tuple[int, bytes | None]] = {}  # the last of each key that counts
     given_up: set[int] = set()
+    written_by: dict[int, int] = {}
     open_: dict[int, list[tuple[int, bytes, bytes | None]]] = {}
     for _ in range(150):
         what = rng.random()
@@ -154,6 +167,7 @@ def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench:
             in_transaction = {"producer_id": producer, "producer_epoch": 0, "transactional": producer >= 0}
             first = append(bench, codec.build(rows, **in_transaction))
             written = [(first + at, key, value) for at, (key, value, _, _) in enumerate(rows)]
+            written_by |= {offset: producer for offset, _, _ in written}
             if producer < 0:
                 seen |= {key: (offset, value) for offset, key, value in written}
             else:
@@ -181,6 +195,13 @@ def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench:
             for key, (offset, value) in seen.items():
                 assert found.get(key, (offset, None)) == (offset, value), key
             assert set(found) <= set(seen)
+            # Whoever reads what is committed only sees the same, by the markers that are left.
+            aborted = aborted_ranges(batches_of(log), log.stable_end)
+            for record in left:
+                assert not any(
+                    producer == written_by.get(record.offset) and first <= record.offset <= last
+                    for producer, first, last in aborted
+                )
             until = log.compacted_until
             once = [record.key for record in records(log) if record.offset < until]
             assert len(once) == len(set(once)), "a key is there twice before where compaction says it was"
@@ -199,4 +220,31 @@ def test_a_transaction_of_more_keys_than_a_pass_holds_is_passed_all_the_same(ben
     compact(bench)
     found = sealed_keys(log)
     assert len(found) == len(set(found))
+    bench.shard.close()
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_commit_of_which_nothing_is_left_is_forgotten_in_time_and_an_abort_never(
+    bench: Bench, is_commit: bool
+) -> None:
+    """A log of a stream processor gets one with every commit, ten a second: they would be all that it holds."""
+    bench.open(stream=StreamSettings(segment_size=600, tombstone_retention_ms=DAY_MS))
+    log = bench.shard.log(1)
+    now = bench.clock.now_ms()
+    for _ in range(30):
+        of_it: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+        append(bench, codec.build([(b"k", b"x" * 50, (), now)], **of_it))
+        marker = (b"\0\0" + is_commit.to_bytes(2, "big"), b"\0" * 6, (), now)
+        append(bench, codec.build([marker], control=True, **of_it))
+    compact(bench)
+    young = sum(info.is_control for _, info in batches_of(log))
+    assert young == 30, "every reader is to have the time to see it"
+    bench.clock.advance(DAY_MS // 1000 + 1)
+    keyed(bench, lambda number: 0, 20)
+    compact(bench)
+    end = log.segments[-1].base
+    left = [info for _, info in batches_of(log) if info.is_control and info.base_offset < end]
+    assert len(left) == (1 if is_commit else 30)
+    if is_commit:
+        assert batches_of(log)[0][1].base_offset == left[0].base_offset - 1, "with what it is for"
     bench.shard.close()

@@ -124,7 +124,7 @@ def rewrite(files: Files, segments: Sequence[Segment], keep: Filter, interval: i
 def kept_of(data: memoryview, info: BatchInfo, keep: Filter) -> bytes | bytearray | memoryview | None:
     whole = data[info.position : info.position + info.size]
     if info.is_control:
-        return whole
+        return whole if not isinstance(keep, LatestByKey) or keep.keeps_marker(data, info) else None
     offsets = keep(data, info)
     if offsets is None or len(offsets) == info.count:
         return whole
@@ -173,11 +173,12 @@ class LatestByKey:
         self._keys_max = keys_max
         self._hold = hold
         self._latest = codec.LatestOffsets()
+        self._unended: set[int] = set()  # producers of whose transaction something was kept, up to its marker
 
     def __call__(self, data: memoryview, info: BatchInfo) -> "array[int] | None":
         if info.base_offset >= self.until:
             return None
-        return codec.keep_latest(
+        kept = codec.keep_latest(
             data,
             info,
             self._latest,
@@ -185,6 +186,20 @@ class LatestByKey:
             until=self.until,
             tombstones_from_ms=self._tombstones_from_ms,
         )
+        if info.is_transactional and kept:
+            self._unended.add(info.producer_id)
+        return kept
+
+    def keeps_marker(self, data: memoryview, info: BatchInfo) -> bool:
+        """That a transaction was committed need not be said when nothing of it is left, and every reader had time to
+        see it. That one was aborted is always said: until then, clients take what its producer sends for aborted.
+
+        Asked in the order of the log, from its first segment on: what is left is what this filter kept before."""
+        is_last_word = info.producer_id in self._unended
+        self._unended.discard(info.producer_id)
+        if is_last_word or info.base_offset >= self.until or info.max_timestamp >= self._tombstones_from_ms:
+            return True
+        return not is_commit(data, info)
 
     def learn(self, files: Files, segments: Sequence[Segment], end: int) -> None:
         """What a transaction wrote counts once its commit is seen, and never if it was aborted. While neither is,
