@@ -14,6 +14,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.producer_registry import Producers
 from headrace.broker.producers import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers
 from headrace.broker.transactions import ABORTED, ONGOING
+from headrace.broker.upkeep import delete_before
 from headrace.config import Config
 from headrace.errors import (
     InvalidInput,
@@ -248,14 +249,35 @@ def test_d6_what_no_snapshot_knows_yet_is_kept_from_retention_after_a_restart(tm
     bench.shard.close()
 
 
+def test_d6_records_that_somebody_deletes_are_still_known_after_a_kill(tmp_path: Path) -> None:
+    """DeleteRecords moved the beginning of the log past what no snapshot knew yet."""
+    bench = Bench(tmp_path)
+    log = bench.open().log(1)
+    producers = Producers(bench.shard, bench.clock)
+    for number in range(3):
+        data = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=number)
+        producers.append(log, data, codec.validate(data))
+        bench.shard.pump()
+    producers.snapshot_of(log)
+    bench.shard.maintenance.delete_before(log, 3)
+    bench.shard.pump()
+    bench.kill()
+    log = bench.open().log(1)
+    producers = Producers(bench.shard, bench.clock)
+    producers.load()
+    data = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=2)
+    assert producers.append(log, data, codec.validate(data)).base_offset == 2
+    assert log.start_offset == log.visible_end == 3
+    bench.shard.close()
+
+
 async def test_producer_state_outlives_the_records(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")
         first = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=0)
         await append(broker, first)
-        log = broker.streams.get("t").partitions[0].log
-        broker.coordination.producers.snapshot_all()
-        await broker.shard.maintenance.delete_before(log, 1)
+        partition = broker.streams.get("t").partitions[0]
+        await delete_before(broker.shard, broker.coordination.producers, partition, 1)
     async with opened(tmp_path) as broker:
         again = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=0)
         assert await append(broker, again) == 0

@@ -187,8 +187,14 @@ class Producers:
         for log_id, tracked in list(self._tracked.items()):
             if log_id not in self._shard.logs:
                 self._forget(log_id)
-            elif tracked.upto >= 0 and tracked.log.visible_end > tracked.upto:
-                self._snapshot(tracked)
+            else:
+                self.snapshot_of(tracked.log)
+
+    def snapshot_of(self, log: Log) -> None:
+        """In the journal before whatever is staged next: a removal of records that only the log knows, say."""
+        tracked = self._tracked.get(log.id)
+        if tracked is not None and tracked.upto >= 0 and log.visible_end > tracked.upto:
+            self._snapshot(tracked)
 
     def _forget(self, log_id: int) -> None:
         del self._tracked[log_id]

@@ -4,6 +4,7 @@ import asyncio
 from typing import NamedTuple
 
 from headrace.broker.partition import Partition
+from headrace.broker.producer_registry import Producers
 from headrace.broker.staging import Staging
 from headrace.errors import Conflict, HeadraceError, NotFound, StorageError
 from headrace.log.compaction import Rewritten
@@ -88,6 +89,7 @@ def _gain(made: Rewritten | None, error: BaseException | None, *, what: str) -> 
     return Gain(made.bytes_before, made.bytes_after, made.records_before, made.records_after)
 
 
-async def delete_before(shard: Shard, partition: Partition, offset: int) -> None:
-    """Move the start of the log; durable on return."""
+async def delete_before(shard: Shard, producers: Producers, partition: Partition, offset: int) -> None:
+    """Move the start of the log; durable on return. What its producers have sent stays known."""
+    producers.snapshot_of(partition.log)
     await shard.maintenance.delete_before(partition.log, offset)

@@ -53,7 +53,7 @@ async def delete_records(site: Site, request: Request) -> Response:
     if before is None:
         raise InvalidInput("before says up to which offset records go")
     partition = _partition(site, request)
-    await upkeep.delete_before(site.broker.shard, partition, before)
+    await upkeep.delete_before(site.broker.shard, site.broker.coordination.producers, partition, before)
     return Response(status_code=204)
 
 

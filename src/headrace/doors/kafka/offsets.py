@@ -4,6 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.partition import Partition, when_loaded
+from headrace.broker.upkeep import delete_before
 from headrace.doors.kafka import access
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.pipe import Request
@@ -133,7 +134,7 @@ async def delete_records(door: "KafkaDoor", request: Request, fields: Any) -> di
                 if offset < 0 or offset > log.visible_end:
                     raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
                 if offset > log.start_offset:
-                    await door.broker.shard.maintenance.delete_before(log, offset)
+                    await delete_before(door.broker.shard, door.coordination.producers, partition, offset)
                 answer["low_watermark"] = log.start_offset
             except HeadraceError as error:
                 answer["error_code"] = code_of(error)
