@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,17 @@ def java() -> None:
         check_java()
     except JavaMissing as missing:
         pytest.skip(f"Spark: {missing}")
+
+
+@contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """With this going on in a thread of its own."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 class Command:
@@ -367,13 +379,8 @@ def test_a_flow_that_fails_in_the_batch_that_a_stop_waits_for_has_failed(
             running.stop()
             (marks / "stopped").touch()
 
-    watcher = threading.Thread(target=stop)
-    watcher.start()
-    try:
-        with pytest.raises(PipelineFailed, match="no such luck"):
-            running.run()
-    finally:
-        watcher.join()
+    with beside(stop), pytest.raises(PipelineFailed, match="no such luck"):
+        running.run()
     assert broker.ok("GET", "/pipelines/halt")["state"] == "failed"
 
 
@@ -449,23 +456,22 @@ def test_rows_that_come_after_a_while_of_nothing_are_counted(
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
     running = Running(copying(broker, "idle", lambda rows: rows), spark, Where(broker.url, local=True), tmp_path)
 
+    def is_idle() -> bool:
+        status, said = broker.call("GET", "/pipelines/idle")  # 404 until it has said something
+        return status == 200 and said["details"].get("flows", {}).get("copy", {}).get("batch") == 1
+
     def watch() -> None:
         try:
-            report = "/pipelines/idle"
-            wait_until(
-                lambda: broker.ok("GET", report)["details"]["flows"]["copy"].get("batch") == 1, "it is never idle"
-            )
+            wait_until(is_idle, "it is never idle")
             broker.publish("idle.in", numbered(7))
             wait_until(lambda: broker.count("idle.out") == 12, "the rows did not come")
         finally:
             running.stop()
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
     try:
-        running.run()
+        with beside(watch):
+            running.run()
     finally:
-        watcher.join()
         spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
     assert broker.ok("GET", "/pipelines/idle")["details"]["rows_total"] == 12
 
@@ -515,12 +521,8 @@ def test_what_the_dead_letters_of_a_flow_have_not_read_stays_pinned(
             go_on.touch()
             running.stop()
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with beside(watch):
         running.run()
-    finally:
-        watcher.join()
     assert found[0] == 0, "nothing of the dead letters was read by then"
     assert reached()[0] > 0
 
