@@ -201,25 +201,32 @@ async def test_d6_a_repeated_batch_is_known_after_a_restart(tmp_path: Path) -> N
             await append(broker, numbered(9))
 
 
+def producers_of(bench: Bench, **options: Any) -> Producers:
+    """As a broker opens them."""
+    producers = Producers(bench.open(**options), bench.clock)
+    producers.load()
+    return producers
+
+
+def send(bench: Bench, producers: Producers, sequence: int, *, producer: int = 5, value: bytes = b"x") -> Ticket:
+    data = batch(value, producer_id=producer, producer_epoch=0, base_sequence=sequence)
+    return producers.append(bench.shard.log(1), data, codec.validate(data))
+
+
 def test_d6_all_batches_of_one_round_are_known_after_a_kill(tmp_path: Path) -> None:
     """The first of them has a snapshot taken; it must not say that it knows those behind it."""
     bench = Bench(tmp_path)
-    log = bench.open().log(1)
-    producers = Producers(bench.shard, bench.clock)
+    producers = producers_of(bench)
     for number in range(3):
-        data = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=number)
-        producers.append(log, data, codec.validate(data))
+        send(bench, producers, number)
     bench.shard.pump()
-    assert log.visible_end == 3
+    assert bench.shard.log(1).visible_end == 3
     bench.kill()
-    log = bench.open().log(1)
-    producers = Producers(bench.shard, bench.clock)
-    producers.load()
+    producers = producers_of(bench)
     for number in range(3):
-        data = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=number)
-        assert producers.append(log, data, codec.validate(data)).base_offset == number
+        assert send(bench, producers, number).base_offset == number
     bench.shard.pump()
-    assert log.visible_end == 3
+    assert bench.shard.log(1).visible_end == 3
     bench.shard.close()
 
 
@@ -227,47 +234,36 @@ def test_d6_what_no_snapshot_knows_yet_is_kept_from_retention_after_a_restart(tm
     """It was before one: a kill, retention and another kill before the next snapshot, and a retry was stored twice."""
     bench = Bench(tmp_path)
     stream = StreamSettings(segment_size=1024, retention_bytes=2048)
-    log = bench.open(stream=stream).log(1)
-    producers = Producers(bench.shard, bench.clock)
+    producers = producers_of(bench, stream=stream)
     for number in range(20):
-        data = batch(b"x" * 300, producer_id=number % 2, producer_epoch=0, base_sequence=number // 2)
-        producers.append(log, data, codec.validate(data))
+        send(bench, producers, number // 2, producer=number % 2, value=b"x" * 300)
         bench.shard.pump()
     for number in range(20):  # of somebody else, so that those above are old
-        data = batch(b"x" * 300, producer_id=7, producer_epoch=0, base_sequence=number)
-        producers.append(log, data, codec.validate(data))
+        send(bench, producers, number, producer=7, value=b"x" * 300)
         bench.shard.pump()
     for _ in range(2):
         bench.kill()
-        log = bench.open(stream=stream).log(1)
-        producers = Producers(bench.shard, bench.clock)
-        producers.load()
-        bench.shard.maintenance.apply_retention(log, bench.clock.now_ms())
+        producers = producers_of(bench, stream=stream)
+        bench.shard.maintenance.apply_retention(bench.shard.log(1), bench.clock.now_ms())
         bench.shard.pump()
-    data = batch(b"x" * 300, producer_id=1, producer_epoch=0, base_sequence=9)
-    assert producers.append(log, data, codec.validate(data)).base_offset == 19
+    assert send(bench, producers, 9, producer=1, value=b"x" * 300).base_offset == 19
     bench.shard.close()
 
 
 def test_d6_records_that_somebody_deletes_are_still_known_after_a_kill(tmp_path: Path) -> None:
     """DeleteRecords moved the beginning of the log past what no snapshot knew yet."""
     bench = Bench(tmp_path)
-    log = bench.open().log(1)
-    producers = Producers(bench.shard, bench.clock)
+    producers = producers_of(bench)
     for number in range(3):
-        data = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=number)
-        producers.append(log, data, codec.validate(data))
+        send(bench, producers, number)
         bench.shard.pump()
-    producers.snapshot_of(log)
-    bench.shard.maintenance.delete_before(log, 3)
+    producers.snapshot_of(bench.shard.log(1))
+    bench.shard.maintenance.delete_before(bench.shard.log(1), 3)
     bench.shard.pump()
     bench.kill()
-    log = bench.open().log(1)
-    producers = Producers(bench.shard, bench.clock)
-    producers.load()
-    data = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=2)
-    assert producers.append(log, data, codec.validate(data)).base_offset == 2
-    assert log.start_offset == log.visible_end == 3
+    producers = producers_of(bench)
+    assert send(bench, producers, 2).base_offset == 2
+    assert bench.shard.log(1).start_offset == bench.shard.log(1).visible_end == 3
     bench.shard.close()
 
 

@@ -64,6 +64,16 @@ async def write(broker: Broker, pid: int, epoch: int, sequence: int = 0) -> None
     await broker.coordination.producers.append(log_of(broker), data, codec.validate(data))
 
 
+async def begin(broker: Broker) -> tuple[int, int]:
+    """A transaction with a record in a new topic; its producer's id and epoch."""
+    await broker.streams.create("t")
+    transactions = broker.coordination.transactions
+    pid, epoch = await transactions.begin_producer("x", 60_000)
+    await transactions.add_partitions("x", pid, epoch, {("t", 0): log_of(broker).id})
+    await write(broker, pid, epoch)
+    return pid, epoch
+
+
 async def test_d9_a_partition_that_found_no_room_in_a_transaction_is_not_told_to_be_in_it_the_next_time(
     tmp_path: Path,
 ) -> None:
@@ -107,11 +117,8 @@ async def test_a_group_that_found_no_room_in_a_transaction_is_not_told_to_be_in_
 async def test_a_topic_made_anew_under_its_name_gets_the_marker_of_what_is_written_to_it(tmp_path: Path) -> None:
     """The transaction had the log of the topic that was: nothing ended what was written to the new one."""
     async with opened(tmp_path) as broker:
-        await broker.streams.create("t")
         transactions = broker.coordination.transactions
-        pid, epoch = await transactions.begin_producer("x", 60_000)
-        await transactions.add_partitions("x", pid, epoch, {("t", 0): log_of(broker).id})
-        await write(broker, pid, epoch)
+        pid, epoch = await begin(broker)
         await broker.streams.delete("t")
         await broker.streams.create("t")
         with pytest.raises(InvalidTransactionState):
@@ -127,11 +134,8 @@ async def test_a_transaction_whose_time_is_up_while_its_end_finds_no_room_is_abo
 ) -> None:
     disk = Full()
     async with opened(tmp_path, disk) as broker:
-        await broker.streams.create("t")
         transactions = broker.coordination.transactions
-        pid, epoch = await transactions.begin_producer("x", 60_000)
-        await transactions.add_partitions("x", pid, epoch, {("t", 0): log_of(broker).id})
-        await write(broker, pid, epoch)
+        pid, epoch = await begin(broker)
         one = transactions.get("x")
         disk.full = True
         ending = asyncio.ensure_future(transactions.end("x", pid, epoch, commit=True))
