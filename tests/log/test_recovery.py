@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import CorruptLog, DataFolderLocked
 from headrace.log.disk import RealDisk
 from headrace.log.settings import StreamSettings
-from tests.log.helpers import SMALL, Bench, batch, values
+from tests.log.helpers import SMALL, Bench, batch, records, values
 
 ROLLING = StreamSettings(segment_size=3000)
 
@@ -290,3 +290,30 @@ def test_a_smaller_journal_setting_replaces_the_old_files(bench: Bench) -> None:
 
 def _asdict(settings: object) -> dict[str, object]:
     return {name: getattr(settings, name) for name in settings.__struct_fields__}  # type: ignore[attr-defined]
+
+
+def test_a_compacted_segment_without_its_seal_reaches_to_the_one_behind_it(bench: Bench) -> None:
+    """Its last record need not be the last of its offsets: the log was called damaged for want of a derived file."""
+    stream = StreamSettings(segment_size=400, cleanup_policy="compact")
+    shard = bench.open(stream=stream)
+    for key in (b"x", b"y", b"y", b"z", b"y", b"y", b"w"):
+        ticket = shard.log(1).append(batch([b"." * 100], keys=[key]))
+        shard.pump()
+        assert ticket.error is None
+    shard.maintenance.compact(shard.log(1), lambda _made, error: None)
+    shard.pump()
+    assert [(s.records, s.next_offset) for s in shard.log(1).segments] == [(1, 2), (1, 4), (1, 6), (1, 7)]
+    offsets = [record.offset for record in records(shard.log(1))]
+    shard.close()
+    seals = sorted(Path(bench.root).glob("logs/*/*.seal"))
+    assert len(seals) == 3
+    for seal in seals:
+        seal.unlink()
+    shard = bench.open(stream=stream)
+    assert not bench.report.damaged
+    assert [record.offset for record in records(shard.log(1))] == offsets
+    assert [s.next_offset for s in shard.log(1).segments] == [2, 4, 6, 7]
+    shard.close()
+    shard = bench.open(stream=stream)
+    assert not bench.report.damaged
+    shard.close()

@@ -213,3 +213,43 @@ def test_a_compaction_that_finds_no_room_gives_back_what_it_took(tmp_path: Path)
     assert [path.name for path in Path(log.tail.folder).iterdir() if path.name.endswith(".tmp")] == []
     bench.append(1, [b"next"])
     shard.close()
+
+
+def test_a_pin_that_comes_while_a_log_is_compacted_keeps_what_follows_it(tmp_path: Path) -> None:
+    disk = Overtaken()
+    bench = Bench(tmp_path, disk)
+    shard = bench.open(stream=COMPACTED)
+    log = shard.log(1)
+    for value in (b"1", b"2", b"3", b"4", b"5"):
+        put(bench, b"k", value, 200)
+    before = [r.offset for r in records(log)]
+    told: list[BaseException | None] = []
+    disk.meanwhile = lambda: log.set_retention_hold("job", 0)
+    shard.maintenance.compact(log, lambda _made, error: told.append(error))
+    shard.pump()
+    assert [type(error) for error in told] == [Conflict]
+    assert [r.offset for r in records(log)] == before
+    log.set_retention_hold("job", None)
+    shard.maintenance.compact(log, lambda _made, error: told.append(error))
+    shard.pump()
+    assert told[1:] == [None] and len(records(log)) < len(before)
+    shard.close()
+
+
+def test_a_compaction_whose_segments_retention_takes_before_it_has_read_them_gives_way(tmp_path: Path) -> None:
+    """It failed for want of a file, and housekeeping counted and told an error."""
+    bench = Bench(tmp_path)
+    shard = bench.open(stream=COMPACTED)
+    log = shard.log(1)
+    for value in (b"1", b"2", b"3", b"4", b"5"):
+        put(bench, b"k", value, 200)
+    shard.checkpoint()
+    shard.pump()
+    first = log.segments[0]
+    told: list[BaseException | None] = []
+    shard.maintenance.delete_before(log, first.next_offset)
+    shard.maintenance.compact(log, lambda _made, error: told.append(error))
+    shard.pump()
+    assert not Path(first.path()).exists() and first not in log.segments
+    assert [type(error) for error in told] == [Conflict]
+    shard.close()

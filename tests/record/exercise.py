@@ -7,7 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import BatchTooLarge, CorruptBatch, DecompressedTooLarge, InvalidInput, UnknownCodec
-from headrace.record.codec import LatestOffsets, columns, filter_batch, records, scan, trim, valid_until, validate
+from headrace.record.codec import (
+    LatestOffsets,
+    columns,
+    epochs_until,
+    filter_batch,
+    records,
+    scan,
+    trim,
+    valid_until,
+    validate,
+)
 from headrace.record.layout import MAX_OFFSET
 from headrace.record.render import Cells, Numbers, Rows
 from headrace.record.types import BatchInfo, Buffer
@@ -36,6 +46,7 @@ def exercise(data: Buffer) -> str:
     infos = attempt(scan, data)
     # A scan gives up on a bad batch and stops at a cut one; recovery also minds the order of offsets.
     assert infos is None or sum(info.size for info in infos) >= position
+    assert 0 <= epochs_until(data, len(data), -1, 1 << 31)[0] <= len(data)
     good = scan(data, 0, position)
     assert sum(info.count for info in good) == count
     if good:

@@ -6,6 +6,7 @@ from headrace.errors import BatchTooLarge, CorruptBatch, InvalidInput
 from headrace.record.codec import (
     build,
     columns,
+    epochs_until,
     patch,
     patch_run,
     records,
@@ -86,6 +87,21 @@ def test_recovery_goes_on_to_the_end_of_the_good_batches() -> None:
     garbage = data + bytes(100)
     assert valid_until(garbage)[:2] == (len(data), 22)
     assert valid_until(garbage)[4] == "the length is less than a batch header"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "good"), [([3, 3, 5], 3), ([3, 4, 3], 2), ([3, 6, 5], 1), ([2, 3, 3], 0), ([3, -1, 4], 1)]
+)
+def test_recovery_stops_where_epochs_go_back_or_are_nobodys(epochs: list[int], good: int) -> None:
+    whole, positions = log([3, 4, 5], start=10)
+    data = bytearray(whole)
+    for position, base, epoch in zip(positions, [10, 13, 17], epochs, strict=True):
+        patch(data, position, base, epoch)
+    ends = [0, *positions[1:], len(data)]
+    assert epochs_until(data, len(data), 3, 5) == (ends[good], [-1, 13, 17, 22][good], [3, *epochs][good])
+    assert epochs_until(data, positions[1] + 9, 0, 9)[:2] == (positions[1], 13)
+    with pytest.raises(InvalidInput, match="not inside a buffer"):
+        epochs_until(data, len(data) + 1, 3, 5)
 
 
 def test_recovery_stops_where_offsets_go_back() -> None:

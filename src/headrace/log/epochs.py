@@ -14,6 +14,11 @@ def log_key(log_id: int) -> bytes:
     return log_id.to_bytes(8, "big")
 
 
+def at(epochs: Epochs, offset: int) -> int:
+    """The lowest that a record at this offset can be of: its own may not have become known yet."""
+    return max((epoch for epoch, start in epochs if start <= offset), default=0)
+
+
 def pack(epochs: Epochs) -> bytes:
     return b"".join(epoch.to_bytes(8, "big") + start.to_bytes(8, "big") for epoch, start in epochs)
 

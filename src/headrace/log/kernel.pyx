@@ -165,11 +165,6 @@ cdef class Walker:
             return None
         return _entry(entries, len(self.index) // OFFSET_ENTRY, relative_offset)
 
-    def skip_to(self, long long offset):
-        """The offsets up to here are gone for good: the next batch begins at or after it."""
-        if offset > self.next_offset:
-            self.next_offset = offset
-
     def walk(self, data not None, Py_ssize_t start=0, Py_ssize_t end=-1):
         """Take in whole batches of data[start:end]; returns where the first incomplete one begins."""
         cdef Py_buffer view

@@ -236,11 +236,13 @@ class Log(LogEnd):
     # Retention.
 
     def set_retention_hold(self, name: str, offset: int | None) -> None:
-        """A pin: no segment with records at or after offset is removed while it stands."""
+        """A pin: no segment with records at or after offset is removed while it stands. Set it before it is stored:
+        then it holds, once that is durable, against what retention has begun, too."""
         if offset is None:
             self.holds.pop(name, None)
         else:
             self.holds[name] = offset
+            self._shard.maintenance.starts.give_way(self)
 
     def close(self) -> None:
         self.is_closed = True

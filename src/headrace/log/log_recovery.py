@@ -37,7 +37,10 @@ class LogRecovery:
         self._disk = shard.disk
         self._files = shard.files
         self._key = spec.id.to_bytes(8, "big")
-        self._sources = Sources(shard.files, parts, shard.settings.batch_bytes_max)
+        self._epochs = epochs.unpack(shard.state.get(epochs.TABLE, self._key) or b"")
+        self._sources = Sources(
+            shard.files, parts, shard.settings.batch_bytes_max, self._epochs, shard.state.marker.epoch
+        )
         self._settings = spec.settings
         self.log: Log = shard.new_log(spec)
         self._tail = self.log.tail
@@ -55,7 +58,6 @@ class LogRecovery:
         self._segments: list[Segment] = []
         self._unlink: list[str] = []
         self._truncate: list[tuple[str, int]] = []
-        self._floor = 0  # the end is at least here, even if the records before it were compacted away
         self._cuts: list[tuple[str, int, int]] = []
         self._as_found: dict[Segment, Segment] = {}  # fresh segment -> the old one, as far as it is whole
         self._listing = SegmentListing(
@@ -98,7 +100,7 @@ class LogRecovery:
             return False
         for at, stem in enumerate(stems):
             path = self._listing.path(stem)
-            seal = self._listing.seal(stem) or self._seal_again(stem)
+            seal = self._listing.seal(stem) or self._seal_again(stem, stems[at + 1 : at + 2])
             if seal is None:
                 return False
             if isinstance(seal, Tier):
@@ -122,8 +124,9 @@ class LogRecovery:
             self._damaged(tier.path, size, f"{tier.file_bytes:,} bytes were archived there")
         return size == tier.file_bytes
 
-    def _seal_again(self, stem: SegmentStem) -> Seal | None:
-        """A known segment without a seal: whole it must be, since it was synced."""
+    def _seal_again(self, stem: SegmentStem, following: list[SegmentStem]) -> Seal | None:
+        """A known segment without a seal: whole it must be, since it was synced. One that was rewritten may have lost
+        its last records: it reaches to the next one."""
         path = self._listing.path(stem)
         size = self._disk.file_size(path)
         walker = kernel.Walker(stem.base, self._settings.index_interval)
@@ -132,7 +135,10 @@ class LogRecovery:
         if walker.position < size:
             self._damaged(path, walker.position, "a synced batch is damaged")
             return None
-        seal = seal_of(walker)
+        end = walker.next_offset
+        if stem.generation and self._saved is not None:
+            end = max(end, following[0].base if following else self._saved.base)
+        seal = seal_of(walker, end)
         self._files.write(self._listing.path(stem, paths.SEAL), [seal.pack()], 0, create=True)
         return seal
 
@@ -210,7 +216,7 @@ class LogRecovery:
 
     @property
     def _end(self) -> int:
-        end = max(self._segments[-1].next_offset if self._segments else self._start, self._floor)
+        end = self._segments[-1].next_offset if self._segments else self._start
         # An active segment without a batch has no file, perhaps, but it had an end.
         return max(end, self._saved.next_offset) if self._saved and not self._saved.position else end
 
@@ -275,9 +281,6 @@ class LogRecovery:
             self.log.damage = CorruptLog(path, position, reason)
 
     def _finish(self) -> None:
-        if self._truncation is not None and not self._cuts:
-            # Whole files that end before the cut: what lay between was compacted away, or was to go anyway.
-            self._floor = min(self._truncation, self._evidence)
         if self.log.damage is None and self._end < self._evidence:
             last = self._segments[-1] if self._segments else None
             found = self._as_found.get(last, last) if last else None
@@ -293,8 +296,7 @@ class LogRecovery:
         self._tail.segments = tuple(self._segments)
         log.start_offset = self._start
         log.next_offset = log.visible_end = log.durable_end = max(self._end, self._start)
-        raw = self._shard.state.get(epochs.TABLE, self._key)
-        log.epochs = [entry for entry in epochs.unpack(raw or b"") if entry[1] <= log.next_offset]
+        log.epochs = [entry for entry in self._epochs if entry[1] <= log.next_offset]
         if self._truncation is not None and log.damage is None:
             self._shard.pending_truncations.append((log, self._truncation))
 

@@ -1,4 +1,5 @@
-"""What happens to a log besides appends and reads: retention, deletion, compaction, and truncation (truncations.py).
+"""What happens to a log besides appends and reads: deletion, compaction, retention (starts.py says how far), and
+truncation (truncations.py).
 
 Each is durable as an intention before a file is touched, so that a crash in the middle is finished by the next start
 and can never be taken for damage.
@@ -8,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headrace.errors import Conflict, OffsetOutOfRange, SegmentGone
+from headrace.errors import Conflict, SegmentGone
 from headrace.log import paths
 from headrace.log.checkpoint import ENDS
 from headrace.log.compaction import Filter, LatestByKey, Rewritten, rewrite
@@ -16,9 +17,8 @@ from headrace.log.files import NO_ROOM
 from headrace.log.leases import Leases
 from headrace.log.log import Log
 from headrace.log.log_recovery import STARTS, TRUNCATIONS
-from headrace.log.retention import Limits, new_start
 from headrace.log.segment import Segment
-from headrace.log.staging import Ticket
+from headrace.log.starts import Starts
 from headrace.log.tiering import remove_archived, remove_file
 from headrace.log.truncations import Truncations
 from headrace.log.work import InlineWorker, ThreadWorker, Worker
@@ -48,39 +48,17 @@ class Maintenance:
         self._cleaner: Worker | None = None
         self.busy: set[int] = set()  # logs being compacted or truncated
         self.truncations = Truncations(shard, self)
+        self.starts = Starts(shard, self)
+        self.apply_retention, self.delete_before = self.starts.apply_retention, self.starts.delete_before
         self.leases = Leases()
         self.keys_max = KEYS_MAX
         self._delayed: list[Callable[[], None]] = []
-        self._starts: dict[int, int] = {}  # log -> start asked for and not yet durable
         self._graves: list[tuple[int, Segment]] = []  # removed from their log, files still leased
 
     # Retention.
 
-    def apply_retention(self, log: Log, now_ms: int) -> Ticket | None:
-        """Drop what is too old or too much. None when nothing is."""
-        limits = Limits.of(log.settings, log.holds.values())
-        start = new_start(log.segments, limits, log.start_offset, log.visible_end, now_ms)
-        return self.delete_before(log, start) if start > log.start_offset else None
-
-    def delete_before(self, log: Log, offset: int) -> Ticket:
-        """Move the start of the log; segments wholly before it go once that is durable."""
-        if not log.start_offset <= offset <= log.visible_end:
-            raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
-        # Two may be under way: the later one must not move the start back.
-        offset = self._starts[log.id] = max(offset, self._starts.get(log.id, 0))
-        group = self._shard.group()
-        group.put(STARTS, log.id.to_bytes(8, "big"), offset.to_bytes(8, "big"))
-        ticket = group.commit()
-        ticket.add_callback(lambda done: self._start_moved(log, offset, done))
-        return ticket
-
-    def _start_moved(self, log: Log, offset: int, done: Ticket) -> None:
-        if self._starts.get(log.id) == offset:
-            del self._starts[log.id]
-        if done.error is None:
-            self._drop_before(log, offset)
-
-    def _drop_before(self, log: Log, offset: int) -> None:
+    def drop_before(self, log: Log, offset: int) -> None:
+        """The start is durable: have it count, and let go of the segments wholly before it."""
         if log.is_closed:
             return
         log.start_offset = max(log.start_offset, offset)
@@ -105,7 +83,7 @@ class Maintenance:
         def dropped(result: tuple[list[Segment], bool] | None, error: BaseException | None) -> None:
             gone, has_room = result or ([], True)
             if not has_room:  # a full disk needs retention most of all: what can go without a new file is gone
-                self.delay(lambda: self._drop_before(log, offset))
+                self.delay(lambda: self.drop_before(log, offset))
             self.bury(log, gone, error)
 
         self._shard.worker.submit(drop, dropped)
@@ -119,6 +97,18 @@ class Maintenance:
             self._graves.append((log.id, segment))
             self._shard.counters.segments_deleted += 1
         self.sweep()
+
+    def replaced_of(self, log: Log) -> list[Segment]:
+        """What left the log, and is kept for those who read it."""
+        return [segment for log_id, segment in self._graves if log_id == log.id]
+
+    def forget(self, log: Log, gone: list[Segment]) -> None:
+        """Their files are removed, whoever held them: another segment may have such a name next."""
+        self._graves = [grave for grave in self._graves if grave[0] != log.id or grave[1] not in gone]
+        for segment in gone:
+            self._shard.index_cache.drop(segment)
+            segment.is_buried = segment.is_deleted = True
+            self._shard.counters.segments_deleted += 1
 
     def planned_segment(self, log: Log, base: int, generation: int) -> tuple[Segment, bool]:
         """A segment as somebody planned on it, and whether it is held. One that is held may have left its log; what
@@ -268,12 +258,19 @@ class Maintenance:
                 return
 
             def rewritten(more: Rewritten | None, failed: BaseException | None) -> None:
+                if isinstance(failed, FileNotFoundError) and any(segment.is_buried for segment in sealed):
+                    failed = None  # retention was faster
                 if more is None and failed is None:
                     # No further: what lies behind was to go because of what goes here. A tombstone, say.
                     failed = Conflict(f"log {log.id} is being written or rewritten: try again")
                 step(more.added_to(gained) if more else gained, failed)
 
-            self.rewrite_segments(log, runs.pop(0), keep, rewritten, learn=None if is_learnt else learn)
+            def is_free() -> bool:
+                return all(hold >= keep.until for hold in log.holds.values())
+
+            self.rewrite_segments(
+                log, runs.pop(0), keep, rewritten, learn=None if is_learnt else learn, if_still=is_free
+            )
 
         step(None, None)
 

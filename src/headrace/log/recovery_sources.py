@@ -3,6 +3,8 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 
+from headrace.log import epochs
+from headrace.log.epochs import Epochs
 from headrace.log.files import Files
 from headrace.log.rounds import ReplayedPart
 from headrace.record import codec
@@ -11,21 +13,35 @@ READ_BYTES = 4 << 20
 
 
 class Sources:
-    def __init__(self, files: Files, parts: Mapping[int, ReplayedPart], batch_bytes_max: int) -> None:
+    def __init__(
+        self, files: Files, parts: Mapping[int, ReplayedPart], batch_bytes_max: int, known: Epochs, last_epoch: int
+    ) -> None:
         self._files = files
+        self._epochs = known
+        self._last_epoch = last_epoch  # of those who have written here
         self._parts = parts
         self._bases = sorted(parts)
         self._batch_bytes_max = batch_bytes_max
 
     def whole(self, path: str, position: int, size: int, expected: int, end: int | None = None) -> Iterator[memoryview]:
         """Runs of whole batches in offset order, from position up to the first that is not, or up to end. With
-        `expected` -1 they need not follow each other without a gap."""
+        `expected` -1 they need not follow each other without a gap.
+
+        What was not synced may be torn at any byte, in its epoch, too, which no checksum covers: one that is lower
+        than the one before it, or that nobody has had, is not what was written. The journal has it, or nobody was
+        told that it is there."""
         want = READ_BYTES
+        epoch = epochs.at(self._epochs, expected)
         while position < size:
             data = memoryview(self._files.read(path, min(want, size - position), position))
             stop, next_offset, _records, _timestamp, _reason = codec.valid_until(
                 data, 0, len(data), expected, dense=expected >= 0
             )
+            if expected >= 0:
+                sound, after, epoch = codec.epochs_until(data, stop, epoch, self._last_epoch)
+                if sound < stop:
+                    size = position + sound  # nothing behind it counts
+                    stop, next_offset = sound, after if sound else expected
             if end is not None and next_offset > end:
                 stop = _position_of(data, stop, end)
                 next_offset = end

@@ -27,6 +27,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     retention_bytes: int = -1  # per partition; -1 = no limit
     cleanup_policy: CleanupPolicy = "delete"
     compaction_lag_ms: int = 0  # records younger than this are never compacted away
+    compaction_lag_max_ms: int = -1  # a record that is older has the log compacted, however little is new; -1 = never
     compaction_dirty_percent: int = 33  # of the sealed bytes must be new before all are rewritten
     tombstone_retention_ms: int = 24 * 3600 * 1000
     compression: Compression = "none"  # of the batches we build ourselves, from HTTP and AMQP

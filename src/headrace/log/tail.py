@@ -74,7 +74,7 @@ class Tail:
         return (
             writer.position + size > self.settings.segment_size
             or writer.walker.next_offset - segment.base > RELATIVE_OFFSET_MAX
-            or self._clock.now_ms() - segment.created_ms > self.settings.segment_age_ms
+            or self._clock.now_ms() - segment.created_ms > active_ms_max(self.settings)
         )
 
     def roll(self, base_offset: int) -> None:
@@ -159,3 +159,10 @@ class Tail:
             return None
         self.writer.flush_index()
         return self.writer.save()
+
+
+def active_ms_max(settings: StreamSettings) -> int:
+    """How long a segment is written to: only what is sealed can be compacted in time."""
+    if settings.compaction_lag_max_ms < 0 or settings.cleanup_policy == "delete":
+        return settings.segment_age_ms
+    return min(settings.segment_age_ms, settings.compaction_lag_max_ms)

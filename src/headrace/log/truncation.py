@@ -3,47 +3,54 @@
 What is to stay of the segment that holds the offset is copied first, so that a full disk is met before anything is
 touched. Then newest first: later segments lose their names, and the copy takes its place. The intention is durable
 before this begins (truncations.py), so a log found shorter than it was is no damage while it stands.
+
+The copy is sealed, and the log goes on in a segment of its own that begins at the offset. What lay right before it may
+have been compacted away: then no record says where the log ends, but the seal does, and it is durable before the
+copy has a name. And the last segment, the only one that is ever searched for its end, has no gaps.
 """
 
 import struct
+from collections.abc import Sequence
 
 from crc32c import crc32c
 
 from headrace.errors import DiskFull
 from headrace.log import kernel, paths
 from headrace.log.compaction import batches
+from headrace.log.disk import write_atomically
 from headrace.log.files import NO_ROOM, Files
-from headrace.log.segment import Segment, SegmentWriter
+from headrace.log.segment import Segment, seal_of
 from headrace.log.tail import Tail
 from headrace.record import codec
 from headrace.record.layout import ATTRIBUTES_AT, CRC_AT, LAST_OFFSET_DELTA_AT
 from headrace.record.types import BatchInfo
 
 
-def cut_back(files: Files, tail: Tail, offset: int, now_ms: int) -> list[Segment]:
-    """Runs on the worker thread; returns the segments that left the log."""
+def cut_back(files: Files, tail: Tail, offset: int, replaced: Sequence[Segment]) -> list[Segment]:
+    """Runs on the worker thread; returns the segments that are gone, files and all. Among them are those `replaced`
+    that reach behind the offset: what is in the log hid their files from a start, and will not any more."""
     if tail.next_offset <= offset:
         _begin_active(tail, offset)
         return []
     kept = [segment for segment in tail.segments if segment.base < offset]
     gone = [segment for segment in tail.segments if segment.base >= offset]
-    writer = None
+    copy = None
     if kept and kept[-1].next_offset > offset:
-        writer = _copy(files, kept[-1], offset, tail.settings.index_interval, now_ms)
-    for segment in reversed(gone):
+        copy = _copy(files, kept[-1], offset, tail.settings.index_interval)
+    hidden = [segment for segment in replaced if segment.next_offset > offset]
+    for segment in (*hidden, *reversed(gone)):
         _unlink(files, segment)
-    tail.writer = writer
-    if writer is not None:
-        path = writer.segment.path()
-        files.disk.rename(path + paths.UNFINISHED, path)
+    tail.writer = None
+    if copy is not None:
+        files.disk.rename(copy.path() + paths.UNFINISHED, copy.path())
         files.disk.sync_dir(tail.folder)
         # For good, while the intention stands: it holds what was cut off, and would be read if the copy went first.
         _unlink(files, kept[-1])
         gone.append(kept.pop())
-        kept.append(writer.segment)
+        kept.append(copy)
     tail.segments = tuple(kept)
     _begin_active(tail, offset)
-    return gone
+    return [*gone, *hidden]
 
 
 def _begin_active(tail: Tail, offset: int) -> None:
@@ -62,34 +69,34 @@ def _shortened(batch: bytearray | None, info: BatchInfo, offset: int) -> bytearr
 
 
 def _unlink(files: Files, segment: Segment) -> None:
-    files.forget(segment.paths)
-    for path in segment.paths:
-        if files.disk.exists(path):
-            files.disk.unlink(path)
+    _forget(files, segment)
     files.disk.sync_dir(segment.folder)
 
 
-def _copy(files: Files, old: Segment, offset: int, interval: int, now_ms: int) -> SegmentWriter:
-    """What lies before offset, synced, under a name that is not final yet."""
-    target = Segment(old.folder, old.base, old.generation + 1, created_ms=now_ms)
+def _forget(files: Files, segment: Segment) -> None:
+    files.forget(segment.paths)
+    for path in (*segment.paths, segment.path() + paths.UNFINISHED):
+        if files.disk.exists(path):
+            files.disk.unlink(path)
+
+
+def _copy(files: Files, old: Segment, offset: int, interval: int) -> Segment:
+    """What lies before offset, synced and sealed, under a name that is not final yet."""
+    target = Segment(old.folder, old.base, old.generation + 1)
     walker = kernel.Walker(old.base, interval)
-    temporary = target.path() + paths.UNFINISHED
-    disk = files.disk
-    if disk.exists(temporary):
-        disk.unlink(temporary)
+    _forget(files, target)
     try:
-        _write_before(files, old, offset, walker, temporary)
+        _write_before(files, old, offset, walker, target.path() + paths.UNFINISHED)
+        seal = seal_of(walker, offset)
+        write_atomically(files.disk, target.path(paths.SEAL), seal.pack())
+        files.write_derived(target.path(paths.INDEX), walker.index, 0)
+        files.write_derived(target.path(paths.TIME_INDEX), walker.time_index, 0)
     except OSError as error:
-        if disk.exists(temporary):
-            disk.unlink(temporary)
+        _forget(files, target)
         if error.errno in NO_ROOM:
             raise DiskFull(f"no room to cut {old.folder} back: {error}") from error
         raise
-    walker.skip_to(offset)  # what lay right before the cut may have been compacted away
-    writer = SegmentWriter(files, target, walker)
-    target.size, target.records = walker.position, walker.records
-    target.next_offset, target.max_timestamp = walker.next_offset, walker.max_timestamp
-    return writer
+    return Segment.sealed(old.folder, target.generation, seal)
 
 
 def _write_before(files: Files, old: Segment, offset: int, walker: kernel.Walker, path: str) -> None:

@@ -54,8 +54,10 @@ class Truncations:
             self._truncated(log, error, done)
             return
 
+        replaced = self._others.replaced_of(log)
+
         def cut() -> tuple[list[Segment], SavedWriter | None]:
-            gone = cut_back(self._shard.files, log.tail, offset, self._shard.clock.now_ms())
+            gone = cut_back(self._shard.files, log.tail, offset, replaced)
             return gone, log.tail.saved_writer()
 
         self._shard.worker.submit(cut, lambda result, failed: self._record_cut(log, offset, result, failed, done))
@@ -80,7 +82,7 @@ class Truncations:
         log.compacted_until = min(log.compacted_until, offset)
         log.forget_positions()
         log.epochs = [entry for entry in log.epochs if entry[1] < offset]
-        self._others.bury(log, gone, None)
+        self._others.forget(log, gone)
         end = b"" if saved is None else saved.pack()
         self._tell_cut(log, lambda: self._withdraw(log, {ENDS: end}, lambda error: self._truncated(log, error, done)))
 

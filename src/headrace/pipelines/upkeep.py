@@ -393,7 +393,7 @@ def _closed(folder: str, look: Callable[[Inspector], Result]) -> Result:
 
 
 def to_staging(folder: str, write: Callable[[str], Written]) -> Staged:
-    Path(folder, STAGING).mkdir(mode=0o700, exist_ok=True)
+    RealDisk().mkdir(f"{folder}/{STAGING}")
     name = uuid.uuid4().hex
     path = Path(folder, STAGING, f"{name}.staged")
     try:

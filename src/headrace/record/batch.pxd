@@ -24,6 +24,7 @@ cdef enum Fault:
     FAULT_TIMESTAMP
     FAULT_CODEC
     FAULT_TOO_MANY
+    FAULT_NO_KEY
 
 cdef enum:                  # layout.py's chain, as C constants
     BASE_OFFSET_AT = 0
@@ -211,4 +212,6 @@ cdef inline str fault_reason(Fault fault):
         return "the codec is unknown"
     if fault == FAULT_TOO_MANY:
         return "it holds more records or headers than a batch may"
+    if fault == FAULT_NO_KEY:
+        return "a compacted topic takes no record without a key"
     return "nothing is wrong"

@@ -6,7 +6,7 @@ from headrace.record.decode import records
 from headrace.record.latest import LatestOffsets, keep_latest, keep_listed
 from headrace.record.partition import murmur2, partition_for
 from headrace.record.rewrite import filter_batch
-from headrace.record.scan import patch, patch_run, scan, trim, valid_until, validate
+from headrace.record.scan import epochs_until, patch, patch_run, scan, trim, valid_until, validate
 
 __all__ = [
     "BatchWriter",
@@ -14,6 +14,7 @@ __all__ = [
     "build",
     "columns",
     "encode_headers",
+    "epochs_until",
     "filter_batch",
     "keep_latest",
     "keep_listed",

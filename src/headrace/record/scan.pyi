@@ -6,6 +6,7 @@ def scan(
 def valid_until(
     buf: Buffer, start: int = 0, end: int | None = None, expected_offset: int = -1, *, dense: bool = False
 ) -> tuple[int, int, int, int, str | None]: ...
+def epochs_until(buf: Buffer, end: int, lowest: int, highest: int) -> tuple[int, int, int]: ...
 def validate(
     buf: Buffer,
     *,
@@ -15,6 +16,7 @@ def validate(
     headers_max: int = ...,
     deep: bool = True,
     repair: bool = False,
+    keyed: bool = False,
 ) -> list[BatchInfo]: ...
 def patch(buf: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None: ...
 def patch_run(

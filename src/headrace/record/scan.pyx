@@ -9,8 +9,8 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32
 
 from headrace.record.batch cimport (
     ATTRIBUTES_AT, BASE_OFFSET_AT, CODEC_MASK, CRC_AT, FAULT_COUNT, FAULT_DELTA, FAULT_INCOMPLETE, FAULT_NONE,
-    FAULT_ORDER, FAULT_RECORD, FAULT_TIMESTAMP, FAULT_TOO_MANY, FAULT_TRAILING, HEADER_SIZE, LEADER_EPOCH_AT, LENGTH_AT,
-    LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, Batch, Fault, RecordView, check_headers,
+    FAULT_NO_KEY, FAULT_ORDER, FAULT_RECORD, FAULT_TIMESTAMP, FAULT_TOO_MANY, FAULT_TRAILING, HEADER_SIZE, LEADER_EPOCH_AT,
+    LENGTH_AT, LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, Batch, Fault, RecordView, check_headers,
     fault_reason, read_batch, read_record,
 )
 from headrace.record.checksum cimport crc32c_of
@@ -99,10 +99,39 @@ def valid_until(buf, Py_ssize_t start=0, end=None, int64_t expected_offset=-1, *
     return at, expected, count, max_timestamp, None if fault == FAULT_NONE else fault_reason(fault)
 
 
+def epochs_until(buf, Py_ssize_t end, int64_t lowest, int64_t highest):
+    """(position, next offset, epoch) behind the batches of buf[:end] whose leader epoch lies between the one before
+    it, `lowest` for the first, and `highest`. The offset is -1 without one. The batches are whole: see valid_until.
+
+    A batch's own checksum does not cover its epoch. In a log epochs never fall."""
+    cdef Py_buffer view
+    cdef const uint8_t* base
+    cdef Py_ssize_t at = 0, stop
+    cdef int64_t next_offset = -1
+    cdef Batch batch
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        stop = _range(&view, 0, end)
+        base = <const uint8_t*>view.buf
+        with nogil:
+            while at < stop:
+                if read_batch(base + at, base + stop, False, &batch) != FAULT_NONE:
+                    break
+                if batch.leader_epoch < lowest or batch.leader_epoch > highest:
+                    break
+                lowest = batch.leader_epoch
+                next_offset = batch.last_offset + 1
+                at += batch.size
+    finally:
+        PyBuffer_Release(&view)
+    return at, next_offset, lowest
+
+
 cdef Fault _walk(
-    const uint8_t* p, const uint8_t* end, const Batch* batch, int64_t headers_max, int64_t* max_timestamp
+    const uint8_t* p, const uint8_t* end, const Batch* batch, int64_t headers_max, bint keyed, int64_t* max_timestamp
 ) noexcept nogil:
-    """Check every record between p and end: as many as the batch says, deltas 0 to n-1, nothing left over."""
+    """Check every record between p and end: as many as the batch says, deltas 0 to n-1, nothing left over, and with
+    keyed none without a key."""
     cdef RecordView record
     cdef int64_t timestamp = 0, headers = 0
     cdef int32_t i
@@ -119,6 +148,8 @@ cdef Fault _walk(
                 return FAULT_RECORD
         if record.offset_delta != i:
             return FAULT_DELTA
+        if keyed and record.key_size < 0:
+            return FAULT_NO_KEY
         if add_overflows(batch.base_timestamp, record.timestamp_delta, &timestamp):
             return FAULT_TIMESTAMP
         if timestamp > max_timestamp[0]:
@@ -129,19 +160,21 @@ cdef Fault _walk(
 def validate(
     buf, *, Py_ssize_t batch_bytes_max=0x7FFFFFFF, Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
     int64_t records_max=RECORDS_MAX, int64_t headers_max=HEADERS_MAX, bint deep=True, bint repair=False,
+    bint keyed=False,
 ):
     """The batches of what a client sent, all of it checked: nothing may be left over, cut short or empty.
 
     deep=False does not unfold compressed batches. With repair, a max timestamp that is not the largest of the
-    records is put right in buf, checksum included, as Kafka does; without, it is a CorruptBatch. The limits on
-    decompressed bytes, records and headers hold for each batch. Raises CorruptBatch, BatchTooLarge, DecompressedTooLarge.
+    records is put right in buf, checksum included, as Kafka does; without, it is a CorruptBatch. With keyed, so is a
+    record without a key. The limits on decompressed bytes, records and headers hold for each batch.
+    Raises CorruptBatch, BatchTooLarge, DecompressedTooLarge.
     """
-    return validated(buf, batch_bytes_max, decompressed_bytes_max, records_max, headers_max, deep, repair)
+    return validated(buf, batch_bytes_max, decompressed_bytes_max, records_max, headers_max, deep, repair, keyed)
 
 
 cdef list validated(
     object buf, Py_ssize_t batch_bytes_max, Py_ssize_t decompressed_bytes_max, int64_t records_max,
-    int64_t headers_max, bint deep, bint repair,
+    int64_t headers_max, bint deep, bint repair, bint keyed,
 ):
     cdef Py_buffer view
     cdef Payload payload = Payload()
@@ -170,10 +203,10 @@ cdef list validated(
             if fault != FAULT_NONE:
                 raise CorruptBatch(fault_reason(fault), at)
             if not batch.attributes & CODEC_MASK:
-                fault = _walk(p + HEADER_SIZE, p + batch.size, &batch, headers_max, &max_timestamp)
+                fault = _walk(p + HEADER_SIZE, p + batch.size, &batch, headers_max, keyed, &max_timestamp)
             elif deep:
                 payload.open(buf, base, at, &batch, decompressed_bytes_max)
-                fault = _walk(payload.start, payload.end, &batch, headers_max, &max_timestamp)
+                fault = _walk(payload.start, payload.end, &batch, headers_max, keyed, &max_timestamp)
                 payload.close()
             else:
                 max_timestamp = batch.max_timestamp

@@ -9,6 +9,8 @@ from headrace.clock import ManualClock
 from headrace.errors import DataFolderLocked
 from headrace.log.log import LogSpec
 from headrace.log.shard import Shard
+from headrace.record import codec
+from headrace.record.layout import LEADER_EPOCH_AT
 from tests.crash.shards import (
     ROOT,
     SETTINGS,
@@ -227,3 +229,22 @@ def test_the_catalog_is_not_read_before_the_folder_is_locked() -> None:
     with pytest.raises(DataFolderLocked):
         Shard.open(ROOT, SETTINGS, logs=specs(), clock=ManualClock(), disk=disk)
     assert not asked
+
+
+@pytest.mark.parametrize("torn", [0, 1 << 24])
+def test_an_epoch_that_a_crash_tore_is_not_taken_for_the_batchs_own(torn: int) -> None:
+    """It lies before what the batch's checksum covers: a batch of epoch 1 came out as one of epoch 0."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    disk = disk.kill()
+    shard = reopen(disk, spec())
+    write(shard, "b")
+    write(shard, "c")
+    image = disk.kill()
+    path = shard.logs[1].segments[-1].path()
+    position = codec.scan(image.files()[path])[-1].position
+    image.pwrite(image.open(path), [torn.to_bytes(4, "big")], position + LEADER_EPOCH_AT)
+    again = reopen(image, spec())
+    assert values(again) == ["a", "b", "c"]
+    assert [info.leader_epoch for at in range(3) for info in codec.scan(again.logs[1].read(at, 1).data)] == [0, 1, 1]

@@ -1,0 +1,66 @@
+"""What root makes in a folder of somebody else's: a broker of that user has to read it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.log.disk import RealDisk, write_atomically
+from headrace.log.rewriting import Written
+from headrace.pipelines.upkeep import to_staging
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files for others")
+
+OWNER = 12_345, 12_346
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    os.chown(folder, *OWNER)
+    return folder
+
+
+def owner(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_uid, found.st_gid
+
+
+def test_what_upkeep_stages_as_root_belongs_to_the_broker(theirs: Path) -> None:
+    def write(path: str) -> Written:
+        disk = RealDisk()
+        disk.close(disk.open(path, create=True, exclusive=True))
+        return Written(0, 0, 0)
+
+    staged = to_staging(str(theirs), write)
+    assert isinstance(staged, tuple)
+    assert owner(theirs / "staging") == OWNER
+    assert owner(theirs / "staging" / f"{staged[0]}.staged") == OWNER
+
+
+def test_folders_and_documents_that_root_makes_belong_to_whose_the_folder_is(theirs: Path) -> None:
+    disk = RealDisk()
+    disk.mkdir(f"{theirs}/tier/1-t/")
+    disk.mkdir(f"{theirs}/tier/1-t")  # is there already
+    write_atomically(disk, f"{theirs}/tier/1-t/document", b"x")
+    for path in (theirs / "tier", theirs / "tier" / "1-t", theirs / "tier" / "1-t" / "document"):
+        assert owner(path) == OWNER
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_link_that_somebody_left_gives_nothing_of_roots_away(theirs: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"root's")
+    (theirs / "document").symlink_to(secret)
+    disk = RealDisk()
+    disk.close(disk.open(f"{theirs}/document", create=True))
+    with pytest.raises(FileExistsError):
+        disk.open(f"{theirs}/document", create=True, exclusive=True)
+    assert owner(secret) == (0, 0)
+
+
+def test_a_folder_where_a_file_is_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        RealDisk().mkdir(f"{tmp_path}/there")
