@@ -116,5 +116,5 @@ async def test_what_is_out_does_not_count_and_counts_again_when_it_comes_back(br
     assert other is not None
     queue.give_back(other[0], other[1])
     assert await publish(broker, queue, b"6") == [False]
-    assert queue.purge() == 2
+    assert await queue.purge() == 2
     assert await publish(broker, queue, b"7" * 20) == [True]

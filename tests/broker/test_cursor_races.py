@@ -49,3 +49,21 @@ async def test_a_cursor_that_is_moved_while_a_topic_is_deleted_does_not_go_back(
     }  # fmt: skip
     assert broker.cursors.get("b").pin
     await broker.close()
+
+
+async def test_a_cursor_that_is_pinned_while_retention_is_under_way_finds_its_records(tmp_path: Path) -> None:
+    clock = ManualClock()
+    broker = await _open(tmp_path, clock)
+    stream = await broker.streams.create("t", config={"segment_size": 1024, "retention_bytes": 0})
+    for _ in range(10):
+        await broker.publish(stream, [(None, bytes(1000), (), None, -1)])
+    log = stream.partitions[0].log
+    retention = broker.shard.maintenance.apply_retention(log, clock.now_ms())
+    assert retention is not None
+    await broker.cursors.commit("late", stream, {0: 2}, pin=True)
+    await retention
+    assert log.start_offset == 2 and log.read(2).data
+    await broker.close()
+    broker = await _open(tmp_path, clock)
+    assert broker.streams.get("t").partitions[0].log.start_offset == 2
+    await broker.close()

@@ -88,6 +88,41 @@ async def test_compaction_begins_when_enough_is_new(tmp_path: Path, percent: int
     await broker.close()
 
 
+async def test_a_record_that_waits_too_long_for_compaction_has_it_begin(tmp_path: Path) -> None:
+    """The topic's max.compaction.lag.ms was taken and had no effect."""
+    clock = ManualClock()
+    stream = StreamSettings(
+        segment_size=2048, cleanup_policy="compact", compaction_dirty_percent=90, compaction_lag_max_ms=60_000
+    )
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
+    broker = await Broker.open(config, clock=clock)
+    topic = await broker.streams.create("a")
+    log = topic.partitions[0].log
+
+    async def publish(key: bytes, size: int) -> None:
+        await broker.publish(topic, [(key, b"x" * size, (), None, -1)])
+
+    for key in range(17):
+        await publish(b"%d" % key, 900)
+    await broker.housekeeping.once()  # the first time all of it is new
+    await publish(b"0", 10)
+    clock.advance(61)
+    await publish(b"1", 10)  # closes the segment: it would have had room
+    before = log.segments
+    assert [segment.next_offset for segment in before][-2:] == [18, 19]
+    clock.advance(-1)
+    await broker.housekeeping.once()
+    assert log.segments == before, "nothing is old enough"
+    clock.advance(1)
+    await broker.housekeeping.once()
+    assert log.segments != before and log.compacted_until == 18
+    assert sum(segment.records for segment in log.segments if segment.is_sealed) == 17
+    before = log.segments
+    await broker.housekeeping.once()
+    assert log.segments == before, "there is nothing new"
+    await broker.close()
+
+
 async def test_what_a_pin_keeps_from_compaction_is_not_rewritten_over_and_over(tmp_path: Path) -> None:
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact")
     config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.broker.broker import Broker
 from headrace.broker.producer_registry import Producers
 from headrace.broker.producers import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers
-from headrace.broker.transactions import ABORTED, ONGOING
+from headrace.broker.transaction import ABORTED, ONGOING
 from headrace.broker.upkeep import delete_before
 from headrace.config import Config
 from headrace.errors import (

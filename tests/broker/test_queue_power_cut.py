@@ -9,7 +9,10 @@ import pytest
 from headrace.broker.broker import Broker
 from headrace.broker.message import Message
 from headrace.broker.queue import Queue
+from headrace.broker.rounds import SETTLE_TABLE
+from headrace.broker.view import decode_settles
 from headrace.config import Config
+from headrace.errors import StorageError
 from headrace.log.settings import MB, LogSettings
 from tests.crash.simdisk import SimulatedDisk
 
@@ -107,4 +110,39 @@ async def test_what_was_handed_out_last_is_flagged_even_if_nothing_was_synced_si
     broker = await Broker.open(config(tmp_path), disk=after)
     flags = drain(broker.vhosts.get("/").queues["q"])
     assert [flags[b"%d" % number] for number in range(3)] == [True, True, True]
+    await broker.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_was_purged_stays_gone(tmp_path: Path, mode: str) -> None:
+    disk = SimulatedDisk()
+    broker = await Broker.open(config(tmp_path), disk=disk)
+    queue = await declare(broker, "q")
+    for number in range(10):
+        queue.publish(Message("", "q", b"\0\0", b"%d" % number), broker.clock.now_ms())
+    await broker.vhosts.rounds.settle_down()
+    assert await queue.purge() == 10
+    after = disk.power_cut(Random(1), mode)
+    await abandon(broker)
+    broker = await Broker.open(config(tmp_path), disk=after)
+    assert drain(broker.vhosts.get("/").queues["q"]) == {}
+    await broker.close()
+
+
+async def test_a_purge_that_the_disk_refuses_is_not_called_done_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise StorageError("no room")
+
+    broker = await Broker.open(config(tmp_path), disk=SimulatedDisk())
+    queue = await declare(broker, "q")
+    queue.publish(Message("", "q", b"\0\0", b"1"), broker.clock.now_ms())
+    await broker.vhosts.rounds.settle_down()
+    with monkeypatch.context() as patched, pytest.raises(StorageError):
+        patched.setattr(broker.shard, "group", refuse)
+        await queue.purge()
+    assert await queue.purge() == 0
+    _, settled, _ = decode_settles(broker.shard.state.get(SETTLE_TABLE, queue.view.key))
+    assert list(settled) == [(0, 1)]
     await broker.close()

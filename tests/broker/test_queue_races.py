@@ -9,6 +9,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.exchanges import DELAYED
+from headrace.broker.history import History
 from headrace.broker.message import Message
 from headrace.broker.queue import Queue
 from headrace.broker.vhost import VirtualHost
@@ -115,6 +116,32 @@ async def test_a_reservation_that_was_stored_is_known_although_another_queue_of_
     async with asyncio.timeout(60):
         await queue.prepare_get()
     assert bodies(queue) == [b"1", b"2"]
+
+
+async def test_settles_that_the_disk_refuses_are_not_tried_again_at_once(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took all of a core for as long as the disk was full."""
+    queue = await declare(host, "q")
+    say(queue, b"1")
+    await host.rounds.settle_down()
+    taken = queue.get()
+    assert taken is not None
+    await host.rounds.settles_stored()
+    monkeypatch.setattr("headrace.broker.rounds.RETRY_S", 3600)
+    refusing = Refusing(lambda: queue.unacked)
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.shard, "group", refusing)
+        queue.settle(taken[0], taken[1], taken[1] + 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(refusing.times) == 1
+        say(queue, b"2")  # what comes meanwhile does not wait for that
+        await host.rounds.settle_down()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(refusing.times) == 2
+    await host.rounds.settles_stored()
 
 
 # Deleting and declaring.
@@ -367,6 +394,61 @@ async def test_what_expired_and_found_no_room_in_its_dead_letter_queue_is_moved_
     assert queue.ready == 0
 
 
+async def test_what_expired_in_memory_and_found_no_room_in_its_durable_dead_letter_queue_is_moved_later(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = await declare(host, "dead")
+    queue = await declare(
+        host, "q", durable=False, x_message_ttl=30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
+    )
+    say(queue, b"1", b"2")
+    await host.rounds.settle_down()
+    refusing = Refusing(lambda: queue.ready)
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.shard, "group", refusing)
+        pass_time(broker)
+        await until(lambda: 0 in refusing.times)
+        await until(lambda: queue.ready == 2)
+    await until(lambda: dead.ready == 2)
+    assert queue.ready == 0 and bodies(dead) == [b"1", b"2"]
+
+
+async def test_what_memory_moves_to_the_disk_stays_in_memory_until_it_is_there(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one behind it is acked meanwhile: that forgets neither of them too early, and both when it is over."""
+    dead = await declare(host, "dead")
+    queue = await declare(host, "q", durable=False, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    say(queue, b"1")
+    host.rounds.flush_memory()
+    say(queue, b"2")
+    host.rounds.flush_memory()
+    first, second = queue.get(), queue.get()
+    assert first is not None and second is not None
+    queue.reject(first[0], first[1])
+    queue.settle(second[0], second[1], second[1] + 1)
+    assert queue.view.log.start_offset == 0
+    await host.rounds.settle_down()
+    assert bodies(dead) == [b"1"]
+    assert queue.view.log.start_offset == 2 and queue.view.log.size_bytes == 0
+
+
+async def test_what_goes_to_a_queue_in_memory_goes_there_once_although_the_disk_is_full(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = await declare(host, "dead", durable=False)
+    queue = await declare(host, "q", x_message_ttl=30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    say(queue, b"1")
+    await host.rounds.settle_down()
+    refusing = Refusing(lambda: queue.ready)
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.shard, "group", refusing)
+        pass_time(broker)
+        await until(lambda: len(refusing.times) > 1)
+    await host.rounds.settle_down()
+    assert queue.ready == 0 and bodies(dead) == [b"1"]
+
+
 async def test_settling_what_a_deleted_queue_had_out_leaves_no_trace_and_fails_nobody(
     broker: Broker, host: VirtualHost
 ) -> None:
@@ -416,6 +498,31 @@ async def test_a_damaged_queue_does_not_keep_the_disk_space_of_those_behind_it(
     with pytest.raises(StorageError):
         await broker.reclaim.once()
     assert looked == [damaged.view, other.view]
+
+
+async def test_the_numbers_of_the_broker_go_on_when_one_queue_cannot_be_counted(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await declare(host, "q")
+    broker._watch.cancel()  # its own
+    monkeypatch.setattr("headrace.broker.history.INTERVAL_S", 0.001)
+    monkeypatch.setattr("headrace.broker.history.QUEUES_PER_SECOND", 1e12)
+    history = History(broker)
+    failed = []
+
+    def fails(_: Queue) -> int:
+        failed.append(True)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Queue, "ready", property(fails))
+        task = asyncio.ensure_future(history.run())
+        await until(lambda: len(failed) >= 3 or task.done())
+    await until(lambda: history.samples or task.done())
+    assert not task.done()
+    said = [record for record in caplog.records if "numbers" in record.message]
+    assert len(said) == 1, "not once a second"
+    task.cancel()
 
 
 async def test_housekeeping_goes_on_when_a_chore_fails_whatever_it_says(broker: Broker) -> None:

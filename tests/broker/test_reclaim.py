@@ -161,14 +161,14 @@ async def test_what_moves_elsewhere_is_there_before_its_old_place_is_taken_away(
     )
     queue = await queue_of(broker, 600, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")  # type: ignore[arg-type]
     stored: list[int] = []
-    for name in ("delete_before", "rewrite_segments"):
-        real = getattr(maintenance, name)
+    for owner, name in ((maintenance.starts, "retire_before"), (maintenance, "rewrite_segments")):
+        real = getattr(owner, name)
 
         def spied(*arguments: object, real: Callable[..., object] = real, **named: object) -> object:
             stored.append(dead.view.log.durable_end)
             return real(*arguments, **named)
 
-        monkeypatch.setattr(maintenance, name, spied)
+        monkeypatch.setattr(owner, name, spied)
     while (found := queue.get()) is not None:
         if found[1] not in kept:
             queue.reject(found[0], found[1])

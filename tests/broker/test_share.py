@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from headrace.broker.share import (
     ACCEPT,
-    ATTEMPTS_MAX,
-    LOCKS_MAX,
     REJECT,
     RELEASE,
     RENEW,
@@ -16,6 +14,7 @@ from headrace.broker.share import (
     SavedShare,
     SharePartition,
 )
+from headrace.broker.share_settings import DEFAULTS
 from headrace.errors import InvalidRecordState
 
 
@@ -62,7 +61,7 @@ def test_what_is_released_comes_back_with_its_count() -> None:
 
 def test_a_record_that_nobody_settles_is_given_up_after_five_tries() -> None:
     share = SharePartition(0)
-    for _ in range(ATTEMPTS_MAX):
+    for _ in range(DEFAULTS.attempts_max):
         assert take(share, "a", 1) == [0]
         share.acknowledge("a", 0, 0, [RELEASE], 0)
     assert take(share, "a", 1) == []
@@ -102,10 +101,10 @@ def test_acknowledging_what_one_does_not_hold_changes_nothing(
 
 def test_the_number_of_locks_is_bounded() -> None:
     share = SharePartition(0)
-    assert len(take(share, "a", 10_000, 10_000)) == LOCKS_MAX
+    assert len(take(share, "a", 10_000, 10_000)) == DEFAULTS.locks_max
     assert share.available(0, 10_000) is None
     share.acknowledge("a", 0, 0, [ACCEPT], 0)
-    assert share.available(0, 10_000) == LOCKS_MAX
+    assert share.available(0, 10_000) == DEFAULTS.locks_max
 
 
 def test_d3_what_was_settled_stays_settled_after_a_crash_and_what_was_out_comes_back() -> None:

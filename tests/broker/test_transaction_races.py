@@ -12,7 +12,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import Committed
-from headrace.broker.transactions import ABORTED, ONGOING
+from headrace.broker.transaction import ABORTED, ONGOING
 from headrace.config import Config
 from headrace.errors import DiskFull, InvalidTransactionState, ProducerFenced
 from headrace.log.disk import RealDisk

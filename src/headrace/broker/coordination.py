@@ -68,6 +68,7 @@ class Coordination:
         if stream.vhost == "/":
             self.groups.topic_deleted(stream.name)
             self.shares.topic_deleted(stream.name, stream.document.logs)
+        self.transactions.logs_deleted(stream.document.logs)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = self._loop.create_task(work)

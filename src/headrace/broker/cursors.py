@@ -138,8 +138,13 @@ class Cursors:
             group.delete(TABLE, key)
         else:
             group.put(TABLE, key, msgspec.json.encode(state))
-        ticket = group.commit()
-        self._set(name, state)
+        before = self._cursors.get(name)
+        try:
+            self._set(name, state)  # its pin comes before it in the journal: see Log.set_retention_hold
+            ticket = group.commit()
+        except Exception:
+            self._set(name, before)
+            raise
         try:
             await ticket
         except Exception:

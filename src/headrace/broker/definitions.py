@@ -7,13 +7,14 @@ the order that lets bindings find their ends. Repeating one that was interrupted
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.declarations import PREDECLARED
 from headrace.broker.exchanges import is_kind
 from headrace.broker.policies import Policy, check
 from headrace.broker.policy import parse_arguments
 from headrace.broker.turns import Turns
 from headrace.broker.user_definitions import UserDefinitions
 from headrace.broker.user_definitions import export as export_users
-from headrace.broker.vhost import PREDECLARED, VirtualHost
+from headrace.broker.vhost import VirtualHost
 from headrace.errors import ArgumentMismatch, InvalidInput
 
 if TYPE_CHECKING:

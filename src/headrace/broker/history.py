@@ -5,6 +5,7 @@ that looking costs a fixed small share of the loop whatever there is to look at.
 """
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +13,8 @@ from headrace.broker.turns import Turns
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+
+logger = logging.getLogger("headrace.broker")
 
 INTERVAL_S = 1.0
 SAMPLES_MAX = 600
@@ -43,13 +46,25 @@ class History:
         self._depth = (0, 0, 0, 0)
         self._depth_due_s = 0.0
         self._waiters: list[asyncio.Future[None]] = []
+        self._has_failed = False
 
     async def run(self) -> None:
         while True:
+            await self._take_safely()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _take_safely(self) -> None:
+        """A sample that fails is left out and said once: without the next ones the dashboard would stand still."""
+        try:
             if self._broker.clock.monotonic() >= self._depth_due_s:
                 await self._sum_queues()
             self.take()
-            await asyncio.sleep(INTERVAL_S)
+        except Exception:
+            if not self._has_failed:
+                logger.exception("the broker's numbers could not be taken")
+            self._has_failed = True
+        else:
+            self._has_failed = False
 
     def take(self) -> Sample:
         broker = self._broker

@@ -388,8 +388,8 @@ class QueueContents:
         if message is not None:
             self.vhost.dead_letters.move(self, view, offset, message, reason)
 
-    def purge(self) -> int:
-        """Removes what is ready; what is out stays out."""
+    async def purge(self) -> int:
+        """Removes what is ready, for good when this returns; what is out stays out."""
         removed = 0
         for view in self.views:
             while (run := view.next_run_unreserved()) is not None:
@@ -398,4 +398,6 @@ class QueueContents:
                 view.settle(run.start, run.end)
         if self._bytes is not None:
             self._bytes.purged()
+        if any(view.durable for view in self.views):
+            await self.vhost.rounds.settles_stored()
         return removed

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from headrace.broker.catalog import Catalog, shaped
+from headrace.broker.declarations import QueueDeclared
 from headrace.broker.exchanges import Binding, Exchange, canonical, is_kind, make_exchange
 from headrace.broker.policy import STREAM, QueuePolicy, parse_arguments
 from headrace.broker.queue import Queue
@@ -23,6 +24,7 @@ from headrace.broker.stream_queue import StreamQueue
 from headrace.broker.streams import Stream, Streams
 from headrace.broker.view import Delta, View
 from headrace.errors import ArgumentMismatch, StorageError
+from headrace.log.memory_log import MemoryLog
 from headrace.log.shard import Shard
 from headrace.log.staging import Ticket
 
@@ -115,6 +117,23 @@ class QueueStore:
         await self._in_thread(lambda: self._catalog.put(QUEUES, (vhost.name, name), document))
         self._documents[vhost.name, name] = document
         return self._make(vhost, name, policy, stream, auto_delete, arguments)
+
+    def make_memory_queue(
+        self, vhost: "VirtualHost", name: str, policy: QueuePolicy, declared: QueueDeclared, owner: object
+    ) -> Queue:
+        """One that need not last: nothing is stored."""
+        levels = reversed(range(policy.priority_max + 1))
+        views = [View(MemoryLog(vhost.spill), self.rounds, durable=False, level=level) for level in levels]
+        return Queue(
+            vhost,
+            name,
+            policy,
+            views,
+            durable=declared.durable,
+            auto_delete=declared.auto_delete,
+            owner=owner if declared.exclusive else None,
+            arguments=dict(declared.arguments),
+        )
 
     async def _start_at_end(self, stream: Stream) -> None:
         """A queue declared on a topic gets what is published from now on."""

@@ -149,7 +149,7 @@ class Reclaim:
         log = view.log
         if start > log.start_offset:
             before = log.size_bytes
-            await self._shard.maintenance.delete_before(log, start)
+            await self._shard.maintenance.starts.retire_before(log, start)
             self.bytes_freed += max(0, before - log.size_bytes)
 
     async def _moves_are_stored(self, view: View) -> bool:

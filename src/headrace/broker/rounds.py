@@ -54,6 +54,27 @@ def _taken(dirty: Iterable["View"], unsaved: Iterable["View"]) -> _Taken:
     return _Taken([(view, batch) for view in dirty for batch in view.take_batches()], deltas)
 
 
+_Handed = list[tuple["View", int]]  # how many records of a view a group holds
+_Deltas = list[tuple["View", "Delta"]]
+
+
+def _landed(handed: _Handed) -> None:
+    for view, count in handed:
+        view.landed(count)
+
+
+def _stored(handed: _Handed, deltas: _Deltas) -> None:
+    _landed(handed)
+    for view, delta in deltas:
+        view.saved(delta)
+
+
+async def _outcome(future: "asyncio.Future[HeadraceError | None]") -> None:
+    error = await future
+    if error is not None:
+        raise error
+
+
 class Rounds:
     """Owned by the broker, used on the loop's thread."""
 
@@ -65,9 +86,13 @@ class Rounds:
         self._unsaved: dict[View, None] = {}
         self._atomic: set[View] = set()
         self._atomic_depth = 0
+        self._atomic_stores = False  # something that was published since begin_atomic goes to the disk
+        self._atomic_settles: list[tuple[View, int, int]] = []
         self._closed_groups: list[_Taken] = []
         self._waiters: list[Waiter] = []
+        self._settle_waiters: list[Waiter] = []
         self._outstanding = 0
+        self._was_refused = False  # something of the flushes that are not over
         self._scheduled = False
         self._closed = False
         self.flushes = 0
@@ -78,8 +103,8 @@ class Rounds:
 
     def dirty(self, view: "View") -> None:
         (self._dirty if view.durable else self._dirty_memory).append(view)
-        if self._atomic_depth and view.durable:
-            self._atomic.add(view)
+        if self._atomic_depth:
+            self.must_join(view)
         self.schedule()
 
     def settled(self, view: "View") -> None:
@@ -88,8 +113,14 @@ class Rounds:
         self.schedule()
 
     def must_join(self, view: "View") -> None:
-        """What this view holds now belongs to the atomic part of the next flush."""
-        self._atomic.add(view)
+        """What was published to this view belongs to the atomic part of the next flush."""
+        if view.durable:
+            self._atomic.add(view)
+            self._atomic_stores = True
+
+    def settled_together(self, view: "View", start: int, end: int) -> None:
+        """Settled between begin_atomic and end_atomic, which knows what with."""
+        self._atomic_settles.append((view, start, end))
 
     def begin_atomic(self) -> None:
         """Until end_atomic, what is published and settled happens together or not at all."""
@@ -102,9 +133,22 @@ class Rounds:
         one group nothing would move.
         """
         self._atomic_depth -= 1
-        if not self._atomic_depth and sum(view.pending_bytes for view in self._atomic) > self._group_bytes_max:
+        if self._atomic_depth:
+            return
+        self._join_settles()
+        if sum(view.pending_bytes for view in self._atomic) > self._group_bytes_max:
             atomic, self._atomic = self._atomic, set()
             self._closed_groups.append(self._take_group(atomic))
+
+    def _join_settles(self) -> None:
+        settles, self._atomic_settles = self._atomic_settles, []
+        stores, self._atomic_stores = self._atomic_stores, False
+        for view, start, end in settles:
+            if stores:
+                self._atomic.add(view)
+                view.settled_if_stored(start, end)
+            else:  # nothing of it can fail: a queue in memory has what was moved
+                view.settled_for_good(start, end)
 
     @property
     def _group_bytes_max(self) -> int:
@@ -127,17 +171,25 @@ class Rounds:
         self.schedule()
 
     async def settle_down(self) -> None:
-        """Waits until everything said so far is on stable storage."""
+        """Waits until everything published so far, and settled together with that, is on stable storage."""
+        await _outcome(self._waiter_for(self._waiters))
+
+    async def settles_stored(self) -> None:
+        """Waits until everything settled so far is on stable storage. Acks alone are written and synced later."""
+        published, settled = self._waiter_for(self._waiters), self._waiter_for(self._settle_waiters)
+        await _outcome(published)
+        await _outcome(settled)
+
+    def _waiter_for(self, waiters: list[Waiter]) -> "asyncio.Future[HeadraceError | None]":
         future = self._loop.create_future()
 
         def done(error: HeadraceError | None) -> None:
             if not future.done():
                 future.set_result(error)
 
-        self.after(done)
-        error = await future
-        if error is not None:
-            raise error
+        waiters.append(done)
+        self.schedule()
+        return future
 
     def schedule(self) -> None:
         if not self._scheduled:
@@ -182,8 +234,8 @@ class Rounds:
                 self.batches += 1
                 landed = partial(view.landed, view.handed_over((batch,)))
                 self._stage(flush, partial(view.log.append, batch), landed, landed)
-        if unsaved:
-            self._stage_group(flush, _taken((), unsaved))
+        if unsaved or self._settle_waiters:
+            self._stage_settles(_taken((), unsaved))
         self._shard.begin_round()  # all of this turn is staged: what comes next waits for this flush anyway
         self._one_done(flush, None)
 
@@ -215,48 +267,46 @@ class Rounds:
 
         ticket.add_callback(resolved)
 
-    def _stage_group(self, flush: Flush, group: _Taken) -> None:
+    def _stage_settles(self, group: _Taken) -> None:
+        """Settles alone: whoever waits for publishes does not care how they end."""
+        waiters, self._settle_waiters = self._settle_waiters, []
+        lone = Flush(waiters)
+        lone.left = 1
+        self._outstanding += 1
+        if group.deltas:
+            self._stage_group(lone, group, is_awaited=bool(waiters))
+        self._one_done(lone, None)
+
+    def _stage_group(self, flush: Flush, group: _Taken, *, is_awaited: bool = True) -> None:
         batches, deltas = group
         self.batches += len(batches)
         # Acks may be lost in a power cut, how far deliveries went may not: what comes again must be flagged.
-        lazy = not batches and all(delta.reserved <= view.reserved for view, delta in deltas)
+        lazy = not is_awaited and all(delta.reserved <= view.reserved for view, delta in deltas)
+        kept = [(view, delta) for view, delta in deltas if view.durable]  # of queues in memory the disk hears nothing
 
         def stage() -> Any:
             stored = self._shard.group()
             for view, batch in batches:
                 stored.append(view.log, batch)
-            for view, delta in deltas:
+            for view, delta in kept:
                 stored.merge(SETTLE_TABLE, view.key, delta.encode())
             return stored.commit(lazy=lazy)
 
         handed = [(view, view.handed_over((batch,))) for view, batch in batches]
+        undo, saved = partial(self._put_back, handed, deltas), partial(_stored, handed, deltas)
+        if batches or kept:
+            self._stage(flush, stage, undo, saved)
+        else:
+            saved()  # the queues that its messages went to are gone
 
-        def landed() -> None:
-            for view, count in handed:
-                view.landed(count)
-
-        def undo() -> None:
-            landed()
-            for view, delta in deltas:
-                view.put_back(delta)
+    def _put_back(self, handed: _Handed, deltas: _Deltas) -> None:
+        _landed(handed)
+        for view, delta in deltas:
+            view.put_back(delta)
+            if view.durable:
                 self._unsaved[view] = None
-                if delta.moving and view.on_put_back is not None:
-                    self._loop.call_later(RETRY_S, view.on_put_back)  # not at once: the disk is full
-
-        def saved() -> None:
-            landed()
-            for view, delta in deltas:
-                view.saved(delta)
-
-        if not batches:
-            # Settles alone: whoever waits for publishes does not care how they end.
-            lone = Flush([])
-            lone.left = 1
-            self._stage(lone, stage, undo, saved)
-            self._outstanding += 1
-            self._one_done(lone, None)
-            return
-        self._stage(flush, stage, undo, saved)
+            if delta.moving and view.on_put_back is not None:
+                self._loop.call_later(RETRY_S, view.on_put_back)  # not at once: the disk is full
 
     def _one_done(self, flush: Flush, error: HeadraceError | None) -> None:
         if error is not None:
@@ -275,12 +325,14 @@ class Rounds:
                 waiter(outcome)
             except Exception as error:  # all the others are to have their answer, and the next flush its turn
                 logger.error("what was to be done after a flush failed: %s", error, exc_info=error)
+        self._was_refused |= bool(flush.errors)
         if self._closed or self._outstanding:
             return
-        if flush.errors:
-            self._loop.call_later(RETRY_S, self.schedule)  # settles are kept and tried again
-        elif self._dirty or self._unsaved or self._waiters or self._closed_groups:
+        refused, self._was_refused = self._was_refused, False
+        if self._dirty or self._waiters or self._closed_groups or (self._unsaved and not refused):
             self.schedule()
+        elif refused:
+            self._loop.call_later(RETRY_S, self.schedule)  # settles are kept and tried again: the disk is full
 
     def forget(self, view: "View") -> None:
         """The view's queue is gone: nothing of it is written any more."""

@@ -10,10 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.broker.settle import RangeSet
+from headrace.broker.share_settings import DEFAULTS, ShareSettings
 from headrace.errors import InvalidRecordState
-
-LOCKS_MAX = 2000  # records out at once, per partition
-ATTEMPTS_MAX = 5
 
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 
@@ -42,7 +40,8 @@ class SavedShare(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharePartition:
-    def __init__(self, start: int, saved: SavedShare | None = None) -> None:
+    def __init__(self, start: int, saved: SavedShare | None = None, settings: ShareSettings = DEFAULTS) -> None:
+        self.settings = settings
         self.start = saved.start if saved else start  # everything below is done
         self.next = self.start  # nothing at or above was ever out
         self._settled = RangeSet(saved.settled) if saved else RangeSet()
@@ -70,7 +69,7 @@ class SharePartition:
         """The first offset that can be handed out, None if there is none."""
         if log_start > self.start:
             self._settle(self.start, log_start)  # retention was faster than the group
-        if self.locked >= LOCKS_MAX:
+        if self.locked >= self.settings.locks_max:
             return None
         returned = self._returned.first()
         if returned is not None:
@@ -81,7 +80,7 @@ class SharePartition:
     def acquire(self, member: str, start: int, end: int, records_max: int, deadline: float) -> list[Acquired]:
         """Hand out what can be of [start, end), records_max at most."""
         taken: list[Acquired] = []
-        room = min(records_max, LOCKS_MAX - self.locked)
+        room = min(records_max, self.settings.locks_max - self.locked)
         offset = start
         while offset < end and room > 0:
             if offset in self._returned:
@@ -114,7 +113,7 @@ class SharePartition:
     def acknowledge(self, member: str, first: int, last: int, types: Sequence[int], deadline: float) -> None:
         """One type for the whole range, or one for each offset. Raises, and changes nothing, unless the member
         holds them all."""
-        if last < first or last - first >= LOCKS_MAX or len(types) not in (1, last - first + 1):
+        if last < first or last - first >= self.locked or len(types) not in (1, last - first + 1):
             raise InvalidRecordState(f"{len(types)} acknowledgements for {first} to {last}")
         if any(not GAP <= kind <= RENEW for kind in types):
             raise InvalidRecordState(f"acknowledgements of types {sorted(set(types))}")
@@ -150,7 +149,7 @@ class SharePartition:
 
     def _release(self, offset: int) -> None:
         lock = self._locks.pop(offset)
-        if lock.count >= ATTEMPTS_MAX:
+        if lock.count >= self.settings.attempts_max:
             self._settle(offset, offset + 1)  # tried often enough: archived, as Kafka calls it
         else:
             self._attempts[offset] = lock.count

@@ -9,12 +9,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from headrace.broker.groups.coordinator import check_group_id
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.broker.share import SavedShare, SharePartition
+from headrace.broker.share_settings import DEFAULTS, EARLIEST, ShareSettings, decode, encode
 from headrace.clock import Clock
 from headrace.errors import (
     FencedMemberEpoch,
@@ -32,12 +34,6 @@ SHARES = "shares"
 CONFIGS = "group.configs"
 LEAVE_EPOCH = -1
 TopicPartition = tuple[str, int]
-
-
-class ShareSettings(msgspec.Struct, frozen=True, kw_only=True):
-    session_timeout_ms: int = 45_000
-    heartbeat_interval_ms: int = 5_000
-    lock_ms: int = 30_000
 
 
 @dataclass(slots=True)
@@ -71,24 +67,26 @@ class ShareGroups:
     """Owned by the broker; every method runs on the loop's thread."""
 
     def __init__(self, shard: Shard, clock: Clock, timers: Timers, topics: Callable[[], Mapping[str, int]]) -> None:
-        self.settings = ShareSettings()
         self._shard = shard
         self._clock = clock
         self._timers = timers
         self._topics = topics
         self._groups: dict[str, ShareGroup] = {}
-        self._from_start: dict[str, bool] = {}  # by group, of those where somebody set it
+        self._settings: dict[str, ShareSettings] = {}  # by group, of those where somebody set something
         self._lock_timer: Timer | None = None
+        self._lock_look = 0.0  # when it goes off
         self._beginning = asyncio.Lock()
+        self._configuring = asyncio.Lock()
 
     def load(self) -> None:
         for key, value in self._shard.state.items(CONFIGS):
-            self._from_start[key.decode()] = value == b"earliest"
+            self._settings[key.decode()] = decode(value)
         for key, value in self._shard.state.items(SHARES):
             group_id, _, log_id = key.rpartition(b"\0")
             saved = msgspec.msgpack.decode(value, type=SavedShare)
             if int(log_id) in self._shard.logs:
-                self.group(group_id.decode()).partitions[int(log_id)] = SharePartition(0, saved)
+                group = self.group(group_id.decode())
+                group.partitions[int(log_id)] = SharePartition(0, saved, self.settings_of(group.group_id))
 
     def close(self) -> None:
         for group in self._groups.values():
@@ -114,17 +112,21 @@ class ShareGroups:
             raise GroupNotFound(group_id)
         return group
 
-    def begins_at_start(self, group_id: str) -> bool:
-        """share.auto.offset.reset=earliest"""
-        return self._from_start.get(group_id, False)
+    def settings_of(self, group_id: str) -> ShareSettings:
+        return self._settings.get(group_id, DEFAULTS)
 
-    async def configure(self, group_id: str, from_start: bool) -> None:
-        """Where the group begins on partitions it has not read yet."""
+    async def configure(self, group_id: str, values: Mapping[str, Any]) -> None:
+        """Changes what is named, see ShareSettings.changed."""
         check_group_id(group_id)
-        entry = self._shard.group()
-        entry.put(CONFIGS, group_id.encode(), b"earliest" if from_start else b"latest")
-        await entry.commit()
-        self._from_start[group_id] = from_start
+        async with self._configuring:  # two come at once: the second changes what the first has left
+            settings = self.settings_of(group_id).changed(values)
+            entry = self._shard.group()
+            entry.put(CONFIGS, group_id.encode(), encode(settings))
+            await entry.commit()
+            self._settings[group_id] = settings
+        group = self._groups.get(group_id)
+        for share in group.partitions.values() if group is not None else ():
+            share.settings = settings
 
     # Members.
 
@@ -179,7 +181,7 @@ class ShareGroups:
         return group
 
     def _keep_alive(self, group: ShareGroup, member: ShareMember) -> None:
-        session_s = self.settings.session_timeout_ms / 1000
+        session_s = self.settings_of(group.group_id).session_timeout_ms / 1000
         member.deadline = self._clock.monotonic() + session_s
         if member.timer is None:
             member.timer = self._timers.call_later(session_s, lambda: self._session_over(group, member))
@@ -212,7 +214,7 @@ class ShareGroups:
         if not logs:
             return
         async with self._beginning:  # two members come at once: the first one's beginning holds
-            from_start = self.begins_at_start(group.group_id)
+            from_start = self.settings_of(group.group_id).start == EARLIEST
             await self._set(
                 group,
                 {
@@ -228,6 +230,8 @@ class ShareGroups:
             entry.put(SHARES, share_key(group, log.id), share.save())
         await entry.commit()
         kept = self._groups.setdefault(group.group_id, group)  # its last member may have left meanwhile
+        for share in started.values():
+            share.settings = self.settings_of(group.group_id)
         kept.partitions.update({log.id: share for log, share in started.items() if not log.is_deleted})
 
     def partition(self, group: ShareGroup, log: Log) -> SharePartition:
@@ -236,12 +240,17 @@ class ShareGroups:
             raise InvalidRecordState(f"group {group.group_id!r} does not read log {log.id}")
         return known
 
-    def lock_deadline(self) -> float:
-        """When a lock taken now ends. Starts the clock that ends it."""
-        lock_s = self.settings.lock_ms / 1000
+    def lock_deadline(self, group: ShareGroup) -> float:
+        """When a lock that the group takes now ends. Starts the clock that ends it."""
+        lock_s = self.settings_of(group.group_id).lock_ms / 1000
+        deadline = self._clock.monotonic() + lock_s
+        if self._lock_timer is not None and deadline < self._lock_look:  # another group's locks last longer
+            self._lock_timer.cancel()
+            self._lock_timer = None
         if self._lock_timer is None:
             self._lock_timer = self._timers.call_later(lock_s, self._locks_over)
-        return self._clock.monotonic() + lock_s
+            self._lock_look = deadline
+        return deadline
 
     def _locks_over(self) -> None:
         self._lock_timer = None
@@ -253,7 +262,15 @@ class ShareGroups:
                 self._wake(group)
             deadlines += [left for one in group.partitions.values() if (left := one.next_deadline()) is not None]
         if deadlines:
-            self._lock_timer = self._timers.call_later(max(0.01, min(deadlines) - now), self._locks_over)
+            left_s = max(0.01, min(deadlines) - now)
+            self._lock_timer = self._timers.call_later(left_s, self._locks_over)
+            self._lock_look = now + left_s
+
+    def release(self, group_id: str, member_id: str) -> None:
+        """The member is not heard of any more, though it may be back."""
+        group = self._groups.get(group_id)
+        if group is not None:
+            self.release_member(group, member_id)
 
     def release_member(self, group: ShareGroup, member_id: str) -> None:
         came_back = [one.release_member(member_id) for one in group.partitions.values()]
@@ -281,8 +298,15 @@ class ShareGroups:
         return group
 
     async def move(self, group_id: str, starts: Mapping[Log, int]) -> None:
-        """Everything below the offset given counts as done, nothing above it does."""
+        """Everything below the offset given counts as done, nothing above it does. A group that is not there is made:
+        it begins at these offsets when its first member comes."""
+        check_group_id(group_id)
+        if not starts:
+            return
         async with self._beginning:
+            if group_id not in self._groups:
+                await self._set(ShareGroup(group_id), {log: SharePartition(offset) for log, offset in starts.items()})
+                return
             group = self._idle(group_id)
             with self._hidden(group, [log.id for log in starts]):
                 await self._set(group, {log: SharePartition(offset) for log, offset in starts.items()})

@@ -1,5 +1,6 @@
 """Counters of the broker above the log: plain numbers, read when somebody scrapes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.log.counters import Histogram
@@ -33,6 +34,7 @@ class Stats:
     gc_pause_s: Histogram = field(default_factory=lambda: Histogram(GC_BUCKETS_S))
     maintenance_runs: int = 0
     maintenance_errors: int = 0
+    certificate_expires_s: Callable[[], float] | None = None  # in seconds since 1970; None without TLS
 
     def door(self, name: str) -> DoorStats:
         return self.doors.setdefault(name, DoorStats())

@@ -143,7 +143,7 @@ class StreamQueue(Queue):
 
     def reject(self, view: View, offset: int, reason: str = "rejected") -> None: ...
 
-    def purge(self) -> int:
+    async def purge(self) -> int:
         raise NotSupported(f"queue.purge is not supported by stream queues (queue '{self.name}')")
 
     def drop_expired(self) -> None: ...

@@ -246,15 +246,20 @@ class Streams:
     async def configure(
         self,
         name: str,
-        config: Mapping[str, object],
+        config: Mapping[str, object] | Callable[[Stream], Mapping[str, object]],
         *,
         partitions: int | None = None,
         vhost: str = DEFAULT_VHOST,
     ) -> Stream:
-        """Changes the settings named (None takes one back to the broker's) and may add partitions."""
+        """Changes the settings named (None takes one back to the broker's) and may add partitions.
+
+        A change that depends on what is set now is a function of the stream: it is called when nobody else changes it.
+        """
         async with self._changing:
             stream = self.get(name, vhost)
             old = stream.document
+            if callable(config):
+                config = config(stream)
             overrides = _overrides(config, old.config, self._base(old.kind))
             added = self._added_logs(old, partitions)
             document = msgspec.structs.replace(old, config=overrides, logs=[*old.logs, *added])

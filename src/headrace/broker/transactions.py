@@ -3,18 +3,34 @@
 One node and one journal make it short: ending a transaction is one journal entry with the markers of all
 its logs, the offsets it commits and its own new state. There is no state in between that a crash could
 leave, so there is no prepare and nothing to finish after a restart, except time-outs.
+
+A log that is damaged takes no marker. It does not keep the other partitions of the transaction from theirs: its own
+is owed, kept with the transactional id, and written by the start that finds the log sound again. Until then whoever
+reads that log committed stops before the transaction; an operator restores the log or deletes the topic.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Container, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
-
-import msgspec
 
 from headrace.broker.groups.coordinator import Groups
 from headrace.broker.groups.offsets import Committed
 from headrace.broker.groups.timers import Timer, Timers
+from headrace.broker.markers import control_batch, is_due, say_owed
 from headrace.broker.producer_registry import Producers
+from headrace.broker.transaction import (
+    ABORTED,
+    COMMITTED,
+    EMPTY,
+    NOBODY,
+    ONGOING,
+    Instance,
+    OwedMarker,
+    Transaction,
+    Where,
+)
 from headrace.clock import Clock
 from headrace.errors import (
     ConcurrentTransactions,
@@ -28,83 +44,17 @@ from headrace.errors import (
 )
 from headrace.log.log import Log
 from headrace.log.shard import Shard
-from headrace.record import codec
-from headrace.record.layout import CONTROL_ABORT, CONTROL_COMMIT
 
 TRANSACTIONS = "transactions"
 TIMEOUT_MS_MAX = 15 * 60 * 1000
 EPOCH_MAX = 32766  # that a producer gets: an int16, of which the last one is kept for fencing
 RETRY_S = 1.0
 
-EMPTY = "Empty"
-ONGOING = "Ongoing"
-COMMITTED = "CompleteCommit"
-ABORTED = "CompleteAbort"
+ID_EXPIRATION_MS = 7 * 24 * 3600 * 1000  # transactional.id.expiration.ms: without use and without a transaction
+SWEEP_S = 3600.0
+EXPIRED_AT_ONCE = 100  # of one entry of the journal
 
-Where = tuple[str, int]  # topic, partition
-
-
-class Saved(msgspec.Struct, frozen=True, array_like=True):
-    producer_id: int
-    epoch: int
-    timeout_ms: int
-    state: str
-    started_ms: int
-    changed_ms: int
-    partitions: list[tuple[str, int, int]]  # topic, partition, log id
-    groups: list[str]
-    offsets: list[Committed]
-
-
-class Transaction:
-    """One transactional id. `partitions` and the rest are those of the transaction that is open."""
-
-    def __init__(self, transactional_id: str, producer_id: int, timeout_ms: int) -> None:
-        self.transactional_id = transactional_id
-        self.producer_id = producer_id
-        self.epoch = 0
-        self.timeout_ms = timeout_ms
-        self.state = EMPTY
-        self.started_ms = -1
-        self.changed_ms = 0
-        self.partitions: dict[Where, int] = {}  # to log id
-        self.groups: set[str] = set()
-        self.offsets: dict[tuple[str, str, int], Committed] = {}
-        self.ending: list[Committed] = []  # offsets of one whose end is on its way to the disk
-        self.busy = False  # a change is on its way to the disk
-        self.is_saved = True  # what is here is on the disk as well: a change that found no room is not
-        self.last_epoch = -1  # of the producer that is still the rightful one, though its epoch was moved on
-        self.timer: Timer | None = None
-
-    def saved(self) -> bytes:
-        return msgspec.msgpack.encode(
-            Saved(
-                self.producer_id,
-                self.epoch,
-                self.timeout_ms,
-                self.state,
-                self.started_ms,
-                self.changed_ms,
-                [(topic, partition, log_id) for (topic, partition), log_id in self.partitions.items()],
-                sorted(self.groups),
-                list(self.offsets.values()),
-            )
-        )
-
-    @classmethod
-    def restored(cls, transactional_id: str, value: bytes) -> "Transaction":
-        saved = msgspec.msgpack.decode(value, type=Saved)
-        one = cls(transactional_id, saved.producer_id, saved.timeout_ms)
-        one.epoch, one.state = saved.epoch, saved.state
-        one.started_ms, one.changed_ms = saved.started_ms, saved.changed_ms
-        one.partitions = {(topic, partition): log_id for topic, partition, log_id in saved.partitions}
-        one.groups = set(saved.groups)
-        one.offsets = {(entry.group, entry.topic, entry.partition): entry for entry in saved.offsets}
-        return one
-
-    def clear(self) -> None:
-        self.partitions, self.groups, self.offsets = {}, set(), {}
-        self.started_ms = -1
+logger = logging.getLogger("headrace.broker")
 
 
 class Transactions:
@@ -121,6 +71,7 @@ class Transactions:
         self._by_id: dict[str, Transaction] = {}
         self._by_producer: dict[int, Transaction] = {}
         self._spawn: Callable[[Any], object] | None = None
+        self._sweep: Timer | None = None
 
     def load(self, spawn: Callable[[Any], object]) -> None:
         """spawn runs a coroutine: how time-outs abort."""
@@ -131,8 +82,13 @@ class Transactions:
             self._by_producer[one.producer_id] = one
             if one.state == ONGOING:
                 self._start_timer(one)
+            if one.owed:
+                self._pay(one)
+        self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
 
     def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
         for one in self._by_id.values():
             if one.timer is not None:
                 one.timer.cancel()
@@ -165,15 +121,15 @@ class Transactions:
             with self._busy(one):
                 await self._put(one)
             return one.producer_id, one.epoch
-        # It may say the epoch before: its transaction timed out, or our last answer to this was lost.
-        rightful = producer_id == one.producer_id and epoch in (one.epoch, one.last_epoch)
-        if producer_id >= 0 and not rightful:
+        # It may say who it was before: its transaction timed out, or our last answer to this was lost.
+        said = Instance(producer_id, epoch) if producer_id >= 0 else NOBODY
+        if said != NOBODY and said not in (one.instance, one.last):
             raise ProducerFenced(f"{transactional_id!r} is producer {one.producer_id} at epoch {one.epoch}")
         with self._busy(one):
             if one.state == ONGOING:
-                await self._end(one, commit=False, bump=True)
+                await self._end(one, commit=False, fenced=said)
             await self._bump(one)
-            one.last_epoch = epoch if producer_id >= 0 else -1
+            one.last = said
             one.timeout_ms = timeout_ms
             one.state = EMPTY
             await self._put(one)
@@ -220,6 +176,8 @@ class Transactions:
         self, transactional_id: str, producer_id: int, epoch: int, partitions: dict[Where, int]
     ) -> None:
         one = self._check(transactional_id, producer_id, epoch)
+        if any(marker.log_id in partitions.values() for marker in one.owed):
+            raise ConcurrentTransactions(transactional_id)  # what comes next to that log comes after the marker
         # By log, not by name: a topic may have been made anew since.
         if one.state == ONGOING and one.is_saved and partitions.items() <= one.partitions.items():
             return
@@ -264,7 +222,7 @@ class Transactions:
         if one.state != ONGOING:
             raise InvalidTransactionState(f"{transactional_id!r} has no open transaction")
         with self._busy(one):
-            await self._end(one, commit=commit, bump=False)
+            await self._end(one, commit=commit)
 
     # The work.
 
@@ -296,26 +254,32 @@ class Transactions:
         if one.state != ONGOING:
             return
         with self._busy(one):
-            epoch = one.epoch
             try:
-                await self._end(one, commit=False, bump=True)
-                one.last_epoch = epoch
+                await self._end(one, commit=False, fenced=one.instance)
             except HeadraceError:
                 one.timer = self._timers.call_later(RETRY_S, lambda: self._timed_out(one))
 
-    async def _end(self, one: Transaction, *, commit: bool, bump: bool) -> None:
-        """One entry: markers in every log, offsets, and the state of the transaction."""
+    async def _end(self, one: Transaction, *, commit: bool, fenced: Instance | None = None) -> None:
+        """One entry: markers in every log, offsets, and the state of the transaction. With somebody to fence the
+        epoch moves on; who it was may still start over."""
         before = one.saved()
         producer_id = one.producer_id
-        if bump and one.epoch <= EPOCH_MAX:
-            one.epoch += 1
+        if fenced is not None:
+            one.epoch, one.last = min(one.epoch, EPOCH_MAX) + 1, fenced
         epoch = one.epoch
-        logs = [self._shard.logs[log_id] for log_id in one.partitions.values() if log_id in self._shard.logs]
+        there = {where: self._shard.logs[log] for where, log in one.partitions.items() if log in self._shard.logs}
+        logs = [log for log in there.values() if log.damage is None]
+        owed = [
+            OwedMarker(*where, log.id, producer_id, epoch, commit)
+            for where, log in there.items()
+            if log.damage is not None
+        ]
         offsets = [*one.offsets.values()] if commit else []
         partitions, groups, kept = one.partitions, one.groups, one.offsets
         started_ms = one.started_ms
         one.ending = [*kept.values()]
         one.clear()
+        one.owed = [*one.owed, *owed]
         one.state = COMMITTED if commit else ABORTED
         one.changed_ms = self._clock.now_ms()
         try:
@@ -331,11 +295,13 @@ class Transactions:
         except HeadraceError:
             restored = Transaction.restored(one.transactional_id, before)
             one.epoch, one.state, one.started_ms = restored.epoch, ONGOING, started_ms
+            one.last, one.owed = restored.last, restored.owed
             one.partitions, one.groups, one.offsets = partitions, groups, kept
             raise
         finally:
             one.ending = []
         one.is_saved = True
+        say_owed(one, owed)
         if one.timer is not None:
             one.timer.cancel()
             one.timer = None
@@ -355,6 +321,80 @@ class Transactions:
         for log, ticket in tickets:
             self._producers.ended(log, producer_id, epoch, ticket.base_offset, commit=commit)
 
+    # Markers that damaged logs are owed.
+
+    def logs_deleted(self, log_ids: Container[int]) -> None:
+        """They are owed nothing any more. Not worth an entry: the next start sees for itself that they are gone."""
+        for one in self._by_id.values():
+            if one.owed:
+                one.owed = [marker for marker in one.owed if marker.log_id not in log_ids]
+
+    def _pay(self, one: Transaction) -> None:
+        there = [marker for marker in one.owed if marker.log_id in self._shard.logs]
+        damaged = [marker for marker in there if not is_due(self._shard, marker)]
+        say_owed(one, damaged)
+        if len(damaged) < len(one.owed) and self._spawn is not None:
+            self._spawn(self._pay_due(one))
+
+    async def _pay_due(self, one: Transaction) -> None:
+        """Writes markers to logs that take them, and forgets those of logs that are gone."""
+        try:
+            with self._busy(one):
+                await self._write_due(one)
+        except HeadraceError:
+            self._timers.call_later(RETRY_S, lambda: self._pay(one))
+
+    async def _write_due(self, one: Transaction) -> None:
+        due, owed = [marker for marker in one.owed if is_due(self._shard, marker)], one.owed
+        one.owed = [marker for marker in owed if marker.log_id in self._shard.logs and marker not in due]
+        try:
+            entry = self._shard.group()
+            written = [(marker, self._shard.logs[marker.log_id]) for marker in due]
+            now_ms = self._clock.now_ms()
+            tickets = [
+                (log, entry.append(log, control_batch(m.producer_id, m.epoch, commit=m.commit, now_ms=now_ms)))
+                for m, log in written
+            ]
+            entry.put(TRANSACTIONS, one.transactional_id.encode(), one.saved())
+            ticket = entry.commit()
+            for (log, part), marker in zip(tickets, due, strict=True):
+                ended = partial(self._ended, [(log, part)], marker.producer_id, marker.epoch, marker.commit, [])
+                ticket.add_callback(ended)
+            await ticket
+        except HeadraceError:
+            one.owed = owed
+            raise
+
+    # Transactional ids that nobody uses any more.
+
+    def _sweep_now(self) -> None:
+        self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
+        if self._spawn is not None:
+            self._spawn(self.expire())
+
+    async def expire(self) -> None:
+        """Forgets those that were not used for as long as Kafka keeps them. One with an open transaction stays."""
+        horizon_ms = self._clock.now_ms() - ID_EXPIRATION_MS
+        old = [one for one in self._by_id.values() if one.may_expire and one.changed_ms < horizon_ms]
+        for at in range(0, len(old), EXPIRED_AT_ONCE):
+            now = [one for one in old[at : at + EXPIRED_AT_ONCE] if one.may_expire and one.changed_ms < horizon_ms]
+            try:
+                await self._forget(now)
+            except HeadraceError as error:
+                logger.warning("transactional ids that are not used any more are kept: %s", error)
+                return
+
+    async def _forget(self, gone: list[Transaction]) -> None:
+        with ExitStack() as busy:  # whoever comes back meanwhile tries again, and gets a new producer
+            entry = self._shard.group()
+            for one in gone:
+                busy.enter_context(self._busy(one))
+                entry.delete(TRANSACTIONS, one.transactional_id.encode())
+            await entry.commit()
+            for one in gone:
+                del self._by_id[one.transactional_id]
+                self._by_producer.pop(one.producer_id, None)
+
     async def _put(self, one: Transaction) -> None:
         one.changed_ms = self._clock.now_ms()
         one.is_saved = False
@@ -372,17 +412,3 @@ class Transactions:
             yield
         finally:
             one.busy = False
-
-
-def control_batch(producer_id: int, epoch: int, *, commit: bool, now_ms: int) -> bytearray:
-    kind = CONTROL_COMMIT if commit else CONTROL_ABORT
-    key = b"\0\0" + kind.to_bytes(2, "big")
-    value = b"\0\0" + bytes(4)  # version, epoch of the coordinator: there was only ever one
-    return codec.build(
-        [(key, value, (), now_ms)],
-        timestamp_ms=now_ms,
-        producer_id=producer_id,
-        producer_epoch=epoch,
-        transactional=True,
-        control=True,
-    )

@@ -6,49 +6,37 @@ answered when the disk has it; the file calls run in a thread, so the loop never
 
 import asyncio
 import logging
-import secrets
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.dead_letter import DeadLetters
+from headrace.broker.declarations import (
+    PREDECLARED,
+    ExchangeDeclared,
+    QueueDeclared,
+    check_not_reserved,
+    server_name,
+)
 from headrace.broker.delays import Delays
-from headrace.broker.exchanges import DELAYED, KINDS, Binding, Exchange, make_exchange
-from headrace.broker.policy import CLASSIC, STREAM, QueuePolicy, check_equivalent, parse_arguments
+from headrace.broker.exchanges import Binding, Exchange, make_exchange
+from headrace.broker.policy import CLASSIC, STREAM
 from headrace.broker.queue import Queue
 from headrace.broker.queue_store import QueueStore
 from headrace.broker.routing import Routing
 from headrace.broker.stream_queue import StreamQueue
-from headrace.broker.view import View
 from headrace.errors import (
     AccessRefused,
-    ArgumentMismatch,
     HeadraceError,
     InUse,
     LimitReached,
     QueueNotFound,
     ResourceLocked,
 )
-from headrace.log.memory_log import MemoryLog
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
 
 logger = logging.getLogger("headrace.broker")
-
-PREDECLARED = {
-    "": "direct",
-    "amq.direct": "direct",
-    "amq.fanout": "fanout",
-    "amq.topic": "topic",
-    "amq.headers": "headers",
-    "amq.match": "headers",
-}
-RESERVED = "amq."
-
-
-def server_name(prefix: str = "amq.gen-") -> str:
-    return prefix + urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=").decode()
 
 
 class VirtualHost:
@@ -84,17 +72,14 @@ class VirtualHost:
         internal: bool,
         arguments: Mapping[str, Any],
     ) -> Exchange:
+        declared = ExchangeDeclared(kind, durable, auto_delete, internal, arguments)
+        where = f"exchange '{name}' in vhost '{self.name}'"
         found = self.routing.exchanges.get(name)
         if found is not None:
-            self._check_same_exchange(found, kind, durable, auto_delete, internal, arguments)
+            declared.check_same(where, found)
             return found
-        if name.startswith(RESERVED):
-            raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        alternate = arguments.get("alternate-exchange")
-        if alternate is not None and not isinstance(alternate, str):
-            raise ArgumentMismatch(
-                f"invalid arg 'alternate-exchange' for exchange '{name}' in vhost '{self.name}'"
-            )
+        check_not_reserved("exchange", name)
+        declared.check(where)
         exchange = make_exchange(
             name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
         )
@@ -104,7 +89,7 @@ class VirtualHost:
         async with self._changing:
             found = self.routing.exchanges.get(name)  # somebody may have declared it while we waited
             if found is not None:
-                self._check_same_exchange(found, kind, durable, auto_delete, internal, arguments)
+                declared.check_same(where, found)
                 return found
             self._storing.add((Exchange, name))
             try:
@@ -124,33 +109,6 @@ class VirtualHost:
         self.routing.exchanges[exchange.name] = exchange
         self.policies.apply_to_exchange(self.name, exchange)
         self.routing.changed()
-
-    def _check_same_exchange(
-        self,
-        found: Exchange,
-        kind: str,
-        durable: bool,
-        auto_delete: bool,
-        internal: bool,
-        arguments: Mapping[str, Any],
-    ) -> None:
-        where = f"for exchange '{found.name}' in vhost '{self.name}'"
-        facts = (
-            ("type", kind, found.declared_kind),
-            ("durable", durable, found.durable),
-            ("auto_delete", auto_delete, found.auto_delete),
-            ("internal", internal, found.internal),
-            (
-                "alternate-exchange",
-                arguments.get("alternate-exchange"),
-                found.arguments.get("alternate-exchange"),
-            ),
-        )
-        for argument, new, old in facts:
-            if new != old:
-                raise ArgumentMismatch(
-                    f"inequivalent arg '{argument}' {where}: received '{_spell(new)}' but current is '{_spell(old)}'"
-                )
 
     async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
         """Deleting what is not there is no error, as in RabbitMQ."""
@@ -220,9 +178,7 @@ class VirtualHost:
         stream = self.store.streams.find(name, self.name)
         if stream is None or stream.kind != "topic" or len(stream.partitions) != 1:
             return None
-        queue = self.store.make_stream_queue(self, name, stream)
-        self._add_queue(queue)
-        return queue
+        return self._add_queue(self.store.make_stream_queue(self, name, stream))
 
     def _check_owner(self, queue: Queue, owner: object | None) -> None:
         if queue.owner is not None and queue.owner is not owner:
@@ -243,30 +199,22 @@ class VirtualHost:
         owner: object,
         is_server_named: bool = False,
     ) -> Queue:
+        declared = QueueDeclared(durable, exclusive, auto_delete, arguments)
         found = self._declared(name, arguments)
         if found is not None:
-            return self._check_same_queue(found, durable, exclusive, auto_delete, arguments, owner)
-        if name.startswith(RESERVED) and not is_server_named:
-            raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+            return self._met(found, declared, owner)
+        if not is_server_named:
+            check_not_reserved("queue", name)
         name = name or server_name()
-        where = f"queue '{name}' in vhost '{self.name}'"
-        policy = parse_arguments(where, arguments)
-        if policy.kind != "classic" and (exclusive or not durable or auto_delete):
-            wrong = "non-durable" if not durable else "exclusive" if exclusive else "auto-delete"
-            raise ArgumentMismatch(f"invalid property '{wrong}' for {where} of type {policy.kind}")
-        is_stored = durable and not exclusive
-        if not is_stored and (Queue, name) not in self._storing:
-            queue = self._memory_queue(name, policy, durable, exclusive, auto_delete, arguments, owner)
-            self._add_queue(queue)
-            return queue
+        policy = declared.check(f"queue '{name}' in vhost '{self.name}'")
+        if not declared.is_stored and (Queue, name) not in self._storing:
+            return self._add_queue(self.store.make_memory_queue(self, name, policy, declared, owner))
         async with self._changing:
             found = self._declared(name, arguments)
             if found is not None:
-                return self._check_same_queue(found, durable, exclusive, auto_delete, arguments, owner)
-            if not is_stored:  # the one that was being stored could not be
-                queue = self._memory_queue(name, policy, durable, exclusive, auto_delete, arguments, owner)
-                self._add_queue(queue)
-                return queue
+                return self._met(found, declared, owner)
+            if not declared.is_stored:  # the one that was being stored could not be
+                return self._add_queue(self.store.make_memory_queue(self, name, policy, declared, owner))
             topic = self.queues.get(name)
             self._storing.add((Queue, name))
             try:
@@ -275,8 +223,7 @@ class VirtualHost:
                 self._storing.discard((Queue, name))
             if topic is not None:
                 self.forget_queue(topic)
-            self._add_queue(queue)
-            return queue
+            return self._add_queue(queue)
 
     def is_new_queue(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """Whether a declaration would make a queue, not meet one."""
@@ -290,57 +237,16 @@ class VirtualHost:
         is_topic = isinstance(found, StreamQueue) and found.is_topic
         return None if is_topic and arguments.get("x-queue-type", CLASSIC) != STREAM else found
 
-    def _memory_queue(
-        self,
-        name: str,
-        policy: QueuePolicy,
-        durable: bool,
-        exclusive: bool,
-        auto_delete: bool,
-        arguments: Mapping[str, Any],
-        owner: object,
-    ) -> Queue:
-        levels = policy.priority_max + 1
-        views = [
-            View(MemoryLog(self.spill), self.rounds, durable=False, level=level) for level in reversed(range(levels))
-        ]
-        return Queue(
-            self,
-            name,
-            policy,
-            views,
-            durable=durable,
-            auto_delete=auto_delete,
-            owner=owner if exclusive else None,
-            arguments=dict(arguments),
-        )
-
-    def _add_queue(self, queue: Queue) -> None:
+    def _add_queue(self, queue: Queue) -> Queue:
         self.queues[queue.name] = queue
         self.policies.apply_to_queue(queue)
         self.routing.changed()
+        return queue
 
-    def _check_same_queue(
-        self,
-        found: Queue,
-        durable: bool,
-        exclusive: bool,
-        auto_delete: bool,
-        arguments: Mapping[str, Any],
-        owner: object,
-    ) -> Queue:
+    def _met(self, found: Queue, declared: QueueDeclared, owner: object) -> Queue:
+        """Declared again, by somebody who must mean the same."""
         self._check_owner(found, owner)
-        where = f"queue '{found.name}' in vhost '{self.name}'"
-        for argument, new, old in (
-            ("durable", durable, found.durable),
-            ("exclusive", exclusive, found.exclusive),
-            ("auto_delete", auto_delete, found.auto_delete),
-        ):
-            if new != old:
-                received = f"received '{_spell(new)}' but current is '{_spell(old)}'"
-                raise ArgumentMismatch(f"inequivalent arg '{argument}' for {where}: {received}")
-        parse_arguments(where, arguments)
-        check_equivalent(where, arguments, found.arguments)
+        declared.check_same(f"queue '{found.name}' in vhost '{self.name}'", found)
         found.used()
         return found
 
@@ -479,10 +385,3 @@ class VirtualHost:
         for task in list(self._tasks):
             await asyncio.gather(task, return_exceptions=True)
         self.delays.close()
-
-
-def _spell(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
-
-
-__all__ = ["DELAYED", "KINDS", "STREAM", "VirtualHost", "server_name"]

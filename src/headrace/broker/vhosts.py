@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from headrace.broker.declarations import PREDECLARED
 from headrace.broker.policy import QueuePolicy
 from headrace.broker.queue_store import QueueStore
 from headrace.broker.rounds import SETTLE_TABLE, Rounds
-from headrace.broker.vhost import PREDECLARED, VirtualHost
+from headrace.broker.vhost import VirtualHost
 from headrace.broker.view import View
 from headrace.errors import HeadraceError, VirtualHostNotFound
 

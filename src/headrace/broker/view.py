@@ -125,6 +125,7 @@ class View:
         self._reserve_block = RESERVE_MIN
         self._unsaved = RangeSet()
         self._moving = RangeSet()  # settled together with something else: taken back if that fails
+        self._leaving = RangeSet()  # of a log in memory: what is being moved, until it is known to be there
         self._reservation_waiters: list[asyncio.Future[None]] = []
         self._chunk: Any = None
         self._writer: BatchWriter | None = None
@@ -320,16 +321,31 @@ class View:
     def settle(self, start: int, end: int) -> None:
         if not self.settled.add(start, end):
             return
+        if self._rounds.in_atomic:
+            self._rounds.settled_together(self, start, end)
+        else:
+            self.settled_for_good(start, end)
+
+    def settled_for_good(self, start: int, end: int) -> None:
+        """Whatever becomes of anything else: what is durable is told to the disk until it has it."""
         if self.durable:
-            if self._rounds.in_atomic:
-                self._moving.add(start, end)
-                self._rounds.must_join(self)
-            else:
-                self._unsaved.add(start, end)
+            self._unsaved.add(start, end)
             self._rounds.settled(self)
         else:
-            self.counts.forget(start, end)
-            self.log.drop_below(self.low)
+            self._forget(start, end)
+
+    def settled_if_stored(self, start: int, end: int) -> None:
+        """Moved to where the disk has a say: it is here again if the disk refuses. A queue in memory waits, too."""
+        self._moving.add(start, end)
+        if not self.durable:
+            self._leaving.add(start, end)
+        self._rounds.settled(self)
+
+    def _forget(self, start: int, end: int) -> None:
+        """Of a log in memory: what is settled goes, but not what may come back."""
+        self.counts.forget(start, end)
+        first = self._leaving.first()
+        self.log.drop_below(min(self.low, first[0]) if first is not None else self.low)
 
     def count_return(self, offset: int) -> int:
         """How often it has come back, this time included."""
@@ -358,8 +374,14 @@ class View:
         for start, end in delta.moving:
             self.settled.remove(start, end)
             self.returned.add(start, end)
+            self._leaving.remove(start, end)
 
     def saved(self, delta: Delta) -> None:
+        if not self.durable:
+            for start, end in delta.moving:
+                self._leaving.remove(start, end)
+                self._forget(start, end)
+            return
         if self.counts:
             for ranges in (delta.ranges, delta.moving):
                 for start, end in ranges:

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from headrace.broker.rights import EVERYTHING, Permission, TopicPermission
 from headrace.broker.users import Users
 from headrace.config import Address
 from headrace.doors.addresses import is_loopback
+from headrace.doors.amqp import opening
 from headrace.record.properties import encode_table
 from tests.doors.amqp.raw import Closed, Raw
 from tests.doors.amqp.running import PATIENCE_S, Running, bodies, eventually
@@ -102,6 +105,26 @@ def test_11_a_wrong_password_is_403_and_does_not_say_why(running: Running, name:
     assert "(403) 'ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN." in str(refused.value)
     assert "For details see the broker logfile.'" in str(refused.value)
     running.connect(credentials=credentials("ann"))
+
+
+def test_a_failed_login_is_answered_late_and_holds_up_nobody_else(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it sent behind it is not looked at meanwhile: that could be the next guess."""
+    monkeypatch.setattr(opening, "FAILURE_DELAY_S", 3600.0)
+    before = refusals(running)
+    guesser = Raw(running.port)
+    guesser.start()
+    guesser.log_in("guest", "wrong").log_in("guest", "guest")
+    while refusals(running) == before:
+        time.sleep(0.005)
+    Raw(running.port).open().close()
+    assert select.select([guesser.socket], [], [], 0)[0] == [], "it was told"
+    guesser.close()
+
+
+def refusals(running: Running) -> int:
+    return running.call(lambda: int(running.door.stats.events.get("logins_refused", 0)))
 
 
 def test_a_client_that_does_not_know_of_refused_logins_is_only_hung_up_on(running: Running) -> None:

@@ -198,6 +198,11 @@ async def test_producers_and_transactions_are_described(world: World, client: Cl
     listed = await client.call(Api.LIST_TRANSACTIONS, 1, state_filters=["Ongoing", "Nonsense"])
     assert [one.transactional_id for one in listed.transaction_states] == ["mine"]
     assert listed.unknown_state_filters == ["Nonsense"]
+    for pattern, found in (("m.*|x", ["mine"]), ("in", []), ("", ["mine"]), (None, ["mine"])):
+        listed = await client.call(Api.LIST_TRANSACTIONS, 2, transactional_id_pattern=pattern)
+        assert [one.transactional_id for one in listed.transaction_states] == found, pattern
+    refused = await client.call(Api.LIST_TRANSACTIONS, 2, transactional_id_pattern="(mine")
+    assert (refused.error_code, refused.transaction_states) == (Code.INVALID_REGULAR_EXPRESSION, [])
     assert await offset_at(client, "described", LATEST, isolation=1) == (1, -1), "the last stable offset"
     ended = await client.call(
         Api.END_TXN, 3, transactional_id="mine", producer_id=producer.producer_id,
@@ -207,6 +212,21 @@ async def test_producers_and_transactions_are_described(world: World, client: Cl
     aborted = await client.fetch("described", isolation_level=1)
     assert [(one.producer_id, one.first_offset) for one in aborted.aborted_transactions] == [(producer.producer_id, 1)]
     assert (await client.call(Api.LIST_TRANSACTIONS, 1, state_filters=["Ongoing"])).transaction_states == []
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+async def test_a_compacted_topic_takes_no_record_without_a_key(world: World, client: Client, codec: int) -> None:
+    """It could never be compacted away. Kafka says INVALID_RECORD, and clients tell their callers."""
+    topic = f"compacted-{codec}"
+    await world.topic(topic)
+    keyless = records.build([(b"k", b"v", (), 1), (None, b"v", (), 1)], codec=codec)
+    assert (await client.produce(topic, keyless)).error_code == 0, "not compacted yet"
+    await world.broker.streams.configure(topic, {"cleanup_policy": "compact,delete"})
+    refused = await client.produce(topic, keyless)
+    assert refused.error_code == Code.INVALID_RECORD
+    assert "key" in refused.error_message
+    keyed = records.build([(b"k", b"v", (), 1), (b"", None, (), 1)], codec=codec)
+    assert (await client.produce(topic, keyed)).base_offset == 2
 
 
 async def test_one_node_elects_and_moves_nothing(world: World, client: Client) -> None:

@@ -1,5 +1,6 @@
 """What a share fetch waits for, and that it hears of it."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ import pytest
 
 from headrace.doors.kafka import share
 from headrace.wire.kafka.apis import Api
-from tests.doors.kafka.test_share_offsets import beat
-from tests.doors.kafka.world import batch, world_at
+from tests.doors.kafka.test_share_offsets import beat, take
+from tests.doors.kafka.world import Client, Closed, World, batch, world_at
 
 
 async def test_what_comes_while_another_partition_is_read_from_disk_is_handed_out_at_once(
@@ -37,3 +38,106 @@ async def test_what_comes_while_another_partition_is_read_from_disk_is_handed_ou
         answer = await client.call(Api.SHARE_FETCH, 1, group_id="s", member_id="m", topics=wanted, **limits)
         [part] = answer.responses[0].partitions
         assert (part.partition_index, [one.first_offset for one in part.acquired_records]) == (0, [0])
+
+
+async def two_members(world: World) -> tuple[Client, Client]:
+    """Of the group s, m and other, with a topic to read."""
+    await world.topic("t")
+    client, other = await world.client(), await world.client()
+    await beat(client)
+    await beat(other, member="other")
+    return client, other
+
+
+async def gone(world: World, client: Client) -> None:
+    """Its connection is closed, and the broker has seen it."""
+    number = len(world.door.connections)
+    client.close()
+    while len(world.door.connections) == number:
+        await asyncio.sleep(0.01)
+
+
+async def test_what_a_client_held_that_is_gone_comes_back_at_once(tmp_path: Path) -> None:
+    """Not when its locks end: a share session is one connection's."""
+    async with world_at(tmp_path) as world:
+        client, other = await two_members(world)
+        await client.produce("t", batch(b"a", b"b"))
+        assert await take(world, client) == [(0, 1)]
+        assert await take(world, other, "other") == []
+        await gone(world, client)
+        assert await take(world, other, "other") == [(0, 1)]
+        assert list(world.door.share_sessions) == [("s", "other")], "and its session is not kept"
+
+
+async def test_a_fetch_of_a_client_that_is_gone_takes_nothing(tmp_path: Path) -> None:
+    """What it held comes back and wakes who waits: the last to have it again is the one that went."""
+    async with world_at(tmp_path, read_wait_ms_max=280_000) as world:
+        client, other = await two_members(world)
+        await client.produce("t", batch(b"a", b"b"))
+        assert await take(world, client) == [(0, 1)]
+        topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
+        wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}]
+        waiting = asyncio.ensure_future(
+            client.call(
+                Api.SHARE_FETCH, 1, group_id="s", member_id="m", share_session_epoch=1, max_wait=280_000,
+                max_bytes=1 << 20, max_records=100, topics=wanted,
+            )
+        )  # fmt: skip
+        session = world.door.share_sessions["s", "m"]
+        while session.epoch < 2:  # the fetch is there
+            await asyncio.sleep(0.01)
+        await gone(world, client)
+        assert await take(world, other, "other") == [(0, 1)]
+        with pytest.raises(Closed):
+            await waiting
+
+
+async def test_a_fetch_of_a_client_that_goes_while_the_disk_is_read_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when_loaded = share.when_loaded
+
+    async def slowly(read: Callable[[], Any]) -> Any:
+        found = await when_loaded(read)
+        if client in world.clients:
+            world.clients.remove(client)
+            await gone(world, client)
+            went_on.set()
+        return found
+
+    went_on = asyncio.Event()
+    async with world_at(tmp_path) as world:
+        client, other = await two_members(world)
+        await other.produce("t", batch(b"a", b"b"))
+        monkeypatch.setattr(share, "when_loaded", slowly)
+        with pytest.raises(Closed):
+            await take(world, client)
+        await went_on.wait()
+        assert await take(world, other, "other") == [(0, 1)]
+
+
+async def test_a_client_that_came_back_keeps_what_it_holds_when_its_old_connection_ends(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client, again, other = [await world.client() for _ in range(3)]
+        await beat(client)
+        await beat(other, member="other")
+        await other.produce("t", batch(b"a", b"b"))
+        assert await take(world, client) == [(0, 1)]
+        assert await take(world, again) == []
+        await gone(world, client)
+        assert await take(world, other, "other") == []
+        await gone(world, again)
+        assert await take(world, other, "other") == [(0, 1)]
+
+
+async def test_a_client_has_its_session_though_there_may_be_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        await beat(client)
+        await take(world, client)
+        monkeypatch.setattr(share, "SESSIONS_MAX", 1)
+        await take(world, client)  # anew, in the place of the one it had

@@ -112,9 +112,50 @@ async def test_groups_that_are_not_there_are_not_found(tmp_path: Path) -> None:
         await world.topic("t")
         client = await world.client()
         assert (await describe(client, "nobody")).error_code == Code.GROUP_ID_NOT_FOUND
-        assert await alter(client, 0) == (Code.GROUP_ID_NOT_FOUND, [])
         gone = await client.call(Api.DELETE_SHARE_GROUP_OFFSETS, 0, group_id="s", topics=[])
         assert gone.error_code == Code.GROUP_ID_NOT_FOUND
+
+
+async def test_offsets_given_to_a_group_that_is_not_there_make_it(tmp_path: Path) -> None:
+    """kadm and Kafka's own admin client say where a group is to begin before anybody has joined it."""
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        await client.produce("t", batch(*[b"x"] * 10))
+        assert (await alter(client, 4, "nowhere"))[1] == [Code.UNKNOWN_TOPIC_OR_PARTITION] * 2
+        assert (await describe(client)).error_code == Code.GROUP_ID_NOT_FOUND, "nothing was said of it"
+        assert await alter(client, 4) == (0, [0, Code.UNKNOWN_TOPIC_OR_PARTITION])
+    async with world_at(tmp_path) as world:
+        client = await world.client()
+        [shown] = (await client.call(Api.SHARE_GROUP_DESCRIBE, 1, group_ids=["s"])).groups
+        assert (shown.error_code, shown.group_state) == (0, "Empty")
+        await beat(client)
+        assert await take(world, client) == [(4, 9)]
+
+
+async def test_offsets_are_not_given_to_a_group_of_another_kind(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        joined = await client.call(
+            Api.CONSUMER_GROUP_HEARTBEAT, 0, group_id="s", member_id="m", member_epoch=0, rebalance_timeout=60_000,
+            subscribed_topic_names=["t"], topic_partitions=[],
+        )  # fmt: skip
+        assert joined.error_code == 0
+        assert await alter(client, 0) == (Code.GROUP_ID_NOT_FOUND, [])
+
+
+async def test_a_topic_that_the_group_does_not_read_is_not_found_among_its_offsets(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        await world.topic("other")
+        client = await world.client()
+        await beat(client)
+        await beat(client, -1)
+        topics = [{"topic_name": "t"}, {"topic_name": "other"}]
+        for codes in ([0, Code.UNKNOWN_TOPIC_OR_PARTITION], [Code.UNKNOWN_TOPIC_OR_PARTITION] * 2):
+            deleted = await client.call(Api.DELETE_SHARE_GROUP_OFFSETS, 0, group_id="s", topics=topics)
+            assert [one.error_code for one in deleted.responses] == codes
 
 
 async def test_a_share_group_is_deleted_with_what_it_knew(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
+from headrace.broker.declarations import server_name
 from headrace.broker.stream_queue import StreamQueue
-from headrace.broker.vhost import server_name
 from headrace.doors.amqp.consumer import AmqpConsumer
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.queue_methods import find_to_read

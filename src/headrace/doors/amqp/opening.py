@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
@@ -9,6 +10,7 @@ from pamqp import commands
 from headrace.doors.amqp import handshake
 from headrace.doors.amqp.errors import reply
 from headrace.doors.amqp.handshake import Stage
+from headrace.doors.logins import FAILURE_DELAY_S
 from headrace.errors import HeadraceError
 from headrace.wire.amqp.methods import frame
 
@@ -59,10 +61,7 @@ def _start_ok(connection: "Connection", method: commands.Connection.StartOk) -> 
     except handshake.Refused as error:
         connection.door.stats.count("logins_refused")
         logger.warning("%s login refused from %s: %s", method.mechanism, connection.peer, error.why)
-        if connection.wants("authentication_failure_close"):
-            connection.close(*reply(error))
-        else:
-            connection.drop()
+        connection.answer_late(FAILURE_DELAY_S, partial(_refuse, connection, error))
         return True
     connection.stage = Stage.TUNE
     config = connection.door.config
@@ -73,6 +72,13 @@ def _start_ok(connection: "Connection", method: commands.Connection.StartOk) -> 
         )
     )  # fmt: skip
     return False
+
+
+def _refuse(connection: "Connection", error: handshake.Refused) -> None:
+    if connection.wants("authentication_failure_close"):
+        connection.close(*reply(error))
+    else:
+        connection.drop()
 
 
 def _tune_ok(connection: "Connection", method: commands.Connection.TuneOk) -> bool:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
+from headrace.broker.declarations import server_name
 from headrace.broker.queue import Queue
-from headrace.broker.vhost import server_name
 from headrace.doors.amqp.access import EXCHANGE, QUEUE
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.names import check_name
@@ -127,6 +127,6 @@ async def unbind(channel: "Channel", method: commands.Queue.Unbind) -> None:
 
 async def purge(channel: "Channel", method: commands.Queue.Purge) -> None:
     await channel.connection.flushed()
-    count = find_to_read(channel, method.queue).purge()
+    count = await find_to_read(channel, method.queue).purge()
     if not method.nowait:
         channel.connection.write(frame(channel.number, commands.Queue.PurgeOk, message_count=count))

@@ -1,12 +1,14 @@
 """Settings of topics under Kafka's names, and those of the broker that tools look at."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.broker.streams import Stream
+from headrace.broker.transactions import ID_EXPIRATION_MS
 from headrace.config import stream_settings
-from headrace.doors.kafka import access
+from headrace.doors.kafka import access, group_configs
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.pipe import Request
@@ -16,14 +18,16 @@ if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
-SOURCE_TOPIC, SOURCE_STATIC, SOURCE_DEFAULT = 1, 4, 5
+SOURCE_TOPIC, SOURCE_STATIC, SOURCE_DEFAULT, SOURCE_GROUP = 1, 4, 5, 8
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 BOOLEAN, STRING, INT, SHORT, LONG, DOUBLE, LIST = 1, 2, 3, 4, 5, 6, 7
 WORDS = {"uncompressed": "none", "CreateTime": "create", "LogAppendTime": "append"}  # Kafka's, and ours
 THEIRS = {"create": "CreateTime", "append": "LogAppendTime"}
-SHARE_START = "share.auto.offset.reset"
 PRODUCER = "producer"  # compression.type: batches stay as they came
+LAG_MAX = "max.compaction.lag.ms"
+NEVER = 9223372036854775807
 DIRTY_RATIO = "min.cleanable.dirty.ratio"  # 0 to 1; ours is in percent
+Changes = Callable[[Stream, Any], dict[str, object]]  # of a topic as it is now, by what a request names
 
 
 class InvalidConfig(InvalidInput):
@@ -48,6 +52,7 @@ SETTINGS: dict[str, Setting] = {
     "compression.type": Setting("compression", "compression", STRING),
     "delete.retention.ms": Setting("tombstone_retention", "tombstone_retention_ms", LONG),
     "index.interval.bytes": Setting("index_interval", "index_interval", INT),
+    LAG_MAX: Setting("compaction_lag_max", "compaction_lag_max_ms", LONG),
     "max.message.bytes": Setting("batch_bytes_max", "batch_bytes_max", INT),
     "message.timestamp.type": Setting("timestamp_type", "timestamp_type", STRING),
     DIRTY_RATIO: Setting("compaction_dirty_percent", "compaction_dirty_percent", DOUBLE),
@@ -66,11 +71,10 @@ FIXED: dict[str, tuple[str, int]] = {
     "flush.ms": ("0", LONG),
     "follower.replication.throttled.replicas": ("", LIST),
     "leader.replication.throttled.replicas": ("", LIST),
-    "max.compaction.lag.ms": ("9223372036854775807", LONG),
     "message.downconversion.enable": ("false", BOOLEAN),
-    "message.timestamp.after.max.ms": ("9223372036854775807", LONG),
-    "message.timestamp.before.max.ms": ("9223372036854775807", LONG),
-    "message.timestamp.difference.max.ms": ("9223372036854775807", LONG),
+    "message.timestamp.after.max.ms": (str(NEVER), LONG),
+    "message.timestamp.before.max.ms": (str(NEVER), LONG),
+    "message.timestamp.difference.max.ms": (str(NEVER), LONG),
     "min.insync.replicas": ("1", INT),
     "preallocate": ("false", BOOLEAN),
     "segment.index.bytes": ("10485760", INT),
@@ -111,8 +115,11 @@ def parse(name: str, setting: Setting, value: str | None) -> object:
         raise InvalidConfig(f"Invalid value {value} for configuration {name}: Not a number") from None
     if number < -1 or (number == -1 and name not in ("retention.ms", "retention.bytes")):
         raise InvalidConfig(f"Invalid value {value} for configuration {name}")
+    if number == 0 and name == LAG_MAX:
+        raise InvalidConfig(f"Invalid value {value} for configuration {name}: Value must be at least 1")
     # Above what an int64 of ours can hold it is for ever: Kafka's tools write Long.MAX_VALUE for that.
-    return -1 if number > 1 << 53 and name.startswith("retention.") else min(number, 1 << 53)
+    is_for_ever = number > 1 << 53 and (name == LAG_MAX or name.startswith("retention."))
+    return -1 if is_for_ever else min(number, 1 << 53)
 
 
 def percent_of(ratio: str) -> int:
@@ -123,6 +130,12 @@ def percent_of(ratio: str) -> int:
     if not 0 <= share <= 1:
         raise InvalidConfig(f"Invalid value {ratio} for configuration {DIRTY_RATIO}")
     return round(share * 100)
+
+
+def checked(door: "KafkaDoor", changes: Changes, given: Any, stream: Stream) -> dict[str, object]:
+    changed = changes(stream, given)
+    check(door, changed)
+    return changed
 
 
 def check(door: "KafkaDoor", changed: Mapping[str, object]) -> None:
@@ -142,6 +155,8 @@ def topic_configs(door: "KafkaDoor", stream: Stream) -> list[Config]:
             value = "uncompressed"
         if name == DIRTY_RATIO:
             value = value / 100
+        if name == LAG_MAX and value < 0:
+            value = NEVER
         found.append(Config(name, THEIRS.get(value, str(value)), source, setting.kind))
     fixed = [Config(name, value, SOURCE_DEFAULT, kind) for name, (value, kind) in (FIXED | ONLY).items()]
     return sorted(found + fixed)
@@ -167,6 +182,7 @@ def broker_configs(door: "KafkaDoor", listener: tuple[str, int]) -> list[Config]
         ("node.id", door.node_id, INT),
         ("num.partitions", config.auto_create_partitions, INT),
         ("offsets.retention.minutes", door.coordination.groups.settings.offsets_retention_ms // 60_000, INT),
+        ("transactional.id.expiration.ms", ID_EXPIRATION_MS, INT),
     ]
     return [Config(name, str(value), SOURCE_STATIC, kind) for name, value, kind in values]
 
@@ -203,8 +219,15 @@ def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list
         return broker_configs(door, door.address_for(request.connection))
     if resource.resource_type == GROUP:
         allowed.group(resource.resource_name)
-        start = "earliest" if door.coordination.shares.begins_at_start(resource.resource_name) else "latest"
-        return [Config(SHARE_START, start, SOURCE_DEFAULT, STRING)]
+        return [
+            Config(
+                one.name,
+                one.value,
+                SOURCE_DEFAULT if one.is_default else SOURCE_GROUP,
+                INT if one.is_number else STRING,
+            )
+            for one in group_configs.found(door, resource.resource_name)
+        ]
     return []
 
 
@@ -212,7 +235,7 @@ def describe(one: Config, resource_type: int, synonyms: bool) -> dict[str, Any]:
     return {
         "name": one.name,
         "value": one.value,
-        "read_only": resource_type != TOPIC,
+        "read_only": resource_type not in (TOPIC, GROUP),
         "is_default": one.source == SOURCE_DEFAULT,  # all that version 0 says of its source
         "config_source": one.source,
         "config_type": one.kind,
@@ -229,7 +252,7 @@ async def incremental_alter_configs(door: "KafkaDoor", request: Request, fields:
     return await alter(door, access.of(door, request), fields, incremental_changes)
 
 
-async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Any) -> dict[str, Any]:
+async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Changes) -> dict[str, Any]:
     responses = []
     for resource in fields.resources:
         answer: dict[str, Any] = {
@@ -239,13 +262,17 @@ async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Any) 
         try:
             if resource.resource_type == TOPIC:
                 stream = allowed.configures.find(resource.resource_name)
-                changed = changes(stream, resource.configs)
-                check(door, changed)
-                if not fields.validate_only:
-                    await door.broker.streams.configure(stream.name, changed)
+                change = partial(checked, door, changes, resource.configs)
+                if fields.validate_only:
+                    change(stream)
+                else:
+                    await door.broker.streams.configure(stream.name, change)
             elif resource.resource_type == GROUP:
                 allowed.configure_group(resource.resource_name)
-                await alter_group(door, resource, fields.validate_only)
+                await group_configs.alter(
+                    door, resource.resource_name, resource.configs,
+                    replaces=changes is replace_changes, validate_only=fields.validate_only,
+                )  # fmt: skip
             else:
                 allowed.administer()
                 if resource.resource_type in (BROKER, BROKER_LOGGER):
@@ -258,17 +285,6 @@ async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Any) 
             answer.update(error_code=Code.INVALID_CONFIG if wrong else code, error_message=str(error))
         responses.append(answer)
     return {"responses": responses}
-
-
-async def alter_group(door: "KafkaDoor", resource: Any, validate_only: bool) -> None:
-    for one in resource.configs:
-        if one.name != SHARE_START:
-            raise InvalidConfig(f"Unknown group config name: {one.name}")
-        value = one.value or "latest"
-        if value not in ("earliest", "latest"):
-            raise InvalidConfig(f"Invalid value {value} for configuration {one.name}")
-        if not validate_only:
-            await door.coordination.shares.configure(resource.resource_name, value == "earliest")
 
 
 def replace_changes(stream: Stream, given: Any) -> dict[str, object]:

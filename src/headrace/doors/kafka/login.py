@@ -14,6 +14,7 @@ from headrace.doors.addresses import is_loopback
 from headrace.doors.kafka.access import Access, Anybody
 from headrace.doors.kafka.errors import Code
 from headrace.doors.kafka.topic_index import VHOST, Topics
+from headrace.doors.logins import FAILURE_DELAY_S
 from headrace.errors import HeadraceError, MalformedRequest
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.codec import decode
@@ -30,9 +31,6 @@ PLAIN = "PLAIN"
 MECHANISMS = [PLAIN]
 BEFORE_LOGIN = frozenset({Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE})
 TOKEN_BYTES_MAX = 512 * 1024  # Kafka's sasl.server.max.receive.size: nobody unknown sends more than this
-# A login that failed is answered this late, as Kafka does: clients try again at once, and for ever. No more than that,
-# unlike the HTTP door: one client with an old password would lock out all the others at its address.
-FAILURE_DELAY_S = 0.1
 
 
 class Stage(Enum):

@@ -142,6 +142,7 @@ cdef object append(door, stream, partition, data, access, int64_t* stamp_ms):
         data, log.settings.batch_bytes_max, door.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
         True,
         True,  # sarama leaves the max timestamp empty; Kafka puts it right, too
+        "compact" in log.settings.cleanup_policy,  # what has no key could never be compacted away
     )
     if not infos:
         raise CorruptBatch("no whole batch")

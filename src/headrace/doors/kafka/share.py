@@ -11,6 +11,7 @@ from headrace.broker.share import ACCEPT, SharePartition
 from headrace.broker.share_groups import ShareGroup
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
+from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.consumer_groups import by_topic
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.groups import group_refused
@@ -31,7 +32,10 @@ Key = tuple[bytes, int]  # topic id, partition
 
 
 class ShareSession:
-    def __init__(self) -> None:
+    """One connection's, and gone with it: what the member held comes back then, as in Kafka."""
+
+    def __init__(self, owner: set[tuple[str, str]]) -> None:
+        self.owner = owner  # the sessions of its connection
         self.epoch = 1
         self.wanted: dict[Key, None] = {}
 
@@ -62,7 +66,7 @@ async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any
     values: dict[str, Any] = {
         "member_id": member.member_id,
         "member_epoch": member.epoch,
-        "heartbeat_interval": shares.settings.heartbeat_interval_ms,
+        "heartbeat_interval": shares.settings_of(fields.group_id).heartbeat_interval_ms,
     }
     if is_news:
         values["assignment"] = {"topic_partitions": by_topic(door, member.assigned)}
@@ -121,18 +125,22 @@ def describe(door: "KafkaDoor", allowed: Anybody, group_id: str) -> dict[str, An
     }
 
 
-def open_session(door: "KafkaDoor", fields: Any) -> tuple[ShareSession | None, Code]:
+def open_session(door: "KafkaDoor", connection: Connection, fields: Any) -> tuple[ShareSession | None, Code]:
     key = (fields.group_id or "", fields.member_id or "")
-    if fields.share_session_epoch == NEW:
-        if len(door.share_sessions) >= SESSIONS_MAX:
-            return None, Code.SHARE_SESSION_NOT_FOUND
-        session = door.share_sessions[key] = ShareSession()
-        return session, Code.NONE
     session_or_none: ShareSession | None = door.share_sessions.get(key)
+    if fields.share_session_epoch == NEW:
+        if session_or_none is not None:
+            session_or_none.owner.discard(key)  # the member came back before we knew that it was gone
+        elif len(door.share_sessions) >= SESSIONS_MAX:
+            return None, Code.SHARE_SESSION_NOT_FOUND
+        session = door.share_sessions[key] = ShareSession(connection.share_sessions)
+        connection.share_sessions.add(key)
+        return session, Code.NONE
     if session_or_none is None:
         return None, Code.SHARE_SESSION_NOT_FOUND
     if fields.share_session_epoch == FINAL:
         door.share_sessions.pop(key)
+        session_or_none.owner.discard(key)
         return session_or_none, Code.NONE
     if fields.share_session_epoch != session_or_none.epoch:
         return None, Code.INVALID_SHARE_SESSION_EPOCH
@@ -161,7 +169,7 @@ async def acknowledge_all(
                         one.first_offset,
                         one.last_offset,
                         one.acknowledge_types or [ACCEPT],
-                        shares.lock_deadline(),
+                        shares.lock_deadline(group),
                     )
                 changed.append(log.id)
                 results[key] = (Code.NONE, None)
@@ -176,7 +184,7 @@ async def acknowledge_all(
 
 
 async def share_acknowledge(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    session, code = open_session(door, fields)
+    session, code = open_session(door, request.connection, fields)
     if session is None:
         return {"error_code": code}
     try:
@@ -193,13 +201,13 @@ async def share_acknowledge(door: "KafkaDoor", request: Request, fields: Any) ->
             {"partition_index": number, "error_code": error_code, "error_message": message}
         )
     return {
-        "acquisition_lock_timeout": door.coordination.shares.settings.lock_ms,
+        "acquisition_lock_timeout": door.coordination.shares.settings_of(group.group_id).lock_ms,
         "responses": [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()],
     }
 
 
 async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    session, code = open_session(door, fields)
+    session, code = open_session(door, request.connection, fields)
     if session is None:
         return {"error_code": code}
     member_id = fields.member_id or ""
@@ -233,7 +241,7 @@ async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[
         }
         topics.setdefault(key[0], []).append(answer)
     return {
-        "acquisition_lock_timeout": shares.settings.lock_ms,
+        "acquisition_lock_timeout": shares.settings_of(group.group_id).lock_ms,
         "responses": [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()],
     }
 
@@ -248,7 +256,7 @@ async def take(
             return {}
         # As of before the look: reading from disk takes a while, and what comes in the meantime is not seen any more.
         ends, came_back = visible_ends(door, session), group.changed
-        read = await take_loaded(door, access.of(door, request).reads, group, session, member_id, fields)
+        read = await take_loaded(door, request, group, session, member_id, fields)
         left_s = deadline - door.loop.time()
         if read or left_s <= 0 or request.connection.is_closed:
             return read
@@ -256,9 +264,10 @@ async def take(
 
 
 async def take_loaded(
-    door: "KafkaDoor", topics: Topics, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
+    door: "KafkaDoor", request: Request, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
 ) -> dict[Key, dict[str, Any]]:
     shares = door.coordination.shares
+    topics = access.of(door, request).reads
     room = max(1, fields.max_records) if fields.max_records else 500
     bytes_left = min(fields.max_bytes or CHUNK_BYTES, door.config.read_bytes_max)
     read: dict[Key, dict[str, Any]] = {}
@@ -269,10 +278,12 @@ async def take_loaded(
             partition = topics.partition(*key)
             share = shares.partition(group, partition.log)
             found = await when_loaded(partial(_next_chunk, partition, share, min(CHUNK_BYTES, bytes_left)))
+            if request.connection.is_closed:
+                break  # while it was read: nobody would give back what it takes now
             if found is None:
                 continue
             first, chunk = found
-            taken = share.acquire(member_id, first, chunk.next_offset, room, shares.lock_deadline())
+            taken = share.acquire(member_id, first, chunk.next_offset, room, shares.lock_deadline(group))
         except HeadraceError as error:
             read[key] = {"error_code": code_of(error), "error_message": str(error)}
             session.wanted.pop(key, None)

@@ -8,7 +8,7 @@ from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import code_of
 from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
-from headrace.errors import AccessRefused, HeadraceError, InvalidInput, StreamNotFound
+from headrace.errors import AccessRefused, GroupNotFound, HeadraceError, InvalidInput, StreamNotFound
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -91,6 +91,9 @@ async def alter_share_group_offsets(door: "KafkaDoor", request: Request, fields:
         topic_id = id_of(door, readable, topic.topic_name)
         responses.append({"topic_name": topic.topic_name, "topic_id": topic_id, "partitions": parts})
     try:
+        other = door.coordination.groups.find(fields.group_id)
+        if other is not None and other.members:
+            raise GroupNotFound(fields.group_id)  # as a share group
         await door.coordination.shares.move(fields.group_id, starts)
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error)}
@@ -99,13 +102,17 @@ async def alter_share_group_offsets(door: "KafkaDoor", request: Request, fields:
 
 async def delete_share_group_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     readable = access.of(door, request).reads
+    group = door.coordination.shares.find(fields.group_id)
     log_ids: list[int] = []
     responses = []
     for topic in fields.topics:
         topic_id = id_of(door, readable, topic.topic_name)
         answer: dict[str, Any] = {"topic_name": topic.topic_name, "topic_id": topic_id}
         try:
-            log_ids += readable.find(topic.topic_name).document.logs
+            read = [one for one in readable.find(topic.topic_name).document.logs if group and one in group.partitions]
+            if not read:
+                raise StreamNotFound(topic.topic_name)
+            log_ids += read
         except HeadraceError as error:
             answer.update(error_code=code_of(error), error_message=str(error))
         responses.append(answer)

@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.groups.patterns import compile_pattern
 from headrace.broker.producers import Producer
-from headrace.broker.transactions import ONGOING
+from headrace.broker.transaction import ONGOING
 from headrace.doors.kafka import access
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.group_offsets import collect, fail_all
 from headrace.doors.kafka.pipe import Request
-from headrace.errors import HeadraceError, ProducerFenced
+from headrace.errors import HeadraceError, InvalidPattern, ProducerFenced
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -134,13 +135,13 @@ async def describe_transactions(door: "KafkaDoor", request: Request, fields: Any
             states.append({"transactional_id": transactional_id, "error_code": code_of(error)})
             continue
         topics: dict[str, list[int]] = {}
-        for topic, number in sorted(one.partitions):
+        for topic, number in sorted(one.shown_partitions):
             if allowed.sees.shows(topic):
                 topics.setdefault(topic, []).append(number)
         states.append(
             {
                 "transactional_id": transactional_id,
-                "transaction_state": one.state,
+                "transaction_state": one.shown_state,
                 "transaction_timeout": one.timeout_ms,
                 "transaction_start_time": one.started_ms,
                 "producer_id": one.producer_id,
@@ -154,23 +155,25 @@ async def describe_transactions(door: "KafkaDoor", request: Request, fields: Any
 async def list_transactions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     now_ms = door.broker.clock.now_ms()
     allowed = access.of(door, request)
+    try:
+        pattern = compile_pattern(fields.transactional_id_pattern or ".*")
+    except InvalidPattern as error:
+        return {"error_code": code_of(error)}
     listed = []
     for one in door.coordination.transactions.every():
         age_ms = now_ms - one.started_ms if one.state == ONGOING else -1
         if (
-            (not fields.state_filters or one.state in fields.state_filters)
+            (not fields.state_filters or one.shown_state in fields.state_filters)
             and (not fields.producer_id_filters or one.producer_id in fields.producer_id_filters)
             and (fields.duration_filter < 0 or age_ms > fields.duration_filter)
-            and (
-                not fields.transactional_id_pattern or one.transactional_id == fields.transactional_id_pattern
-            )
+            and (not fields.transactional_id_pattern or pattern.fullmatch(one.transactional_id))
             and allowed.shows_transaction(one.transactional_id)
         ):
             listed.append(
                 {
                     "transactional_id": one.transactional_id,
                     "producer_id": one.producer_id,
-                    "transaction_state": one.state,
+                    "transaction_state": one.shown_state,
                 }
             )
     unknown = [state for state in fields.state_filters if state not in STATES]

@@ -113,8 +113,7 @@ async def delete(site: Site, request: Request) -> Response:
 
 async def purge(site: Site, request: Request) -> Response:
     queue = queue_of(site, request)
-    queue.purge()
-    await queue.vhost.rounds.settle_down()
+    await queue.purge()
     return values.no_content()
 
 

@@ -1,0 +1,113 @@
+"""What a share group can be told about itself under Kafka's names."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.share_groups import ShareGroups
+from headrace.broker.share_settings import ShareSettings, decode, encode
+from headrace.clock import ManualClock
+from headrace.doors.kafka.configs import GROUP, SOURCE_DEFAULT
+from headrace.doors.kafka.errors import Code
+from headrace.doors.kafka.group_configs import SETTINGS
+from headrace.wire.kafka.apis import Api
+from tests.broker.group_world import ManualTimers
+from tests.doors.kafka.test_share_offsets import take
+from tests.doors.kafka.world import Client, batch, world_at
+
+
+async def configure(client: Client, api: Api, **values: str | None) -> tuple[int, str | None]:
+    changes = [{"name": name.replace("_", "."), "value": value} for name, value in values.items()]
+    if api is Api.INCREMENTAL_ALTER_CONFIGS:
+        changes = [{**one, "config_operation": 1 if one["value"] is None else 0} for one in changes]
+    asked = [{"resource_type": GROUP, "resource_name": "s", "configs": changes}]
+    [answer] = (await client.call(api, 1, resources=asked)).responses
+    return answer.error_code, answer.error_message
+
+
+async def configured(client: Client) -> dict[str, str]:
+    """What differs from the defaults."""
+    asked = [{"resource_type": GROUP, "resource_name": "s", "configuration_keys": None}]
+    [answer] = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
+    assert len(answer.configs) == len(SETTINGS)
+    return {one.name: one.value for one in answer.configs if one.config_source != SOURCE_DEFAULT}
+
+
+async def test_of_two_who_change_a_group_at_once_none_loses_its_change(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        shares = world.door.coordination.shares
+        await asyncio.gather(shares.configure("s", {"lock_ms": 20_000}), shares.configure("s", {"attempts_max": 7}))
+        assert shares.settings_of("s") == ShareSettings(lock_ms=20_000, attempts_max=7)
+
+
+async def test_what_a_group_is_told_about_itself_holds_for_it_and_after_a_restart(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        client = await world.client()
+        assert await configured(client) == {}
+        change = {"share_auto_offset_reset": "earliest", "share_record_lock_duration_ms": "15000"}
+        more = {"share_heartbeat_interval_ms": "7000", "share_delivery_count_limit": "2"}
+        assert await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, **change, **more) == (0, None)
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        shown = await configured(client)
+        assert shown == {name.replace("_", "."): value for name, value in {**change, **more}.items()}
+        await client.produce("t", batch(b"x"))
+        joined = await client.call(
+            Api.SHARE_GROUP_HEARTBEAT, 1, group_id="s", member_id="m", member_epoch=0, subscribed_topic_names=["t"]
+        )
+        assert joined.heartbeat_interval == 7000
+        assert await take(world, client) == [(0, 0)], "from the start"
+        share = next(iter(world.broker.coordination.shares.known("s").partitions.values()))
+        assert (share.settings.lock_ms, share.settings.attempts_max) == (15_000, 2)
+        assert await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, share_delivery_count_limit=None) == (0, None)
+        assert share.settings.attempts_max == 5, "at once, and as if nothing had been said"
+        assert await configure(client, Api.ALTER_CONFIGS, share_session_timeout_ms="50000") == (0, None)
+        assert await configured(client) == {"share.session.timeout.ms": "50000"}, "what is not named is taken back"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("share_auto_offset_reset", "middle"),
+        ("share_record_lock_duration_ms", "14999"),
+        ("share_delivery_count_limit", "11"),
+        ("share_partition_max_record_locks", "many"),
+        ("share_nonsense", "1"),
+    ],
+)
+async def test_a_wrong_setting_of_a_group_changes_nothing(tmp_path: Path, name: str, value: str) -> None:
+    async with world_at(tmp_path) as world:
+        client = await world.client()
+        change = {"share_heartbeat_interval_ms": "7000", name: value}
+        code, message = await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, **change)
+        assert code == Code.INVALID_CONFIG
+        assert message
+        assert await configured(client) == {}
+
+
+async def test_locks_of_one_group_end_though_those_of_another_last_longer(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        await (await world.client()).produce("t", batch(b"x"))
+        clock = ManualClock()
+        timers = ManualTimers(clock)
+        shares = ShareGroups(world.broker.shard, clock, timers, dict)
+        log = world.broker.streams.get("t").partition(0).log
+        held = {}
+        for group_id, lock_ms in (("slow", 60_000), ("quick", 15_000)):
+            await shares.configure(group_id, {"start": "earliest", "lock_ms": lock_ms})
+            group = shares.group(group_id)
+            await shares.begin(group, [log])
+            held[group_id] = shares.partition(group, log)
+            assert held[group_id].acquire("m", 0, 1, 1, shares.lock_deadline(group))
+        for seconds, locked in ((14, [1, 1]), (2, [1, 0]), (40, [1, 0]), (5, [0, 0])):
+            timers.advance(seconds)
+            assert [one.locked for one in held.values()] == locked
+        shares.close()
+
+
+def test_what_a_group_was_told_when_there_was_one_thing_to_tell_is_still_known() -> None:
+    assert decode(b"earliest") == ShareSettings(start="earliest")
+    assert decode(encode(ShareSettings(lock_ms=20_000))) == ShareSettings(lock_ms=20_000)
