@@ -2,8 +2,11 @@
 
 Messages come on a schedule, whether the broker keeps up or not, and the time of each counts from the moment it was due
 until it was acknowledged. For every work the highest rate is looked for whose 99th percentile stays within a limit: by
-doubling, then by halving the step. A rate that fails is tried once more, since the machine has hiccups of its own. Each
-broker runs alone, on the same cores and the same disk; what it spent of them is told beside its rate.
+doubling, then by halving the step. Two trials of three decide, since the machine has hiccups of its own and luck, too.
+Each broker runs alone, on the same cores and the same disk; what it spent of them is told beside its rate.
+
+The limit is four times what librdkafka waits for more to send: with twice that, p99 is at the limit for every broker at
+any rate, and the machine's hiccups decide.
 """
 
 import argparse
@@ -18,9 +21,10 @@ from bench.kafka import IN_FLIGHT, JAVA_BATCH_BYTES, LEADER_S, MILLION, WARM_UPS
 from bench.kafka_peers import LOAD, RAW, Broker, Headrace, build_load, kafkas
 from bench.kafka_report import OURS, TWICE
 
-LIMIT_MS = 10.0
+LIMIT_MS = 20.0
 TRIAL_S = 2.0
-HALVINGS = 3  # of a step of 2: to 9 %
+TRIALS = 3
+HALVINGS = 2  # of a step of 2: to 19 %
 RATE_MIN = 100
 
 
@@ -75,11 +79,12 @@ class Trial:
 class Search:
     """The trials of one work on one broker."""
 
-    def __init__(self, load: Load, broker: Broker, case: Case, topic: str) -> None:
+    def __init__(self, load: Load, broker: Broker, case: Case, topic: str, limit_ms: float) -> None:
         self._load = load
         self._broker = broker
         self._case = case
         self._topic = topic
+        self._limit_ms = limit_ms
 
     def highest(self) -> Trial | None:
         """None when no rate is held."""
@@ -92,17 +97,25 @@ class Search:
         else:
             while (higher := self._held(best.rate * 2)) is not None:
                 best = higher
+        if best is None:
+            return None
         step = 2.0
-        for _ in range(HALVINGS if best is not None else 0):
+        for _ in range(HALVINGS):
             step **= 0.5
             best = self._held(int(best.rate * step)) or best
         return best
 
     def _held(self, rate: int) -> Trial | None:
-        for _ in range(2):
+        held: list[Trial] = []
+        failed = 0
+        while failed <= TRIALS // 2:
             trial = self._run(rate)
-            if trial.p99_ms <= LIMIT_MS:
-                return trial
+            if trial.p99_ms > self._limit_ms:
+                failed += 1
+                continue
+            held.append(trial)
+            if len(held) > TRIALS // 2:
+                return max(held, key=lambda one: one.p99_ms)
         return None
 
     def _run(self, rate: int) -> Trial:
@@ -118,7 +131,7 @@ class Search:
 Found = dict[str, Trial | None]
 
 
-def measure(programs: Path, broker: Broker) -> Iterator[tuple[str, Trial | None]]:
+def measure(programs: Path, broker: Broker, limit_ms: float) -> Iterator[tuple[str, Trial | None]]:
     load = Load(programs, broker)
     for _ in range(WARM_UPS):
         load.warm_up()
@@ -126,12 +139,12 @@ def measure(programs: Path, broker: Broker) -> Iterator[tuple[str, Trial | None]
         topic = f"paced-{number}"
         broker.make_topic(topic)
         time.sleep(LEADER_S)
-        yield case.work, Search(load, broker, case, topic).highest()
+        yield case.work, Search(load, broker, case, topic, limit_ms).highest()
 
 
-def run(*, peers: bool = True) -> None:
+def run(*, peers: bool = True, limit_ms: float = LIMIT_MS) -> None:
     print(f"machine    {machine.describe()}", flush=True)
-    print(f"the highest rate with p99 <= {LIMIT_MS:.0f} ms, to {2 ** 0.5**HALVINGS - 1:.0%}; acks=all, one partition")
+    print(f"the highest rate with p99 <= {limit_ms:.0f} ms, to {2 ** 0.5**HALVINGS - 1:.0%}; acks=all, one partition")
     brokers: list[Broker] = [Headrace()]
     if peers:
         brokers += kafkas(flush=[False, True])
@@ -141,7 +154,7 @@ def run(*, peers: bool = True) -> None:
         for broker in brokers:
             with broker.running():
                 found[broker.name] = {}
-                for work, trial in measure(Path(folder), broker):
+                for work, trial in measure(Path(folder), broker, limit_ms):
                     found[broker.name][work] = trial
                     print(f"  {work:<38} {_said(trial)}", flush=True)
     for line in report(found):
@@ -178,7 +191,9 @@ def report(found: dict[str, Found]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kafka_latency", description=__doc__)
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
-    run(peers=not parser.parse_args().alone)
+    parser.add_argument("--limit", type=float, default=LIMIT_MS, metavar="MS", help="of p99 (default: %(default)s)")
+    arguments = parser.parse_args()
+    run(peers=not arguments.alone, limit_ms=arguments.limit)
 
 
 if __name__ == "__main__":
