@@ -120,10 +120,16 @@ def publish_all_keys(broker: RunningBroker, topic: str) -> None:
 
 
 def rewrite(broker: RunningBroker, topic: str) -> None:
-    """All keys again, in segments of their own: what is there is out of date, and goes when the broker looks."""
-    first = broker.messages(topic)[0]["offset"]
+    """All keys again, in segments of their own: what is there is out of date, and goes when the broker looks. All of
+    it: a later plan on a segment that an earlier one holds would be served what nobody else sees any more."""
+    end = broker.ends(topic)[0][1]
     publish_all_keys(broker, topic)
-    wait_until(lambda: broker.messages(topic)[0]["offset"] > first, "nothing was compacted")
+    again = {m["key"] for m in broker.messages(topic) if m["offset"] >= end}
+    broker.publish(topic, numbered(200, first=2000, size=300, keys=10_000))  # in a new segment: the last one is sealed
+    wait_until(
+        lambda: all(m["offset"] >= end or m["key"] not in again for m in broker.messages(topic)),
+        "what is out of date was not compacted",
+    )
 
 
 def rows(reader: "DataSourceReader", pieces: "list[InputPartition]") -> list[tuple[int, str]]:
@@ -138,7 +144,7 @@ def test_the_broker_serves_a_task_what_was_planned_though_it_was_removed_or_rewr
     broker = RunningBroker(tmp_path, "--retention-interval", "100ms").start()
     try:
         broker.create("short", segment_size="64KB")
-        broker.create("keyed", segment_size="64KB", cleanup_policy="compact")
+        broker.create("keyed", segment_size="64KB", cleanup_policy="compact", compaction_dirty_percent="1")
         for topic in ("short", "keyed"):
             publish_all_keys(broker, topic)
         before = {topic: [(m["offset"], m["value"]) for m in broker.messages(topic)] for topic in ("short", "keyed")}
