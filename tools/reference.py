@@ -30,7 +30,7 @@ def settings(scope: str) -> Iterator[str]:
 
 def _kind(setting: Setting) -> str:
     if setting.choices:
-        return ", ".join(f"`{choice}`" for choice in setting.choices)
+        return ("some of " if setting.kind == "names" else "") + ", ".join(f"`{choice}`" for choice in setting.choices)
     words = "".join(f" or `{word}`" for word in setting.words)
     bounds = ""
     if setting.least or setting.most is not None:

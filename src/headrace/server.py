@@ -19,11 +19,14 @@ from headrace.broker.broker import Broker
 from headrace.clock import Clock, SystemClock
 from headrace.config import Address, Config
 from headrace.doors.listener import Door
+from headrace.doors.tls import Tls, tls_of
 from headrace.version import __version__
 
 logger = logging.getLogger("headrace")
 
 DOORS = ("amqp", "kafka", "http")
+# Without TLS, and with.
+SCHEMES = {"amqp": ("amqp://", "amqps://"), "kafka": ("", "SSL://"), "http": ("http://", "https://")}
 GC_THRESHOLDS = (20_000, 20, 50)  # collections cost the loop time, and messages are not garbage in cycles
 BESIDE_PATIENCE_S = 30.0
 CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
@@ -46,12 +49,15 @@ class Server:
 
     @classmethod
     async def start(cls, config: Config, *, clock: Clock | None = None) -> "Server":
+        tls = tls_of(config)
         server = cls(await Broker.open(config, clock=clock))
+        if tls is not None:
+            server.broker.stats.certificate_expires_s = tls.expires_s
         try:
             for name in DOORS:
                 address: Address | None = getattr(config, name)
                 if address is not None:
-                    await server._open_door(name, address)
+                    await server._open_door(name, address, tls if config.has_tls(name) else None)
         except BaseException:
             await server.close()
             raise
@@ -62,7 +68,7 @@ class Server:
                 describe(addresses)
         return server
 
-    async def _open_door(self, name: str, address: Address) -> None:
+    async def _open_door(self, name: str, address: Address, tls: Tls | None) -> None:
         module_name = f"headrace.doors.{name}.door"
         try:
             module = importlib.import_module(module_name)
@@ -71,7 +77,7 @@ class Server:
                 raise
             self.missing.append(name)
             return
-        self.doors[name] = await module.start(self.broker, address, self.broker.config)
+        self.doors[name] = await module.start(self.broker, address, self.broker.config, tls=tls)
 
     async def close(self) -> None:
         """Doors first: whoever was promised an answer gets it. Then everything is synced."""
@@ -97,7 +103,8 @@ async def _start_beside(server: Server, beside: Beside | None) -> asyncio.subpro
     http = server.doors.get("http")
     if beside is None or http is None:
         return None
-    return await asyncio.create_subprocess_exec(*beside.command, "--url", f"http://{http.addresses[0]}")
+    url = server.broker.config.http_url(http.addresses[0])
+    return await asyncio.create_subprocess_exec(*beside.command, "--url", url)
 
 
 async def _stop_beside(child: asyncio.subprocess.Process | None) -> None:
@@ -150,16 +157,18 @@ class _TextSpeaker:
         say(f"headrace {__version__}  data in {config.data_dir}  {promise}")
         say(f"{server.broker.report.summary()}; started in {seconds:.2f} s")
         for name, door in server.doors.items():
-            scheme = {"http": "http://", "amqp": "amqp://"}.get(name, "")
+            scheme = SCHEMES[name][config.has_tls(name)]
             say(f"{name:5}  " + "  ".join(f"{scheme}{address}" for address in door.addresses))
         for name in server.missing:
             say(f"{name:5}  this door is not there yet")
         if "http" in server.doors:
-            home = f"http://{server.doors['http'].addresses[0]}"
+            has_tls = config.has_tls("http")
+            home = f"{SCHEMES['http'][has_tls]}{server.doors['http'].addresses[0]}"
             base = f"{home}/topics/hello/messages"
+            curl = f"curl --cacert {config.tls_cert}" if has_tls else "curl"
             say(f"dashboard  {home}/")
-            say(f"publish  curl {base} -H 'content-type: text/plain' -d 'hello, world'")
-            say(f"read     curl {base}")
+            say(f"publish  {curl} {base} -H 'content-type: text/plain' -d 'hello, world'")
+            say(f"read     {curl} {base}")
         if beside is not None:
             say(f"demo     {beside.text}")
         say("ready")
@@ -190,6 +199,7 @@ class _JsonSpeaker:
             durability=broker.config.durability,
             seconds=seconds,
             doors={name: list(door.addresses) for name, door in server.doors.items()},
+            tls=[name for name in server.doors if broker.config.has_tls(name)],
             missing=server.missing,
             recovery=broker.report,
         )

@@ -3,12 +3,15 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.options import json_option, living_broker, url_option
+from headrace.cli.options import json_option, living_broker, tls_contexts, url_option
 from headrace.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import ssl
 
 QUEUE = "headrace-bench"
 PATIENCE_S = 120.0
@@ -32,22 +35,30 @@ def bench(messages: int, size: int, window: int, as_json: bool, url: str | None,
 
     found = living_broker(url, config_file)
     with Client(found) as client:
-        doors = client.get("/status")["doors"]
+        status = client.get("/status")
+    doors = status["doors"]
     if not doors.get("amqp"):
         raise InvalidInput("the bench speaks AMQP, and this broker's AMQP door is off")
     host, _, port = doors["amqp"][0].rpartition(":")
-    result = asyncio.run(_run(host.strip("[]"), int(port), login_of(found), messages, size, window))
+    tls = tls_contexts(found, status["tls"]).get("amqp")
+    result = asyncio.run(_run(host.strip("[]"), int(port), login_of(found), tls, messages, size, window))
     show_json(result) if as_json else show_facts(result)
 
 
 async def _run(
-    host: str, port: int, login: tuple[str, str] | None, messages: int, size: int, window: int
+    host: str,
+    port: int,
+    login: tuple[str, str] | None,
+    tls: "ssl.SSLContext | None",
+    messages: int,
+    size: int,
+    window: int,
 ) -> dict[str, Any]:
     from pamqp import commands
 
     from headrace.demo.amqp import AmqpClient
 
-    client = await AmqpClient.connect(host, port, "headrace bench", login)
+    client = await AmqpClient.connect(host, port, "headrace bench", login, tls)
     try:
         await client.call(commands.Queue.Declare, queue=QUEUE, durable=True)
         await client.call(commands.Queue.Purge, queue=QUEUE)

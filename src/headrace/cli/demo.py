@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from headrace.cli.options import URL_ENV, living_broker, url_option
+from headrace.cli.options import URL_ENV, living_broker, tls_contexts, url_option
 from headrace.errors import InvalidInput
 
 SUMMARY_S = 10.0
@@ -38,7 +38,7 @@ def demo(rate: float, spark: bool, quiet: bool, url: str | None, config_file: Pa
     kafka = _address(doors["kafka"][0]) if doors.get("kafka") else None
     pipeline = _start_pipeline(found, status["data_dir"], say) if spark else None
     try:
-        asyncio.run(_run(_address(doors["amqp"][0]), kafka, rate, say, found))
+        asyncio.run(_run(_address(doors["amqp"][0]), kafka, rate, say, found, status["tls"]))
     finally:
         if pipeline is not None:
             pipeline.terminate()
@@ -49,13 +49,15 @@ def demo(rate: float, spark: bool, quiet: bool, url: str | None, config_file: Pa
     return 0
 
 
-async def _run(amqp: tuple[str, int], kafka: tuple[str, int] | None, rate: float, say: object, url: str) -> None:
-    from headrace.client.exchange import login_of, without_password
+async def _run(
+    amqp: tuple[str, int], kafka: tuple[str, int] | None, rate: float, say: object, url: str, tls: list[str]
+) -> None:
+    from headrace.client.exchange import login_of, parse_url
     from headrace.demo.shop import Shop
 
     assert callable(say)
-    shop = Shop(amqp, kafka, rate=rate, say=say, login=login_of(url))
-    say(f"{rate:g} orders a second; the dashboard is {without_password(url)}/  Ctrl-C stops the demo")
+    shop = Shop(amqp, kafka, rate=rate, say=say, login=login_of(url), tls=tls_contexts(url, tls))
+    say(f"{rate:g} orders a second; the dashboard is {parse_url(url)}/  Ctrl-C stops the demo")
     work = asyncio.ensure_future(shop.run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

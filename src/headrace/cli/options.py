@@ -1,14 +1,17 @@
 """Options that many commands share."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from headrace.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import ssl
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -50,7 +53,8 @@ def url_option(command: Command) -> Command:
         "--url",
         metavar="URL",
         envvar=URL_ENV,
-        help="Broker to talk to, http://HOST:PORT or http://USER:PASSWORD@HOST:PORT; otherwise the one of `http`.",
+        help="Broker to talk to, http://HOST:PORT or http://USER:PASSWORD@HOST:PORT, with TLS "
+        "https://HOST:PORT?cacertfile=FILE; otherwise the one of `http`.",
     )
     return config_option(option(command))
 
@@ -69,11 +73,12 @@ def broker_url(url: str | None, config_file: Path | None) -> str:
         return url
     from headrace.config import load
 
-    address = load(env=os.environ, file=settings_file(config_file)).http
+    config = load(env=os.environ, file=settings_file(config_file))
+    address = config.http
     if address is None:
         raise InvalidInput("the http setting is off, so --url or HEADRACE_URL must say where the broker is")
     host = EVERYWHERE.get(address.host, address.host)
-    return f"http://[{host}]:{address.port}" if ":" in host else f"http://{host}:{address.port}"
+    return config.http_url(f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}")
 
 
 def living_broker(url: str | None, config_file: Path | None) -> str:
@@ -85,3 +90,12 @@ def living_broker(url: str | None, config_file: Path | None) -> str:
     with Client(found, retry_s=1.0) as client:
         client.get("/health/live")
     return found
+
+
+def tls_contexts(url: str, doors: Iterable[str]) -> "dict[str, ssl.SSLContext]":
+    """For those doors that speak TLS, with the trust that the broker's address asks for."""
+    from headrace.client.exchange import parse_url
+    from headrace.client.tls import context_of
+
+    trust = parse_url(url).trust
+    return {door: context_of(trust) for door in doors}

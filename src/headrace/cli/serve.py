@@ -10,7 +10,14 @@ import click
 from headrace.cli.options import config_option, json_option, settings_file
 from headrace.config import SETTINGS, Setting, load
 
-KIND_NAMES = {"size": "SIZE", "duration": "DURATION", "address": "HOST:PORT", "path": "FOLDER", "count": "N"}
+KIND_NAMES = {
+    "size": "SIZE",
+    "duration": "DURATION",
+    "address": "HOST:PORT",
+    "path": "FOLDER",
+    "file": "FILE",
+    "count": "N",
+}
 EPILOG = (
     "Every flag can also be set as HEADRACE_NAME in the environment or as `name` in headrace.toml; "
     "flags win over the environment, the environment over the file. Sizes are written 256MB or 4 KB, "
@@ -24,7 +31,8 @@ def setting_option(setting: Setting) -> click.Option:
     if setting.kind == "bool":
         names[0] += f"/--no-{setting.flag[2:]}"
         return click.Option(names, default=None, help=setting.help)
-    metavar = KIND_NAMES.get(setting.kind) or "|".join(setting.choices) or "TEXT"
+    between = "," if setting.kind == "names" else "|"
+    metavar = KIND_NAMES.get(setting.kind) or between.join(setting.choices) or "TEXT"
     default = setting.default
     return click.Option(names, metavar=metavar, help=f"{setting.help}  [default: {default}]")
 

@@ -4,10 +4,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from headrace.client.connection import CONNECT_S_MAX, IDLE_S_MAX, RECEIVE_BYTES, reason_of
 from headrace.client.exchange import Endpoint, Response, ResponseReader, request_bytes
 from headrace.client.retry import Attempts, Fate, Outcome
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class AsyncConnection:
@@ -21,6 +25,7 @@ class AsyncConnection:
         self._writer: asyncio.StreamWriter | None = None
         self._idle_since = 0.0
         self._turn = asyncio.Lock()
+        self._tls: ssl.SSLContext | None = None
 
     async def request(
         self,
@@ -83,6 +88,10 @@ class AsyncConnection:
                     answer.feed(piece)
             done = True
         except OSError as error:
+            if self.endpoint.tls:
+                from headrace.client.tls import refuse_if_final
+
+                refuse_if_final(self.endpoint, error)
             return (Fate.LOST if sent else Fate.NOT_SENT), reason_of(error)
         finally:
             if done and answer.keep_alive:
@@ -103,9 +112,13 @@ class AsyncConnection:
         return None
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self.endpoint.tls and self._tls is None:
+            from headrace.client.tls import context_of
+
+            self._tls = context_of(self.endpoint.trust)
         async with asyncio.timeout(min(CONNECT_S_MAX, self._timeout_s)):
             return await asyncio.open_connection(
-                self.endpoint.host, self.endpoint.port, ssl=self.endpoint.tls or None, limit=4 * RECEIVE_BYTES
+                self.endpoint.host, self.endpoint.port, ssl=self._tls, limit=4 * RECEIVE_BYTES
             )
 
 

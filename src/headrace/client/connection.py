@@ -5,10 +5,14 @@ import select
 import socket
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from headrace.client.exchange import Endpoint, Response, ResponseReader, request_bytes
 from headrace.client.retry import Attempts, Fate, Outcome
 from headrace.errors import BrokerUnreachable
+
+if TYPE_CHECKING:
+    import ssl
 
 RECEIVE_BYTES = 256 * 1024
 CONNECT_S_MAX = 5.0
@@ -29,6 +33,7 @@ class Connection:
         self._retry_s = retry_s
         self._socket: socket.socket | None = None
         self._idle_since = 0.0
+        self._tls: ssl.SSLContext | None = None
 
     def request(
         self,
@@ -79,6 +84,7 @@ class Connection:
                 reader.feed(piece)
         except OSError as error:
             self.close()
+            self._refuse_if_final(error)
             return (Fate.LOST if sent else Fate.NOT_SENT), reason_of(error)
         except BrokerUnreachable:
             self.close()
@@ -91,6 +97,12 @@ class Connection:
         else:
             self.close()
         return reader.response
+
+    def _refuse_if_final(self, error: OSError) -> None:
+        if self.endpoint.tls:
+            from headrace.client.tls import refuse_if_final
+
+            refuse_if_final(self.endpoint, error)
 
     def _usable(self) -> socket.socket | None:
         """The open connection, unless it has idled too long or the other side closed it."""
@@ -110,11 +122,16 @@ class Connection:
         )
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.endpoint.tls:
-            import ssl
-
-            made = ssl.create_default_context().wrap_socket(made, server_hostname=self.endpoint.host)
+            made = self._secure(made)
         made.settimeout(self._timeout_s)
         return made
+
+    def _secure(self, made: socket.socket) -> socket.socket:
+        from headrace.client.tls import context_of
+
+        if self._tls is None:
+            self._tls = context_of(self.endpoint.trust)
+        return self._tls.wrap_socket(made, server_hostname=self.endpoint.host)
 
 
 class Stream:

@@ -3,7 +3,7 @@ blocking and the asyncio client share it."""
 
 import re
 from collections.abc import Callable, Mapping
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import httptools
 import msgspec
@@ -16,6 +16,15 @@ HEADERS_MAX = 200
 RESPONSE_BYTES_MAX = 1 << 30  # a broker answers with far less; a stranger on the port might not
 
 
+class Trust(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Files for TLS, PEM. The names are those of RabbitMQ's addresses."""
+
+    cacertfile: str = ""  # of the CA whose certificates are taken, instead of the machine's CAs
+    certfile: str = ""  # what we show, for brokers that ask for it
+    keyfile: str = ""
+    pinnedcertfile: str = ""  # the one certificate that is taken, whatever name is in it
+
+
 class Endpoint(msgspec.Struct, frozen=True):
     """Where a broker's HTTP door is."""
 
@@ -24,6 +33,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     tls: bool = False
     base: str = ""  # path in front of every route, when a proxy put one there
     authorization: str = ""
+    trust: Trust = Trust()
 
     @property
     def authority(self) -> str:
@@ -63,7 +73,7 @@ def login_of(url: str) -> tuple[str, str] | None:
 
 
 def parse_url(url: str) -> Endpoint:
-    """http://host:port, https://..., or just host:port."""
+    """http://host:port, https://host:port?cacertfile=..., or just host:port."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
@@ -78,12 +88,19 @@ def parse_url(url: str) -> Endpoint:
 
         authorization = "Basic " + b64encode(":".join(login).encode()).decode()
     tls = parts.scheme == "https"
+    try:
+        trust = msgspec.convert(dict(parse_qsl(parts.query)) if tls else {}, Trust)
+    except msgspec.ValidationError:
+        names = ", ".join(Trust.__struct_fields__)
+        shown = without_password(url)
+        raise InvalidInput(f"{shown!r} is not the address of a broker: after ? may be {names}") from None
     return Endpoint(
         host=parts.hostname,
         port=port if port is not None else (443 if tls else 15672),
         tls=tls,
         base=parts.path.rstrip("/"),
         authorization=authorization,
+        trust=trust,
     )
 
 

@@ -30,9 +30,26 @@ SETTINGS: tuple[Setting, ...] = (
         "http",
         "address",
         "Where the HTTP door listens, `HOST:PORT`; `off` closes it, port 0 takes a free one.",
+        unset="off",
     ),
-    Setting("amqp", "address", "Where the AMQP 0-9-1 door listens, `HOST:PORT`; `off` closes it."),
-    Setting("kafka", "address", "Where the Kafka door listens, `HOST:PORT`; `off` closes it."),
+    Setting("amqp", "address", "Where the AMQP 0-9-1 door listens, `HOST:PORT`; `off` closes it.", unset="off"),
+    Setting("kafka", "address", "Where the Kafka door listens, `HOST:PORT`; `off` closes it.", unset="off"),
+    # Who may listen in.
+    Setting(
+        "tls_cert",
+        "file",
+        "Certificate of this broker, PEM, with the chain up to its CA: the doors then speak TLS on their ports, and "
+        "nothing else. Read again when it changes.",
+        unset="off",
+    ),
+    Setting("tls_key", "file", "The certificate's key, PEM, without a password; `auto`: it is in `tls_cert`, too."),
+    Setting(
+        "tls_client_ca",
+        "file",
+        "CA, PEM: clients must show a certificate of it, besides whatever user and password are asked for.",
+        unset="off",
+    ),
+    Setting("tls_doors", "names", "Which doors speak TLS, with commas.", choices=("amqp", "kafka", "http")),
     # What is promised.
     Setting(
         "durability",
@@ -290,6 +307,15 @@ SETTINGS: tuple[Setting, ...] = (
         "Messages younger than this are never compacted away.",
         path="stream.compaction_lag_ms",
         aliases=("min_compaction_lag_ms", "compaction_lag_ms"),
+    ),
+    Setting(
+        "compaction_lag_max",
+        "duration",
+        "A message that is older than this, and was not looked at by compaction yet, has the log compacted, whatever "
+        "`compaction_dirty_percent` says; a segment is closed by the first message that comes when it is so old.",
+        path="stream.compaction_lag_max_ms",
+        aliases=("max_compaction_lag_ms", "compaction_lag_max_ms"),
+        words=FOREVER,
     ),
     Setting(
         "compaction_dirty_percent",

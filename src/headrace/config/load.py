@@ -58,7 +58,13 @@ def stream_settings(
             raise InvalidSetting(name, origin, "can be set for the whole broker only, not per topic")
         if value is not None:
             changes[setting.path.removeprefix("stream.")] = setting.parse(value, origin)
-    return msgspec.structs.replace(base, **changes)
+    return _consistent(msgspec.structs.replace(base, **changes), origin)
+
+
+def _consistent(settings: StreamSettings, origin: str) -> StreamSettings:
+    if 0 <= settings.compaction_lag_max_ms < settings.compaction_lag_ms:
+        raise InvalidSetting("compaction_lag_max", origin, "is less than compaction_lag")
+    return settings
 
 
 def stream_settings_text(settings: StreamSettings) -> dict[str, str]:
@@ -78,7 +84,7 @@ def _from_file(file: Path) -> dict[str, tuple[object, str]]:
     given: dict[str, tuple[object, str]] = {}
     for name, value in content.items():
         setting = find(name, origin)
-        if setting.kind == "path" and isinstance(value, str) and value != "auto":
+        if setting.kind in {"path", "file"} and isinstance(value, str) and value != setting.unset:
             value = str(file.parent / value)  # a path in the file is meant from where the file is
         given[setting.name] = (value, origin)
     return given
@@ -103,7 +109,7 @@ def _compose(given: Mapping[str, tuple[object, str]]) -> Config:
     return Config(
         **parts[""],
         log=LogSettings(**parts["log"]),
-        stream=StreamSettings(**parts["stream"]),
+        stream=_consistent(StreamSettings(**parts["stream"]), origins.get("compaction_lag_max", "")),
         origins=origins,
     )
 

@@ -1,6 +1,7 @@
 """The settings as the broker uses them: typed, frozen, with their defaults."""
 
 from typing import Literal
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -21,6 +22,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     http: Address | None = Address("localhost", 15672)
     amqp: Address | None = Address("localhost", 5672)
     kafka: Address | None = Address("localhost", 9092)
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    tls_doors: tuple[str, ...] = ("amqp", "kafka", "http")
     durability: Durability = "sync"
     profile: Profile = "none"
     log_level: LogLevel = "info"
@@ -48,3 +53,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
     stream: StreamSettings = StreamSettings()
     origins: dict[str, str] = msgspec.field(default_factory=dict)  # setting -> where its value came from
+
+    def has_tls(self, door: str) -> bool:
+        """Whether that door speaks TLS, and only TLS."""
+        return self.tls_cert is not None and door in self.tls_doors
+
+    def http_url(self, authority: str) -> str:
+        """How programs on this machine reach the HTTP door: with TLS they trust the very certificate it shows,
+        whatever name is in it."""
+        if self.tls_cert is None or not self.has_tls("http"):
+            return f"http://{authority}"
+        return f"https://{authority}?{urlencode({'pinnedcertfile': self.tls_cert})}"

@@ -21,7 +21,7 @@ ENV_PREFIX = "HEADRACE_"
 DOORS = {"http": 15672, "amqp": 5672, "kafka": 9092}  # the ports everybody knows
 NUMBER_MOST = 2**53  # larger ones would not survive JSON
 
-Kind = Literal["size", "duration", "bool", "choice", "address", "path", "text", "count"]
+Kind = Literal["size", "duration", "bool", "choice", "address", "path", "file", "text", "count", "names"]
 
 
 DEFAULTS = Config()
@@ -50,6 +50,7 @@ class Setting(Described, frozen=True, kw_only=True):
     least: int = 0
     most: int | None = None
     aliases: tuple[str, ...] = ()
+    unset: str = "auto"  # how people write that there is none
 
     @property
     def scope(self) -> Literal["broker", "stream"]:
@@ -84,7 +85,7 @@ class Setting(Described, frozen=True, kw_only=True):
     def render(self, value: object) -> str:
         """The inverse of parse: parse(render(x)) == x."""
         if value is None:
-            return "off" if self.name in DOORS else "auto"
+            return self.unset
         for word, number in self.words.items():
             if value == number:
                 return word
@@ -94,6 +95,8 @@ class Setting(Described, frozen=True, kw_only=True):
             return format_size(value)
         if self.kind == "duration" and isinstance(value, int):
             return format_duration(value)
+        if isinstance(value, tuple):
+            return ",".join(value)
         return str(value)
 
 
@@ -140,6 +143,15 @@ def _parse_choice(setting: Setting, value: object) -> str:
     raise ValueError(f"{_quote(value)} is not one of {', '.join(setting.choices)}")
 
 
+def _parse_names(setting: Setting, value: object) -> tuple[str, ...]:
+    """Some of the choices: a list in the file, commas everywhere else."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not names:
+        raise ValueError(f"{_quote(value)} is not a list of {', '.join(setting.choices)}")
+    chosen = {_parse_choice(setting, name) for name in names}
+    return tuple(choice for choice in setting.choices if choice in chosen)
+
+
 def _parse_address(setting: Setting, value: object) -> Address | None:
     if isinstance(value, bool) or not isinstance(value, int | str):
         if value is False:  # `amqp = false` in the file is plain enough
@@ -151,10 +163,10 @@ def _parse_address(setting: Setting, value: object) -> Address | None:
 
 
 def _parse_text(setting: Setting, value: object) -> str | None:
-    if value == "auto" and setting.read(DEFAULTS) is None:
+    if value == setting.unset and setting.read(DEFAULTS) is None:
         return None
     if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise ValueError(f"{_quote(value)} is not a {'path' if setting.kind == 'path' else 'text'}")
+        raise ValueError(f"{_quote(value)} is not a {'text' if setting.kind == 'text' else 'path'}")
     return value
 
 
@@ -171,5 +183,7 @@ PARSERS: dict[str, Callable[[Setting, object], Any]] = {
     "choice": _parse_choice,
     "address": _parse_address,
     "path": _parse_text,
+    "file": _parse_text,
+    "names": _parse_names,
     "text": _parse_text,
 }

@@ -1,6 +1,7 @@
 """The little of an AMQP client that the demo needs: declare, publish with confirms, consume, ack, reject."""
 
 import asyncio
+import ssl
 import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -39,11 +40,13 @@ class AmqpClient:
         self._pump: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connect(cls, host: str, port: int, name: str, login: tuple[str, str] | None) -> "AmqpClient":
+    async def connect(
+        cls, host: str, port: int, name: str, login: tuple[str, str] | None, tls: ssl.SSLContext | None = None
+    ) -> "AmqpClient":
         """As guest without a login: the AMQP door always asks for one."""
         user, password = login or ("guest", "guest")
         try:
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port, ssl=tls)
         except OSError as error:
             raise BrokerUnreachable(f"no AMQP door at {host}:{port}: {error.strerror or error}") from None
         client = cls(reader, writer)

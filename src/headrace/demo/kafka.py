@@ -1,6 +1,7 @@
 """The little of a Kafka client that the demo needs: fetch from an offset, keep a group's place."""
 
 import asyncio
+import ssl
 import struct
 from typing import NamedTuple
 
@@ -33,10 +34,12 @@ class KafkaClient:
         self._correlation = 0
 
     @classmethod
-    async def connect(cls, host: str, port: int, login: tuple[str, str] | None = None) -> "KafkaClient":
+    async def connect(
+        cls, host: str, port: int, login: tuple[str, str] | None = None, tls: ssl.SSLContext | None = None
+    ) -> "KafkaClient":
         """Without a login the broker takes whoever is on its machine for guest, as long as there is one."""
         try:
-            client = cls(*await asyncio.open_connection(host, port))
+            client = cls(*await asyncio.open_connection(host, port, ssl=tls))
         except OSError as error:
             raise BrokerUnreachable(f"no Kafka door at {host}:{port}: {error.strerror or error}") from None
         if login is not None:

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import json
 import random
+import ssl
 import struct
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from pamqp import commands
@@ -60,9 +61,17 @@ Login = tuple[str, str] | None
 
 class Shop:
     def __init__(
-        self, amqp: tuple[str, int], kafka: tuple[str, int] | None, *, rate: float, say: Say, login: Login
+        self,
+        amqp: tuple[str, int],
+        kafka: tuple[str, int] | None,
+        *,
+        rate: float,
+        say: Say,
+        login: Login,
+        tls: Mapping[str, ssl.SSLContext] | None = None,  # by door, for those that speak it
     ) -> None:
         self._amqp, self._kafka, self._login = amqp, kafka, login
+        self._tls = tls or {}
         self._rate = rate
         self._say = say
         self.published = self.worked = self.died = self.audited = 0
@@ -82,7 +91,7 @@ class Shop:
             await asyncio.sleep(RETRY_S)
 
     async def _set_up(self) -> None:
-        client = await AmqpClient.connect(*self._amqp, "demo: set-up", self._login)
+        client = await AmqpClient.connect(*self._amqp, "demo: set-up", self._login, self._tls.get("amqp"))
         try:
             await client.call(commands.Exchange.Declare, exchange=EXCHANGE, exchange_type="topic", durable=True)
             await client.call(commands.Queue.Declare, queue=DEAD, durable=True, arguments={"x-max-length": DEAD_MAX})
@@ -98,7 +107,7 @@ class Shop:
         self._say(f"queue {QUEUE!r} is fed by the exchange {EXCHANGE!r}; what is rejected goes to {DEAD!r}")
 
     async def _publish(self) -> None:
-        client = await AmqpClient.connect(*self._amqp, "demo: publisher", self._login)
+        client = await AmqpClient.connect(*self._amqp, "demo: publisher", self._login, self._tls.get("amqp"))
         try:
             await client.call(commands.Confirm.Select)
             chance = random.Random()
@@ -112,7 +121,7 @@ class Shop:
             await client.close()
 
     async def _work(self) -> None:
-        client = await AmqpClient.connect(*self._amqp, "demo: worker", self._login)
+        client = await AmqpClient.connect(*self._amqp, "demo: worker", self._login, self._tls.get("amqp"))
         try:
             await client.call(commands.Basic.Qos, prefetch_count=20)
             await client.call(commands.Basic.Consume, queue=QUEUE, consumer_tag="demo-worker")
@@ -136,7 +145,7 @@ class Shop:
     async def _audit(self) -> None:
         """Reads the queue's log as a Kafka topic, from the first message on, again and again a little behind."""
         assert self._kafka is not None
-        client = await KafkaClient.connect(*self._kafka, self._login)
+        client = await KafkaClient.connect(*self._kafka, self._login, self._tls.get("kafka"))
         try:
             offset = max(0, await client.committed(GROUP, QUEUE))
             while True:

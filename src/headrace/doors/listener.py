@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.config import Address
+from headrace.doors.doorstep import Doorstep
 from headrace.errors import CannotListen
 
 BACKLOG = 1024
@@ -27,10 +28,16 @@ class Door(Protocol):
         """Stop accepting, let work in flight end, close every connection."""
 
 
+class Accepting(Protocol):
+    """An asyncio.Server, or a Doorstep."""
+
+    def close(self) -> None: ...
+
+
 class Listener:
     """The listening sockets of one door."""
 
-    def __init__(self, sockets: Sequence[socket.socket], servers: Sequence[asyncio.Server]) -> None:
+    def __init__(self, sockets: Sequence[socket.socket], servers: Sequence[Accepting]) -> None:
         self._servers = servers
         self.addresses: list[str] = [_spell(*sock.getsockname()[:2]) for sock in sockets]
         self.port: int = sockets[0].getsockname()[1]
@@ -47,10 +54,18 @@ async def listen(
     *,
     flag: str,
     backlog: int = BACKLOG,
+    doorstep: Doorstep | None = None,
 ) -> Listener:
-    """Accepts on every address that `address` means; CannotListen says why not, and names the flag."""
+    """Accepts on every address that `address` means; CannotListen says why not, and names the flag.
+
+    With a doorstep, which is for TLS, a protocol is told of its connection when the handshake is done.
+    """
     loop = asyncio.get_running_loop()
     sockets = bind(address, flag=flag)
+    if doorstep is not None:
+        listener = Listener(sockets, [doorstep])
+        doorstep.open(sockets, protocol_factory)
+        return listener
     servers = [await loop.create_server(protocol_factory, sock=sock, backlog=backlog) for sock in sockets]
     return Listener(sockets, servers)
 

@@ -236,9 +236,10 @@ def test_connections_channels_and_consumers_are_seen_and_can_be_closed(live: Ser
     assert consumer["queue"]["name"] == "watched"
     assert live.get("/api/queues/%2F/watched").json()["consumer_details"][0]["prefetch_count"] == 7
     name = seen["name"].replace(" ", "%20").replace(">", "%3E").replace("[", "%5B").replace("]", "%5D")
-    assert live.request("DELETE", f"/api/connections/{name}").status_code == 204
-    with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
+    assert live.request("DELETE", f"/api/connections/{name}", headers={"X-Reason": "upgrade"}).status_code == 204
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
         connection.process_data_events(time_limit=60)
+    assert (closed.value.reply_code, closed.value.reply_text) == (320, "CONNECTION_FORCED - upgrade")
     # The client knows before the broker has seen the socket close.
     eventually(lambda: not live.get("/api/connections").json(), "a closed connection is not listed any more")
 

@@ -5,6 +5,7 @@ Several processes run the tests: one of them fetches, the others wait for it and
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -19,6 +20,8 @@ KAFKA_VERSION = "4.3.1"
 KAFKA_VERSION_OLD = "2.8.2"  # of 2021
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headrace-tests"
 FETCH_SECONDS_MAX = 600
+BUILD_SECONDS_MAX = 240  # of what go builds and fetches: less than a test has
+JAVA = ("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 JAVA_SECONDS_MAX = 240  # a busy machine is slow, not wrong
 
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
@@ -75,17 +78,20 @@ def _classpath(name: str, artifacts: tuple[str, ...], bare: bool) -> str:
     dependencies = "\n".join(DEPENDENCY.format(*one.split(":"), everything) for one in artifacts)
     (folder / "pom.xml").write_text(POM.format(dependencies=dependencies))
     command = ["mvn", "-q", "-B", "dependency:build-classpath", f"-Dmdep.outputFile={folder / 'classpath'}"]
-    try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=FETCH_SECONDS_MAX, check=False
-        )
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"SKIPPED: Maven Central did not give {', '.join(artifacts)} in {FETCH_SECONDS_MAX} s")
+    done = run_in(folder, command, FETCH_SECONDS_MAX, f"Maven Central did not give {', '.join(artifacts)}")
     if done.returncode != 0:
         reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stdout[-200:])
         pytest.skip(f"SKIPPED: Maven Central did not give {', '.join(artifacts)}: {reason[:300]}")
     (folder / "classpath").rename(kept)
     return kept.read_text()
+
+
+def run_in(folder: Path, command: list[str], seconds_max: float, failing: str) -> "subprocess.CompletedProcess[str]":
+    """Skips, and says what was `failing`, when it takes too long."""
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds_max, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"SKIPPED: {failing} in {seconds_max} s")
 
 
 def pip_gives(package: str, *options: str) -> Path:
@@ -116,6 +122,23 @@ def kafkajs(version: str) -> Path:
     return folder_of(f"kafkajs-{version}", "node_modules/kafkajs", install) / "node_modules"
 
 
+def go_program(source: Path) -> Path:
+    """What go builds of this folder."""
+    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if go is None:
+        pytest.skip(f"SKIPPED FOR WANT OF go: {source.name}")
+    files = sorted(source.iterdir())
+    version = hashlib.sha256(b"".join(one.read_bytes() for one in files)).hexdigest()[:12]
+
+    def build(folder: Path) -> None:
+        command = [go, "build", "-o", str(folder / source.name), "."]
+        done = run_in(source, command, BUILD_SECONDS_MAX, f"go did not build {source.name}")
+        if done.returncode != 0:
+            pytest.skip(f"SKIPPED: go did not build {source.name}: {done.stderr[-300:]}")
+
+    return folder_of(f"{source.name}-{version}", source.name, build) / source.name
+
+
 def kafka_tools(version: str = KAFKA_VERSION) -> str:
     artifacts = ("kafka_2.13", "kafka-tools")
     return classpath(f"kafka-{version}", *(f"org.apache.kafka:{name}:{version}" for name in artifacts))
@@ -123,7 +146,7 @@ def kafka_tools(version: str = KAFKA_VERSION) -> str:
 
 def run_java(jars: str, *command: str, stdin: str = "") -> str:
     """A class or a source file with its arguments; what it printed."""
-    java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", jars, *command]
+    java = [*JAVA, "-cp", jars, *command]
     done = subprocess.run(java, input=stdin, capture_output=True, text=True, timeout=JAVA_SECONDS_MAX, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Exception" not in done.stdout, done.stdout

@@ -374,6 +374,7 @@ def test_topics_are_made_grown_configured_and_deleted(
             ConfigEntry("retention.ms", None, incremental_operation=AlterConfigOpType.DELETE),
             ConfigEntry("segment.bytes", "1048576", incremental_operation=AlterConfigOpType.SET),
             ConfigEntry("min.cleanable.dirty.ratio", "0.01", incremental_operation=AlterConfigOpType.SET),
+            ConfigEntry("max.compaction.lag.ms", "3600000", incremental_operation=AlterConfigOpType.SET),
         ],
     )
     for future in admin.incremental_alter_configs([change]).values():
@@ -383,7 +384,7 @@ def test_topics_are_made_grown_configured_and_deleted(
         "1048576",
         str(7 * 24 * 3600 * 1000),
     )
-    assert config["min.cleanable.dirty.ratio"].value == "0.01"
+    assert (config["min.cleanable.dirty.ratio"].value, config["max.compaction.lag.ms"].value) == ("0.01", "3600000")
     admin.delete_topics([topic])[topic].result(SECONDS)
     assert topic not in admin.list_topics(timeout=SECONDS).topics
 
@@ -396,6 +397,8 @@ def test_topics_are_made_grown_configured_and_deleted(
         ({"cleanup_policy": "burn"}, KafkaError.INVALID_CONFIG),
         ({"min_cleanable_dirty_ratio": "1.1"}, KafkaError.INVALID_CONFIG),
         ({"min_cleanable_dirty_ratio": "half"}, KafkaError.INVALID_CONFIG),
+        ({"max_compaction_lag_ms": "0"}, KafkaError.INVALID_CONFIG),
+        ({"max_compaction_lag_ms": "1", "min_compaction_lag_ms": "2"}, KafkaError.INVALID_CONFIG),
         ({"message_timestamp_type": "Yesterday"}, KafkaError.INVALID_CONFIG),
     ],
 )

@@ -44,7 +44,7 @@ class AmqpClient:
             "peer_port": self._peer[1],
             "host": self._own[0],
             "port": self._own[1],
-            "ssl": False,
+            "ssl": connection.has_tls,
             "auth_mechanism": "PLAIN",
             "connected_at": connection.connected_ms,
             "timeout": connection.heartbeat_s,
@@ -122,8 +122,7 @@ class AmqpClient:
         }
 
     def close_for(self, reason: str) -> None:
-        text = f"CONNECTION_FORCED - broker forced connection closure with reason '{reason}'"
-        self._connection.close(CONNECTION_FORCED, text[:255])
+        self._connection.close(CONNECTION_FORCED, f"CONNECTION_FORCED - {reason}")
 
 
 def _spell(host: str, port: int) -> str:

@@ -12,8 +12,10 @@ from headrace.doors.amqp.connection import Connection
 from headrace.doors.amqp.handshake import Stage
 from headrace.doors.amqp.replies import Replies
 from headrace.doors.amqp.timeouts import Timeouts
+from headrace.doors.doorstep import Doorstep
 from headrace.doors.flow import Flow
 from headrace.doors.listener import Listener, listen
+from headrace.doors.tls import Tls
 from headrace.wire.amqp.protocol import CONNECTION_FORCED
 
 logger = logging.getLogger("headrace.amqp")
@@ -38,8 +40,12 @@ class AmqpDoor:
         self._listener: Listener
         self._closing = False
 
-    async def start(self, address: Address) -> None:
-        self._listener = await listen(address, lambda: Connection(self), flag="--amqp")
+    async def start(self, address: Address, tls: Tls | None) -> None:
+        doorstep = None if tls is None else Doorstep("AMQP", tls, self.stats, self._room)
+        self._listener = await listen(address, lambda: Connection(self), flag="--amqp", doorstep=doorstep)
+
+    def _room(self) -> int:
+        return 0 if self.broker.is_crowded else self.config.connections_max - len(self.connections)
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -91,7 +97,7 @@ class AmqpDoor:
         self.timeouts.close()
 
 
-async def start(broker: Broker, bind: Address, config: Config) -> Any:
+async def start(broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None) -> Any:
     door = AmqpDoor(broker, config)
-    await door.start(bind)
+    await door.start(bind, tls)
     return door

@@ -82,6 +82,10 @@ class Link(asyncio.Protocol):
             self._socket.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
 
     @property
+    def has_tls(self) -> bool:
+        return self._transport.get_extra_info("ssl_object") is not None
+
+    @property
     def is_flooded(self) -> bool:
         return self._transport.get_write_buffer_size() > OUTPUT_BYTES_MAX
 
@@ -108,6 +112,11 @@ class Link(asyncio.Protocol):
         self._timer = None
         self.door.stats.count("handshake_timeouts")
         self.drop()
+
+    def answer_late(self, seconds: float, answer: Callable[[], None]) -> None:
+        """The handshake ends with this answer: nothing more is read before it."""
+        self.hold_reading("late", True)
+        self._arm(seconds, answer)
 
     def start_heartbeats(self) -> None:
         self._disarm()

@@ -7,18 +7,22 @@ from uvicorn.server import ServerState
 
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
+from headrace.doors.doorstep import Doorstep
 from headrace.doors.http.app import App
 from headrace.doors.http.protocol import (
     SWEEP_INTERVAL_S,
     BoundedHttp,
     ConnectionLimits,
     Patience,
+    refusal,
     serve_config,
 )
 from headrace.doors.http.site import Site
 from headrace.doors.listener import Listener, listen
+from headrace.doors.tls import Tls
 
 FLAG = "--http"
+NOT_TLS = "this door speaks TLS: say https:// instead of http://"
 HEADERS = [(b"x-content-type-options", b"nosniff"), (b"server", b"headrace")]
 
 
@@ -83,7 +87,9 @@ class HttpDoor:
         self._sweeper.cancel()
 
 
-async def start(broker: Broker, bind: Address, config: Config, *, patience: Patience | None = None) -> HttpDoor:
+async def start(
+    broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None, patience: Patience | None = None
+) -> HttpDoor:
     site = Site(broker)
     uvicorn_config = serve_config(App(site))
     state = ServerState()
@@ -94,5 +100,9 @@ async def start(broker: Broker, bind: Address, config: Config, *, patience: Pati
         stats.connections_total += 1
         return BoundedHttp(uvicorn_config, state, limits)
 
-    listener = await listen(bind, accept, flag=FLAG)
+    def room() -> int:
+        return limits.connections_max - len(state.connections)
+
+    doorstep = None if tls is None else Doorstep("HTTP", tls, stats, room, refusal(400, "not_tls", NOT_TLS))
+    listener = await listen(bind, accept, flag=FLAG, doorstep=doorstep)
     return HttpDoor(site, listener, state, config.stop_timeout_ms / 1000)

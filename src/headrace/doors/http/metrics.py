@@ -147,6 +147,9 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     yield _histogram("headrace_loop_stall_seconds", "Times the event loop came back late", stats.loop_stall_s)
     yield _histogram("headrace_gc_pause_seconds", "Times Python's garbage collection took", stats.gc_pause_s)
     yield from _doors(stats.doors)
+    if stats.certificate_expires_s is not None:
+        name, text = "headrace_tls_certificate_expiry_timestamp_seconds", "When the certificate of the doors expires"
+        yield Gauge(name, text, value=stats.certificate_expires_s())
     yield from familiar_metrics.aggregate(broker)
 
 

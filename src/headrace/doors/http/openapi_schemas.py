@@ -189,6 +189,7 @@ def schemas() -> dict[str, Schema]:
                 "archived_segments": INT64,
                 "archived_bytes": INT64,
                 "doors": {"type": "object", "additionalProperties": array(TEXT)},
+                "tls": array(TEXT),
                 "topics": INT64,
                 "partitions": INT64,
                 "cursors": INT64,

@@ -130,15 +130,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._answer(refusal.status, refusal.code, refusal.detail)
 
     def _answer(self, status: int, code: str, detail: str) -> None:
-        """A refusal by the connection itself, in the same shape as the application's."""
-        body = msgspec.json.encode(
-            {"type": "about:blank", "title": STATUS_LINE[status][13:-2].decode(), "status": status}
-            | {"code": code, "detail": detail}
-        )
-        self.transport.write(
-            b"%bcontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (STATUS_LINE[status], PROBLEM.encode(), len(body), body)
-        )
+        self.transport.write(refusal(status, code, detail))
         self._linger()
 
     def close_politely(self) -> None:
@@ -263,6 +255,20 @@ class BoundedHttp(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         raise AssertionError("answered by _refuse")
+
+
+def refusal(status: int, code: str, detail: str) -> bytes:
+    """By the connection itself, in the same shape as the application's."""
+    body = msgspec.json.encode(
+        {"type": "about:blank", "title": STATUS_LINE[status][13:-2].decode(), "status": status}
+        | {"code": code, "detail": detail}
+    )
+    return b"%bcontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
+        STATUS_LINE[status],
+        PROBLEM.encode(),
+        len(body),
+        body,
+    )
 
 
 def serve_config(app: Any) -> UvicornConfig:

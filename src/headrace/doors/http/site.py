@@ -34,6 +34,10 @@ class Site:
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.addresses: dict[str, list[str]] = {}  # of every door, for people who ask for the status
 
+    @property
+    def doors_with_tls(self) -> list[str]:
+        return [door for door in self.addresses if self.config.has_tls(door)]
+
     def stop(self) -> None:
         """Ends long polls and event streams; other requests go on."""
         if not self.stopping.done():

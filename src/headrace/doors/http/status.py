@@ -54,6 +54,7 @@ async def status(site: Site, request: Request) -> Response:
             "archived_segments": len(archived),
             "archived_bytes": sum(archived),
             "doors": site.addresses,
+            "tls": site.doors_with_tls,
             "topics": len(broker.streams),
             "partitions": sum(len(stream.partitions) for stream in broker.streams),
             "cursors": len(broker.cursors),

@@ -33,7 +33,7 @@ class KafkaClient:
             "peer_port": connection.peer[1],
             "host": connection.local_address[0],
             "port": connection.local_address[1],
-            "ssl": False,
+            "ssl": connection.has_tls,
             "auth_mechanism": PLAIN if connection.has_logged_in else "",
             "connected_at": connection.connected_ms,
             "timeout": 0,

@@ -34,6 +34,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         self.watches: dict[int, Any] = {}  # by log id, kept from one fetch to the next
         self.fetch_waiters: list[Callable[[], None]] = []
         self.fetch_sessions: set[int] = set()  # that end with it, see sessions.py
+        self.share_sessions: set[tuple[str, str]] = set()  # the same, by group and member, see share.py
 
     # What the event loop calls.
 
@@ -64,6 +65,10 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         for session_id in self.fetch_sessions:
             self._door.sessions.pop(session_id, None)
         self.fetch_sessions.clear()
+        for group_id, member_id in self.share_sessions:
+            self._door.share_sessions.pop((group_id, member_id), None)
+            self._door.coordination.shares.release(group_id, member_id)
+        self.share_sessions.clear()
         self._forget_requests()
         self._door.forget(self)
 
@@ -84,6 +89,10 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         logger.warning("%s: closed: %s", self.client_host, reason)
         self._door.stats.count("shed")
         self._transport.abort()
+
+    @property
+    def has_tls(self) -> bool:
+        return self._transport.get_extra_info("ssl_object") is not None
 
     @property
     def is_sending(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from headrace.broker.broker import Broker
 from headrace.broker.pressure import Verdict
 from headrace.config import Address, Config
+from headrace.doors.doorstep import Doorstep
 from headrace.doors.flow import Flow
 from headrace.doors.kafka import access
 from headrace.doors.kafka.clients import clients
@@ -22,6 +23,7 @@ from headrace.doors.kafka.metadata import MetadataCache
 from headrace.doors.kafka.pipe import Pipes, Request
 from headrace.doors.kafka.topic_index import TopicIndex
 from headrace.doors.listener import Listener, listen
+from headrace.doors.tls import Tls
 from headrace.errors import HeadraceError
 from headrace.wire.kafka.apis import VERSIONS
 from headrace.wire.kafka.codec import decode
@@ -95,9 +97,13 @@ class KafkaDoor:
         assert self._listener is not None
         return self._listener.port
 
-    async def listen(self, bind: Address) -> None:
-        self._listener = await listen(bind, lambda: Connection(self), flag="--kafka")
+    async def listen(self, bind: Address, tls: Tls | None) -> None:
+        doorstep = None if tls is None else Doorstep("Kafka", tls, self.stats, self._room)
+        self._listener = await listen(bind, lambda: Connection(self), flag="--kafka", doorstep=doorstep)
         self._trim()
+
+    def _room(self) -> int:
+        return 0 if self.broker.is_crowded else self.config.connections_max - len(self.connections)
 
     def _trim(self) -> None:
         self.pool.trim()
@@ -211,10 +217,10 @@ async def cluster_of(broker: Broker) -> uuid.UUID:
     return cluster
 
 
-async def start(broker: Broker, bind: Address, config: Config) -> KafkaDoor:
+async def start(broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None) -> KafkaDoor:
     missing = [api for api in VERSIONS if api not in HANDLERS and api not in ASYNC_HANDLERS]
     assert not missing, f"offered, and nobody answers: {missing}"
     assert access.RULES.keys() == VERSIONS.keys(), "every API says who may use it"
     door = KafkaDoor(broker, config, await cluster_of(broker))
-    await door.listen(bind)
+    await door.listen(bind, tls)
     return door

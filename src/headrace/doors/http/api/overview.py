@@ -80,7 +80,6 @@ async def overview(site: Site, request: Request) -> Response:
     channels = sum(await turns.map(lambda client: len(client.describe_channels()), clients))
     queues = [queue for host in hosts for queue in host.queues.values()]
     consumers = sum(await turns.map(lambda queue: len(queue.consumers), queues))
-    doors = site.addresses
     return one(
         request,
         {
@@ -113,7 +112,7 @@ async def overview(site: Site, request: Request) -> Response:
             },
             "statistics_db_event_queue": 0,
             "node": shapes.NODE,
-            "listeners": listeners(doors),
+            "listeners": listeners(site),
             "contexts": [],
         },
     )
@@ -137,9 +136,9 @@ def churn(site: Site) -> Shape:
     return shape
 
 
-def listeners(doors: dict[str, list[str]]) -> list[Shape]:
+def listeners(site: Site) -> list[Shape]:
     found = []
-    for door, addresses in doors.items():
+    for door, addresses in site.addresses.items():
         for address in addresses:
             host, _, port = address.rpartition(":")
             found.append(
@@ -149,7 +148,7 @@ def listeners(doors: dict[str, list[str]]) -> list[Shape]:
                     "ip_address": host.strip("[]"),
                     "port": int(port),
                     "socket_opts": {},
-                    "tls": False,
+                    "tls": site.config.has_tls(door),
                 }
             )
     return found
@@ -338,7 +337,7 @@ async def health(site: Site, request: Request) -> Response:
 
 async def health_port(site: Site, request: Request) -> Response:
     port = name_of(request, "port")
-    ports = [listener["port"] for listener in listeners(site.addresses)]
+    ports = [listener["port"] for listener in listeners(site)]
     if port.isdecimal() and int(port) in ports:
         return answer({"status": "ok", "port": int(port)})
     return answer({"status": "failed", "reason": "No active listener", "missing": port, "ports": ports}, 503)

@@ -124,6 +124,7 @@ async def overview(site: Site, request: Request) -> Response:
             "data_dir": broker.config.data_dir,
             "durability": broker.config.durability,
             "addresses": site.addresses,
+            "tls": site.doors_with_tls,
             "log_size_bytes": sum(sizes),
             "recovery": broker.report.summary(),
             "history": history(samples),

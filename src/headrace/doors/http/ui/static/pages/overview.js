@@ -4,18 +4,20 @@ import { Tile, Plot, Snippet, Failure, Badge } from "/ui/parts.js";
 const WINDOW = 600;
 const NAMES = ["at", "published", "delivered", "acked", "ready", "unacked", "sync_ms", "bytes_written"];
 
-export const snippets = (addresses) => {
+export const snippets = (addresses, tls) => {
   const at = (door) => (addresses && addresses[door] && addresses[door][0]) || null;
   const base = location.origin;
+  const secure = (door) => (tls || []).includes(door);
+  const kcat = `kcat -b ${at("kafka")}${secure("kafka") ? " -X security.protocol=ssl" : ""} -t orders`;
   const found = [{
     title: "HTTP: publish and read",
     code: `curl ${base}/topics/orders/messages -H 'content-type: text/plain' -d 'hello'\ncurl ${base}/topics/orders/messages`,
   }];
   if (at("amqp")) found.unshift({
     title: "Python, AMQP (pika)",
-    code: `import pika\nchannel = pika.BlockingConnection(pika.URLParameters("amqp://guest:guest@${at("amqp")}/%2F")).channel()\nchannel.queue_declare("orders", durable=True)\nchannel.confirm_delivery()\nchannel.basic_publish("", "orders", b"hello")`,
+    code: `import pika\nchannel = pika.BlockingConnection(pika.URLParameters("amqp${secure("amqp") ? "s" : ""}://guest:guest@${at("amqp")}/%2F")).channel()\nchannel.queue_declare("orders", durable=True)\nchannel.confirm_delivery()\nchannel.basic_publish("", "orders", b"hello")`,
   });
-  if (at("kafka")) found.push({ title: "Kafka (kcat)", code: `echo hello | kcat -b ${at("kafka")} -t orders -P\nkcat -b ${at("kafka")} -t orders -C -e` });
+  if (at("kafka")) found.push({ title: "Kafka (kcat)", code: `echo hello | ${kcat} -P\n${kcat} -C -e` });
   return found;
 };
 
@@ -56,7 +58,7 @@ export function Overview() {
       <${Tile} label="Disk free" value=${bytes(now.disk_free_bytes)} />
     </div>
     ${quiet && html`<section class="card"><h2>Nothing here yet. Send the first message:</h2>
-      <div class="snippets">${snippets(about.addresses).map((one) => html`<${Snippet} ...${one} />`)}</div></section>`}
+      <div class="snippets">${snippets(about.addresses, about.tls).map((one) => html`<${Snippet} ...${one} />`)}</div></section>`}
     ${columns && html`<div class="plots">
       <${Plot} title="Messages per second" format=${rate} data=${[columns[0], columns[1], columns[2], columns[3]]}
         series=${[{ label: "published", color: "--one", fill: true }, { label: "delivered", color: "--two" }, { label: "acked", color: "--three" }]} />
