@@ -200,7 +200,7 @@ def run(*, scale: float = 1.0, peers: bool = True, java: bool = True) -> None:
 
 def _run(programs: Path, scale: float, *, peers: bool, java: bool) -> None:
     print(f"machine    {machine.describe()}", flush=True)
-    brokers: list[Broker] = [Headrace()]
+    brokers: list[Broker] = [Headrace(), Headrace(sync=False)]
     classpath = ""
     try:
         classpath = kafka_classpath()

@@ -3,23 +3,27 @@
 Messages come on a schedule, whether the broker keeps up or not, and the time of each counts from the moment it was due
 until it was acknowledged. For every work the highest rate is looked for whose 99th percentile stays within a limit: by
 doubling, then by halving the step. Two trials of three decide, since the machine has hiccups of its own and luck, too.
-Each broker runs alone, on the same cores and the same disk; what it spent of them is told beside its rate.
+The brokers take turns, work by work, on the same cores and the same disk, since a machine is faster in one minute than
+in another; the others are idle meanwhile, and what they wrote is on the disk before the next one begins. What each
+spent is told beside its rate.
 
 The limit is four times what librdkafka waits for more to send: with twice that, p99 is at the limit for every broker at
 any rate, and the machine's hiccups decide.
 """
 
 import argparse
+import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench import machine
 from bench.kafka import IN_FLIGHT, JAVA_BATCH_BYTES, LEADER_S, MILLION, WARM_UPS, Load
 from bench.kafka_peers import LOAD, RAW, Broker, Headrace, build_load, kafkas
-from bench.kafka_report import OURS, TWICE
+from bench.kafka_report import PAIRS, TWICE
 
 LIMIT_MS = 20.0
 TRIAL_S = 2.0
@@ -131,32 +135,37 @@ class Search:
 Found = dict[str, Trial | None]
 
 
-def measure(programs: Path, broker: Broker, limit_ms: float) -> Iterator[tuple[str, Trial | None]]:
-    load = Load(programs, broker)
-    for _ in range(WARM_UPS):
-        load.warm_up()
+def measure(programs: Path, brokers: Sequence[Broker], limit_ms: float) -> dict[str, Found]:
+    loads = [Load(programs, broker) for broker in brokers]
+    for load in loads:
+        for _ in range(WARM_UPS):
+            load.warm_up()
+    found: dict[str, Found] = {broker.name: {} for broker in brokers}
     for number, case in enumerate(cases()):
+        print(f"\n{case.work}", flush=True)
         topic = f"paced-{number}"
-        broker.make_topic(topic)
-        time.sleep(LEADER_S)
-        yield case.work, Search(load, broker, case, topic, limit_ms).highest()
+        for broker, load in zip(brokers, loads, strict=True):
+            broker.make_topic(topic)
+            time.sleep(LEADER_S)
+            os.sync()
+            trial = Search(load, broker, case, topic, limit_ms).highest()
+            found[broker.name][case.work] = trial
+            print(f"  {broker.name:<24} {_said(trial)}", flush=True)
+    return found
 
 
 def run(*, peers: bool = True, limit_ms: float = LIMIT_MS) -> None:
     print(f"machine    {machine.describe()}", flush=True)
     print(f"the highest rate with p99 <= {limit_ms:.0f} ms, to {2 ** 0.5**HALVINGS - 1:.0%}; acks=all, one partition")
-    brokers: list[Broker] = [Headrace()]
+    brokers: list[Broker] = [Headrace(), Headrace(sync=False)]
     if peers:
         brokers += kafkas(flush=[False, True])
-    found: dict[str, Found] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-kafka-load-") as folder:
-        build_load(Path(folder))
+    with ExitStack() as stack:
+        programs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-kafka-load-")))
+        build_load(programs)
         for broker in brokers:
-            with broker.running():
-                found[broker.name] = {}
-                for work, trial in measure(Path(folder), broker, limit_ms):
-                    found[broker.name][work] = trial
-                    print(f"  {work:<38} {_said(trial)}", flush=True)
+            stack.enter_context(broker.running())
+        found = measure(programs, brokers, limit_ms)
     for line in report(found):
         print(line)
 
@@ -168,24 +177,26 @@ def _said(trial: Trial | None) -> str:
 
 
 def report(found: dict[str, Found]) -> Iterator[str]:
-    ours = found[OURS]
-    for name, theirs in found.items():
-        if name == OURS:
+    for ours, theirs in PAIRS:
+        if ours in found and theirs in found:
+            yield f"\n{ours} beside {theirs}: messages per second at the same latency, and per CPU-second of the broker"
+            yield from _ratios(ours, found[ours], theirs, found[theirs])
+
+
+def _ratios(ours: str, mine: Found, theirs: str, others: Found) -> Iterator[str]:
+    ratios = []
+    for work, one in mine.items():
+        other = others[work]
+        if one is None or other is None:
+            yield f"  {work:<38} {ours if one is None else theirs} holds no rate"
+            ratios.append(0.0 if one is None else float("inf"))
             continue
-        yield f"\n{OURS} beside {name}: messages per second at the same latency, and per CPU-second of the broker"
-        ratios = []
-        for work, one in ours.items():
-            other = theirs.get(work)
-            if one is None or other is None:
-                yield f"  {work:<38} {OURS if one is None else name} holds no rate"
-                ratios.append(0.0 if one is None else float("inf"))
-                continue
-            ratios.append(one.rate / other.rate)
-            yield f"  {work:<38} {one.rate / other.rate:6.2f}x {one.per_cpu_s / other.per_cpu_s:6.2f}x"
-        twice = sum(ratio >= TWICE for ratio in ratios)
-        held = "reached" if twice == len(ratios) else "MISSED"
-        middle = sorted(ratios)[len(ratios) // 2]
-        yield f"  twice the messages/s: {twice} of {len(ratios)} rows, median {middle:.2f}x  {held}"
+        ratios.append(one.rate / other.rate)
+        yield f"  {work:<38} {one.rate / other.rate:6.2f}x {one.per_cpu_s / other.per_cpu_s:6.2f}x"
+    twice = sum(ratio >= TWICE for ratio in ratios)
+    held = "reached" if twice == len(ratios) else "MISSED"
+    middle = sorted(ratios)[len(ratios) // 2]
+    yield f"  twice the messages/s: {twice} of {len(ratios)} rows, median {middle:.2f}x  {held}"
 
 
 def main() -> None:

@@ -1,4 +1,8 @@
-"""The two brokers of bench/kafka.py: ours, and a real Apache Kafka from the jars of Maven Central."""
+"""The brokers of bench/kafka.py: ours, and a real Apache Kafka from the jars of Maven Central.
+
+Each in two kinds: with a sync before every acknowledgement, and from the page cache. Ours does the first unless told
+otherwise, Kafka the second.
+"""
 
 import glob
 import os
@@ -16,6 +20,8 @@ from pathlib import Path
 from tests.ports import free_port
 
 KAFKA_VERSION = "4.3.1"
+OURS, OURS_CACHED = "headrace", "headrace, page cache"
+KAFKA, KAFKA_FLUSH = "kafka", "kafka, flush per batch"
 HEAP = ("-Xmx1G", "-Xms1G")  # kafka-server-start.sh's
 JVM = (
     "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35",
@@ -108,12 +114,16 @@ class Broker:
 
 
 class Headrace(Broker):
-    name = "headrace"
-    durability = "fdatasync before every acknowledgement"
+    def __init__(self, *, sync: bool = True) -> None:
+        super().__init__()
+        self._sync = sync
+        self.name = OURS if sync else OURS_CACHED
+        self.durability = "fdatasync before every acknowledgement" if sync else "page cache (--durability os)"
 
     def command(self) -> list[str]:
         serve = [sys.executable, "-c", "import headrace.cli; headrace.cli.main()", "serve"]
-        return [*serve, "--data-dir", "data", "--kafka", self.address, "--http", "off", "--amqp", "off"]
+        doors = ["--kafka", self.address, "--http", "off", "--amqp", "off"]
+        return [*serve, "--data-dir", "data", *doors, "--durability", "sync" if self._sync else "os"]
 
 
 class ApacheKafka(Broker):
@@ -123,7 +133,7 @@ class ApacheKafka(Broker):
         super().__init__()
         self._classpath = classpath
         self._flush = flush
-        self.name = "kafka, flush per batch" if flush else "kafka"
+        self.name = KAFKA_FLUSH if flush else KAFKA
         self.durability = "page cache (Kafka's default)"
         if flush:
             self.durability = "fsync before every acknowledgement; a quarter of the paced and java messages"

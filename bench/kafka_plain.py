@@ -17,11 +17,11 @@ from pathlib import Path
 
 from bench import machine
 from bench.kafka import WARM_UPS, Load, cheapest, raw_cases
-from bench.kafka_peers import Broker, Headrace, build_load, kafkas
-from bench.kafka_report import OURS, TWICE, Measured
+from bench.kafka_peers import KAFKA, OURS, Broker, Headrace, build_load, kafkas
+from bench.kafka_report import TWICE, Measured
 
 PLAIN_PROGRAM, NOTHING_PROGRAM = "kafka_plain", "kafka_nothing"
-PLAIN, NOTHING, KAFKA = "plain C", "nothing", "kafka"
+PLAIN, NOTHING = "plain C", "nothing"
 
 
 class Program(Broker):

@@ -19,7 +19,7 @@ from headrace.log.disk import RealDisk, run_one_by_one
 from headrace.log.files import Files
 from headrace.log.log import LogSpec
 from headrace.log.plans import InlinePlan, Plan
-from headrace.log.settings import LogSettings, StreamSettings
+from headrace.log.settings import LogSettings, StreamSettings, WriteMode
 from headrace.log.shard import Shard
 from headrace.log.staging import Round
 from headrace.log.work import InlineWorker, Lane
@@ -261,8 +261,14 @@ def test_a_round_of_very_many_logs_is_not_planned_on_the_owner_thread(bench: Ben
     assert [bool(made) for made in planned] == [False, is_chain]
 
 
-@pytest.mark.parametrize("size", [10, 300_000], ids=["through the journal", "past the journal"])
-def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "write_mode"),
+    [(10, "sync"), (300_000, "sync"), (10, "async")],
+    ids=["through the journal", "past the journal", "past the journal and synced later"],
+)
+def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(
+    tmp_path: Path, size: int, write_mode: WriteMode
+) -> None:
     """And what they leave behind is what a round of the worker leaves behind."""
 
     async def append(watched: bool) -> bytes:
@@ -279,7 +285,7 @@ def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(tmp_path: Path, 
         shard, _ = Shard.open(
             str(folder),
             LogSettings(),
-            logs=[LogSpec(1, "log", StreamSettings())],
+            logs=[LogSpec(1, "log", StreamSettings(write_mode=write_mode))],
             clock=SystemClock(),
             post=loop.call_soon_threadsafe,
             defer=loop.call_soon,

@@ -81,8 +81,10 @@ class Committer:
 
     def plan(self, batch: Round) -> Plan | None:
         """The round as a chain; None when it takes more than that."""
-        if self.unapplied or batch.has_async:
+        if self.unapplied:
             return None
+        if batch.has_async:
+            return self._plan_async(batch)
         if not batch.must_sync:
             return None  # nobody waits for it: the sooner it is done, the less is done at once
         direct, inline = self._divide(batch)
@@ -94,6 +96,13 @@ class Committer:
         if batch.shares_bytes:
             return None  # they are patched for each log in turn, between the writes
         return DirectPlan.of(self, runs) if direct else InlinePlan.of(self, batch, runs)
+
+    def _plan_async(self, batch: Round) -> Plan | None:
+        """Only what is nothing else besides: no change of state, no log that is synced at once, no group."""
+        if batch.changes or batch.must_sync or batch.has_groups or batch.shares_bytes:
+            return None
+        runs = by_log(batch.parts)
+        return None if len(runs) > CHAIN_LOGS_MAX else DirectPlan.of(self, runs, is_async=True)
 
     def _divide(self, batch: Round) -> tuple[list[Part], list[Part]]:
         """(direct, inline): a log's parts stay on one side, in order. A group is inline whatever its size."""

@@ -119,28 +119,44 @@ class InlinePlan(Plan):
 
 
 class DirectPlan(Plan):
-    """Too large for the journal: a write for each log, then a sync for each, then their slots."""
+    """Past the journal: a write for each log, then a sync for each unless that comes later (async), then their
+    slots."""
+
+    def __init__(self, committer: "Committer", runs: "list[Run]", *, is_async: bool) -> None:
+        super().__init__(committer, runs)
+        self._is_async = is_async
 
     @classmethod
-    def of(cls, committer: "Committer", runs: "list[Run]") -> "DirectPlan | None":
-        if not runs or any(log.tail.is_unsynced or log.tail.has_new_names for log, _ in runs):
+    def of(cls, committer: "Committer", runs: "list[Run]", *, is_async: bool = False) -> "DirectPlan | None":
+        if not runs:
+            return None
+        if not is_async and any(log.tail.is_unsynced or log.tail.has_new_names for log, _ in runs):
             return None  # more to sync than one file
-        if committer.journal.is_unsynced:
+        if not is_async and committer.journal.is_unsynced:
             return None  # settles were promised the next sync there is
-        plan = cls(committer, runs)
+        plan = cls(committer, runs, is_async=is_async)
         segments = plan._hold_segments()
         if segments is None:
             return None
-        syncs = [Step(segment.file, None) for segment in segments]
+        syncs = [] if is_async else [Step(segment.file, None) for segment in segments]
         plan.steps = [*segments, *syncs, *map(plan._slot_step, runs)]
         return plan
 
+    @property
+    def _whole(self) -> int:
+        """So many steps and the round is kept, as its logs keep it; what fails behind them are slots."""
+        return len(self.runs) * (1 if self._is_async else 2)
+
     def finish(self, ran: Ran) -> Committed:
         count = len(self.runs)
-        is_durable = ran.done >= 2 * count
-        self._let_go(dirty=not is_durable)
+        is_kept = ran.done >= self._whole
+        self._let_go(dirty=self._is_async or not is_kept)
         result = Committed(sync_s=ran.sync_s)
-        if is_durable:
+        if is_kept and self._is_async:
+            self._appended(self.runs)
+            for log, _ in self.runs:
+                log.tail.wrote_past_journal()
+        elif is_kept:
             self._committer.files.check()  # the error of a sync goes to one caller: perhaps it was another
             result.syncs = count
             self._appended(self.runs)
@@ -153,7 +169,7 @@ class DirectPlan(Plan):
         error = ran.error
         assert error is not None
         lacks_room = self._committer.lacks_room(error)
-        if ran.done >= 2 * len(self.runs):
+        if ran.done >= self._whole:
             if lacks_room:
                 return result  # a slot: an old one is merely old
             raise StorageFailed(f"the slots cannot be written: {error}") from error

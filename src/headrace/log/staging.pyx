@@ -269,6 +269,15 @@ cdef class Round:
         return log is not None
 
     @property
+    def has_groups(self):
+        """Whether some of it is to be there as a whole or not at all."""
+        cdef Part part
+        for part in self.parts:
+            if part.atomic:
+                return True
+        return False
+
+    @property
     def shares_bytes(self):
         """Whether the same bytes go to several logs."""
         if len(self.parts) < 2:

@@ -49,10 +49,15 @@ class Tail:
         assert self.writer is not None
         assert self.writer.walker.next_offset <= base_offset, "offsets only grow"
         if direct:
-            self._writes += 1
-            self._written[self.writer.segment.path()] = self._writes
+            self.wrote_past_journal()
         self.writer.append(data)
         return rolled
+
+    def wrote_past_journal(self) -> None:
+        """To the last segment: only a sync of its file makes that durable."""
+        assert self.writer is not None
+        self._writes += 1
+        self._written[self.writer.segment.path()] = self._writes
 
     def append_step(self, data: Sequence[Bytes], size: int) -> tuple[Step, OpenFile] | None:
         """The write of whole batches behind what is there, and the file, held for it. None when there is more to
