@@ -76,11 +76,12 @@ async def test_a_producer_asks_again_whose_answer_a_restart_swallowed(tmp_path: 
         pid, _ = await transactions.begin_producer("x", 1000)
         transactions.get("x").epoch = epoch
         fresh, first = await transactions.begin_producer("x", 1000, pid, epoch)
-        assert await transactions.begin_producer("x", 1000, pid, epoch) == (fresh, first + 1)
+        assert await transactions.begin_producer("x", 1000, pid, epoch) == (fresh, first), "the same, as Kafka answers"
     async with opened(tmp_path) as broker:
         transactions = broker.coordination.transactions
-        assert await transactions.begin_producer("x", 1000, pid, epoch) == (fresh, first + 2)
-        assert await transactions.begin_producer("x", 1000) == (fresh, first + 3), "another instance"
+        assert await transactions.begin_producer("x", 1000, pid, epoch) == (fresh, first)
+        assert await transactions.begin_producer("x", 1000, fresh, first) == (fresh, first + 1), "it starts over"
+        assert await transactions.begin_producer("x", 1000) == (fresh, first + 2), "another instance"
         with pytest.raises(ProducerFenced):
             await transactions.begin_producer("x", 1000, pid, epoch)
 

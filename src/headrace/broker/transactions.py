@@ -125,6 +125,8 @@ class Transactions:
         said = Instance(producer_id, epoch) if producer_id >= 0 else NOBODY
         if said != NOBODY and said not in (one.instance, one.last):
             raise ProducerFenced(f"{transactional_id!r} is producer {one.producer_id} at epoch {one.epoch}")
+        if said != NOBODY and said == one.last and one.state == EMPTY and one.is_saved and not one.busy:
+            return one.producer_id, one.epoch  # it asks again: our answer was lost, and nobody else has this epoch
         with self._busy(one):
             if one.state == ONGOING:
                 await self._end(one, commit=False, fenced=said)
