@@ -9,12 +9,13 @@ from random import Random
 import pytest
 
 from headrace.errors import Conflict, DiskFull
+from headrace.log import paths
 from headrace.log.compaction import Rewritten
 from headrace.log.disk import RealDisk
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
 from tests.crash.shards import batch as simulated_batch
-from tests.crash.shards import new_disk, reopen, spec, write
+from tests.crash.shards import every_cut, lost, new_disk, reopen, spec, write
 from tests.crash.shards import values as simulated_values
 from tests.log.helpers import Bench, batch, records
 
@@ -95,15 +96,16 @@ def test_a_segment_that_is_written_to_again_for_want_of_room_for_the_next_is_not
 
 
 class Overtaken(RealDisk):
-    """Others go on while the cleaner gives its file a name."""
+    """Others go on while the cleaner makes its file."""
 
     meanwhile: Callable[[], object] | None = None
 
-    def rename(self, source: str, target: str) -> None:
-        super().rename(source, target)
-        if target.endswith(".log") and self.meanwhile is not None:
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> int:
+        file = super().open(path, create=create, exclusive=exclusive, readonly=readonly)
+        if path.endswith(paths.UNFINISHED) and self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
+        return file
 
 
 def test_a_deleted_key_does_not_come_back_when_a_part_of_a_compaction_comes_too_late(tmp_path: Path) -> None:
@@ -253,3 +255,38 @@ def test_a_compaction_whose_segments_retention_takes_before_it_has_read_them_giv
     assert not Path(first.path()).exists() and first not in log.segments
     assert [type(error) for error in told] == [Conflict]
     shard.close()
+
+
+def test_a_rewriting_that_a_pin_came_before_does_not_come_back_after_a_crash() -> None:
+    """It had its name already, and a start takes the newest there is: what the pin held was gone."""
+    disk = new_disk()
+    segmented = spec(segment_size=100)
+    shard = reopen(disk, segmented)
+    for text in "abc":
+        write(shard, text, size=60)
+    log = shard.logs[1]
+    oldest = log.segments[0]
+    told: list[tuple[Rewritten | None, BaseException | None]] = []
+    shard.maintenance.rewrite_segments(
+        log,
+        [oldest],
+        lambda data, info: [],
+        lambda rewritten, error: told.append((rewritten, error)),
+        if_still=lambda: all(hold >= oldest.next_offset for hold in log.holds.values()),
+    )
+    log.set_retention_hold("cursor", 0)
+    group = shard.group()
+    group.put("cursors", b"cursor", b"0")
+    group.commit()
+    images = every_cut(disk)
+    shard.pump()
+    disk.before = None
+    assert told == [(None, None)]
+    pinned = 0
+    for image in [*images, lost(disk)]:
+        again = reopen(image, segmented)
+        if again.state.get("cursors", b"cursor"):
+            pinned += 1
+            assert simulated_values(again) == ["a", "b", "c"]
+    assert pinned > 5
+    assert not [name for name in disk.listdir(log.tail.folder) if "-000001" in name], "nothing is left of it"

@@ -32,6 +32,7 @@ class Rewritten:
     bytes_after: int
     records_before: int
     records_after: int
+    unnamed: str | None = None  # the file that is to have the segment's name
 
     def added_to(self, earlier: "Rewritten | None") -> "Rewritten":
         """The figures of both, where this one is of what follows."""
@@ -82,7 +83,8 @@ def batches(files: Files, segment: Segment) -> Iterator[tuple[memoryview, BatchI
 def rewrite(files: Files, segments: Sequence[Segment], keep: Filter, interval: int) -> Rewritten:
     """Write one new segment for a run of neighbours, complete and synced, but not yet in the log.
 
-    Its name becomes visible with the rename, and the seal that says how far it reaches is durable before.
+    It counts with its last name, which `Maintenance` gives it when nobody is against it any more: a start takes the
+    newest there is. The seal that says how far it reaches is durable before.
     """
     first, last = segments[0], segments[-1]
     target = Segment(first.folder, first.base, max(s.generation for s in segments) + 1)
@@ -112,12 +114,15 @@ def rewrite(files: Files, segments: Sequence[Segment], keep: Filter, interval: i
     disk.sync_dir(first.folder)
     files.write_derived(target.path(paths.INDEX), walker.index, 0)
     files.write_derived(target.path(paths.TIME_INDEX), walker.time_index, 0)
-    disk.rename(temporary, target.path())
-    disk.sync_dir(first.folder)
     target.size, target.records = seal.size, seal.records
     target.next_offset, target.max_timestamp, target.is_sealed = seal.next_offset, seal.max_timestamp, True
     return Rewritten(
-        target, sum(s.size for s in segments), target.size, sum(s.records for s in segments), target.records
+        target,
+        sum(s.size for s in segments),
+        target.size,
+        sum(s.records for s in segments),
+        target.records,
+        unnamed=temporary,
     )
 
 

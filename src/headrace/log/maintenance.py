@@ -310,8 +310,9 @@ class Maintenance:
                 done(None, error)
                 return
             wanted = if_still()
+            # In the lane, name and all: a pin that comes from now on is confirmed after it, and never before.
             self._shard.worker.submit(
-                lambda: self._swap(log, segments, rewritten) if wanted else [rewritten.segment],
+                lambda: self._swap(log, segments if wanted else (), rewritten),
                 lambda gone, failed: self._swapped(log, gone, failed, rewritten, done),
             )
 
@@ -325,12 +326,24 @@ class Maintenance:
         self._shard.checkpoints.include(log)  # the round that sealed the last of them may still be under way
         self._shard.checkpoint(known)
 
-    @staticmethod
-    def _swap(log: Log, segments: Sequence[Segment], rewritten: Rewritten) -> list[Segment]:
-        current = log.tail.segments
+    def _swap(self, log: Log, segments: Sequence[Segment], rewritten: Rewritten) -> list[Segment]:
+        """What goes: the segments, or what was to replace them. None of them: it is not wanted."""
+        current, disk = log.tail.segments, self._shard.disk
         left = [s for s in segments if s in current]
-        if left != list(segments):
-            return [rewritten.segment]  # retention took some of them meanwhile: the old ones stay as they are
+        if not segments or left != list(segments):
+            # A pin came, or retention took some of them meanwhile: the old ones stay as they are.
+            if rewritten.unnamed is not None:
+                with suppress(FileNotFoundError):  # the log was deleted
+                    disk.unlink(rewritten.unnamed)
+            return [rewritten.segment]
+        if rewritten.unnamed is not None:
+            try:
+                disk.rename(rewritten.unnamed, rewritten.segment.path())
+            except FileNotFoundError:
+                if not log.is_deleted:
+                    raise
+                return [rewritten.segment]
+            disk.sync_dir(rewritten.segment.folder)
         at = current.index(segments[0])
         log.tail.segments = (*current[:at], rewritten.segment, *current[at + len(segments) :])
         return list(segments)
