@@ -101,7 +101,7 @@ class Log(LogEnd):
     def hold_stable(self, offset: int | None) -> None:
         before = self.stable_end
         self._stable_hold = offset
-        if self.stable_end > before and not self.is_closed:
+        if self.stable_end != before and not self.is_closed:  # back, too: a start learns of open transactions late
             self._shard.tell(self)
         if offset is None or offset > self.stable_end:
             self.wake()

@@ -9,6 +9,7 @@ from headrace.clock import ManualClock
 from headrace.errors import DataFolderLocked
 from headrace.log.log import LogSpec
 from headrace.log.shard import Shard
+from headrace.log.slots import read_all
 from headrace.record import codec
 from headrace.record.layout import LEADER_EPOCH_AT
 from tests.crash.shards import (
@@ -248,3 +249,16 @@ def test_an_epoch_that_a_crash_tore_is_not_taken_for_the_batchs_own(torn: int) -
     again = reopen(image, spec())
     assert values(again) == ["a", "b", "c"]
     assert [info.leader_epoch for at in range(3) for info in codec.scan(again.logs[1].read(at, 1).data)] == [0, 1, 1]
+
+
+def test_the_slot_of_a_log_says_after_a_start_where_the_open_transaction_begins() -> None:
+    """It said that all is stable until somebody wrote: who reads the files took the transaction for committed."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    shard.logs[1].hold_stable(0)
+    write(shard, "in a transaction")
+    shard.close()
+    shard = reopen(disk, spec())
+    shard.logs[1].hold_stable(0)  # as producers do when they are loaded
+    shard.pump()
+    assert read_all(disk, f"{ROOT}/slots")[1].stable_end == 0
