@@ -115,7 +115,7 @@ class Checkpoints:
             shard.worker.submit(shard.committer.sync_journal, self._synced)
         self._flush_async(now)
         due = (now - self._last) * 1000 >= shard.settings.checkpoint_interval_ms
-        if due and (self._touched or shard.state.is_dirty):
+        if due and (self._touched or shard.state.is_dirty or self._leftover):
             self.run()
 
     def _synced(self, _result: object, error: BaseException | None) -> None:
@@ -136,7 +136,6 @@ class Checkpoints:
             log = self._shard.logs.get(log_id)
             if (
                 log is None
-                or not log.is_async
                 or log.is_frozen  # this flush could end after the cut, and call durable what is no more
                 or log.durable_end == log.visible_end
                 or log_id in self._flushing
@@ -265,11 +264,11 @@ class Checkpoints:
         for log_id, _, next_offset in standing.ends:
             shard.intake.checkpointed(log_id, next_offset)
             log = shard.logs.get(log_id)
-            if log is not None and log.is_async:
-                log.durable_end = max(log.durable_end, next_offset)
+            if log is not None and log.durable_end < log.visible_end:  # it is async, or was
+                log.durable_end = max(log.durable_end, min(next_offset, log.visible_end))
         shard.journal.release(standing.sequence)
-        self._finish(None)
         shard.intake.journal_freed()
+        self._finish(None)
 
     def _finish(self, error: BaseException | None, refused: DiskFull | None = None) -> None:
         """`refused`: nothing broke, but whoever waits for this checkpoint did not get one."""

@@ -68,8 +68,7 @@ class Committer:
         if body:
             self._reserve(sum(map(len, body)))
         runs = by_log(direct)
-        if batch.has_async:
-            self._secure_async(inline, result)
+        self._secure_tails(inline, result)
         self._write(runs, body, result)
         self._sync(batch, runs, result)
         result.has_entry = bool(body)
@@ -168,10 +167,12 @@ class Committer:
         result.segments_created += log.tail.append(data, sum(map(len, data)), parts[0].base_offset, direct=direct)
 
     @staticmethod
-    def _secure_async(inline: list[Part], result: Committed) -> None:
-        """A group's part of an async log is durable with its entry: what lies before it has to be, earlier."""
-        for log in {part.log.id: part.log for part in inline if part.log.is_async}.values():
-            result.syncs += log.tail.sync()
+    def _secure_tails(inline: list[Part], result: Committed) -> None:
+        """What the journal holds is durable with its entry: what lies before it in its log has to be, earlier. It may
+        not be if the log is async, or was so until a moment ago."""
+        for log in {part.log.id: part.log for part in inline}.values():
+            if log.tail.is_unsynced:
+                result.syncs += log.tail.sync()
 
     def _sync(self, batch: Round, runs: "list[Run]", result: Committed) -> None:
         started = self._monotonic()
@@ -195,7 +196,8 @@ class Committer:
                 continue
             saved = log.tail.save()
             try:
-                self._write_parts(log, parts, result, direct=False)
+                # The entry of a group of async logs need not be synced: then only the segment's sync makes it durable.
+                self._write_parts(log, parts, result, direct=log.is_async)
             except OSError as error:
                 if not self.lacks_room(error):
                     raise
@@ -218,7 +220,7 @@ class Committer:
     @staticmethod
     def ends(log: Log, next_offset: int) -> Ends:
         end = max(next_offset, log.start_offset)
-        durable = min(log.durable_end, end) if log.is_async else end
+        durable = min(log.durable_end, end) if log.is_async or log.tail.is_unsynced else end
         return Ends(log.id, log.epoch, log.start_offset, end, durable, log.stable_below(end))
 
     def _tell_sequence(self) -> None:

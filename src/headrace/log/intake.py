@@ -30,6 +30,11 @@ class Intake(Staging):
     def is_idle(self) -> bool:
         return self.in_flight is None and not self.pending
 
+    @property
+    def waits_for_room(self) -> bool:
+        """On the disk: for a round that lies in the journal and not in its segments, or has no place in the journal."""
+        return self.in_flight is not None and (self.shard.committer.is_stuck or self._waits_for_journal)
+
     def begin(self) -> None:
         """For who knows that nothing more comes in this turn of the loop: the disk need not wait for the next."""
         self.start_round()
@@ -114,6 +119,7 @@ class Intake(Staging):
             assert result is not None
             self._stuck = result
             self.shard.is_full = True  # durable, but not readable yet: tick() tries again
+            self.shard.close_when_idle()
         else:
             assert result is not None
             self._tell(batch, None, self._complete(batch, result).values())

@@ -177,13 +177,16 @@ class Shard:
         return self._closing is not None
 
     def close_when_idle(self) -> None:
-        if self._closing is None or not self.intake.is_idle or self.checkpoints.is_running:
+        if self._closing is None or self.checkpoints.is_running:
+            return
+        lacks_room = self.intake.waits_for_room  # there may never be any: it lies in the journal, or nobody was told
+        if not self.intake.is_idle and not lacks_room:
             return
         closing, self._closing = self._closing, None
         self.worker.stop_watching()
         for log in self.logs.values():
             log.close()
-        if self.failure is not None or self.committer.is_stuck:
+        if self.failure is not None or lacks_room:
             closing(self.failure)  # the next start recovers; a clean mark would be a lie
             return
         self.checkpoints.run(clean=True, done=closing)

@@ -10,8 +10,9 @@ from headrace.errors import DiskFull, StorageError
 from headrace.log import paths
 from headrace.log.shard import Shard
 from headrace.log.slots import read_all
+from headrace.log.staging import Ticket
 from tests.crash.shards import ROOT, SETTINGS, batch, checkpoint, lost, new_disk, reopen, spec, values, write
-from tests.crash.simdisk import Fault
+from tests.crash.simdisk import Fault, SimulatedDisk
 
 
 def test_a_direct_append_does_not_take_a_folder_for_synced_that_a_checkpoint_is_about_to_sync() -> None:
@@ -241,3 +242,118 @@ def test_l8_a_slot_that_cannot_be_cleared_is_no_bare_error_of_the_system(error: 
     else:
         write(shard, "c", 2)
         assert values(reopen(lost(disk), spec(2)), 2) == ["b", "c"]
+
+
+def test_what_was_confirmed_under_async_is_durable_before_anything_that_is_confirmed_under_sync() -> None:
+    """The next round was in the synced journal, what lay before it nowhere: the log was called damaged."""
+    disk = new_disk()
+    shard = reopen(disk, spec(write_mode="async"))
+    log = shard.logs[1]
+    for text in "ab":
+        write(shard, text)
+    log.settings = log.tail.settings = spec().settings
+    write(shard, "c")
+    assert not log.tail.is_unsynced
+    assert values(reopen(lost(disk), spec())) == ["a", "b", "c"]
+
+
+def test_what_was_confirmed_under_async_is_synced_in_time_though_the_log_is_so_no_longer() -> None:
+    disk = new_disk()
+    shard = reopen(disk, spec(write_mode="async", flush_interval_ms=500))
+    log = shard.logs[1]
+    write(shard, "a")
+    log.settings = log.tail.settings = spec(flush_interval_ms=500).settings
+    assert log.durable_end == 0
+    flush(shard)
+    assert log.durable_end == 1 and not log.tail.is_unsynced
+    assert values(reopen(lost(disk), spec())) == ["a"]
+
+
+def flush(shard: Shard) -> None:
+    assert isinstance(shard.clock, ManualClock)
+    for _ in range(2):  # the first look says since when there is something
+        shard.tick()
+        shard.clock.advance(0.6)
+    shard.tick()
+    shard.pump()
+
+
+def test_the_flush_of_an_async_log_syncs_what_groups_wrote_to_it() -> None:
+    """It found nothing to sync, and called it durable: gone after a power cut, or called damaged."""
+    disk = new_disk()
+    specs = tuple(spec(number, write_mode="async", flush_interval_ms=500) for number in (1, 2))
+    shard = reopen(disk, *specs)
+    group = shard.group()  # as a request to several partitions is one
+    for log in shard.logs.values():
+        group.append(log, batch("a"))
+    ticket = group.commit()
+    shard.pump()
+    assert ticket.done and ticket.error is None
+    flush(shard)
+    assert [log.durable_end for log in shard.logs.values()] == [1, 1]
+    again = reopen(lost(disk), *specs)
+    assert values(again, 1) == values(again, 2) == ["a"]
+
+
+def settle_until_the_journal_is_full(shard: Shard, disk: SimulatedDisk) -> Ticket:
+    """On a full disk, on which checkpoints find no room. The settle that waits for one."""
+
+    def settle(number: int) -> Ticket:
+        group = shard.group()
+        group.put("settles", b"%d" % number, bytes(300))
+        return group.commit(lazy=True)
+
+    number = 0
+    while len(disk.listdir(f"{ROOT}/journal")) < SETTINGS.journal_files:  # the keeper is slow: all files are in use
+        number += 1
+        settle(number)
+        while shard._deferred or shard._inline[0].pump():
+            while shard._deferred:
+                shard._deferred.popleft()()
+    shard.pump()
+    disk.capacity = disk.used
+    while True:
+        number += 1
+        assert number < 1000, "the journal is never full"
+        ticket = settle(number)
+        shard.pump()
+        if not ticket.done:
+            return ticket
+
+
+def test_a_round_that_waits_for_the_journal_on_a_full_disk_goes_on_when_there_is_room() -> None:
+    """The last checkpoint found none, and nothing had changed since: there was never another one."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    ticket = settle_until_the_journal_is_full(shard, disk)
+    disk.capacity = 1 << 50
+    assert isinstance(shard.clock, ManualClock)
+    for _ in range(3):
+        shard.clock.advance(60)
+        shard.tick()
+        shard.pump()
+    assert ticket.done and ticket.error is None
+    write(shard, "b")
+    assert values(shard) == ["a", "b"]
+
+
+@pytest.mark.parametrize("waits_for", ["the journal", "its segment"])
+def test_a_stop_does_not_wait_for_room_on_the_disk(waits_for: str) -> None:
+    """It hung for ever: nothing is tried again while a shard stops."""
+    disk = new_disk()
+    shard = reopen(disk, spec())
+    write(shard, "a")
+    if waits_for == "the journal":
+        settle_until_the_journal_is_full(shard, disk)
+    else:
+        disk.capacity = disk.used
+        ticket = shard.logs[1].append(batch("b"))
+        shard.pump()
+        assert shard.committer.is_stuck and not ticket.done
+    told: list[BaseException | None] = []
+    shard.close(told.append)
+    shard.pump()
+    assert told == [None]
+    shard.join()
+    assert values(reopen(lost(disk), spec())) == ["a", "b"][: 1 + (waits_for == "its segment")]
