@@ -135,13 +135,13 @@ class Search:
 Found = dict[str, Trial | None]
 
 
-def measure(programs: Path, brokers: Sequence[Broker], limit_ms: float) -> dict[str, Found]:
+def measure(programs: Path, brokers: Sequence[Broker], limit_ms: float, only: str) -> dict[str, Found]:
     loads = [Load(programs, broker) for broker in brokers]
     for load in loads:
         for _ in range(WARM_UPS):
             load.warm_up()
     found: dict[str, Found] = {broker.name: {} for broker in brokers}
-    for number, case in enumerate(cases()):
+    for number, case in enumerate(case for case in cases() if only in case.work):
         print(f"\n{case.work}", flush=True)
         topic = f"paced-{number}"
         for broker, load in zip(brokers, loads, strict=True):
@@ -154,7 +154,7 @@ def measure(programs: Path, brokers: Sequence[Broker], limit_ms: float) -> dict[
     return found
 
 
-def run(*, peers: bool = True, limit_ms: float = LIMIT_MS) -> None:
+def run(*, peers: bool = True, limit_ms: float = LIMIT_MS, only: str = "") -> None:
     print(f"machine    {machine.describe()}", flush=True)
     print(f"the highest rate with p99 <= {limit_ms:.0f} ms, to {2 ** 0.5**HALVINGS - 1:.0%}; acks=all, one partition")
     brokers: list[Broker] = [Headrace(), Headrace(sync=False)]
@@ -165,7 +165,7 @@ def run(*, peers: bool = True, limit_ms: float = LIMIT_MS) -> None:
         build_load(programs)
         for broker in brokers:
             stack.enter_context(broker.running())
-        found = measure(programs, brokers, limit_ms)
+        found = measure(programs, brokers, limit_ms, only)
     for line in report(found):
         print(line)
 
@@ -203,8 +203,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kafka_latency", description=__doc__)
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
     parser.add_argument("--limit", type=float, default=LIMIT_MS, metavar="MS", help="of p99 (default: %(default)s)")
+    parser.add_argument("--only", default="", metavar="WORK", help="rows whose name has this in it")
     arguments = parser.parse_args()
-    run(peers=not arguments.alone, limit_ms=arguments.limit)
+    if not any(arguments.only in case.work for case in cases()):
+        parser.error(f"no row has {arguments.only!r} in its name: " + "; ".join(case.work for case in cases()))
+    run(peers=not arguments.alone, limit_ms=arguments.limit, only=arguments.only)
 
 
 if __name__ == "__main__":
