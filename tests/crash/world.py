@@ -9,7 +9,9 @@ from random import Random
 
 from headrace.clock import ManualClock
 from headrace.errors import BatchTooLarge, Conflict, CorruptLog, DiskFull, HeadraceError, LogClosed, Overloaded
+from headrace.log.compaction import LatestByKey
 from headrace.log.log import Log, LogSpec
+from headrace.log.maintenance import Maintenance
 from headrace.log.retention import Limits, new_start
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
@@ -358,8 +360,20 @@ class World:
                 self.alarm = self.alarm or Broken(f"L10 compaction failed: {error!r}")
 
         if self.seed % 2:
-            self.shard.maintenance.keys_max = 2  # in several passes
+            self._compact_in_passes()
         self.shard.maintenance.compact(there, compacted)
+
+    def _compact_in_passes(self) -> None:
+        """Each of them sees what has come until it begins."""
+        maintenance = self.shard.maintenance
+        begin_pass = Maintenance._latest_by_key
+
+        def begins(there: Log) -> LatestByKey:
+            self.model.logs[there.id].compaction_begins(there.visible_end)
+            return begin_pass(maintenance, there)
+
+        maintenance.keys_max = 2
+        maintenance._latest_by_key = begins  # type: ignore[method-assign]
 
     def truncate(self) -> None:
         """Cut a log back to a boundary between batches. Nothing else is under way on it meanwhile."""

@@ -175,8 +175,13 @@ class Checkpoints:
             self._shard.fail(error)
             return
         if not log.is_closed:
-            log.durable_end = max(log.durable_end, end)
+            self._is_durable(log, end)
         self._shard.worker.submit(lambda: log.tail.synced(written or {}), self._synced)
+
+    @staticmethod
+    def _is_durable(log: Log, end: int) -> None:
+        """Not what nobody was told of yet: a round that is under way may still be taken back as a whole."""
+        log.durable_end = max(log.durable_end, min(end, log.visible_end))
 
     def run(self, *, clean: bool = False, done: Done | None = None) -> None:
         """Start one, or have one follow the one that runs: that one may have begun too early for the caller."""
@@ -264,8 +269,8 @@ class Checkpoints:
         for log_id, _, next_offset in standing.ends:
             shard.intake.checkpointed(log_id, next_offset)
             log = shard.logs.get(log_id)
-            if log is not None and log.durable_end < log.visible_end:  # it is async, or was
-                log.durable_end = max(log.durable_end, min(next_offset, log.visible_end))
+            if log is not None:
+                self._is_durable(log, next_offset)
         shard.journal.release(standing.sequence)
         shard.intake.journal_freed()
         self._finish(None)
