@@ -179,6 +179,37 @@ def test_a_static_member_that_left_for_a_moment_keeps_its_partitions(world: Worl
     assert group.epoch == epoch
 
 
+def test_a_static_member_comes_back_under_its_old_id(world: World) -> None:
+    """Java keeps its id when it was away for longer than max.poll.interval.ms; it was never let in again."""
+    group = world.groups.consumer("g")
+    first, second = Client(group, "a", instance_id="one"), Client(group, "b")
+    settle(first, second)
+    epoch = group.epoch
+    group.heartbeat(Heartbeat(member_id="a", instance_id="one", epoch=-2))
+    back = Client(group, "a", instance_id="one")
+    assert back.owned == first.owned
+    settle(back, second)
+    assert group.epoch == epoch
+    with pytest.raises(UnreleasedInstance):
+        Client(group, "thief", instance_id="one")
+
+
+@pytest.mark.parametrize("member_id", ["a", "a2"])
+def test_a_static_member_that_left_owes_nothing_when_it_comes_back(world: World, member_id: str) -> None:
+    group = world.groups.consumer("g")
+    first = Client(group, "a", instance_id="one")
+    second = Client(group, "b")
+    first.beat(report=False)  # told to give up two
+    group.heartbeat(Heartbeat(member_id="a", instance_id="one", epoch=-2))
+    second.beat()
+    assert len(second.owned) == 2, "who left holds nothing back"
+    back = Client(group, member_id, instance_id="one")
+    assert (len(back.owned), back.epoch) == (2, group.epoch)
+    with pytest.raises(FencedMemberEpoch):
+        group.heartbeat(Heartbeat(member_id=member_id, epoch=first.epoch, owned=frozenset()))
+    settle(back, second)
+
+
 def test_a_group_speaks_one_protocol_at_a_time(world: World) -> None:
     client = Client(world.groups.consumer("g"), "a")
     with pytest.raises(GroupKindMismatch):

@@ -208,6 +208,8 @@ class ConsumerGroup:
             self.members[member.member_id] = member
             if beat.instance_id is not None:
                 self._instances[beat.instance_id] = member.member_id
+        if member.away:
+            self._came_back(member)
         return member
 
     def _take_over(self, known: ConsumerMember, beat: Heartbeat) -> ConsumerMember:
@@ -216,12 +218,16 @@ class ConsumerGroup:
         del self.members[known.member_id]
         target = self.target.pop(known.member_id, set())
         known.member_id = beat.member_id or str(uuid.uuid4())
-        known.away = False
+        self._came_back(known)
         self.members[known.member_id] = known
         self.target[known.member_id] = target
         assert beat.instance_id is not None
         self._instances[beat.instance_id] = known.member_id
         return known
+
+    def _came_back(self, member: ConsumerMember) -> None:
+        member.away = False
+        member.epoch = member.previous_epoch = JOIN_EPOCH  # what it said before it left is not from now
 
     def _known(self, beat: Heartbeat) -> ConsumerMember:
         member = self.members.get(beat.member_id)
@@ -247,6 +253,7 @@ class ConsumerGroup:
             raise FencedInstance(f"{beat.instance_id!r} is another member now")
         if beat.epoch == STATIC_LEAVE_EPOCH and member.instance_id is not None:
             member.away = True  # keeps its place until the session is over
+            member.revoking, member.state = set(), MemberState.STABLE  # it has stopped reading them
         else:
             self._drop(member)
         return Answer(member.member_id, beat.epoch, None)
@@ -265,7 +272,7 @@ class ConsumerGroup:
 
     def _update(self, member: ConsumerMember, beat: Heartbeat) -> bool:
         """Whether something changed that the assignment depends on."""
-        before = (member.topics, member.pattern, member.assignor, member.epoch == 0)
+        before = (member.topics, member.pattern, member.assignor, member.member_id not in self.target)
         if beat.topics is not None:
             member.topics = beat.topics
         if beat.pattern is not None:
