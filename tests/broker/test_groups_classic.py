@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.broker.groups.members import GroupState
+from headrace.broker.groups.members import GroupState, Joined
 from headrace.broker.groups.timers import ForgivingTimers
 from headrace.errors import (
     FencedInstance,
@@ -186,6 +186,85 @@ def test_a_static_member_that_restarts_keeps_its_place_without_a_rebalance(world
     assert world.sync("g", again).result.assignment == b"mine"
     with pytest.raises(FencedInstance):
         world.groups.classic("g").heartbeat(first.member_id, "one", first.generation)
+
+
+def static_pair(world: World, protocols: tuple[tuple[str, bytes], ...] = (("range", b"metadata"),)) -> list[Joined]:
+    """The leader "one" and "two", between join and sync."""
+    first = world.join("g", instance_id="one", protocols=protocols).result
+    world.sync("g", first)
+    second = world.join("g", instance_id="two", protocols=protocols)
+    again = world.join("g", first.member_id, instance_id="one", protocols=protocols).result
+    assert again.leader == first.member_id
+    return [again, second.result]
+
+
+def assign(world: World, leader: Joined) -> None:
+    """To each its instance's name."""
+    world.sync("g", leader, {member_id: str(name).encode() for member_id, name, _ in leader.members})
+
+
+def test_a_static_leader_that_joins_again_begins_a_rebalance(world: World) -> None:
+    """Its topics have grown: its metadata are the same, and the new partitions were read by nobody."""
+    leader, _ = static_pair(world)
+    assign(world, leader)
+    again = world.join("g", leader.member_id, instance_id="one")
+    assert again.waiting
+    world.join("g", instance_id="two")
+    assert again.result.generation == leader.generation + 1
+    assert len(again.result.members) == 2
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_static_member_that_restarts_with_other_metadata_keeps_its_place(world: World, name: str) -> None:
+    """Java's have a generation and partitions in them, which a new process does not."""
+    leader, _ = static_pair(world)
+    assign(world, leader)
+    again = world.join("g", instance_id=name, protocols=(("range", b"other"),)).result
+    assert again.generation == leader.generation
+    assert world.sync("g", again).result.assignment == name.encode()
+    world.restart()
+    assert world.groups.classic("g").members[again.member_id].protocols == (("range", b"other"),)
+
+
+def test_a_static_member_that_restarts_with_another_favourite_protocol_begins_a_rebalance(world: World) -> None:
+    both = (("range", b"r"), ("roundrobin", b"rr"))
+    leader, _ = static_pair(world, both)
+    assert leader.protocol == "range"
+    assign(world, leader)
+    second = world.join("g", instance_id="two", protocols=both[::-1])
+    assert second.result.generation == leader.generation, "one vote each: the leader's decides"
+    again = world.join("g", instance_id="one", protocols=both[::-1])
+    assert again.waiting
+    world.join("g", second.result.member_id, instance_id="two", protocols=both[::-1])
+    assert again.result.protocol == "roundrobin"
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_static_member_that_restarts_before_it_is_assigned_anything_begins_a_rebalance(
+    world: World, name: str
+) -> None:
+    """The leader assigns to its old id; it was left with nothing, in a group that called itself stable."""
+    pair = dict(zip(("one", "two"), static_pair(world), strict=True))
+    del pair[name]
+    [(other_name, other)] = pair.items()
+    again = world.join("g", instance_id=name)
+    assert again.waiting
+    with pytest.raises(RebalanceInProgress):
+        assert world.sync("g", other).result
+    other_again = world.join("g", other.member_id, instance_id=other_name)
+    assign(world, next(one.result for one in (again, other_again) if one.result.members))
+    assert world.sync("g", again.result).result.assignment == name.encode()
+
+
+def test_a_static_leader_that_restarts_does_not_assign(world: World) -> None:
+    leader, _ = static_pair(world)
+    assign(world, leader)
+    first = world.join("g", instance_id="one", can_skip_assignment=True).result
+    assert (first.leader, first.skip_assignment, len(first.members)) == (first.member_id, True, 2)
+    second = world.join("g", instance_id="one").result  # before JoinGroup 9 it can only be told that another leads
+    assert (second.leader, second.skip_assignment, second.members) == (first.member_id, False, ())
+    assert world.sync("g", second).result.assignment == b"one"
+    assert world.groups.classic("g").leader == second.member_id
 
 
 def test_a_static_member_can_be_removed_by_its_name(world: World) -> None:

@@ -187,6 +187,21 @@ def test_two_consumers_share_the_partitions_and_one_takes_over_when_the_other_le
     wait_for(lambda: len(one.assignment()) == 4, one)
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_partitions_that_a_topic_grows_by_are_read(
+    broker: KafkaBroker, name: Name, admin: AdminClient, closing: list[Consumer], static: bool
+) -> None:
+    topic = make_topic(broker, name("t"))
+    settings = {"topic.metadata.refresh.interval.ms": 200, "partition.assignment.strategy": "range"}
+    reader = consumer(broker, name("g"), **settings, **({"group.instance.id": "one"} if static else {}))
+    closing.append(reader)
+    reader.subscribe([topic])
+    wait_for(lambda: len(reader.assignment()) == 1, reader)
+    for future in admin.create_partitions([NewPartitions(topic, 3)]).values():
+        future.result(SECONDS)
+    wait_for(lambda: len(reader.assignment()) == 3, reader)
+
+
 def wait_for(true: Callable[[], bool], *consumers: Consumer, seconds: float = 2 * SECONDS) -> list[Any]:
     """Polls until it is true; what was read meanwhile."""
     messages = []

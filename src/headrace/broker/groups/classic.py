@@ -89,6 +89,10 @@ class ClassicGroup:
 
     def join(self, join: Join, answer: JoinAnswer) -> None:
         """answer is called once, now or when the generation begins."""
+        leader = self.leader
+        came_back = (
+            not join.member_id and join.instance_id is not None and self._roster.id_of(join.instance_id) is not None
+        )
         try:
             member = self._roster.admit(join)
         except HeadraceError as error:
@@ -102,8 +106,11 @@ class ClassicGroup:
         )
         member.client_id, member.client_host = join.client_id, join.client_host
         self._keep_alive(member)
-        if self._may_keep_generation(member, before):
-            answer(self._joined(member, skip=join.can_skip_assignment))
+        if came_back:
+            self._changed(self)
+        if self._may_keep_generation(member, before, came_back=came_back):
+            # It assigns nothing: it is told so, or, before there was a word for that, that another leads.
+            answer(self._joined(member, self.leader if join.can_skip_assignment else leader))
             return
         member.answer_join(RebalanceInProgress("the same member joined again"))
         member.join_answer, member.joined = answer, True
@@ -185,7 +192,6 @@ class ClassicGroup:
         self._stop(member, FencedInstance(f"{member.instance_id!r} joined again"))
         if self.leader == old_id:
             self.leader = member.member_id
-        self._changed(self)
 
     def _check(self, member_id: str, instance_id: str | None, generation: int) -> Member:
         self._roster.check_instance(member_id, instance_id)
@@ -244,13 +250,18 @@ class ClassicGroup:
         assert (self.state, state) in MOVES, f"{self.state} to {state}"
         self.state = state
 
-    def _may_keep_generation(self, member: Member, before: tuple[tuple[str, bytes], ...]) -> bool:
+    def _may_keep_generation(
+        self, member: Member, before: tuple[tuple[str, bytes], ...], *, came_back: bool
+    ) -> bool:
         """Whether a join changes nothing: an answer that was lost, or a static member back in its place."""
-        if member.protocols != before or member.generation != self.generation:
+        if member.generation != self.generation:
             return False
-        if self.state is COMPLETING:
-            return True
-        return self.state is STABLE and (member.member_id != self.leader or member.instance_id is not None)
+        if came_back:  # not before the leader has assigned: it does so to the id from before
+            return self.state is STABLE and self._vote() == self.protocol
+        if member.protocols != before:
+            return False
+        # A leader joins again when its topics have changed, which its metadata do not show.
+        return self.state is COMPLETING or (self.state is STABLE and member.member_id != self.leader)
 
     def _begin_rebalance(self) -> None:
         for member in self.members.values():
@@ -311,7 +322,7 @@ class ClassicGroup:
             member.generation = self.generation
             if member.joined:
                 self._keep_alive(member)
-            member.answer_join(self._joined(member))
+            member.answer_join(self._joined(member, self.leader))
             member.joined = False
         self._rebalance_timer = self._timers.call_later(self._rebalance_timeout_s(), self._sync_time_is_up)
 
@@ -324,21 +335,20 @@ class ClassicGroup:
         votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members)
         return max(common, key=lambda name: votes[name])
 
-    def _joined(self, member: Member, *, skip: bool = False) -> Joined:
-        leads = member.member_id == self.leader
-        stable = self.state is STABLE
+    def _joined(self, member: Member, leader: str) -> Joined:
+        leads = member.member_id == leader
         return Joined(
             generation=self.generation,
             protocol_type=self.protocol_type,
             protocol=self.protocol,
-            leader=self.leader,
+            leader=leader,
             member_id=member.member_id,
             members=tuple(
                 (one.member_id, one.instance_id, one.metadata(self.protocol)) for one in self.members.values()
             )
             if leads
             else (),
-            skip_assignment=leads and stable and skip,
+            skip_assignment=leads and self.state is STABLE,
         )
 
     def _assigned(self, assignments: Mapping[str, bytes]) -> None:
