@@ -167,14 +167,16 @@ class ClassicGroup:
         self._remove(self._roster.member(member_id))
         return member_id
 
-    def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> None:
+    def check_commit(
+        self, member_id: str, instance_id: str | None, generation: int, *, transactional: bool = False
+    ) -> None:
         """Raises unless the member may commit offsets now."""
         if generation < 0 and not member_id:
             if self.members:
                 raise UnknownMember("a commit without a member, while the group has some")
             return  # a consumer that assigns itself
         member = self._check(member_id, instance_id, generation)
-        if self.state is COMPLETING:
+        if self.state is COMPLETING and not transactional:
             raise RebalanceInProgress(self.group_id)
         self._keep_alive(member)
 

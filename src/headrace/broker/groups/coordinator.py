@@ -201,11 +201,19 @@ class Groups:
 
     # Offsets.
 
-    def check_commit(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
+    def check_commit(
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        *,
+        transactional: bool = False,
+    ) -> None:
         """Raises unless the member may commit now. A group nobody knows is committed to by nobody."""
         group = self._groups.get(group_id)
         if isinstance(group, ClassicGroup):
-            group.check_commit(member_id, instance_id, generation)
+            group.check_commit(member_id, instance_id, generation, transactional=transactional)
         elif isinstance(group, ConsumerGroup):
             group.check_commit(member_id, generation)
         elif generation >= 0 or member_id:

@@ -9,7 +9,7 @@ from headrace.doors.kafka import access
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.group_offsets import collect, fail_all
 from headrace.doors.kafka.pipe import Request
-from headrace.errors import HeadraceError, InvalidPattern, ProducerFenced
+from headrace.errors import HeadraceError, InvalidPattern, ProducerFenced, StaleMemberEpoch
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -104,11 +104,17 @@ async def txn_offset_commit(door: "KafkaDoor", request: Request, fields: Any) ->
         allowed.group(fields.group_id)
         if fields.generation_id >= 0 or fields.member_id:
             door.coordination.groups.check_commit(
-                fields.group_id, fields.member_id, fields.group_instance_id, fields.generation_id
+                fields.group_id,
+                fields.member_id,
+                fields.group_instance_id,
+                fields.generation_id,
+                transactional=True,
             )
         await door.coordination.transactions.commit_offsets(
             fields.transactional_id, fields.producer_id, fields.producer_epoch, entries
         )
+    except StaleMemberEpoch:
+        fail_all(answers, Code.ILLEGAL_GENERATION)  # the producer can abort; Java gives up on a code of members
     except HeadraceError as error:
         fail_all(answers, fencing_code(error, request.version, 99))
     return {"topics": answers}

@@ -1,0 +1,85 @@
+"""A commit that is refused, with a code that clients know there: any other is fatal to Java."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+
+from headrace.doors.kafka.errors import Code
+from headrace.wire.kafka.apis import Api
+from tests.doors.kafka.world import Client, World, world_at
+
+TOPICS = [{"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 3}]}]
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with world_at(tmp_path) as opened:
+        await opened.topic("t")
+        yield opened
+
+
+@pytest_asyncio.fixture
+async def client(world: World) -> Client:
+    return await world.client()
+
+
+async def commit(client: Client, generation: int, version: int = 9, **fields: Any) -> int:
+    asked = {"group_id": "g", "member_id": "m", **fields}
+    answer = await client.call(
+        Api.OFFSET_COMMIT, version, generation_id_or_member_epoch=generation, topics=TOPICS, **asked
+    )
+    code: int = answer.topics[0].partitions[0].error_code
+    return code
+
+
+async def commit_in_transaction(client: Client, generation: int, **fields: Any) -> int:
+    producer = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout=60_000)
+    who = {
+        "transactional_id": "x",
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.producer_epoch,
+        "group_id": "g",
+    }
+    assert (await client.call(Api.ADD_OFFSETS_TO_TXN, 3, **who)).error_code == 0
+    asked = {"member_id": "m", **who, **fields}
+    answer = await client.call(Api.TXN_OFFSET_COMMIT, 3, generation_id=generation, topics=TOPICS, **asked)
+    code: int = answer.topics[0].partitions[0].error_code
+    return code
+
+
+async def beat(client: Client, epoch: int = 0) -> int:
+    """The epoch of member m of the new protocol."""
+    answer = await client.call(
+        Api.CONSUMER_GROUP_HEARTBEAT, 0, group_id="g", member_id="m", member_epoch=epoch,
+        rebalance_timeout=60_000, subscribed_topic_names=["t"], topic_partitions=[],
+    )  # fmt: skip
+    assert answer.error_code == 0
+    member_epoch: int = answer.member_epoch
+    return member_epoch
+
+
+async def join(client: Client) -> Any:
+    """Into a classic group, between join and sync."""
+    return await client.call(
+        Api.JOIN_GROUP, 3, group_id="g", session_timeout=10_000, rebalance_timeout=60_000,
+        protocol_type="consumer", protocols=[{"name": "range", "metadata": b""}],
+    )  # fmt: skip
+
+
+async def test_a_stale_epoch_is_an_illegal_generation_in_a_transaction(client: Client) -> None:
+    epoch = await beat(client)
+    assert await commit_in_transaction(client, epoch - 1) == Code.ILLEGAL_GENERATION
+    assert await commit(client, epoch - 1) == Code.STALE_MEMBER_EPOCH
+    assert await commit(client, epoch - 1, version=8) == Code.ILLEGAL_GENERATION
+    assert await commit_in_transaction(client, epoch) == Code.NONE
+
+
+async def test_a_rebalance_does_not_refuse_offsets_of_a_transaction(client: Client) -> None:
+    """Kafka lets them in, and Java takes its REBALANCE_IN_PROGRESS there for the end of the producer."""
+    joined = await join(client)
+    assert await commit(client, joined.generation_id, member_id=joined.member_id) == Code.REBALANCE_IN_PROGRESS
+    assert await commit_in_transaction(client, joined.generation_id, member_id=joined.member_id) == Code.NONE
+    wrong = joined.generation_id + 1
+    assert await commit_in_transaction(client, wrong, member_id=joined.member_id) == Code.ILLEGAL_GENERATION
