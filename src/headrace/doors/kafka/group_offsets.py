@@ -16,6 +16,7 @@ from headrace.errors import (
     AccessRefused,
     GroupNotFound,
     HeadraceError,
+    IllegalGeneration,
     OffsetMetadataTooLarge,
     PartitionNotFound,
     StaleMemberEpoch,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
 BY_ID_FROM = 10  # OffsetCommit and OffsetFetch name topics by id from this version on
+EPOCHS_FROM = 9  # members of the new protocol commit with this version or a later one
 GROUPS_FROM = 8  # OffsetFetch asks for several groups at once
 NO_OFFSET = -1
 
@@ -98,8 +100,12 @@ async def offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dic
             if error is not None:
                 raise error
     except StaleMemberEpoch:
-        # Before version 9 there is no code for it; the client joins again, which is what it should do.
-        fail_all(answers, Code.STALE_MEMBER_EPOCH if request.version >= 9 else Code.ILLEGAL_GENERATION)
+        # Before there is no code for it; the client joins again, which is what it should do.
+        fail_all(answers, Code.STALE_MEMBER_EPOCH if request.version >= EPOCHS_FROM else Code.ILLEGAL_GENERATION)
+    except IllegalGeneration:
+        # A restart forgets groups of the new protocol. Java's members of one know no other code to join again for.
+        forgotten = request.version >= EPOCHS_FROM and groups.find(fields.group_id) is None
+        fail_all(answers, Code.UNKNOWN_MEMBER_ID if forgotten else Code.ILLEGAL_GENERATION)
     except HeadraceError as error:
         fail_all(answers, code_of(error))
     return {"topics": answers}
