@@ -1,12 +1,14 @@
 """A commit that is refused, with a code that clients know there: any other is fatal to Java."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from headrace.doors.kafka.errors import Code
+from headrace.errors import DiskFull, HeadraceError
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import Client, World, world_at
 
@@ -101,3 +103,23 @@ async def test_a_member_of_a_group_that_a_restart_forgot_is_unknown_until_it_joi
 async def test_a_generation_that_is_over_is_said_to_a_classic_member(client: Client) -> None:
     joined = await join(client)
     assert await commit(client, joined.generation_id - 1, member_id=joined.member_id) == Code.ILLEGAL_GENERATION
+
+
+async def test_a_commit_that_the_disk_has_no_room_for_is_tried_again(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients ask for the coordinator and commit once more; a failing disk's own code they do not expect here."""
+
+    def full(entries: object, answer: Callable[[HeadraceError | None], None]) -> None:
+        answer(DiskFull("no space left"))
+
+    async def full_too(*args: object) -> None:
+        raise DiskFull("no space left")
+
+    epoch = await beat(client)
+    with monkeypatch.context() as broken:
+        broken.setattr(world.door.coordination.groups.offsets, "commit", full)
+        broken.setattr(world.door.coordination.transactions, "commit_offsets", full_too)
+        assert await commit(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
+        assert await commit_in_transaction(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
+    assert await commit(client, epoch) == Code.NONE

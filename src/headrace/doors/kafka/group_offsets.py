@@ -84,6 +84,11 @@ def fail_all(answers: list[dict[str, Any]], code: Code) -> None:
                 part["error_code"] = code
 
 
+def commit_code(code: Code) -> Code:
+    """Clients commit again later when there is no coordinator; that its disk said no they do not expect."""
+    return Code.COORDINATOR_NOT_AVAILABLE if code is Code.KAFKA_STORAGE_ERROR else code
+
+
 async def offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     groups = door.coordination.groups
     allowed = access.of(door, request)
@@ -107,7 +112,7 @@ async def offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dic
         forgotten = request.version >= EPOCHS_FROM and groups.find(fields.group_id) is None
         fail_all(answers, Code.UNKNOWN_MEMBER_ID if forgotten else Code.ILLEGAL_GENERATION)
     except HeadraceError as error:
-        fail_all(answers, code_of(error))
+        fail_all(answers, commit_code(code_of(error)))
     return {"topics": answers}
 
 
