@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-STAGE_BYTES = 16 << 20  # one upload; the broker takes 64 MB
+STAGE_BYTES = 16 << 20  # one upload, or one batch if that is larger; the broker takes 64 MB
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 
@@ -177,22 +177,52 @@ class Task:
         )
 
     def upload(self, *, everything: bool) -> None:
-        body: list[bytearray] = []
-        position = 0
-        name = uuid.uuid4().hex
-        parts: list[dict[str, object]] = []
+        """In bodies of up to STAGE_BYTES: Spark may have handed over more at once than the broker takes in one."""
+        upload = Upload()
         for topic, writer in self._writers.items():
             for partition, batches in writer.take(all=everything):
-                length = sum(map(len, batches))
-                parts.append(
-                    {"staged": name, "topic": topic, "partition": partition, "position": position, "length": length}
-                )
-                body += batches
-                position += length
-        if parts:
-            self._staged.names.append(name)
-            self._link.stage(name, b"".join(body))
-            self._staged.parts += parts
+                for batch in batches:
+                    if upload.parts and upload.size + len(batch) > STAGE_BYTES:
+                        self._send(upload)
+                        upload = Upload()
+                    upload.add(topic, partition, batch)
+        if upload.parts:
+            self._send(upload)
+
+    def _send(self, upload: "Upload") -> None:
+        self._staged.names.append(upload.name)  # before: an upload whose answer got lost is discarded, too
+        self._link.stage(upload.name, b"".join(upload.body))
+        self._staged.parts += upload.parts
+
+
+class Upload:
+    """Whole batches under one name, neighbours for the same partition as one part."""
+
+    def __init__(self) -> None:
+        self.name = uuid.uuid4().hex
+        self.body: list[bytearray] = []
+        self.size = 0
+        self.parts: list[dict[str, object]] = []
+        self._length = 0  # of the last part
+
+    def add(self, topic: str, partition: int, batch: bytearray) -> None:
+        last = self.parts[-1] if self.parts else {}
+        if (last.get("topic"), last.get("partition")) == (topic, partition):
+            self._length += len(batch)
+            last["length"] = self._length
+        else:
+            self._length = len(batch)
+            self.parts.append(
+                {
+                    "staged": self.name,
+                    "topic": topic,
+                    "partition": partition,
+                    "position": self.size,
+                    "length": self._length,
+                }
+            )
+        self.body.append(batch)
+        self.size += len(batch)
 
 
 def _rows(column: "pa.Array") -> BinaryRows:
