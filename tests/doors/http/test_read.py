@@ -3,11 +3,13 @@
 import base64
 import json
 import threading
+from contextlib import ExitStack
 
 import pytest
 
 from headrace.config import Address
 from headrace.record import codec
+from tests.doors.amqp.running import eventually
 from tests.doors.http.live import Live, code_of
 
 KEYS = {"partition", "offset", "timestamp", "key", "value", "headers"}
@@ -185,6 +187,41 @@ def test_a_client_that_hangs_up_while_waiting_is_forgotten(live: Live, topic: st
             pass
     while live.call(waiters(live, topic)) != 0:
         pass
+
+
+@pytest.mark.parametrize("path", ["messages", "partitions/0/batches"])
+def test_readers_that_wait_keep_no_bytes_from_others(own: type[Live], path: str) -> None:
+    server = own()
+    server.publish("quiet", {"value": "old"})
+    server.door.site.budget.bytes_max = 4 << 20
+    with ExitStack() as stack:
+        waiting = [stack.enter_context(server.connect()) for _ in range(8)]
+        for count, sock in enumerate(waiting, 1):  # each asks for a megabyte
+            sock.sendall(f"GET /topics/quiet/{path}?offset=1&wait=50 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            eventually(lambda: server.call(waiters(server, "quiet")) == count, "the request waits")  # noqa: B023
+        assert server.door.site.budget.used == 0
+        server.publish("busy", {"value": "x"})
+        assert server.values("busy") == ["x"]
+        server.publish("quiet", {"value": "new"})
+        assert [sock.recv(12) for sock in waiting] == [b"HTTP/1.1 200"] * len(waiting)
+    eventually(lambda: server.door.site.budget.used == 0, "the answers are out")
+
+
+@pytest.mark.parametrize("path", ["messages", "partitions/0/batches"])
+def test_a_long_poll_that_finds_no_bytes_left_is_told_to_try_again(own: type[Live], path: str) -> None:
+    server = own()
+    server.publish("quiet", {"value": "old"})
+    budget = server.door.site.budget
+    budget.bytes_max = 1000
+    with server.connect() as slow, server.connect() as sock:
+        sock.sendall(f"GET /topics/quiet/{path}?offset=1&wait=50&max_bytes=500 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        eventually(lambda: server.call(waiters(server, "quiet")) == 1, "the request waits")
+        slow.sendall(b"POST /topics/other/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\nx")
+        eventually(lambda: budget.used == 900, "a body is on its way")
+        server.publish("quiet", {"value": "new"})
+        assert sock.recv(12) == b"HTTP/1.1 429"
+    eventually(lambda: budget.used == 0, "nobody is left")
+    assert server.values("quiet", offset=1) == ["new"]
 
 
 async def waiters(live: Live, topic: str) -> int:

@@ -11,7 +11,7 @@ from headrace.broker.partition import Partition, Readable, when_loaded
 from headrace.broker.reading import Page
 from headrace.broker.streams import Stream
 from headrace.doors.http.needs import Allowance
-from headrace.doors.http.requests import Gone, Query, hung_up
+from headrace.doors.http.requests import Gone, Query, Share, hung_up
 from headrace.doors.http.site import Answer, Site, json_answer
 from headrace.doors.http.topics import topic_of
 from headrace.errors import InvalidInput, NotAcceptable, StreamNotFound
@@ -97,8 +97,12 @@ async def start_of(partition: Partition, query: Query) -> int:
 async def wait_for(
     site: Site, request: Request, stream: Stream, wanted: list[tuple[Partition, int]], wait_s: float
 ) -> bool:
-    """True once there is something to read; False when the time is over or the broker stops."""
+    """True once there is something to read; False when the time is over or the broker stops.
+
+    Whoever waits holds no bytes, and keeps none from others: the share is taken again when there is something."""
     readable, allowance = Readable(wanted), Allowance(site, request)
+    share: Share = request.state.share
+    size = share.give_back()
     gone = asyncio.ensure_future(hung_up(request.receive))
     try:
         await asyncio.wait({readable.future, gone, site.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
@@ -107,7 +111,10 @@ async def wait_for(
         if stream.is_deleted:
             raise StreamNotFound(stream.name)
         allowance.check()
-        return readable.future.done()
+        if not readable.future.done():
+            return False
+        share.take(size)
+        return True
     finally:
         readable.cancel()
         gone.cancel()

@@ -62,6 +62,12 @@ class Share:
         self._budget.used += size
         self.held += size
 
+    def give_back(self) -> int:
+        """All of it, before the end: how much it was."""
+        size, self.held = self.held, 0
+        self._budget.used -= size
+        return size
+
 
 def path_name(request: Request, parameter: str) -> str:
     """A name in the path: any characters, percent-encoded UTF-8 (so %2F is part of a name, not a border)."""
