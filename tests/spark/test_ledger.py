@@ -7,6 +7,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.broker import ledger as ledgers
@@ -226,6 +227,45 @@ async def test_a_writer_that_comes_back_while_it_is_forgotten_is_remembered(tmp_
     again = await Broker.open(config, clock=clock)
     try:
         assert again.ledger.get("w").batch == 1
+    finally:
+        await again.close()
+
+
+@pytest.mark.parametrize("step_bytes", [1 << 20, 500])
+async def test_a_writer_stays_its_users_through_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_bytes: int
+) -> None:
+    """In one entry with its batches, and as a plan."""
+    monkeypatch.setattr(ledgers, "STEP_BYTES_MAX", step_bytes)
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
+    broker = await Broker.open(config)
+    await broker.streams.create("t")
+    data = b"".join(batch(n * 10, 10) for n in range(10))
+    name = uuid.uuid4().hex
+    await broker.staging.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+    parts = [ledgers.Part(Section(name, 0, len(data)), "t", 0)]
+    outcome = await broker.ledger.commit("w", 0, parts, lambda owner: owner or "bill")
+    assert bool(outcome.line.steps) == (step_bytes == 500)
+    await broker.close()
+    again = await Broker.open(config)
+    try:
+        assert again.ledger.get("w").user == "bill"
+    finally:
+        await again.close()
+
+
+async def test_a_writer_that_an_older_version_kept_is_nobodys(tmp_path: Path) -> None:
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
+    broker = await Broker.open(config)
+    group = broker.shard.group()
+    line = {"batch": 7, "updated_ms": broker.clock.now_ms(), "records": 3, "stored": [], "next_step": 0, "steps": 0}
+    group.put(ledgers.TABLE, b"w", msgspec.msgpack.encode(line))
+    await group.commit()
+    await broker.close()
+    again = await Broker.open(config)
+    try:
+        assert (again.ledger.get("w").batch, again.ledger.get("w").user) == (7, "")
+        assert (await again.ledger.commit("w", 7, [])).duplicate
     finally:
         await again.close()
 

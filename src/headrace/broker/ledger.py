@@ -10,7 +10,7 @@ answers with what was stored the first time.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -58,6 +58,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     stored: list[Stored] = []
     next_step: int = 0
     steps: int = 0
+    user: str = ""  # whose writer it is; nobody's if it was not asked for
 
     @property
     def is_open(self) -> bool:
@@ -73,6 +74,13 @@ class _Step(msgspec.Struct, frozen=True, array_like=True):
 class Outcome(NamedTuple):
     line: Line
     duplicate: bool
+
+
+Claim = Callable[[str], str]  # from whose a writer was to whose it is now; raises if it may not be
+
+
+def unclaimed(owner: str) -> str:
+    return owner
 
 
 class Ledger:
@@ -106,12 +114,14 @@ class Ledger:
                 logger.error("the batch of %r that was being stored cannot be finished: %s", writer, error)
         return len(unfinished)
 
-    async def commit(self, writer: str, batch: int, parts: Sequence[Part]) -> Outcome:
+    async def commit(self, writer: str, batch: int, parts: Sequence[Part], claim: Claim = unclaimed) -> Outcome:
         """Durable on return. A batch at or before the last one of this writer is not stored again."""
         _check(writer, parts)
         # A task of its own: were it to end with the connection that asked, the entry could be on disk and the
         # line in memory still the old one, and the batch would be stored a second time.
-        task = asyncio.get_running_loop().create_task(self._in_turn(writer, batch, parts), name=f"commit of {writer}")
+        task = asyncio.get_running_loop().create_task(
+            self._in_turn(writer, batch, parts, claim), name=f"commit of {writer}"
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
@@ -120,12 +130,13 @@ class Ledger:
         """Commits under way are finished; an error is told to whoever asked, not here."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _in_turn(self, writer: str, batch: int, parts: Sequence[Part]) -> Outcome:
+    async def _in_turn(self, writer: str, batch: int, parts: Sequence[Part], claim: Claim) -> Outcome:
         async with self._turns.setdefault(writer, asyncio.Lock()):
-            return await self._commit(writer, batch, parts)
+            return await self._commit(writer, batch, parts, claim)
 
-    async def _commit(self, writer: str, batch: int, parts: Sequence[Part]) -> Outcome:
+    async def _commit(self, writer: str, batch: int, parts: Sequence[Part], claim: Claim) -> Outcome:
         line = self._lines.get(writer)
+        user = claim(line.user if line is not None else "")
         if line is not None and line.is_open:
             await self._run(writer)
             line = self._lines[writer]
@@ -137,7 +148,7 @@ class Ledger:
             # From before they are looked at: a plan whose uploads somebody discards meanwhile can never be finished.
             self._staging.hold(names)
             try:
-                await self._plan(writer, batch, parts)
+                await self._plan(writer, batch, parts, user)
             except BaseException:
                 self._staging.let_go(names)
                 raise
@@ -149,7 +160,7 @@ class Ledger:
             for part in parts:
                 log_id = self._streams.get(part.topic).partition(part.partition).log.id
                 loaded.append((log_id, *await self._staging.read(part.section)))
-            line = Line(batch=batch, updated_ms=self._clock.now_ms())
+            line = Line(batch=batch, updated_ms=self._clock.now_ms(), user=user)
             line = await self._append(writer, line, loaded)
         finally:
             self._staging.let_go(names)
@@ -160,7 +171,7 @@ class Ledger:
         """What one entry takes, of a small journal too: a step that none can hold could never be done."""
         return min(STEP_BYTES_MAX, self._shard.journal.capacity // 2 - LINE_BYTES)
 
-    async def _plan(self, writer: str, batch: int, parts: Sequence[Part]) -> None:
+    async def _plan(self, writer: str, batch: int, parts: Sequence[Part], user: str) -> None:
         """Check every batch, cut steps, and put the plan into the ledger: from then on the batch is decided."""
         steps: list[_Step] = []
         runs: list[tuple[str, int, int, int]] = []
@@ -176,7 +187,7 @@ class Ledger:
                 runs.append((part.section.name, part.section.position + position, length, log.id))
                 room -= length + PART_BYTES
         steps.append(_Step(runs))
-        line = Line(batch=batch, updated_ms=self._clock.now_ms(), steps=len(steps))
+        line = Line(batch=batch, updated_ms=self._clock.now_ms(), steps=len(steps), user=user)
         group = self._shard.group()
         group.put(PLANS, writer.encode(), msgspec.msgpack.encode(steps))
         group.put(TABLE, writer.encode(), msgspec.msgpack.encode(line))

@@ -9,6 +9,7 @@ from headrace.broker.patterns import Pattern, compile_pattern, escape
 from headrace.errors import InvalidInput, InvalidPattern
 
 DEFAULT_EXCHANGE = "amq.default"  # how rights speak of the exchange whose name is empty
+NOTHING = "^$"  # a pattern that no name matches, since none is empty
 PATTERN_CHARACTERS_MAX = 8192  # lists of names are long; RE2 sees to it that they cost no more than their length
 
 
@@ -39,12 +40,13 @@ def check_patterns(permission: Permission | TopicPermission) -> None:
 class Rights:
     """Of one user in one vhost, as they are now: whoever keeps one compares Users.version."""
 
-    __slots__ = ("_configure", "_read", "_topics", "_write")
+    __slots__ = ("_configure", "_read", "_topics", "_write", "may_write_something")
 
     def __init__(self, user: str, vhost: str, permission: Permission, topics: Mapping[str, TopicPermission]) -> None:
         self._configure = _searched(permission.configure)
         self._write = _searched(permission.write)
         self._read = _searched(permission.read)
+        self.may_write_something = permission.write not in ("", NOTHING)
         self._topics = {
             exchange: (_filled_in(rule.write, user, vhost), _filled_in(rule.read, user, vhost))
             for exchange, rule in topics.items()
@@ -76,7 +78,7 @@ class Rights:
 
 
 def _searched(text: str) -> Pattern:
-    return compile_pattern(text or "^$")  # as RabbitMQ: an empty pattern is for the empty name only
+    return compile_pattern(text or NOTHING)  # as RabbitMQ: an empty pattern is for the empty name only
 
 
 def _filled_in(text: str, user: str, vhost: str) -> Pattern:

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import logging
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,7 @@ from headrace.doors.http.access import (
 )
 from headrace.doors.http.app import ROUTES
 from headrace.doors.http.needs import public
+from headrace.record import codec
 from tests.doors.amqp.running import eventually
 from tests.doors.http.live import Live, code_of, parse_events
 
@@ -203,6 +205,62 @@ def test_a_topic_that_is_not_there_is_made_only_by_who_may(guarded: Live) -> Non
     assert ask(live, "POST", "/topics/other/messages", "eager", json={"value": "x"}).status_code == 403
     assert "other" not in {topic["name"] for topic in ask(live, "GET", "/topics", "root").json()["topics"]}
     assert ask(live, "POST", "/topics/mine/messages", "eager", json={"value": "x"}).status_code == 200
+
+
+def commit(live: Live, user: str, writer: str, number: int, *topics: str) -> httpx.Response:
+    """One record for each topic; with none the batch is empty."""
+    data = bytes(codec.build([(None, b"x", (), 1)]))
+    parts = []
+    for topic in topics:
+        name = uuid.uuid4().hex
+        assert ask(live, "PUT", f"/staging/{name}", user, content=data).status_code == 201
+        parts.append({"staged": name, "topic": topic, "partition": 0, "position": 0, "length": len(data)})
+    return ask(live, "PUT", f"/sinks/{writer}/batches/{number}", user, json={"parts": parts})
+
+
+def test_nobody_but_its_user_and_administrators_commits_for_a_writer(guarded: Live) -> None:
+    """A number that is far ahead makes the batches of whoever the writer is repeats: not one more would be stored."""
+    live, users = guarded, guarded.broker.users
+    live.call(users.put_user("feeder", password=PASSWORD))
+    live.call(users.set_permission("/", "feeder", Permission(configure="", write="^orders$", read="")))
+    assert commit(live, "feeder", "job", 0, "orders").status_code == 200
+    for user, topics in (("reader", []), ("maker", []), ("writer", []), ("writer", ["orders"])):
+        answer = commit(live, user, "job", 1_000_000, *topics)
+        assert (answer.status_code, code_of(answer)) == (403, "forbidden"), user
+    assert commit(live, "feeder", "job", 1, "orders").json()["duplicate"] is False
+    assert commit(live, "feeder", "job", 2).status_code == 200, "its own, and nothing to store"
+    assert commit(live, "root", "job", 3, "orders").json()["duplicate"] is False
+    assert commit(live, "feeder", "job", 4, "orders").json()["duplicate"] is False, "it is still feeder's"
+    live.call(users.remove_user("feeder"))
+    assert commit(live, "writer", "job", 5, "orders").json()["duplicate"] is False, "nobody's by now"
+    live.call(users.put_user("feeder", password=PASSWORD))
+    live.call(users.set_permission("/", "feeder", EVERYTHING))
+    assert commit(live, "feeder", "job", 6, "orders").status_code == 403, "the writer of another user"
+
+
+def test_who_may_write_nothing_makes_no_writer(guarded: Live) -> None:
+    live, users = guarded, guarded.broker.users
+    live.call(users.put_user("nothing", password=PASSWORD))
+    live.call(users.set_permission("/", "nothing", Permission(configure=".*", write="^$", read=".*")))
+    for user in ("reader", "maker", "nothing"):
+        assert commit(live, user, "made-by-readers", 0).status_code == 403
+    assert ask(live, "GET", "/sinks/made-by-readers", "root").status_code == 404
+    assert commit(live, "writer", "made-by-writers", 0).status_code == 200
+
+
+def test_a_writer_from_before_there_were_users_is_its_next_users(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    try:
+        users = live.broker.users
+        live.create("orders")
+        assert commit(live, "", "job", 0, "orders").status_code == 200
+        for name in ("first", "second"):
+            live.call(users.put_user(name, password=PASSWORD))
+            live.call(users.set_permission("/", name, EVERYTHING))
+        assert commit(live, "first", "job", 1, "orders").status_code == 200
+        assert commit(live, "second", "job", 2, "orders").status_code == 403
+    finally:
+        live.stop()
 
 
 def test_a_password_that_was_changed_and_a_right_that_was_taken_hold_at_once(guarded: Live) -> None:

@@ -93,6 +93,21 @@ class Caller:
         if not self.rights_in(vhost).may_read(name):
             raise self._refused("read", name, vhost)
 
+    def write_something(self) -> None:
+        """For what changes nothing but is told by those who write."""
+        if not self.rights_in(DEFAULT).may_write_something:
+            raise self._forbidden(f"user {self.name!r} has no right to write in the virtual host {DEFAULT!r}")
+
+    def claim_writer(self, owner: str) -> str:
+        """Whose a writer of the ledger is from now on, if it was this user's or nobody's so far. Forbidden for what is
+        another's: batches that somebody else counts on would be taken for repeats, and lost. Administrators may, and
+        it stays whose it was."""
+        if owner in ("", self.name) or not self._users.has(owner):
+            return self.name
+        if not self.is_one_of(ADMINISTRATOR):
+            raise self._forbidden(f"user {self.name!r} may not commit for a writer of the user {owner!r}")
+        return owner
+
     def write_key(self, exchange: str, routing_key: str, vhost: str) -> None:
         if not self.rights_in(vhost).may_write_topic(exchange, routing_key):
             raise self._refused("write", f"{exchange} with the routing key {routing_key}", vhost)
@@ -126,6 +141,11 @@ class Anybody(Caller):
     def write(self, name: str, vhost: str = DEFAULT) -> None: ...
 
     def read(self, name: str, vhost: str = DEFAULT) -> None: ...
+
+    def write_something(self) -> None: ...
+
+    def claim_writer(self, owner: str) -> str:
+        return owner
 
     def write_key(self, exchange: str, routing_key: str, vhost: str) -> None: ...
 

@@ -50,9 +50,12 @@ async def commit(site: Site, request: Request) -> Response:
     if fields.keys() != {"parts"} or type(fields["parts"]) is not list:
         raise MalformedJson('a commit is {"parts": [...]}')
     parts = [_part(entry) for entry in fields["parts"]]
+    caller = caller_of(request)
+    if not parts:
+        caller.write_something()
     for topic in dict.fromkeys(part.topic for part in parts):
-        caller_of(request).write(topic)
-    outcome = await site.broker.ledger.commit(path_name(request, "writer"), int(text), parts)
+        caller.write(topic)
+    outcome = await site.broker.ledger.commit(path_name(request, "writer"), int(text), parts, caller.claim_writer)
     return json_answer({"duplicate": outcome.duplicate, **describe(outcome.line)})
 
 
