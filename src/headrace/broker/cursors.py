@@ -67,6 +67,9 @@ class Cursors:
     def names(self) -> list[str]:
         return sorted(self._cursors)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._cursors
+
     def __len__(self) -> int:
         return len(self._cursors)
 

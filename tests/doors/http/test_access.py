@@ -263,6 +263,30 @@ def test_a_writer_from_before_there_were_users_is_its_next_users(tmp_path: Path)
         live.stop()
 
 
+def test_a_cursor_is_moved_only_by_who_may_read_every_topic_it_stands_in(guarded: Live) -> None:
+    """Its pin and its age are those of all of them: a reader of one would give the others to retention."""
+    live, users = guarded, guarded.broker.users
+    live.call(users.put_user("manager", password=PASSWORD, tags=["management"]))
+    live.call(users.set_permission("/", "manager", Permission(configure="", write="", read="^orders$")))
+    ask(live, "POST", "/topics", "root", json={"name": "secret"})
+    pinned = {**POSITION, "topic": "secret", "pin": True, "max_age_ms": -1}
+    assert ask(live, "PUT", "/cursors/pinned", "root", json=pinned).status_code == 200
+    before = ask(live, "GET", "/cursors/pinned", "root").json()
+    reset = {"topic": "orders", "dry_run": False}
+    for method, path, user, body in (
+        ("PUT", "/cursors/pinned", "reader", {**POSITION, "pin": False, "max_age_ms": 1}),
+        ("PUT", "/cursors/pinned", "reader", POSITION),
+        ("POST", "/api/headrace/readers/cursor/pinned/reset", "manager", reset),
+    ):
+        answer = ask(live, method, path, user, json=body)
+        assert answer.status_code == 403, answer.text
+        assert ask(live, "GET", "/cursors/pinned", "root").json() == before
+    assert ask(live, "PUT", "/cursors/orders-only", "reader", json={**POSITION, "pin": True}).status_code == 200
+    assert ask(live, "PUT", "/cursors/orders-only", "reader", json={**POSITION, "pin": False}).status_code == 200
+    done = ask(live, "POST", "/api/headrace/readers/cursor/orders-only/reset", "manager", json=reset)
+    assert done.status_code == 200, done.text
+
+
 def test_a_password_that_was_changed_and_a_right_that_was_taken_hold_at_once(guarded: Live) -> None:
     live, users = guarded, guarded.broker.users
     live.call(users.put_user("brief", password=PASSWORD))

@@ -41,6 +41,8 @@ async def put_cursor(site: Site, request: Request) -> Response:
     if pin is not None and type(pin) is not bool:
         raise MalformedJson("pin is true or false")
     caller_of(request).read(topic)
+    if name in site.broker.cursors:  # pin and max_age_ms hold wherever it stands
+        check_read(site, request, name)
     max_age_ms = integer(fields.get("max_age_ms"), "max_age_ms", least=FOREVER, most=AGE_MS_MAX)
     offsets = _offsets(fields.get("partitions"))
     stream = site.broker.streams.get(topic)
@@ -51,10 +53,15 @@ async def put_cursor(site: Site, request: Request) -> Response:
 async def delete_cursor(site: Site, request: Request) -> Response:
     Query(request)
     name = path_name(request, "cursor")
-    for topic in {position.stream.name for position in site.broker.cursors.positions(name)}:
-        caller_of(request).read(topic)
+    check_read(site, request, name)
     await site.broker.cursors.delete(name)
     return Response(status_code=204)
+
+
+def check_read(site: Site, request: Request, name: str) -> None:
+    """Forbidden unless the caller may read every topic that the cursor stands in."""
+    for topic in {position.stream.name for position in site.broker.cursors.positions(name)}:
+        caller_of(request).read(topic)
 
 
 def _offsets(given: Any) -> dict[int, int]:

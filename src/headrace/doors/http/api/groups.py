@@ -10,6 +10,7 @@ from starlette.responses import Response
 from headrace.broker.groups.offsets import Committed
 from headrace.broker.streams import Stream
 from headrace.doors.http.api.values import Shape, answer, body_of, flag, listing, name_of, no_content, number, one
+from headrace.doors.http.cursors import check_read
 from headrace.doors.http.needs import caller_of
 from headrace.doors.http.site import Site
 from headrace.errors import Conflict, GroupNotFound, HeadraceError, InvalidInput
@@ -124,6 +125,8 @@ async def reset(site: Site, request: Request) -> Response:
     if not isinstance(topic, str):
         raise InvalidInput("topic says which topic's offsets are reset")
     caller_of(request).read(topic)  # as whoever reads and commits
+    if kind == "cursor":
+        check_read(site, request, name)
     stream = site.broker.streams.get(topic)
     now = _current(site, name, kind, topic)
     partitions = fields.get("partitions")
