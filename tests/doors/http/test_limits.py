@@ -57,6 +57,24 @@ def test_malformed_requests_are_refused_and_the_connection_ends(live: Live, requ
     assert live.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("PUT", "/sinks/writer/batches/{}", 400),
+        ("GET", "/api/health/checks/port-listener/{}", 503),
+        ("GET", "/topics/t/messages?offset={}", 400),
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_refused_as_any_other_that_is_too_large(
+    live: Live, method: str, path: str, status: int
+) -> None:
+    """Python does not read it, and the answer was 500 with a traceback in the log."""
+    live.request("POST", "/topics", json={"name": "t"})
+    for digits in (20, 5000):
+        answer = live.request(method, path.format("9" * digits), json={"parts": []})
+        assert answer.status_code == status, answer.text
+
+
 def test_a_chunk_larger_than_can_be_is_refused(live: Live) -> None:
     head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
     answer = live.raw(head + b"fffffffffffffffff\r\n")

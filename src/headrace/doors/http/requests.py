@@ -17,7 +17,8 @@ from headrace.wire.http import bodies, strict_json
 
 OFFSET_MAX = 2**63 - 1
 PARAMETERS_MAX = 32
-INTEGER = re.compile(r"-?\d{1,19}")
+DIGITS_MAX = 19
+INTEGER = re.compile(rf"-?\d{{1,{DIGITS_MAX}}}")
 SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m)?")
 SCALES = {None: 1.0, "s": 1.0, "ms": 0.001, "m": 60.0}
 P = ParamSpec("P")
@@ -67,6 +68,11 @@ class Share:
         size, self.held = self.held, 0
         self._budget.used -= size
         return size
+
+
+def whole_number(text: str, most: int = OFFSET_MAX) -> int | None:
+    """None when it is not one, or larger. Its length first: Python reads no number of thousands of digits."""
+    return int(text) if len(text) <= DIGITS_MAX and text.isdecimal() and int(text) <= most else None
 
 
 def path_name(request: Request, parameter: str) -> str:

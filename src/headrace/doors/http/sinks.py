@@ -8,7 +8,7 @@ from starlette.responses import Response
 from headrace.broker.ledger import Line, Part
 from headrace.broker.staging import Section
 from headrace.doors.http.needs import caller_of
-from headrace.doors.http.requests import OFFSET_MAX, Query, path_name, read_body, read_json
+from headrace.doors.http.requests import OFFSET_MAX, Query, path_name, read_body, read_json, whole_number
 from headrace.doors.http.site import Site, json_answer
 from headrace.errors import InvalidInput, MalformedJson
 from headrace.wire.http.messages import PARTITION_MAX, integer
@@ -44,7 +44,8 @@ async def commit(site: Site, request: Request) -> Response:
     """All parts or none, once per (writer, batch). Asking again answers with what was stored the first time."""
     Query(request)
     text = request.path_params["batch"]
-    if not text.isdecimal() or int(text) > OFFSET_MAX:
+    batch = whole_number(text)
+    if batch is None:
         raise InvalidInput(f"a batch is a number, not {text[:80]!r}")
     fields = await read_json(request, request.state.share, COMMIT_BYTES_MAX)
     if fields.keys() != {"parts"} or type(fields["parts"]) is not list:
@@ -55,7 +56,7 @@ async def commit(site: Site, request: Request) -> Response:
         caller.write_something()
     for topic in dict.fromkeys(part.topic for part in parts):
         caller.write(topic)
-    outcome = await site.broker.ledger.commit(path_name(request, "writer"), int(text), parts, caller.claim_writer)
+    outcome = await site.broker.ledger.commit(path_name(request, "writer"), batch, parts, caller.claim_writer)
     return json_answer({"duplicate": outcome.duplicate, **describe(outcome.line)})
 
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from headrace.broker import upkeep
 from headrace.broker.partition import Partition
-from headrace.doors.http.requests import OFFSET_MAX, Query, read_json
+from headrace.doors.http.requests import OFFSET_MAX, Query, read_json, whole_number
 from headrace.doors.http.site import Site, json_answer
 from headrace.doors.http.topics import topic_of
 from headrace.errors import InvalidInput, MalformedJson
@@ -59,9 +59,10 @@ async def delete_records(site: Site, request: Request) -> Response:
 
 def _base(request: Request) -> int:
     text = str(request.path_params["segment"])
-    if not text.isdecimal() or int(text) > OFFSET_MAX:
+    base = whole_number(text)
+    if base is None:
         raise InvalidInput(f"a segment is named by its first offset, not {text[:80]!r}")
-    return int(text)
+    return base
 
 
 def _partition(site: Site, request: Request) -> Partition:

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.broker.message import NO_PROPERTIES, Message
 from headrace.doors.http.api.values import Shape
+from headrace.doors.http.requests import whole_number
 from headrace.errors import CorruptProperties, InvalidInput
 from headrace.record.properties import PROPERTIES, Timestamp, decode_properties, encode_properties
 from headrace.wire.http.amqp import plain
@@ -87,8 +88,8 @@ def parse_properties(given: Mapping[str, Any]) -> bytes:
 
 
 def _number(name: str, value: Any) -> int:
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
+    if isinstance(value, str):
+        value = whole_number(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InvalidInput(f"{name} is a whole number")
     return value

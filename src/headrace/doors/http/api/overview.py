@@ -19,6 +19,7 @@ from headrace.doors.http.api.queues import host_of
 from headrace.doors.http.api.seen import clients_seen, hosts_seen
 from headrace.doors.http.api.values import Shape, answer, listing, name_of, one
 from headrace.doors.http.needs import caller_of
+from headrace.doors.http.requests import whole_number
 from headrace.doors.http.site import Site
 from headrace.errors import Conflict, NotFound
 from headrace.version import __version__
@@ -338,8 +339,9 @@ async def health(site: Site, request: Request) -> Response:
 async def health_port(site: Site, request: Request) -> Response:
     port = name_of(request, "port")
     ports = [listener["port"] for listener in listeners(site)]
-    if port.isdecimal() and int(port) in ports:
-        return answer({"status": "ok", "port": int(port)})
+    number = whole_number(port)
+    if number in ports:
+        return answer({"status": "ok", "port": number})
     return answer({"status": "failed", "reason": "No active listener", "missing": port, "ports": ports}, 503)
 
 
