@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ from headrace import AsyncConsumer, AsyncProducer, Consumer, Message, Producer, 
 from headrace.client.async_connection import AsyncConnection
 from headrace.client.connection import Connection
 from headrace.client.exchange import Response, parse_url
-from headrace.errors import BrokerUnreachable, HeadraceError, InvalidInput, Overloaded, Unconfirmed
+from headrace.errors import BrokerUnreachable, HeadraceError, InvalidInput, NotFound, Overloaded, Unconfirmed
 from tests.client.scripted import CLOSE, ok, scripted
 
 STORED = b'{"messages":[{"partition":0,"offset":7}]}'
@@ -174,6 +175,72 @@ def test_only_the_message_at_fault_is_refused() -> None:
     assert outcomes[1:3] == [Published(0, 1), Published(0, 2)]
     assert isinstance(outcomes[3], InvalidInput)
     assert outcomes[4] == Published(0, 7)
+
+
+class Keeper:
+    """A connection to a broker that stores what it can and remembers what it was asked; each line is a message."""
+
+    def __init__(self, problem: str) -> None:
+        self.asked: list[int] = []
+        self._problem = problem
+
+    def request(self, *_: object, body: bytes, **__: object) -> Response:
+        lines = body.splitlines()
+        self.asked.append(len(lines))
+        if b"bad" in body:
+            problem = json.dumps({"code": self._problem, "detail": "not there"}).encode()
+            return Response(404, {"content-type": "application/problem+json"}, problem)
+        places = [{"partition": 0, "offset": offset} for offset in range(len(lines))]
+        return Response(200, {}, json.dumps({"messages": places}).encode())
+
+    def close(self) -> None: ...
+
+
+class AsyncKeeper(Keeper):
+    async def request(self, *_: object, body: bytes, **__: object) -> Response:  # type: ignore[override]
+        return super().request(body=body)
+
+    async def close(self) -> None: ...  # type: ignore[override]
+
+
+def sent_together(kind: str, problem: str, *values: str) -> tuple[list[Published | HeadraceError], list[int]]:
+    """What became of each value, all of one batch, and how many messages each request had."""
+
+    async def run() -> tuple[list[Published | HeadraceError], list[int]]:
+        producer = AsyncProducer("t")
+        producer._connection = keeper = AsyncKeeper(problem)  # type: ignore[assignment]
+        futures = [await producer.send(value) for value in values]
+        with contextlib.suppress(HeadraceError):
+            await producer.close()
+        return [error_or_result(future) for future in futures], keeper.asked
+
+    if kind == "async":
+        return asyncio.run(run())
+    producer = Producer("t")
+    producer._connection = gate = Gate()  # type: ignore[assignment]
+    gate.inner = keeper = Keeper(problem)  # type: ignore[assignment]
+    first = producer.send("first")
+    gate.entered.wait()
+    futures = [producer.send(value) for value in values]
+    gate.opened.set()
+    assert first.result(60) == Published(0, 0)
+    with contextlib.suppress(HeadraceError):
+        producer.close()
+    return [error_or_result(future) for future in futures], keeper.asked[1:]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_only_the_message_for_a_missing_partition_is_refused(kind: str) -> None:
+    outcomes, _ = sent_together(kind, "partition_not_found", "1", "2", "bad", "4", "5")
+    assert [isinstance(outcome, Published) for outcome in outcomes] == [True, True, False, True, True]
+    assert isinstance(outcomes[2], NotFound)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_missing_topic_is_asked_for_once(kind: str) -> None:
+    outcomes, asked = sent_together(kind, "topic_not_found", "1", "2", "bad", "4", "5")
+    assert [type(outcome) for outcome in outcomes] == [NotFound] * 5
+    assert asked == [5]
 
 
 class Particular:

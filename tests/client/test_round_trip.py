@@ -174,6 +174,15 @@ def test_a_message_too_large_fails_alone(broker: Broker) -> None:
         producer.send("late")
 
 
+def test_a_message_for_a_partition_that_is_not_there_fails_alone(broker: Broker) -> None:
+    producer = Producer("one-partition", broker.url)
+    producer.publish("first")
+    futures = [producer.send(str(n), partition=99 if n == 50 else None) for n in range(100)]
+    with pytest.raises(NotFound):
+        producer.close()
+    assert [n for n, future in enumerate(futures) if future.exception() is not None] == [50]
+
+
 def test_a_program_that_just_ends_has_sent_what_it_sent(broker: Broker) -> None:
     program = f"import headrace; p = headrace.Producer('ending', {broker.url!r}); [p.send(str(n)) for n in range(500)]"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

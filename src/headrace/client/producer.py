@@ -8,8 +8,8 @@ from types import TracebackType
 from headrace.client.connection import Connection
 from headrace.client.exchange import DEFAULT_URL, parse_url, path_of
 from headrace.client.outbox import Outbox, halves
-from headrace.client.shapes import NDJSON, Data, Headers, Published, message_line, parse_published
-from headrace.errors import HeadraceError, InvalidInput, LogClosed, Unconfirmed
+from headrace.client.shapes import NDJSON, Data, Headers, Published, is_about_one, message_line, parse_published
+from headrace.errors import HeadraceError, InvalidInput, LogClosed, NotFound, Unconfirmed
 
 Waiting = tuple[bytes, "Future[Published]"]
 
@@ -147,8 +147,8 @@ class Producer:
                 body=b"".join([line for line, _ in batch]),
             )
             stored = parse_published(response, len(batch))
-        except InvalidInput as error:
-            if len(batch) == 1:
+        except (InvalidInput, NotFound) as error:
+            if len(batch) == 1 or not is_about_one(error):
                 self._fail(batch, error)
                 return
             for half in halves(batch):

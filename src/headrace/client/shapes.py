@@ -321,3 +321,10 @@ def _error(response: Response, problem: _Problem, detail: str) -> HeadraceError:
     if status in kinds:
         return kinds[status](detail)
     return InvalidInput(detail) if 400 <= status < 500 else BrokerRefused(status, problem.code, detail)
+
+
+def is_about_one(error: HeadraceError) -> bool:
+    """Whether a batch was refused for one of its messages. A missing topic fails all of them alike."""
+    said = error.__cause__
+    is_partition = isinstance(said, BrokerRefused) and said.code == "partition_not_found"
+    return is_partition or not isinstance(error, NotFound)
