@@ -82,6 +82,18 @@ def test_http_readers_wait_for_the_disk_alone(
     assert [message["value"] for message in waiting.result(SECONDS_MAX).json()["messages"]] == ["from disk"]
 
 
+def test_a_stream_looked_into_as_a_queue_waits_for_the_disk_alone(
+    live: Live, disk: SlowDisk, aside: ThreadPoolExecutor
+) -> None:
+    live.publish("cold", {"value": "from disk"})
+    disk.is_cold = True
+    waiting = aside.submit(live.request, "POST", "/api/queues/%2F/cold/get", json={"count": 1})
+    others_are_served(live, disk)
+    assert not waiting.done()
+    disk.answers.set()
+    assert [message["payload"] for message in waiting.result(SECONDS_MAX).json()] == ["from disk"]
+
+
 def test_a_kafka_fetch_waits_for_the_disk_alone(live: Live, disk: SlowDisk, aside: ThreadPoolExecutor) -> None:
     live.publish("cold", {"value": "from disk"})
     disk.is_cold = True

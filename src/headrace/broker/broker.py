@@ -190,7 +190,6 @@ class Broker:
 
     async def read(self, stream: Stream, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
         """A page of committed messages."""
-        producers = self.coordination.producers.of(partition.log)
         return await when_loaded(
             lambda: read_page(
                 stream.name,
@@ -199,7 +198,7 @@ class Broker:
                 limit=limit,
                 bytes_max=bytes_max,
                 decompressed_bytes_max=self.config.decompressed_bytes_max,
-                aborted=() if producers is None else producers.aborted,
+                aborted=self.coordination.producers.aborted(partition.log),
             )
         )
 

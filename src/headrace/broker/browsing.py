@@ -1,8 +1,10 @@
 """Looking at messages without touching them: by offset, by time, by what is in them. Nobody's view moves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from headrace.broker.producers import Aborted
+from headrace.broker.reading import without
 from headrace.broker.view import View
 from headrace.errors import CorruptBatch, DecompressedTooLarge, OffsetOutOfRange
 from headrace.record import codec
@@ -28,11 +30,12 @@ def browse(
     bytes_max: int,
     decompressed_bytes_max: int,
     wanted: Callable[[Record], bool] | None = None,
+    aborted: Sequence[Aborted] = (),
     scan_max: int = SCAN_RECORDS_MAX,
     waits: bool = True,
 ) -> Found:
-    """Records from an offset on that are wanted; stops at the limit, the end, or after scanning enough. ReadWaits
-    when not all is in memory and the caller must not wait."""
+    """Committed records from an offset on that are wanted; stops at the limit, the end, or after scanning enough.
+    ReadWaits when not all is in memory and the caller must not wait."""
     read = log.read if waits else log.read_now
     found: list[Record] = []
     size = scanned = 0
@@ -50,8 +53,9 @@ def browse(
             break
         upto = min(end, chunk.next_offset)
         try:
+            data = without(chunk.data, aborted)
             records = codec.records(
-                chunk.data, from_offset=offset, to_offset=upto, decompressed_bytes_max=decompressed_bytes_max
+                data, from_offset=offset, to_offset=upto, decompressed_bytes_max=decompressed_bytes_max
             )
         except (CorruptBatch, DecompressedTooLarge):
             offset = upto  # what cannot be decoded is not shown; reading the topic says why

@@ -1,12 +1,12 @@
 """Producers of all logs: appends that check sequences, ids that are never given twice, snapshots."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
 
-from headrace.broker.producers import Batch, PartitionProducers, Snapshot
+from headrace.broker.producers import Aborted, Batch, PartitionProducers, Snapshot
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.log.log import Log
@@ -176,6 +176,11 @@ class Producers:
     def of(self, log: Log) -> PartitionProducers | None:
         tracked = self._tracked.get(log.id)
         return tracked.producers if tracked is not None else None
+
+    def aborted(self, log: Log) -> Sequence[Aborted]:
+        """The transactions of a log whose records nobody is shown."""
+        producers = self.of(log)
+        return producers.aborted if producers is not None else ()
 
     def _hold(self, tracked: Tracked) -> None:
         tracked.log.hold_stable(tracked.producers.stable_hold)

@@ -44,7 +44,7 @@ def read_page(
         if chunk.next_offset <= offset:
             break
         try:
-            data = _without(chunk.data, aborted)
+            data = without(chunk.data, aborted)
             found = codec.records(
                 data,
                 from_offset=offset,
@@ -66,7 +66,7 @@ def read_page(
     return Page(records, offset)
 
 
-def _without(data: bytes | memoryview, aborted: Sequence[Aborted]) -> bytes | memoryview:
+def without(data: bytes | memoryview, aborted: Sequence[Aborted]) -> bytes | memoryview:
     """The batches without those of aborted transactions."""
     if not aborted:
         return data

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Producer
 
 from headrace.demo.kafka import KafkaClient
 from tests.doors.api.conftest import Served
@@ -112,6 +112,28 @@ def test_new_messages_are_followed_as_events(live: Served) -> None:
             _, _, data = next(events)
             seen = [message["value"]["text"] for message in data["messages"]]
         assert seen == ["news"]
+
+
+def test_what_a_transaction_took_back_is_not_shown(live: Served) -> None:
+    live.create("undone")
+    producer = Producer({"bootstrap.servers": live.kafka, "transactional.id": "undone", "linger.ms": 0})
+    producer.init_transactions(60)
+    streams = "/api/headrace/streams/%2F/undone"
+    with live.events(f"{streams}/stream") as events:
+        for value, end in (("taken back", producer.abort_transaction), ("stays", producer.commit_transaction)):
+            producer.begin_transaction()
+            producer.produce("undone", value)
+            producer.flush(60)
+            end(60)
+        followed: list[str] = []
+        while "stays" not in followed:
+            followed += [message["value"]["text"] for message in next(events)[2]["messages"]]
+    assert followed == ["stays"]
+    for query in ("", "?contains=a"):
+        browsed = live.get(f"{streams}/messages{query}").json()["messages"]
+        assert [message["value"]["text"] for message in browsed] == ["stays"]
+    got = live.request("POST", "/api/queues/%2F/undone/get", json={"count": 5}).json()
+    assert [message["payload"] for message in got] == ["stays"]
 
 
 def test_live_numbers_come_as_events(live: Served) -> None:

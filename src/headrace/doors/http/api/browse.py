@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.broker.browsing import browse, contains, has_key, state_of
 from headrace.broker.message import from_record
 from headrace.broker.partition import when_loaded
+from headrace.broker.producers import Aborted
 from headrace.doors.http.api.messages import properties_shape
 from headrace.doors.http.api.own import Row, partition_log, row_of
 from headrace.doors.http.api.values import Shape, answer, encode, number, query_of
@@ -81,6 +82,7 @@ async def messages(site: Site, request: Request) -> Response:
             bytes_max=BYTES_MAX,
             decompressed_bytes_max=site.config.decompressed_bytes_max,
             wanted=wanted,
+            aborted=aborted_of(site, row, log),
             waits=False,
         )
     )
@@ -95,6 +97,11 @@ async def messages(site: Site, request: Request) -> Response:
             "scanned": found.scanned,
         }
     )
+
+
+def aborted_of(site: Site, row: Row, log: Any) -> Sequence[Aborted]:
+    """What not to show. A queue without a stream is in memory, where no transactions go."""
+    return () if row.stream is None else site.broker.coordination.producers.aborted(log)
 
 
 def _wanted(query: dict[str, str]) -> Callable[[Record], bool] | None:
@@ -181,6 +188,7 @@ class Tail(Response):
                 limit=TAIL_MESSAGES,
                 bytes_max=BYTES_MAX,
                 decompressed_bytes_max=self._site.config.decompressed_bytes_max,
+                aborted=aborted_of(self._site, self._row, log),
             )
             self._at[partition] = end
             content = {

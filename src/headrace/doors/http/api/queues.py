@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from headrace.broker.message import Message, from_record
 from headrace.broker.queue import Queue
-from headrace.broker.reading import read_page
 from headrace.broker.vhost import VirtualHost
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.messages import message_shape
@@ -149,7 +148,7 @@ async def get_messages(site: Site, request: Request) -> Response:
     if encoding not in ("auto", "base64"):
         raise InvalidInput("encoding is auto or base64")
     truncate = number(fields.get("truncate"), "truncate", GET_BYTES_MAX)
-    taken = _peek_stream(site, queue, count) if queue.is_stream else await _take(queue, count, mode)
+    taken = await _peek_stream(site, queue, count) if queue.is_stream else await _take(queue, count, mode)
     left = queue.ready
     return answer(
         [
@@ -181,16 +180,10 @@ async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool
     return [(message, redelivered) for _, _, message, redelivered in taken]
 
 
-def _peek_stream(site: Site, queue: Queue, count: int) -> list[tuple[Message, bool]]:
+async def _peek_stream(site: Site, queue: Queue, count: int) -> list[tuple[Message, bool]]:
     """A stream is not consumed: its first messages, and they stay."""
     stream = site.broker.streams.get(queue.name, queue.vhost.name)
     partition = stream.partitions[0]
-    page = read_page(
-        queue.name,
-        partition,
-        partition.start_offset,
-        limit=count,
-        bytes_max=GET_BYTES_MAX,
-        decompressed_bytes_max=site.config.decompressed_bytes_max,
-    )
+    start = partition.start_offset
+    page = await site.broker.read(stream, partition, start, limit=count, bytes_max=GET_BYTES_MAX)
     return [(from_record(record), False) for record in page.records]
