@@ -41,6 +41,21 @@ def test_a_queue_is_added_listed_filled_looked_into_purged_and_removed(broker: B
     assert gone.returncode == 4 and b"cli-q" in gone.stderr
 
 
+def test_a_peek_looks_through_all_of_a_long_log(broker: Broker) -> None:
+    """The broker looks at 20,000 messages for one question and says where to go on."""
+    for first in (0, 10_000, 20_000):
+        hay = (f"needle {n}" if n in (7, 24_999) else "hay" for n in range(first, first + 10_000))
+        lines = "".join(json.dumps({"value": value}) + "\n" for value in hay)
+        path = f"{broker.url}/topics/haystack/messages"
+        httpx.post(path, content=lines, headers={"content-type": "application/x-ndjson"}).raise_for_status()
+    peek = ("queue", "peek", "haystack", "--contains", "needle")
+    assert [line.split("\t")[0] for line in broker.said(*peek).splitlines()] == ["7", "24999"]
+    found = json.loads(broker.said(*peek, "--json"))
+    assert [message["offset"] for message in found["messages"]] == [7, 24_999]
+    assert (found["from"], found["next"], found["scanned"]) == (0, 30_000, 30_000)
+    assert broker.said(*peek, "-n", "1").split("\t")[0] == "7"
+
+
 def test_exchanges_and_bindings_lead_messages(broker: Broker) -> None:
     broker.said("exchange", "add", "cli-ex", "-t", "topic")
     broker.said("queue", "add", "cli-bound")
