@@ -1,6 +1,7 @@
 """RabbitMQ's management API as scripts use it."""
 
 import base64
+import gzip
 import json
 import socket
 from typing import Any
@@ -273,3 +274,32 @@ def test_what_is_not_there_is_a_404_and_what_is_no_json_a_400(live: Served) -> N
 def test_a_page_of_another_site_cannot_act(live: Served) -> None:
     answer = live.request("DELETE", "/api/queues/%2F/defined", headers={"origin": "http://evil.example"})
     assert answer.status_code == 403
+
+
+def unfolding(size: int) -> dict[str, Any]:
+    """A request of a few kilobytes that is an object of many empty lists when unfolded."""
+    body = b'{"a":[' + b"[]," * (size // 3) + b"[]]}"
+    return {"content": gzip.compress(body), "headers": {"content-encoding": "gzip"}}
+
+
+def test_a_small_body_that_unfolds_to_millions_of_values_is_refused(live: Served) -> None:
+    put_queue(live, "unfolded")
+    refused = live.request("POST", "/api/queues/%2F/unfolded/get", **unfolding(2 << 20))
+    assert refused.status_code == 413 and "past the limit" in refused.json()["reason"]
+    for path in ("/api/definitions", "/api/exchanges/%2F/amq.default/publish"):
+        refused = live.request("POST", path, **unfolding(16 << 20))
+        assert refused.status_code == 400 and "too many" in refused.json()["reason"], path
+
+
+def test_uploaded_definitions_of_too_many_values_are_refused(live: Served) -> None:
+    form = b'--edge\r\n\r\n{"a":[' + b"[]," * (5 << 20) + b"[]]}\r\n--edge--"
+    kind = {"content-type": "multipart/form-data; boundary=edge"}
+    refused = live.request("POST", "/api/definitions", content=form, headers=kind)
+    assert refused.status_code == 400 and "too many" in refused.json()["reason"]
+
+
+def test_a_large_message_is_published_over_the_api(live: Served) -> None:
+    put_queue(live, "roomy")
+    post(live, "roomy", "x" * (5 << 20))
+    (message,) = take(live, "roomy")
+    assert message["payload_bytes"] == 5 << 20

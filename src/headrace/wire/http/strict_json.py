@@ -78,17 +78,21 @@ def first_mark(text: str) -> tuple[str, int]:
 
 
 def refuse_too_many_pieces(body: bytes | bytearray) -> None:
-    if len(body) < PIECES_MAX or _pieces(body) <= PIECES_MAX:
-        return
+    if has_more_pieces(body, PIECES_MAX):
+        raise MalformedJson(f"JSON of more than {PIECES_MAX:,} pieces; send NDJSON instead")
+
+
+def has_more_pieces(body: bytes | bytearray, most: int) -> bool:
+    if len(body) < most or _pieces(body) <= most:
+        return False
     # Commas and brackets inside strings (a CSV file, say) cost nothing: count again without them.
     outside = at = 0
     for match in STRING.finditer(body):
         outside += _pieces(body[at : match.start()])
         at = match.end()
-        if outside > PIECES_MAX:
-            break
-    if outside + _pieces(body[at:]) > PIECES_MAX:
-        raise MalformedJson(f"JSON of more than {PIECES_MAX:,} pieces; send NDJSON instead")
+        if outside > most:
+            return True
+    return outside + _pieces(body[at:]) > most
 
 
 def _pieces(data: bytes | bytearray) -> int:

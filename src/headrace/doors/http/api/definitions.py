@@ -11,8 +11,8 @@ from starlette.responses import Response
 from headrace.broker import definitions
 from headrace.doors.http.api import shapes
 from headrace.doors.http.api.queues import host_of
-from headrace.doors.http.api.values import answer, body_of, encode, query_of
-from headrace.doors.http.requests import read_body
+from headrace.doors.http.api.values import answer, body_of, encode, query_of, refuse_too_many
+from headrace.doors.http.requests import in_thread_if, read_body
 from headrace.doors.http.site import Pieces, Site
 from headrace.errors import InvalidInput
 from headrace.version import __version__
@@ -20,6 +20,7 @@ from headrace.wire.http.bodies import JSON
 
 RABBITMQ_VERSION = "3.13.7"  # whose format this is
 BYTES_MAX = 64 << 20
+PIECES_MAX = 4_000_000  # a binding has nine, and takes 150 bytes
 
 
 async def export(site: Site, request: Request) -> Response:
@@ -62,7 +63,7 @@ async def _import(site: Site, request: Request, vhost: str | None) -> Response:
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
         document = await _from_form(request)
     else:
-        document = await body_of(request)
+        document = await body_of(request, BYTES_MAX, PIECES_MAX)
     await definitions.import_(site.broker, document, vhost)
     return Response(status_code=204)
 
@@ -70,10 +71,15 @@ async def _import(site: Site, request: Request, vhost: str | None) -> Response:
 async def _from_form(request: Request) -> dict[str, Any]:
     """An upload of RabbitMQ's own page: the first part that is JSON."""
     data = bytes(await read_body(request, request.state.share, BYTES_MAX, BYTES_MAX))
-    match = re.search(rb"boundary=\"?([^\";]+)", request.headers["content-type"].encode("latin-1"))
+    return await in_thread_if(len(data), _first_object, data, request.headers["content-type"])
+
+
+def _first_object(data: bytes, content_type: str) -> dict[str, Any]:
+    match = re.search(rb"boundary=\"?([^\";]+)", content_type.encode("latin-1"))
     for part in data.split(b"--" + match[1]) if match else []:
         content = part.partition(b"\r\n\r\n")[2].strip()
         if content.startswith(b"{"):
+            refuse_too_many(content, PIECES_MAX)
             try:
                 found = msgspec.json.decode(content)
             except msgspec.DecodeError:

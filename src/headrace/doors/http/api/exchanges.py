@@ -82,7 +82,7 @@ async def delete(site: Site, request: Request) -> Response:
 
 async def publish(site: Site, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
-    fields, caller = await body_of(request), caller_of(request)
+    fields, caller = await body_of(request, values.MESSAGE_BYTES_MAX), caller_of(request)
     message = parse_message(exchange.name, fields)
     if isinstance(exchange, Topic):
         copies = message.headers().get("CC") or ()

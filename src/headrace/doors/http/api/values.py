@@ -10,12 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.turns import Turns
-from headrace.doors.http.requests import read_body
+from headrace.doors.http.requests import in_thread_if, read_body
 from headrace.doors.http.site import Answer, Pieces, Site
 from headrace.errors import InvalidInput, InvalidPattern
-from headrace.wire.http.bodies import JSON
+from headrace.wire.http import strict_json
+from headrace.wire.http.bodies import JSON, Body
 
-BODY_BYTES_MAX = 64 << 20
+BODY_BYTES_MAX = 1 << 20
+MESSAGE_BYTES_MAX = 64 << 20  # of a body with a message in it
 PAGE_SIZE, PAGE_SIZE_MAX = 100, 500
 ENCODED_AT_ONCE = 64  # shapes that become JSON in one go
 T = TypeVar("T")
@@ -38,11 +40,24 @@ def query_of(request: Request) -> dict[str, str]:
         raise InvalidInput("too many parameters in the query") from None
 
 
-async def body_of(request: Request) -> Shape:
+async def body_of(
+    request: Request, bytes_max: int = BODY_BYTES_MAX, pieces_max: int = strict_json.PIECES_MAX
+) -> Shape:
     """A JSON object; nothing at all is an empty one. The content type is not looked at: tools send any."""
-    data = await read_body(request, request.state.share, BODY_BYTES_MAX, BODY_BYTES_MAX)
-    if not bytes(data).strip():
+    data = await read_body(request, request.state.share, bytes_max, bytes_max)
+    return await in_thread_if(len(data), _parse_object, data, pieces_max)
+
+
+def refuse_too_many(data: Body, pieces_max: int) -> None:
+    """Before it is decoded: a few kilobytes that unfold to empty lists would take gigabytes of memory."""
+    if strict_json.has_more_pieces(data, pieces_max):
+        raise InvalidInput(f"the body has too many values, over {pieces_max:,}")
+
+
+def _parse_object(data: Body, pieces_max: int) -> Shape:
+    if not data.strip():
         return {}
+    refuse_too_many(data, pieces_max)
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
