@@ -4,14 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from headrace.broker.producers import Aborted
-from headrace.broker.reading import without
+from headrace.broker.reading import committed
 from headrace.broker.view import View
 from headrace.errors import CorruptBatch, DecompressedTooLarge, OffsetOutOfRange
 from headrace.record import codec
 from headrace.record.types import Record
 
 READ_BYTES = 256 * 1024
-SCAN_RECORDS_MAX = 20_000  # one look goes through so many at most; the answer says where to go on
+# One look goes through so much at most, since nobody else is served meanwhile; the answer says where to go on.
+SCAN_RECORDS_MAX = 20_000
+SCAN_BYTES_MAX = 64 << 20
 
 READY, OUT, DONE = "ready", "unacked", "settled"
 
@@ -38,10 +40,10 @@ def browse(
     ReadWaits when not all is in memory and the caller must not wait."""
     read = log.read if waits else log.read_now
     found: list[Record] = []
-    size = scanned = 0
+    size = scanned = looked = 0
     offset = max(offset, log.start_offset)
     end = log.stable_end
-    while offset < end and len(found) < limit and size < bytes_max and scanned < scan_max:
+    while offset < end and len(found) < limit:
         try:
             chunk = read(offset, READ_BYTES)
         except OffsetOutOfRange as error:  # retention was faster
@@ -52,23 +54,30 @@ def browse(
         if chunk.next_offset <= offset:
             break
         upto = min(end, chunk.next_offset)
-        try:
-            data = without(chunk.data, aborted)
-            records = codec.records(
-                data, from_offset=offset, to_offset=upto, decompressed_bytes_max=decompressed_bytes_max
-            )
-        except (CorruptBatch, DecompressedTooLarge):
-            offset = upto  # what cannot be decoded is not shown; reading the topic says why
-            continue
+        for info in committed(chunk.data, aborted):
+            try:
+                records = codec.records(
+                    chunk.data,
+                    info.position,
+                    info.end,
+                    from_offset=offset,
+                    to_offset=upto,
+                    decompressed_bytes_max=decompressed_bytes_max,
+                )
+            except (CorruptBatch, DecompressedTooLarge):
+                continue  # what cannot be decoded is not shown; reading the topic says why
+            for record in records:
+                scanned += 1
+                bytes_ = len(record.value or b"") + len(record.key or b"")
+                looked += bytes_
+                if wanted is None or wanted(record):
+                    found.append(record)
+                    size += bytes_
+                    if len(found) >= limit or size >= bytes_max:
+                        return Found(found, record.offset + 1, scanned)
+            if scanned >= scan_max or looked >= SCAN_BYTES_MAX:
+                return Found(found, max(offset, min(upto, info.next_offset)), scanned)
         offset = upto
-        for record in records:
-            scanned += 1
-            if wanted is None or wanted(record):
-                found.append(record)
-                size += len(record.value or b"") + len(record.key or b"")
-                if len(found) >= limit or size >= bytes_max:
-                    offset = record.offset + 1
-                    break
     return Found(found, offset, scanned)
 
 

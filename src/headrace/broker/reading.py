@@ -43,38 +43,41 @@ def read_page(
             raise
         if chunk.next_offset <= offset:
             break
-        try:
-            data = without(chunk.data, aborted)
-            found = codec.records(
-                data,
-                from_offset=offset,
-                to_offset=end,
-                limit=limit - len(records),
-                decompressed_bytes_max=decompressed_bytes_max,
-            )
-        except (CorruptBatch, DecompressedTooLarge) as error:
-            if records:
-                break  # these first; the reader learns of the rest when it comes to it
-            found = _before_the_bad(stream, partition, data, offset, decompressed_bytes_max, error)
-        for record in found:
-            size += MESSAGE_OVERHEAD + len(record.key or b"") + len(record.value or b"")
-            if size > bytes_max and records:
-                return Page(records, record.offset)
-            records.append(record)
-        offset = found[-1].offset + 1 if found and len(records) >= limit else chunk.next_offset
+        for info in committed(chunk.data, aborted):
+            try:
+                found = codec.records(
+                    chunk.data,
+                    info.position,
+                    info.end,
+                    from_offset=offset,
+                    to_offset=end,
+                    limit=limit - len(records),
+                    decompressed_bytes_max=decompressed_bytes_max,
+                )
+            except (CorruptBatch, DecompressedTooLarge) as error:
+                bad = max(offset, info.base_offset)
+                if records:
+                    return Page(records, bad)  # these first; the reader learns of the rest when it comes to it
+                raise UnreadableBatch(stream, partition.number, bad, info.next_offset, str(error)) from error
+            for record in found:
+                size += MESSAGE_OVERHEAD + len(record.key or b"") + len(record.value or b"")
+                if size > bytes_max and records:
+                    return Page(records, record.offset)
+                records.append(record)
+            if len(records) >= limit:
+                return Page(records, records[-1].offset + 1)
+            if size >= bytes_max:
+                return Page(records, info.next_offset)
+        offset = chunk.next_offset
         step = bytes_max
     return Page(records, offset)
 
 
-def without(data: bytes | memoryview, aborted: Sequence[Aborted]) -> bytes | memoryview:
-    """The batches without those of aborted transactions."""
-    if not aborted:
-        return data
+def committed(data: bytes | memoryview, aborted: Sequence[Aborted]) -> list[BatchInfo]:
+    """The batches without those of aborted transactions, to be decoded one at a time and only as far as needed:
+    a few kilobytes of them may unfold to gigabytes."""
     infos = codec.scan(data, verify_crc=False)
-    kept = [info for info in infos if not _is_aborted(info, aborted)]
-    if len(kept) == len(infos):
-        return data
-    return b"".join(bytes(data[info.position : info.end]) for info in kept)
+    return [info for info in infos if not _is_aborted(info, aborted)] if aborted else infos
 
 
 def _is_aborted(info: BatchInfo, aborted: Sequence[Aborted]) -> bool:
@@ -82,20 +85,3 @@ def _is_aborted(info: BatchInfo, aborted: Sequence[Aborted]) -> bool:
         one.producer_id == info.producer_id and one.first_offset <= info.base_offset < one.last_offset
         for one in aborted
     )
-
-
-def _before_the_bad(
-    stream: str, partition: Partition, data: bytes | memoryview, offset: int, bytes_max: int, error: Exception
-) -> list[Record]:
-    """The messages in front of a batch that cannot be decoded; UnreadableBatch when it is the first."""
-    found: list[Record] = []
-    for info in codec.scan(data, verify_crc=False):
-        try:
-            found += codec.records(data, info.position, info.end, from_offset=offset, decompressed_bytes_max=bytes_max)
-        except (CorruptBatch, DecompressedTooLarge):
-            if found:
-                return found
-            raise UnreadableBatch(
-                stream, partition.number, max(offset, info.base_offset), info.next_offset, str(error)
-            ) from error
-    return found

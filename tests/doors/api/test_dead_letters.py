@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace.broker import browsing
 from headrace.broker.dead_letters import DeadLetterOffice
 from headrace.log.commit import Committer
 from tests.cli.running import Broker as Process
@@ -61,6 +62,19 @@ def test_the_office_says_what_died_of_what_and_where(live: Served) -> None:
     (first, *_) = live.get(f"{OFFICE}/told.dead/messages").json()["messages"]
     assert first["value"] == {"text": "order 0"} and first["death"]["queue"] == "told"
     assert depth(live, "told.dead") == 3, "looking changes nothing"
+
+
+def test_a_dead_letter_behind_large_ones_is_found(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look goes through some megabytes, and the next one goes on there."""
+    monkeypatch.setattr(browsing, "SCAN_BYTES_MAX", 1000)
+    make_mortal(live, "bulky")
+    for value in ("x" * 3000, "y" * 3000, "the one", "z" * 3000):
+        post(live, "bulky", value)
+        kill_all(live, "bulky")
+    found = live.get(f"{OFFICE}/bulky.dead/messages?contains=the one").json()["messages"]
+    assert [message["value"]["text"] for message in found] == ["the one"]
+    assert len(live.get(f"{OFFICE}/bulky.dead/messages").json()["messages"]) == 4
+    assert replay(live, "bulky.dead")["matched"] == 4
 
 
 def test_a_replay_is_a_dry_run_unless_told_otherwise(live: Served) -> None:

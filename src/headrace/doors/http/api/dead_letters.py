@@ -1,5 +1,6 @@
 """Dead letters: what died, of what, where, and the way back."""
 
+import asyncio
 import secrets
 from typing import Any
 
@@ -7,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.browsing import READY, browse, state_of
+from headrace.broker.browsing import READY, SCAN_RECORDS_MAX, browse, state_of
 from headrace.broker.dead_letters import Death, Replay, Wanted, death_of
 from headrace.broker.message import from_record
 from headrace.broker.queue import Queue
@@ -87,20 +88,28 @@ async def messages(site: Site, request: Request) -> Response:
             message = from_record(record)
             return state_of(view, record.offset) == READY and wanted.fits(message, death_of(message))
 
-        page = browse(
-            view.log,
-            max(view.low, number(query.get("offset"), "offset", 0)),
-            limit=limit - len(found),
-            bytes_max=BYTES_MAX,
-            decompressed_bytes_max=site.config.decompressed_bytes_max,
-            wanted=fits,
-        )
-        for record in page.records:
-            shape = record_shape(row, partition, record)
-            shape["death"] = death_shape(death_of(from_record(record)))
-            found.append(shape)
-        if len(found) >= limit:
-            break
+        offset = max(view.low, number(query.get("offset"), "offset", 0))
+        left, size = SCAN_RECORDS_MAX, 0
+        while len(found) < limit and left > 0 and size < BYTES_MAX:
+            page = browse(
+                view.log,
+                offset,
+                limit=limit - len(found),
+                bytes_max=BYTES_MAX - size,
+                decompressed_bytes_max=site.config.decompressed_bytes_max,
+                wanted=fits,
+                scan_max=left,
+            )
+            for record in page.records:
+                shape = record_shape(row, partition, record)
+                shape["death"] = death_shape(death_of(from_record(record)))
+                found.append(shape)
+                size += len(record.value or b"") + len(record.key or b"")
+            if page.next_offset <= offset:
+                break
+            offset = page.next_offset
+            left -= page.scanned
+            await asyncio.sleep(0)  # large letters take several looks: others are served in between
     return answer({"messages": found})
 
 

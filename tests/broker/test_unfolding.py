@@ -1,0 +1,107 @@
+"""What is small on disk and large in memory is taken apart batch by batch, and no further than a page goes."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.broker import browsing
+from headrace.broker.broker import Broker
+from headrace.broker.browsing import browse, contains
+from headrace.broker.partition import Partition
+from headrace.clock import ManualClock
+from headrace.record import codec
+from headrace.record.types import Record
+from tests.broker.test_broker import config
+
+BATCHES, MESSAGES, SIZE = 20, 10, 100_000
+BATCH_BYTES = MESSAGES * SIZE
+ZSTD = 4
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    opened = await Broker.open(config(tmp_path / "data"), clock=ManualClock())
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def folded(broker: Broker) -> Partition:
+    """20 MB of one letter in a few kilobytes, which one read returns at once; the last message has another, too."""
+    await broker.streams.create("folded")
+    partition = broker.streams.get("folded").partitions[0]
+    for batch in range(BATCHES):
+        values = [b"a" * SIZE] * MESSAGES
+        if batch == BATCHES - 1:
+            values[-1] += b"z"
+        await partition.append(codec.build([(None, value, (), 1) for value in values], codec=ZSTD, timestamp_ms=1))
+    assert partition.log.size_bytes < 64 * 1024
+    return partition
+
+
+@pytest.fixture
+def unfolded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of values that were decoded, one number for each time."""
+    sizes: list[int] = []
+    decode = codec.records
+
+    def counted(*args: Any, **options: Any) -> list[Record]:
+        found = decode(*args, **options)
+        sizes.append(sum(len(record.value or b"") for record in found))
+        return found
+
+    monkeypatch.setattr(codec, "records", counted)
+    return sizes
+
+
+async def test_reading_unfolds_about_as_much_as_a_page_takes(
+    broker: Broker, folded: Partition, unfolded: list[int]
+) -> None:
+    stream = broker.streams.get("folded")
+    seen, offset = 0, 0
+    while offset < folded.end_offset:
+        unfolded.clear()
+        page = await broker.read(stream, folded, offset, limit=10_000, bytes_max=int(1.5 * BATCH_BYTES))
+        assert [record.offset for record in page.records] == list(range(offset, page.next_offset))
+        assert sum(unfolded) <= 3 * BATCH_BYTES
+        seen += len(page.records)
+        offset = page.next_offset
+    assert seen == BATCHES * MESSAGES
+
+
+async def test_a_page_that_ends_with_a_batch_goes_on_behind_it(broker: Broker, folded: Partition) -> None:
+    stream = broker.streams.get("folded")
+    page = await broker.read(stream, folded, 0, limit=10_000, bytes_max=MESSAGES * (SIZE + 64))
+    assert (len(page.records), page.next_offset) == (MESSAGES, MESSAGES)
+    page = await broker.read(stream, folded, 0, limit=MESSAGES, bytes_max=100 * BATCH_BYTES)
+    assert (len(page.records), page.next_offset) == (MESSAGES, MESSAGES)
+
+
+async def test_browsing_unfolds_about_as_much_as_a_page_takes(folded: Partition, unfolded: list[int]) -> None:
+    found = browse(folded.log, 0, limit=500, bytes_max=BATCH_BYTES + 1, decompressed_bytes_max=128 << 20)
+    assert (len(found.records), found.next_offset) == (MESSAGES + 1, MESSAGES + 1)
+    assert sum(unfolded) == 2 * BATCH_BYTES
+
+
+async def test_a_search_ends_its_page_after_many_bytes_and_is_gone_on_with(
+    folded: Partition, unfolded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browsing, "SCAN_BYTES_MAX", 2 * BATCH_BYTES)
+    offset, found, pages = 0, [], 0
+    while offset < folded.end_offset:
+        unfolded.clear()
+        page = browse(
+            folded.log,
+            offset,
+            limit=500,
+            bytes_max=BATCH_BYTES,
+            decompressed_bytes_max=128 << 20,
+            wanted=contains("z"),
+        )
+        assert page.next_offset > offset and sum(unfolded) <= 3 * BATCH_BYTES
+        offset, pages = page.next_offset, pages + 1
+        found += page.records
+    assert [record.offset for record in found] == [BATCHES * MESSAGES - 1]
+    assert pages == BATCHES // 2
