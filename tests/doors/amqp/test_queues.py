@@ -1,6 +1,8 @@
 """Declaring, finding and deleting queues: RabbitMQ's rules and reply codes."""
 
+import asyncio
 from contextlib import closing
+from typing import Any
 
 import pika
 import pytest
@@ -8,6 +10,7 @@ from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
+from headrace.errors import StorageError
 from tests.doors.amqp.raw import Raw
 from tests.doors.amqp.running import Running, depth, eventually
 
@@ -107,6 +110,54 @@ def test_an_exclusive_queue_is_gone_when_its_connection_hears_that_it_is_closed(
         owner.method(0, commands.Connection.Close, reply_code=200, reply_text="", class_id=0, method_id=0)
         owner.expect(commands.Connection.CloseOk)
         others.queue_declare(name, exclusive=True)
+
+
+def left_while_declaring(running: Running, name: str, is_waiting: Any) -> None:
+    """Declares an exclusive queue, and hangs up as soon as the declaration waits for something."""
+    owner = Raw(running.port).open().channel()
+    link = running.link_of(owner.socket)
+    owner.method(1, commands.Queue.Declare, queue=name, exclusive=True)
+    eventually(lambda: running.call(lambda: is_waiting(link)), "a declaration that waits")
+    owner.close()
+    eventually(lambda: running.call(lambda: link not in running.door.connections), "the end of the connection")
+
+
+def test_an_exclusive_queue_whose_connection_ends_before_its_turn_is_not_made(
+    running: Running, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published, waiting = asyncio.Event(), []
+
+    async def flushed(link: Any) -> None:
+        waiting.append(link)
+        await published.wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("headrace.doors.amqp.connection.Connection.flushed", flushed)
+        left_while_declaring(running, name, lambda link: link in waiting)
+    running.call(published.set)
+    running.channel().queue_declare(name, exclusive=True)
+
+
+def test_an_exclusive_queue_whose_connection_ends_while_it_is_made_goes_with_it(
+    running: Running, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits behind a durable queue of the same name, which the disk refuses in the end."""
+    host = running.server.broker.vhosts.get("/")
+    refused, storing = asyncio.Event(), []
+
+    async def create_queue(*_: object) -> None:
+        storing.append(name)
+        await refused.wait()
+        raise StorageError("no room")
+
+    monkeypatch.setattr(host.store, "create_queue", create_queue)
+    with closing(Raw(running.port)) as other:
+        other.open().channel().method(1, commands.Queue.Declare, queue=name, durable=True)
+        eventually(lambda: storing, "the durable queue on its way")
+        left_while_declaring(running, name, lambda link: link._steps is not None)
+        running.call(refused.set)
+        assert other.expect(commands.Connection.Close).reply_code == 541
+    running.channel().queue_declare(name, exclusive=True)
 
 
 def test_deleting_answers_with_the_messages_that_went_and_is_no_error_twice(

@@ -8,6 +8,7 @@ from headrace.broker.declarations import server_name
 from headrace.broker.queue import Queue
 from headrace.doors.amqp.access import EXCHANGE, QUEUE
 from headrace.doors.amqp.errors import ChannelError
+from headrace.doors.amqp.handshake import Stage
 from headrace.doors.amqp.names import check_name
 from headrace.doors.amqp.replies import PREFIX, PSEUDO_QUEUE
 from headrace.errors import QueueNotFound
@@ -40,6 +41,8 @@ def find_to_read(channel: "Channel", name: str) -> Queue:
 async def declare(channel: "Channel", method: commands.Queue.Declare) -> None:
     connection = channel.connection
     await connection.flushed()
+    if not channel.is_open:
+        return  # gone while we waited: an exclusive queue made now would be locked for ever
     name = check_name(method.queue)
     if name == PSEUDO_QUEUE or name.startswith(PREFIX):
         _declare_reply(channel, name, method)
@@ -58,6 +61,10 @@ async def declare(channel: "Channel", method: commands.Queue.Declare) -> None:
             name, durable=method.durable, exclusive=method.exclusive, auto_delete=method.auto_delete,
             arguments=arguments, owner=connection, is_server_named=is_server_named,
         )
+        if connection.stage is Stage.CLOSED:  # while it was made: its exclusive queues went before this one was there
+            if queue.exclusive:
+                connection.vhost.forget_queue(queue)
+            return
     channel.last_queue = queue.name
     if not method.nowait:
         connection.write(
