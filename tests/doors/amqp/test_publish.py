@@ -1,15 +1,20 @@
 """Publishing: confirms, returns, refusals, and what a message must look like."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from typing import Any
 
 import msgspec
 import pika
 import pytest
+from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError
 
 from headrace.errors import StorageError
+from headrace.record.properties import encode_properties
+from headrace.wire.amqp.methods import frame
+from tests.doors.amqp.raw import Raw, content_header, raw_frame
 from tests.doors.amqp.running import Running, bodies, depth, eventually, take
 
 
@@ -84,24 +89,62 @@ def test_cc_and_bcc_reach_their_queues_and_bcc_is_not_told(channel: BlockingChan
         assert properties.headers == {"CC": [name + "b"], "x": 1}
 
 
-@pytest.mark.parametrize(
-    ("properties", "expected"),
-    [
-        (pika.BasicProperties(expiration="soon"), 406),
-        (pika.BasicProperties(expiration="-1"), 406),
-        (pika.BasicProperties(user_id="somebody"), 406),
-        (pika.BasicProperties(headers={"CC": "not a list"}), 406),
-        (pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"), 406),
-    ],
-)
+WRONG_PROPERTIES = [
+    pika.BasicProperties(expiration="soon"),
+    pika.BasicProperties(expiration="-1"),
+    pika.BasicProperties(user_id="somebody"),
+    pika.BasicProperties(headers={"CC": "not a list"}),
+    pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"),
+]
+
+
+@pytest.mark.parametrize("properties", WRONG_PROPERTIES)
 def test_properties_that_cannot_be_end_the_channel(
-    channel: BlockingChannel, name: str, properties: pika.BasicProperties, expected: int
+    channel: BlockingChannel, name: str, properties: pika.BasicProperties
 ) -> None:
     channel.queue_declare(name)
     with pytest.raises(ChannelClosedByBroker) as caught:
         channel.basic_publish("", name, b"x", properties)
         channel.queue_declare(name, passive=True)
-    assert caught.value.reply_code == expected
+    assert caught.value.reply_code == 406
+
+
+def message(queue: str, properties: dict[str, Any]) -> bytes:
+    header = content_header(1, encode_properties(properties))
+    return frame(1, commands.Basic.Publish, routing_key=queue) + raw_frame(2, 1, header) + raw_frame(3, 1, b"x")
+
+
+@pytest.fixture
+def confirming(running: Running, name: str) -> Iterator[Raw]:
+    with closing(Raw(running.port)) as client:
+        client.open().channel()
+        client.method(1, commands.Queue.Declare, queue=name).expect(commands.Queue.DeclareOk)
+        client.method(1, commands.Confirm.Select).expect(commands.Confirm.SelectOk)
+        yield client
+
+
+@pytest.mark.parametrize("properties", WRONG_PROPERTIES)
+def test_what_is_refused_with_its_channel_is_not_confirmed(
+    confirming: Raw, name: str, properties: pika.BasicProperties
+) -> None:
+    confirming.send(message(name, {key: value for key, value in vars(properties).items() if value is not None}))
+    assert confirming.expect(commands.Channel.Close).reply_code == 406
+
+
+def test_pika_hears_that_the_channel_is_closed_and_no_confirm(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name)
+    channel.confirm_delivery()
+    with pytest.raises(ChannelClosedByBroker):
+        channel.basic_publish("", name, b"x", pika.BasicProperties(expiration="soon"))
+
+
+def test_of_two_that_come_together_the_good_one_is_confirmed_and_the_bad_one_is_not(
+    confirming: Raw, name: str
+) -> None:
+    confirming.send(message(name, {}) + message(name, {"expiration": "soon"}))
+    ack = confirming.expect(commands.Basic.Ack)
+    assert (ack.delivery_tag, ack.multiple) == (1, False)
+    assert confirming.expect(commands.Channel.Close).reply_code == 406
 
 
 def test_the_right_user_id_is_taken(channel: BlockingChannel, name: str) -> None:

@@ -321,6 +321,7 @@ class Connection(Link):
         try:
             publish.message(channel, method, properties, body)
         except HeadraceError as error:
+            state.sequence -= 1  # it is counted already, and what is refused is not to be confirmed with the rest
             self.after_feed()
             self.fail(error, channel, 60, 40)
         return False
