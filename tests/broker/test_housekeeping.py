@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
+from headrace.broker.message import Message
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.log.paths import HELD, held_name
@@ -29,6 +30,37 @@ async def test_a_damaged_topic_does_not_keep_retention_from_the_others(tmp_path:
     await broker.housekeeping.once()
     assert broker.stats.maintenance_errors == 1
     assert healthy.partitions[0].start_offset > 0
+    await broker.close()
+
+
+TAKES_MESSAGES = [
+    StreamSettings(segment_size=2048, retention_bytes=4096),
+    StreamSettings(segment_size=2048, cleanup_policy="compact"),
+    StreamSettings(segment_size=2048, cleanup_policy="compact,delete", retention_bytes=4096, retention_ms=1),
+]
+
+
+@pytest.mark.parametrize("stream", TAKES_MESSAGES)
+async def test_what_holds_for_all_topics_takes_nothing_from_a_queue_that_nobody_has_settled(
+    tmp_path: Path, stream: StreamSettings
+) -> None:
+    clock = ManualClock()
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
+    broker = await Broker.open(config, clock=clock)
+    host = broker.vhosts.get("/")
+    queue = await host.declare_queue(
+        "q", durable=True, exclusive=False, auto_delete=False, arguments={}, owner=None
+    )
+    sent = [b"%d" % i + b"x" * 300 for i in range(30)]
+    for body in sent:
+        queue.publish(Message("", "q", b"\0\0", body), clock.now_ms())
+        await host.rounds.settle_down()
+    clock.advance(60)
+    await broker.housekeeping.once()
+    assert [taken[2].body for taken in iter(queue.get, None)] == sent
+    delays = await host.store.delay_view("/", "delayed")
+    bounds = delays.log.settings
+    assert (bounds.retention_ms, bounds.retention_bytes, bounds.cleanup_policy) == (-1, -1, "delete")
     await broker.close()
 
 

@@ -331,9 +331,12 @@ class Streams:
         return [LogSpec(log_id, f"{name}-{n}", settings) for n, log_id in enumerate(document.logs)]
 
     def _base(self, kind: Kind) -> StreamSettings:
-        """A queue keeps a message until somebody has settled it, however old it gets."""
+        """A queue keeps a message until somebody has settled it, however old it gets, however many there are, and
+        whatever its key: what the broker is told to do with topics takes nothing from it."""
         if kind == "queue":
-            return msgspec.structs.replace(self._config.stream, retention_ms=-1)
+            return msgspec.structs.replace(
+                self._config.stream, retention_ms=-1, retention_bytes=-1, cleanup_policy="delete"
+            )
         return self._config.stream
 
     def _settings(self, document: StreamDocument) -> StreamSettings:
