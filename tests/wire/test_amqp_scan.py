@@ -235,8 +235,8 @@ def test_a_delivery_stops_at_its_bounds() -> None:
     data = batch(*[b"%d" % n for n in range(10)])
     (frames, after, count, _, _, _), ring = deliver(data, 2, 8, count_max=3)
     assert (frames, after, count) == (expected([b"2", b"3", b"4"]), 5, 3)
-    (_, after, count, _, _, _), ring = deliver(data, 2, 8, no_ack=True)
-    assert (after, count, ring.unacked, ring.next_tag) == (8, 6, 0, 7)
+    (_, after, count, _, gaps, _), ring = deliver(data, 2, 8, no_ack=True)
+    assert (after, count, ring.unacked, ring.next_tag, gaps) == (8, 6, 0, 7, ())
 
 
 def test_what_needs_a_look_stops_the_delivery_there() -> None:
@@ -258,6 +258,29 @@ def test_gaps_are_told_so_that_they_can_settle_themselves() -> None:
     data = batch(b"a") + control + batch(b"b", base=2) + batch(b"c", base=5)
     (_, after, count, _, gaps, _), _ = deliver(data, 0, 6)
     assert (after, count, list(gaps)) == (6, 3, [(1, 2), (3, 5)])
+
+
+def left_of(data: bytearray, *kept: int) -> bytes:
+    """What compaction leaves of a batch: its bounds stay."""
+    [info] = codec.scan(data)
+    return bytes(codec.filter_batch(data, info, list(kept)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes(batch(b"a") + batch(b"z", base=9)),
+        left_of(batch(b"a", *[b"x"] * 8, b"z"), 0, 9),
+        left_of(batch(b"a", *[b"x"] * 9), 0),
+    ],
+    ids=["between batches", "within a batch", "at the end of a batch"],
+)
+def test_a_gap_that_reaches_beyond_what_is_asked_for_is_passed(data: bytes) -> None:
+    """Whoever asks again from where the last answer ended would ask for ever."""
+    (frames, after, count, why, gaps, _), _ = deliver(data, 3, 6)
+    assert (frames, after, count, why, list(gaps)) == (b"", 6, 0, WHOLE, [(3, 6)])
+    (_, after, count, _, gaps, _), _ = deliver(data, 0, 6)
+    assert (after, count, list(gaps)) == (6, 1, [(1, 6)])
 
 
 def test_truncated_batches_are_never_read_past_their_end() -> None:

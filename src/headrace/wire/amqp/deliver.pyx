@@ -97,8 +97,8 @@ def encode_deliveries(
     """(frames, next offset, delivered, why it ended, gaps, body bytes): deliver [from_offset, to_offset).
 
     data is whole batches. Tags are taken from the ring. Gaps are ranges below next offset that hold
-    no record (control batches, what compaction left out). Records with a timestamp up to
-    expired_until count as foreign: somebody must dead-letter them.
+    no record (control batches, what compaction left out); one that goes on ends at to_offset, so that the next call
+    is for something else. Records with a timestamp up to expired_until count as foreign: somebody must dead-letter them.
     """
     cdef const uint8_t* p
     cdef const uint8_t* end
@@ -128,6 +128,9 @@ def encode_deliveries(
             p = stop
             continue
         if batch.base_offset >= to_offset:
+            gaps = gaps or []
+            gaps.append((next_offset, to_offset))
+            next_offset = to_offset
             break
         if batch.attributes & CONTROL_BIT:
             gaps = gaps or []
@@ -148,7 +151,13 @@ def encode_deliveries(
             if offset < next_offset:
                 p = after
                 continue
-            if offset >= to_offset or delivered >= count_max or used >= bytes_max:
+            if offset >= to_offset:
+                if next_offset < to_offset:
+                    gaps = gaps or []
+                    gaps.append((next_offset, to_offset))
+                    next_offset = to_offset
+                break
+            if delivered >= count_max or used >= bytes_max:
                 break
             if (
                 not is_ours(&record, &properties, &exchange)
@@ -217,10 +226,11 @@ def encode_deliveries(
             p = after
         else:
             # The batch is done: offsets after its last record, if any, were compacted away.
-            if next_offset <= batch.last_offset and batch.last_offset < to_offset:
+            offset = min(batch.last_offset + 1, to_offset)
+            if next_offset < offset:
                 gaps = gaps or []
-                gaps.append((next_offset, batch.last_offset + 1))
-                next_offset = batch.last_offset + 1
+                gaps.append((next_offset, offset))
+                next_offset = offset
             p = stop
             continue
         break
