@@ -364,6 +364,17 @@ async def test_a_delayed_message_that_cannot_be_read_does_not_hold_back_the_othe
     assert bodies(queue) == [b"2", b"3"]
 
 
+async def test_a_delayed_message_that_was_deleted_is_not_tried_for_ever(
+    broker: Broker, host: VirtualHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await delayed(host, b"1", b"2")
+    await broker.shard.maintenance.delete_before(host.delays._logs["x"].view.log, 1)
+    pass_time(broker)
+    await until(lambda: queue.ready == 1)
+    assert bodies(queue) == [b"2"]
+    assert (host.delays.waiting("x"), caplog.messages) == (0, [])
+
+
 # Bounds, expiry and dead letters.
 
 

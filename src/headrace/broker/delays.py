@@ -68,7 +68,7 @@ class DelayLog:
         """Takes what has become visible into the index, a chunk in each turn of the loop: after a restart there may
         be millions, and nobody shall wait for them."""
         log = self.view.log
-        gap = self.view.settled.gap(self._indexed, log.stable_end)
+        gap = self.view.settled.gap(max(self._indexed, log.start_offset), log.stable_end)
         if gap is not None:
             try:
                 chunk = log.read_now(gap[0], READ_BYTES)
@@ -130,6 +130,8 @@ class DelayLog:
         self._arm()
 
     def _release(self, offset: int, now_ms: int) -> None:
+        if offset < self.view.log.start_offset:
+            return  # somebody deleted it
         chunk = self.view.chunk(Run(offset, offset + 1, 0, True))
         found = codec.records(chunk.data, from_offset=offset, to_offset=offset + 1, limit=1)
         vhost = self._vhost

@@ -56,6 +56,7 @@ class QueueContents:
         for view in views:
             view.on_reserved = self.wake
             view.on_put_back = self._moves_failed
+            view.on_lost = self._count_bytes_anew
         self._bound_bytes()
         self._watch_arrivals()
 
@@ -138,6 +139,7 @@ class QueueContents:
         pending = sum(view.pending for view in self.views)
         if policy.length_max is not None and self.ready + pending >= policy.length_max:
             return True
+        self._follow_starts()
         if self._bytes is None or policy.bytes_max is None:
             return False
         return self._bytes.with_unflushed + more_bytes > policy.bytes_max
@@ -160,9 +162,7 @@ class QueueContents:
         """What was to be moved elsewhere is here again, and is judged again."""
         if self.is_deleted:
             return
-        if self._bytes is not None:  # it was counted as gone
-            self._bytes = None
-            self._bound_bytes()
+        self._count_bytes_anew()  # it was counted as gone
         self.wake()
         self.drop_overflow()
         self.drop_expired()
@@ -183,6 +183,15 @@ class QueueContents:
         elif self._bytes is None:
             self._bytes = ReadyBytes(self, self.drop_overflow)
             self.vhost.loop.call_soon(self._bytes.catch_up)
+
+    def _follow_starts(self) -> None:
+        """What was deleted from a log fills nothing."""
+        for view in self.views:
+            view.follow_start()
+
+    def _count_bytes_anew(self) -> None:
+        self._bytes = None
+        self._bound_bytes()
 
     def _watch_arrivals(self) -> None:
         """Kafka and HTTP append to the log themselves: the queue hears of it when there is something to read."""
@@ -212,6 +221,7 @@ class QueueContents:
         policy = self.policy
         if policy.overflow != DROP_HEAD or self.is_deleted:
             return
+        self._follow_starts()
         left = DROPPED_AT_ONCE
         while self.ready and self._is_over:
             left -= 1
@@ -358,8 +368,8 @@ class QueueContents:
 
     def give_back(self, view: View, offset: int, *, counts: bool = True) -> None:
         """To be delivered again; past the delivery limit it is dead-lettered instead."""
-        if self.is_deleted:
-            return
+        if self.is_deleted or offset < view.log.start_offset:
+            return  # it was deleted while it was out
         limit = self.policy.delivery_limit
         if counts and self.policy.counts_deliveries:
             count = view.count_return(offset)
@@ -379,7 +389,7 @@ class QueueContents:
 
     def reject(self, view: View, offset: int, reason: str = "rejected") -> None:
         """Not wanted: to the dead letter exchange if there is one, else gone."""
-        if self.is_deleted:
+        if self.is_deleted or offset < view.log.start_offset:
             return
         if self.policy.dead_letter_exchange is None:
             view.settle(offset, offset + 1)

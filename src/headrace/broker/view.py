@@ -144,15 +144,20 @@ class View:
 
     @property
     def ready(self) -> int:
-        end = self.log.stable_end
-        if self.next >= end:
-            return len(self.returned)
-        return int(end - self.next - self.settled.count(self.next, end) + len(self.returned))
+        start, end = self.log.start_offset, self.log.stable_end
+        returned = len(self.returned) - self.returned.count(0, start)
+        start = max(self.next, start)
+        if start >= end:
+            return returned
+        return int(end - start - self.settled.count(start, end) + returned)
 
     @property
     def out(self) -> int:
         """Delivered and not settled."""
-        return int(self.next - self.settled.count(0, self.next) - len(self.returned))
+        start = self.log.start_offset
+        if self.next <= start:
+            return 0
+        return int(self.next - start - self.settled.count(start, self.next) - self.returned.count(start, self.next))
 
     @property
     def has_ready(self) -> bool:
@@ -221,8 +226,23 @@ class View:
 
     # Reading.
 
+    def follow_start(self) -> None:
+        """Whoever deletes records, or a topic's retention, may take what nobody has settled: it is not there to be
+        read any more, and all that is behind it waits for nothing."""
+        start = self.log.start_offset
+        first = self.returned.first()
+        if start <= self.low and (first is None or first[0] >= start):
+            return
+        self.settled.add(0, start)
+        self.returned.remove(0, start)
+        self.counts.forget(0, start)
+        self.next = max(self.next, start)
+        if self.on_lost is not None:
+            self.on_lost()
+
     def next_run(self) -> Run | None:
         """What to deliver next: what came back first, then the log in order. None: nothing, or not yet."""
+        self.follow_start()
         first = self.returned.first()
         if first is not None:
             return Run(first[0], first[1], MAX_OFFSET, True)
@@ -245,6 +265,7 @@ class View:
 
         After a crash its redelivered flag may be missing for a message that was fetched and not settled.
         """
+        self.follow_start()
         first = self.returned.first()
         if first is not None:
             return Run(first[0], first[1], MAX_OFFSET, True)
@@ -261,6 +282,7 @@ class View:
 
     async def reserve_next(self) -> None:
         """Before one is handed out by basic.get: returns when that is known on disk, or the disk refuses."""
+        self.follow_start()
         if self.durable and not self.returned and self.reserved <= self.next < self.log.stable_end:
             self._reserve()
             waiter = asyncio.get_running_loop().create_future()
@@ -393,4 +415,5 @@ class View:
             self.on_reserved()
 
     on_reserved: Any = None
+    on_lost: Any = None  # something was deleted before it was settled
     on_put_back: Any = None  # what was to move elsewhere is here again: called when it is time to try once more

@@ -78,3 +78,24 @@ def test_a_queue_declared_on_a_topic_begins_at_its_end(running: Running) -> None
     assert take(channel, "orders")[2] == b"after"
     channel.queue_delete("orders")
     assert broker.streams.find("orders") is not None
+
+
+def test_consumers_go_on_behind_what_was_deleted_from_the_log(running: Running, name: str) -> None:
+    channel = running.channel()
+    channel.queue_declare(name, durable=True)
+    channel.confirm_delivery()
+    for n in range(10):
+        channel.basic_publish("", name, b"%d" % n)
+    broker = running.server.broker
+
+    async def delete() -> None:
+        await broker.shard.maintenance.delete_before(broker.streams.get(name).partitions[0].log, 5)
+
+    asyncio.run_coroutine_threadsafe(delete(), running.loop).result(PATIENCE_S)
+    assert depth(channel, name) == 5
+    assert take(channel, name, auto_ack=True)[2] == b"5"
+    got: list[bytes] = []
+    channel.basic_consume(name, lambda _c, _m, _p, body: got.append(body), auto_ack=True)
+    channel.basic_publish("", name, b"later")
+    eventually(lambda: channel.connection.process_data_events(0.05) or b"later" in got)
+    assert got == [b"6", b"7", b"8", b"9", b"later"]
