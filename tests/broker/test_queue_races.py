@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
+from headrace.broker.dead_letters import death_of
 from headrace.broker.exchanges import DELAYED
 from headrace.broker.history import History
 from headrace.broker.message import Message
@@ -100,6 +101,61 @@ async def test_what_fails_for_one_queue_after_a_round_keeps_no_answer_from_other
     say(damaged, b"2")
     async with asyncio.timeout(60):
         await host.rounds.settle_down()
+
+
+async def test_what_fails_for_one_queue_in_memory_keeps_no_turn_from_others(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = await declare(host, "bad", durable=False), await declare(host, "good", durable=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(bad.view.log, "append", refuse)
+        say(bad, b"lost")
+        say(good, b"1")
+        host.rounds.flush_memory()
+    say(bad, b"2")
+    say(good, b"2")
+    await host.rounds.settle_down()
+    assert (bodies(bad), bodies(good)) == ([b"2"], [b"1", b"2"])
+
+
+async def test_a_dead_letter_whose_key_is_no_utf8_moves_with_its_key(host: VirtualHost) -> None:
+    """It could not be written into x-death, and other queues in memory stopped with it."""
+    dead = await declare(host, "dead", durable=False)
+    moving = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+    bounded = await declare(host, "bounded", durable=False, x_max_length=1, **moving)
+    for body in (b"1", b"2"):
+        bounded.publish(Message("x", "caf\udce9", b"\0\0", body), host.clock.now_ms())
+    await until(lambda: dead.ready)
+    taken = dead.get()
+    assert taken is not None
+    assert taken[2].headers()["x-death"][0]["routing-keys"] == [b"caf\xe9"]
+    death = death_of(taken[2])
+    assert death is not None
+    assert death.routing_key == "caf\udce9"
+    assert bodies(bounded) == [b"2"]
+    bounded.publish(taken[2], host.clock.now_ms())  # with its history, and dies once more
+    say(bounded, b"3")
+    await until(lambda: dead.ready)
+    taken = dead.get()
+    assert taken is not None
+    assert b"S\0\0\0\x04caf\xe9" in taken[2].properties
+
+
+@pytest.mark.parametrize(
+    "forged", [{"x-death": 5}, {"CC": 5}, {"x-death": [{"queue": "q", "reason": "rejected", "count": "many"}]}]
+)
+async def test_a_dead_letter_moves_whatever_its_publisher_put_into_the_headers_of_its_history(
+    host: VirtualHost, forged: dict[str, Any]
+) -> None:
+    dead = await declare(host, "dead", durable=False)
+    queue = await declare(host, "q", durable=False, x_dead_letter_exchange="amq.fanout")
+    await host.bind("amq.fanout", dead, "", {})
+    queue.publish(Message("", "q", edit(b"\0\0", headers=forged), b"1"), host.clock.now_ms())
+    await host.rounds.settle_down()
+    taken = queue.get()
+    assert taken is not None
+    queue.reject(taken[0], taken[1])
+    await until(lambda: dead.ready)
 
 
 async def test_a_reservation_that_was_stored_is_known_although_another_queue_of_its_round_was_refused(

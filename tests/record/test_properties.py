@@ -200,6 +200,14 @@ def test_integers_and_floats_are_written_in_types_that_every_client_reads() -> N
     assert encode_table({"n": 0.5})[4:] == b"\x01nd" + struct.pack(">d", 0.5)
 
 
+def test_text_that_is_no_utf8_is_written_as_the_bytes_it_was() -> None:
+    """Routing keys are bytes: one in Latin-1 must be able to stand in an x-death header."""
+    raw = encode_table({"keys": ["caf\udce9"]})
+    assert b"S\x00\x00\x00\x04caf\xe9" in raw
+    assert decode_table(raw) == {"keys": [b"caf\xe9"]}
+    assert encode_table({"caf\udce9": None})[4:] == b"\x04caf\xe9V"
+
+
 def test_editing_leaves_the_bytes_of_everything_else_alone() -> None:
     """A short integer stays short, an unsigned one unsigned: only what is named changes."""
     headers = table(b"s\x00\x07", b"B\xff", b"S\x00\x00\x00\x02\xff\xfe", b"f\x3f\x80\x00\x00")

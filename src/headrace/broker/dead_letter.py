@@ -16,6 +16,26 @@ if TYPE_CHECKING:
 
 REJECTED = "rejected"
 DEATHS_MAX = 64  # a message that wanders for ever must not grow for ever
+COUNT_MAX = 2**62
+
+
+# Clients may send these headers, too, and whatever they like in them.
+
+
+def _further_keys(headers: dict[str, Any]) -> list[str]:
+    found = headers.get("CC")
+    return [key for key in found if isinstance(key, str)] if isinstance(found, list) else []
+
+
+def routing_keys(death: dict[str, Any]) -> list[Any]:
+    """A key that is no UTF-8 is read as bytes; as text it is written as it was."""
+    found = death.get("routing-keys")
+    return [to_text(key) if isinstance(key, bytes) else key for key in found] if isinstance(found, list) else []
+
+
+def _deaths(headers: dict[str, Any]) -> list[dict[str, Any]]:
+    found = headers.get("x-death")
+    return [death for death in found if isinstance(death, dict)] if isinstance(found, list) else []
 
 
 class DeadLetters:
@@ -49,7 +69,7 @@ class DeadLetters:
         if policy.dead_letter_key is not None:
             keys = [policy.dead_letter_key]
         else:
-            keys += [key for key in headers.get("CC") or () if isinstance(key, str)]
+            keys += _further_keys(headers)
         dead = self._with_death(queue, message, headers, reason, now_ms, keys)
         dead.exchange, dead.routing_key = exchange.name, keys[0]
         targets = self._vhost.routing.route_message(exchange, keys, dead.headers(), self._vhost.queues)
@@ -65,7 +85,7 @@ class DeadLetters:
         """Back where it died before, and no client had a hand in it: it would go round for ever."""
         if reason == REJECTED:
             return False
-        deaths = [death for death in headers.get("x-death") or () if isinstance(death, dict)]
+        deaths = _deaths(headers)
         if target == source and not deaths:
             return True
         names = [death.get("queue") for death in deaths]
@@ -78,14 +98,15 @@ class DeadLetters:
     def _with_death(
         queue: "QueueContents", message: Message, headers: dict[str, Any], reason: str, now_ms: int, keys: list[str]
     ) -> Message:
-        deaths = [dict(death) for death in headers.get("x-death") or () if isinstance(death, dict)]
+        deaths = [death | {"routing-keys": routing_keys(death)} for death in _deaths(headers)]
         known = next((d for d in deaths if d.get("queue") == queue.name and d.get("reason") == reason), None)
         if known is not None:
             deaths.remove(known)
-            known["count"] = int(known.get("count", 0)) + 1
+            count = known.get("count")
+            known["count"] = min(count, COUNT_MAX) + 1 if isinstance(count, int) else 1
             known["time"] = Timestamp(now_ms // 1000)
         else:
-            routed = [message.routing_key, *(key for key in headers.get("CC") or () if isinstance(key, str))]
+            routed = [message.routing_key, *_further_keys(headers)]
             known = {
                 "count": 1,
                 "reason": reason,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from headrace.broker.browsing import READY, browse, state_of
+from headrace.broker.dead_letter import routing_keys
 from headrace.broker.message import Message, from_record
 from headrace.broker.queue import Queue
 from headrace.broker.view import View
@@ -57,13 +58,13 @@ def death_of(message: Message) -> Death | None:
     if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], dict):
         return None
     last = deaths[0]
-    keys = last.get("routing-keys")
+    keys = routing_keys(last)
     replays = headers.get("x-replays", 0)
     return Death(
         str(last.get("queue", "")),
         str(last.get("reason", "")),
         str(last.get("exchange", "")),
-        str(keys[0]) if isinstance(keys, list) and keys else message.routing_key,
+        str(keys[0]) if keys else message.routing_key,
         sum(int(d.get("count", 1)) for d in deaths if isinstance(d, dict) and isinstance(d.get("count", 1), int)),
         int(last.get("time") or 0),
         str(headers.get("x-first-death-queue", "")),

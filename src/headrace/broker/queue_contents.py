@@ -207,8 +207,8 @@ class QueueContents:
             return
         if self._bytes is not None:
             self._bytes.catch_up()
+        self._watch_arrivals()  # first: if something cannot be dropped, the next message is heard of all the same
         self.drop_overflow()
-        self._watch_arrivals()
 
     @property
     def _is_over(self) -> bool:

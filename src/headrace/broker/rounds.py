@@ -212,7 +212,11 @@ class Rounds:
         if self._dirty_memory:
             views, self._dirty_memory = self._dirty_memory, []
             for view in views:
-                view.flush_memory()
+                for batch in view.take_batches():
+                    try:
+                        view.log.append(batch)
+                    except Exception as error:  # the batches behind it, and other queues, are to have their turn
+                        logger.error("what was to be done after a publish failed: %s", error, exc_info=error)
 
     def _flush_disk(self) -> None:
         self.flushes += 1

@@ -216,10 +216,6 @@ class View:
         """They can be read, or were refused."""
         self._in_round -= count
 
-    def flush_memory(self) -> None:
-        for batch in self.take_batches():
-            self.log.append(batch)
-
     def discard_pending(self) -> None:
         for _ in self.take_batches():
             pass

@@ -70,8 +70,14 @@ class MemoryLog:
         if self.memory_bytes > self._spill_at and self._spill is not None:
             self._grew_large()
         waiters, self._waiters = self._waiters, []
+        raised: Exception | None = None
         for waiter in waiters:
-            waiter.call()
+            try:
+                waiter.call()
+            except Exception as bug:  # noqa: BLE001 - the others are woken all the same
+                raised = raised or bug
+        if raised is not None:
+            raise raised
         return base
 
     def read(self, offset: int, max_bytes: int = 65536) -> MemoryChunk:

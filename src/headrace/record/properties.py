@@ -300,8 +300,13 @@ def _sized(data: bytes) -> bytes:
     return _UINT32.pack(len(data)) + data
 
 
+def _text(text: str) -> bytes:
+    """Routing keys are bytes for clients, and text here: what was no UTF-8 becomes again what it was."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 def _short_string(text: str) -> bytes:
-    data = text.encode()
+    data = _text(text)
     if len(data) > SHORT_STRING_BYTES_MAX:
         raise InvalidInput(f"{text!r:.40}... is longer than {SHORT_STRING_BYTES_MAX} bytes")
     return bytes((len(data),)) + data
@@ -314,7 +319,7 @@ def _encode_field(name: str, value: Value, depth: int) -> bytes:
 def _encode_value(value: Value, depth: int) -> bytes:
     # The types that every client reads: I or l for integers, d for floats, S for text.
     if isinstance(value, str):
-        return b"S" + _sized(value.encode())
+        return b"S" + _sized(_text(value))
     if isinstance(value, bool):
         return b"t\x01" if value else b"t\x00"
     if isinstance(value, Timestamp):

@@ -9,7 +9,13 @@ import pika
 import pytest
 from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError
+from pika.exceptions import (
+    AMQPConnectionError,
+    ChannelClosedByBroker,
+    ConnectionClosedByBroker,
+    NackError,
+    UnroutableError,
+)
 
 from headrace.errors import StorageError
 from headrace.record.properties import encode_properties
@@ -293,6 +299,25 @@ def test_a_dead_letter_that_finds_no_room_stays_where_it_is_d10(running: Running
     assert body == b"x"
     channel.basic_reject(method.delivery_tag, requeue=False)
     assert take(channel, name + ".dead")[2] == b"x"
+
+
+def test_a_message_that_cannot_be_dead_lettered_is_not_lost(
+    running: Running, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = running.channel()
+    channel.queue_declare(name, durable=True, arguments={"x-dead-letter-exchange": "amq.fanout"})
+    channel.basic_publish("", name, b"x")
+    method, _, _ = take(channel, name)
+
+    def bug(*_: object) -> None:
+        raise ValueError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running.queue(name).vhost.dead_letters, "publish_copy", bug)
+        channel.basic_reject(method.delivery_tag, requeue=False)
+        with pytest.raises(AMQPConnectionError):
+            channel.connection.process_data_events(60)
+    eventually(lambda: running.call(lambda: running.queue(name).ready) == 1)
 
 
 @pytest.mark.parametrize("how", ["nack", "close"])

@@ -11,7 +11,6 @@ from headrace.broker.view import View
 from headrace.doors.amqp.consumer import AmqpConsumer, Source
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.tx import Transaction
-from headrace.errors import HeadraceError
 from headrace.wire.amqp.methods import confirm, frame
 from headrace.wire.amqp.protocol import PRECONDITION_FAILED
 from headrace.wire.amqp.scan import ChannelState
@@ -85,14 +84,14 @@ class Channel:
 
     def reject(self, taken: Iterable[tuple[Source, int]], *, requeue: bool) -> None:
         woken: set[Queue] = set()
-        failed: HeadraceError | None = None
+        failed: Exception | None = None
         for source, offset in taken:
             try:
                 if requeue:
                     source.queue.give_back(source.view, offset)
                 else:
                     source.queue.reject(source.view, offset)
-            except HeadraceError as error:  # it cannot be read, say: it stays, and the others have their turn
+            except Exception as error:  # noqa: BLE001 - it cannot be read, say: it stays, the others have their turn
                 source.view.give_back(offset, offset + 1)
                 failed = failed or error
             woken.add(source.queue)
@@ -164,8 +163,11 @@ class Channel:
             self.connection.door.replies.remove(self.reply_token)
         try:
             self.reject(self.take(0, True), requeue=True)
-        except HeadraceError as error:  # other channels of the connection are to be released, too
-            logger.error("a message that channel %d had out is in its queue and cannot be used: %s", self.number, error)
+        except Exception as error:  # other channels of the connection are to be released, too
+            logger.error(
+                "a message that channel %d had out is in its queue and cannot be used: %s", self.number, error,
+                exc_info=error,
+            )  # fmt: skip
 
     def send_close(self, code: int, text: str, class_id: int, method_id: int) -> None:
         """The client made a mistake: the channel ends; what it still sends is ignored until close-ok."""
