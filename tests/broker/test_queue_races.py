@@ -158,6 +158,23 @@ async def test_a_dead_letter_moves_whatever_its_publisher_put_into_the_headers_o
     await until(lambda: dead.ready)
 
 
+@pytest.mark.parametrize("atomic", [False, True])
+async def test_what_comes_for_a_deleted_queue_is_no_error_of_others(host: VirtualHost, atomic: bool) -> None:
+    """A publish in two pieces of which the second came after the deletion: everybody in that flush was told 541."""
+    doomed, good = await declare(host, "doomed"), await declare(host, "good")
+    await host.delete_queue("doomed")
+    assert doomed.view.log.is_deleted
+    if atomic:
+        host.rounds.begin_atomic()
+    say(doomed, b"late")
+    say(good, b"1")
+    if atomic:
+        host.rounds.end_atomic()
+    await host.rounds.settle_down()
+    assert bodies(good) == [b"1"]
+    assert doomed.view.pending == 0
+
+
 async def test_a_reservation_that_was_stored_is_known_although_another_queue_of_its_round_was_refused(
     host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.errors import HeadraceError, StorageError
+from headrace.errors import HeadraceError, LogClosed, StorageError
 
 if TYPE_CHECKING:
     from headrace.broker.view import Delta, View
@@ -237,7 +237,7 @@ class Rounds:
             for batch in view.take_batches():
                 self.batches += 1
                 landed = partial(view.landed, view.handed_over((batch,)))
-                self._stage(flush, partial(view.log.append, batch), landed, landed)
+                self._stage(flush, [view], partial(view.log.append, batch), landed, landed)
         if unsaved or self._settle_waiters:
             self._stage_settles(_taken((), unsaved))
         self._shard.begin_round()  # all of this turn is staged: what comes next waits for this flush anyway
@@ -246,30 +246,32 @@ class Rounds:
     def _stage(
         self,
         flush: Flush,
+        views: list["View"],
         stage: Callable[[], Any],
-        undo: Callable[[], None] | None = None,
-        stored: Callable[[], None] | None = None,
+        undo: Callable[[], None],
+        stored: Callable[[], None],
     ) -> None:
-        """`stored` or `undo` is called for this part alone, however the others of the flush end."""
+        """`stored` or `undo` is called for this part alone, however the others of the flush end.
+
+        That all queues it was for were deleted meanwhile is no error: their messages have nowhere to go, as if none
+        had been bound, and nobody else in this flush is to suffer for it.
+        """
+
+        def ended(error: HeadraceError | None) -> HeadraceError | None:
+            if isinstance(error, LogClosed) and views and all(view.log.is_deleted for view in views):
+                error = None
+            (undo if error is not None else stored)()
+            return error
+
         flush.tickets += 1
         try:
             ticket = stage()
         except HeadraceError as error:
-            flush.errors.append(error)
-            if undo is not None:
-                undo()
+            if (refusal := ended(error)) is not None:
+                flush.errors.append(refusal)
             return
         flush.left += 1
-
-        def resolved(done: Any) -> None:
-            if done.error is not None:
-                if undo is not None:
-                    undo()
-            elif stored is not None:
-                stored()
-            self._one_done(flush, done.error)
-
-        ticket.add_callback(resolved)
+        ticket.add_callback(lambda done: self._one_done(flush, ended(done.error)))
 
     def _stage_settles(self, group: _Taken) -> None:
         """Settles alone: whoever waits for publishes does not care how they end."""
@@ -282,7 +284,8 @@ class Rounds:
         self._one_done(lone, None)
 
     def _stage_group(self, flush: Flush, group: _Taken, *, is_awaited: bool = True) -> None:
-        batches, deltas = group
+        batches = [(view, batch) for view, batch in group.batches if not view.log.is_deleted]
+        deltas = group.deltas
         self.batches += len(batches)
         # Acks may be lost in a power cut, how far deliveries went may not: what comes again must be flagged.
         lazy = not is_awaited and all(delta.reserved <= view.reserved for view, delta in deltas)
@@ -299,7 +302,7 @@ class Rounds:
         handed = [(view, view.handed_over((batch,))) for view, batch in batches]
         undo, saved = partial(self._put_back, handed, deltas), partial(_stored, handed, deltas)
         if batches or kept:
-            self._stage(flush, stage, undo, saved)
+            self._stage(flush, [view for view, _ in batches], stage, undo, saved)
         else:
             saved()  # the queues that its messages went to are gone
 
