@@ -13,6 +13,7 @@ from headrace.broker.exchanges import DELAYED
 from headrace.broker.history import History
 from headrace.broker.message import Message
 from headrace.broker.queue import Queue
+from headrace.broker.queue_contents import DROPPED_AT_ONCE
 from headrace.broker.vhost import VirtualHost
 from headrace.clock import ManualClock
 from headrace.config import Config
@@ -215,6 +216,28 @@ async def test_settles_that_the_disk_refuses_are_not_tried_again_at_once(
             await asyncio.sleep(0)
         assert len(refusing.times) == 2
     await host.rounds.settles_stored()
+
+
+# Expiry.
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_many_that_expire_at_once_go_in_many_turns(broker: Broker, host: VirtualHost, durable: bool) -> None:
+    """Nobody else was served meanwhile: 37 s for 200,000."""
+    dead = await declare(host, "dead", durable=durable)
+    moving = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+    queue = await declare(host, "q", durable=durable, x_message_ttl=1000, **moving)
+    said = [b"%d" % n for n in range(5 * DROPPED_AT_ONCE)]
+    say(queue, *said)
+    await host.rounds.settle_down()
+    pass_time(broker)
+    for _ in range(2):
+        queue.drop_expired()
+    assert queue.ready == 3 * DROPPED_AT_ONCE
+    await asyncio.sleep(0)
+    assert queue.ready == 2 * DROPPED_AT_ONCE  # asked for twice, it goes on once
+    await until(lambda: dead.ready == len(said))
+    assert bodies(dead) == said
 
 
 # Deleting and declaring.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NEVER = -(2**62)
 SEAL_AT = 1 << 20
-DROPPED_AT_ONCE = 500
+DROPPED_AT_ONCE = 40  # a few milliseconds where they are dead-lettered: others get their turn
 
 
 class QueueContents:
@@ -50,6 +50,7 @@ class QueueContents:
         self.published = self.delivered = self.acked = self.redelivered = self.dead_lettered = 0
         self._arrivals: dict[View, Any] = {}  # of messages through any door, where there are bounds to keep
         self._loading: list[Callable[[], object]] = []  # what goes on when something was read from the disk
+        self._going_on: list[Callable[[], object]] = []  # what has more to drop in the next turn of the loop
         self._timer: Any = None
         self._timer_at = 0.0
         self._checked_at = -1
@@ -225,8 +226,8 @@ class QueueContents:
         left = DROPPED_AT_ONCE
         while self.ready and self._is_over:
             left -= 1
-            if left < 0:  # a bound on a long backlog: others get their turn
-                self.vhost.loop.call_soon(self.drop_overflow)
+            if left < 0:  # a bound on a long backlog
+                self._go_on(self.drop_overflow)
                 return
             surplus = self.ready - policy.length_max if policy.length_max is not None else 0
             if policy.dead_letter_exchange is None and policy.bytes_max is None and len(self.views) == 1:
@@ -241,6 +242,16 @@ class QueueContents:
                 view, offset, message = taken
                 self._forget_bytes(view, offset, message)
                 self.vhost.dead_letters.move(self, view, offset, message, "maxlen")
+
+    def _go_on(self, drop: Callable[[], object]) -> None:
+        """In the next turn of the loop, and once in it however many ask: each flush does."""
+        if drop not in self._going_on:
+            self._going_on.append(drop)
+            self.vhost.loop.call_soon(self._goes_on, drop)
+
+    def _goes_on(self, drop: Callable[[], object]) -> None:
+        self._going_on.remove(drop)
+        drop()
 
     def _lowest_head(self) -> tuple[View, Run] | None:
         for view in reversed(self.views):
@@ -259,27 +270,39 @@ class QueueContents:
 
     def drop_expired(self) -> None:
         """Judges the heads, dead-letters what is too old, and comes back when the next one will be."""
+        if self.is_deleted:
+            return
         now = self.vhost.clock.now_ms()
         next_at: int | None = None
+        left = DROPPED_AT_ONCE
         for view in self.views:
-            while view.has_ready:
-                run = view.next_run_unreserved()
-                if run is None or not self._is_loaded(view, run, self.drop_expired):
-                    break
-                message = self._read(view, run)
-                if message is None:
-                    continue
-                at = self.expires_at(message)
-                if at is None:
-                    break
-                if at > now:
-                    next_at = at if next_at is None else min(at, next_at)
-                    break
-                view.advance(run, run.start + 1)
-                self._forget_bytes(view, run.start, message)
-                self.vhost.dead_letters.move(self, view, run.start, message, "expired")
+            dropped, at = self._drop_expired_of(view, now, left)
+            left -= dropped
+            if left <= 0:
+                self._go_on(self.drop_expired)
+                return
+            if at is not None:
+                next_at = at if next_at is None else min(at, next_at)
         if next_at is not None:
             self._arm_head_timer(next_at - now)
+
+    def _drop_expired_of(self, view: View, now: int, most: int) -> tuple[int, int | None]:
+        """How many it dropped, and when the head expires after that, if it does."""
+        dropped = 0
+        while dropped < most and view.has_ready:
+            run = view.next_run_unreserved()
+            if run is None or not self._is_loaded(view, run, self.drop_expired):
+                break
+            # Most often the head is young, and nothing else is looked at. Behind an old one there are more.
+            for offset, message in self._read_some(view, run, most - dropped if dropped else 1):
+                at = self.expires_at(message)
+                if at is None or at > now:
+                    return dropped, at
+                view.advance(run._replace(start=offset), offset + 1)
+                self._forget_bytes(view, offset, message)
+                self.vhost.dead_letters.move(self, view, offset, message, "expired")
+                dropped += 1
+        return dropped, None
 
     def _arm_head_timer(self, delay_ms: int) -> None:
         loop, when = self.vhost.loop, self.vhost.loop.time() + min(delay_ms, 3_600_000) / 1000 + 0.001
@@ -328,16 +351,21 @@ class QueueContents:
 
     def _read(self, view: View, run: Run) -> Message | None:
         """The message at the start of the run; None when there is none there any more."""
+        found = self._read_some(view, run, 1)
+        return found[0][1] if found else None
+
+    def _read_some(self, view: View, run: Run, most: int) -> list[tuple[int, Message]]:
+        """Messages from the start of the run on, up to where one is missing: to find each alone takes a walk through
+        its batch. Empty: there is none at the start any more."""
         chunk = view.chunk(run)
-        found = (
-            codec.records(chunk.data, from_offset=run.start, to_offset=run.start + 1, limit=1)
-            if chunk.data
-            else []
-        )
-        if not found:
+        end = min(run.end, chunk.next_offset, run.start + most)
+        found = codec.records(chunk.data, from_offset=run.start, to_offset=end) if chunk.data else []
+        if not found or found[0].offset != run.start:
             self._skip(view, run, run.start + 1 if chunk.data else min(run.end, chunk.next_offset))
-            return None
-        return from_record(found[0])
+            return []
+        return [
+            (record.offset, from_record(record)) for n, record in enumerate(found) if record.offset == run.start + n
+        ]
 
     def _skip(self, view: View, run: Run, to: int) -> None:
         """Offsets without a message settle themselves."""
