@@ -18,7 +18,7 @@ from headrace.broker.vhost import VirtualHost
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import ArgumentMismatch, InUse, StorageError
-from headrace.record.properties import edit
+from headrace.record.properties import edit, encode_properties
 
 
 @pytest.fixture
@@ -238,6 +238,63 @@ async def test_many_that_expire_at_once_go_in_many_turns(broker: Broker, host: V
     assert queue.ready == 2 * DROPPED_AT_ONCE  # asked for twice, it goes on once
     await until(lambda: dead.ready == len(said))
     assert bodies(dead) == said
+
+
+async def expiring(host: VirtualHost) -> tuple[Queue, Queue]:
+    """A queue with a message that stays and one of half a second behind it, and the queue of its dead letters."""
+    dead = await declare(host, "dead", durable=False)
+    queue = await declare(host, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    say(queue, b"stays")
+    short = Message("", "q", encode_properties({"expiration": "500"}), b"short")
+    queue.publish(short, host.clock.now_ms())
+    await host.rounds.settle_down()
+    return queue, dead
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_message_expires_when_those_before_it_are_out(broker: Broker, host: VirtualHost, late: bool) -> None:
+    queue, dead = await expiring(host)
+    if late:
+        pass_time(broker)
+    assert queue.get() is not None
+    if not late:
+        await asyncio.sleep(0)
+        pass_time(broker)
+    await until(lambda: dead.ready)
+    assert (queue.ready, queue.unacked) == (0, 1)
+
+
+async def test_a_message_expires_behind_one_that_was_out_before_a_restart(broker: Broker, host: VirtualHost) -> None:
+    await expiring(host)
+    await broker.close()
+    again = await Broker.open(broker.config, clock=broker.clock)
+    queue = again.vhosts.get("/").queues["q"]
+    await asyncio.sleep(0)
+    assert queue.get() is not None
+    pass_time(again)
+    await until(lambda: queue.ready == 0)
+    await again.close()
+
+
+async def test_a_message_that_comes_back_when_it_has_expired_goes(broker: Broker, host: VirtualHost) -> None:
+    queue, dead = await expiring(host)
+    _, short = queue.get(), queue.get()
+    assert short is not None
+    pass_time(broker)
+    queue.give_back(*short[:2])
+    await until(lambda: dead.ready)
+    assert (queue.ready, queue.unacked) == (0, 1)
+
+
+async def test_a_queue_that_is_empty_looks_for_no_expiration_any_more(broker: Broker, host: VirtualHost) -> None:
+    queue, dead = await expiring(host)
+    taken = queue.get()
+    assert taken is not None
+    pass_time(broker)
+    await until(lambda: dead.ready)
+    queue.settle(taken[0], taken[1], taken[1] + 1)
+    queue.drop_expired()
+    assert not queue._may_expire
 
 
 # Deleting and declaring.

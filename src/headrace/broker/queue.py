@@ -111,6 +111,7 @@ class Queue(QueueContents):
             return 0, 0
         if view.counts and self.policy.counts_deliveries:
             if run.start in view.counts:
+                self._head_changed()
                 return self._deliver_one(consumer, view, run)
             run = run._replace(end=view.counts.next_in(run.start, run.end))
         if self._bytes is not None:
@@ -124,6 +125,7 @@ class Queue(QueueContents):
             run.redelivered_below,
             self._expired_until,
         )
+        self._head_changed()
         if next_offset > run.start:
             view.advance(run, next_offset)
             for start, end in gaps:
@@ -199,6 +201,7 @@ class Queue(QueueContents):
                 if count and self.policy.counts_deliveries:
                     message = message.with_headers(**{"x-delivery-count": count})
                 self.delivered += 1
+                self._head_changed()
                 return view, offset, message, redelivered
             self.vhost.dead_letters.move(self, view, offset, message, "expired")
         return None

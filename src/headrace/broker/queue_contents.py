@@ -51,6 +51,9 @@ class QueueContents:
         self._arrivals: dict[View, Any] = {}  # of messages through any door, where there are bounds to keep
         self._loading: list[Callable[[], object]] = []  # what goes on when something was read from the disk
         self._going_on: list[Callable[[], object]] = []  # what has more to drop in the next turn of the loop
+        # Whether a message may have an expiration of its own: then each new head is looked at. What was here before is
+        # not known.
+        self._may_expire = any(view.has_ready for view in views)
         self._timer: Any = None
         self._timer_at = 0.0
         self._checked_at = -1
@@ -126,6 +129,7 @@ class QueueContents:
             self._bytes.published(self.vhost.rounds.flushes, len(message.body))
         if self.policy.length_max is not None or self.policy.bytes_max is not None:
             self._check_after_flush()
+        self._may_expire |= message.has_expiration
         if message.has_expiration or self.policy.ttl_ms is not None:
             self._check_after_flush()
 
@@ -285,6 +289,13 @@ class QueueContents:
                 next_at = at if next_at is None else min(at, next_at)
         if next_at is not None:
             self._arm_head_timer(next_at - now)
+        elif self._may_expire:
+            self._may_expire = any(view.has_ready or view.out or view.pending for view in self.views)
+
+    def _head_changed(self) -> None:
+        """The next one may be older than its expiration, or come to be while nothing else happens here."""
+        if self._may_expire:
+            self._go_on(self.drop_expired)
 
     def _drop_expired_of(self, view: View, now: int, most: int) -> tuple[int, int | None]:
         """How many it dropped, and when the head expires after that, if it does."""
@@ -409,6 +420,7 @@ class QueueContents:
             message = self._read(view, Run(offset, offset + 1, 0, True))
             self._bytes.came_back(view, offset, len(message.body) if message is not None else 0)
         self.wake()
+        self._head_changed()
         self._check_after_flush_if_bounded()
 
     def _check_after_flush_if_bounded(self) -> None:

@@ -40,6 +40,15 @@ def test_messages_expire_by_their_own_time_at_the_head(channel: BlockingChannel,
     assert bodies(channel, name) == [b"stays"]
 
 
+def test_a_message_expires_while_a_consumer_holds_the_one_before_it(channel: BlockingChannel, name: str) -> None:
+    dead = dead_letter_pair(channel, name)
+    channel.basic_qos(prefetch_count=1)
+    channel.basic_publish("", name, b"held")
+    channel.basic_publish("", name, b"short", pika.BasicProperties(expiration="100"))
+    channel.basic_consume(name, lambda *_: None)
+    assert take(channel, dead)[2] == b"short"
+
+
 def test_an_expired_message_is_never_delivered(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, durable=True)
