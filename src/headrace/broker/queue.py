@@ -57,6 +57,10 @@ class Queue(QueueContents):
             self._scheduled = True
             self.vhost.loop.call_soon(self.dispatch)
 
+    @property
+    def is_serving(self) -> bool:
+        return self._scheduled and bool(self.consumers)
+
     def dispatch(self) -> None:
         self._scheduled = False
         if self.is_deleted or not self.consumers:
@@ -123,7 +127,7 @@ class Queue(QueueContents):
             min(run.end, chunk.next_offset),
             share,
             run.redelivered_below,
-            self._expired_until,
+            self._expired_until(run),
         )
         self._head_changed()
         if next_offset > run.start:
@@ -155,7 +159,8 @@ class Queue(QueueContents):
         offset = run.start
         view.advance(run, offset + 1)
         at = self.expires_at(message)
-        if at is not None and at <= self.vhost.clock.now_ms():
+        is_now_or_never = at == message.timestamp and not run.returned  # see _expired_until
+        if at is not None and at <= self.vhost.clock.now_ms() and not is_now_or_never:
             self._forget_bytes(view, offset, message)
             self.vhost.dead_letters.move(self, view, offset, message, "expired")
             return 0, 0

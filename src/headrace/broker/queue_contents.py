@@ -69,6 +69,11 @@ class QueueContents:
         raise NotImplementedError
 
     @property
+    def is_serving(self) -> bool:
+        """Consumers have their turn next: what they take is not dropped."""
+        raise NotImplementedError
+
+    @property
     def exclusive(self) -> bool:
         return self.owner is not None
 
@@ -158,6 +163,7 @@ class QueueContents:
     def _after_flush(self, flush: int, error: object) -> None:
         if self.is_deleted:
             return
+        self.wake()
         if self._bytes is not None:
             self._bytes.flushed(flush)
         self.drop_overflow()
@@ -210,9 +216,10 @@ class QueueContents:
         self._arrivals.pop(view, None)
         if self.is_deleted:
             return
+        self._watch_arrivals()  # first: if something cannot be dropped, the next message is heard of all the same
+        self.wake()
         if self._bytes is not None:
             self._bytes.catch_up()
-        self._watch_arrivals()  # first: if something cannot be dropped, the next message is heard of all the same
         self.drop_overflow()
 
     @property
@@ -225,6 +232,9 @@ class QueueContents:
     def drop_overflow(self) -> None:
         policy = self.policy
         if policy.overflow != DROP_HEAD or self.is_deleted:
+            return
+        if self.is_serving:
+            self._go_on(self.drop_overflow)
             return
         self._follow_starts()
         left = DROPPED_AT_ONCE
@@ -275,6 +285,9 @@ class QueueContents:
     def drop_expired(self) -> None:
         """Judges the heads, dead-letters what is too old, and comes back when the next one will be."""
         if self.is_deleted:
+            return
+        if self.is_serving:
+            self._go_on(self.drop_expired)
             return
         now = self.vhost.clock.now_ms()
         next_at: int | None = None
@@ -334,9 +347,12 @@ class QueueContents:
         limits = [limit for limit in (own, self.policy.ttl_ms) if limit is not None]
         return message.timestamp + min(limits) if limits else None
 
-    @property
-    def _expired_until(self) -> int:
-        return NEVER if self.policy.ttl_ms is None else self.vhost.clock.now_ms() - self.policy.ttl_ms
+    def _expired_until(self, run: Run) -> int:
+        """For deliveries. A TTL of 0 means now or never: what no consumer takes when it is new, drop_expired does."""
+        ttl_ms = self.policy.ttl_ms
+        if ttl_ms is None or (ttl_ms == 0 and not run.returned):
+            return NEVER
+        return self.vhost.clock.now_ms() - ttl_ms
 
     def _forget_bytes(self, view: View, offset: int, message: Message) -> None:
         if self._bytes is not None:

@@ -49,6 +49,53 @@ def test_a_message_expires_while_a_consumer_holds_the_one_before_it(channel: Blo
     assert take(channel, dead)[2] == b"short"
 
 
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize(
+    ("arguments", "properties"),
+    [
+        ({"x-max-length": 3}, {}),
+        ({"x-max-length-bytes": 10}, {}),
+        ({"x-message-ttl": 0}, {}),
+        ({}, {"expiration": "0"}),
+    ],
+)
+def test_an_idle_consumer_gets_what_would_be_dropped_without_it(
+    channel: BlockingChannel, name: str, durable: bool, arguments: dict[str, Any], properties: dict[str, str]
+) -> None:
+    channel.queue_declare(name, durable=durable, arguments=arguments)
+    got: list[bytes] = []
+    channel.basic_consume(name, lambda _c, _m, _p, body: got.append(body), auto_ack=True)
+    said = [b"%02d" % n for n in range(50)]
+    channel.tx_select()  # all of them at once
+    for body in said:
+        channel.basic_publish("", name, body, pika.BasicProperties(**properties))
+    channel.tx_commit()
+    channel.queue_declare(name, passive=True)
+    eventually(lambda: channel.connection.process_data_events(0.01) or len(got) == len(said))
+    assert got == said
+
+
+@pytest.mark.parametrize("properties", [{}, {"expiration": "0"}])
+def test_now_or_never_is_not_once_more(channel: BlockingChannel, name: str, properties: dict[str, str]) -> None:
+    dead = dead_letter_pair(channel, name, **({} if properties else {"x-message-ttl": 0}))
+    channel.basic_consume(name, lambda c, m, _p, _b: c.basic_nack(m.delivery_tag, requeue=True))
+    channel.basic_publish("", name, b"x", pika.BasicProperties(**properties))
+    eventually(lambda: channel.connection.process_data_events(0.01) or depth(channel, dead))
+    assert depth(channel, name) == 0
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_a_consumer_has_no_credit_for_is_bounded(channel: BlockingChannel, name: str, durable: bool) -> None:
+    channel.queue_declare(name, durable=durable, arguments={"x-max-length": 3})
+    got: list[bytes] = []
+    channel.basic_qos(prefetch_count=2)
+    channel.basic_consume(name, lambda _c, _m, _p, body: got.append(body))
+    for n in range(10):
+        channel.basic_publish("", name, b"%d" % n)
+    eventually(lambda: channel.connection.process_data_events(0.01) or len(got) == 2)
+    eventually(lambda: depth(channel, name) == 3)
+
+
 def test_an_expired_message_is_never_delivered(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, durable=True)
