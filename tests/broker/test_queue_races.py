@@ -1,7 +1,7 @@
 """Queues, exchanges and bindings that change while somebody waits for the disk, and failures that must stay alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,78 +13,21 @@ from headrace.broker.exchanges import DELAYED
 from headrace.broker.history import History
 from headrace.broker.message import Message
 from headrace.broker.queue import Queue
-from headrace.broker.queue_contents import DROPPED_AT_ONCE
 from headrace.broker.vhost import VirtualHost
-from headrace.clock import ManualClock
-from headrace.config import Config
 from headrace.errors import ArgumentMismatch, InUse, StorageError
-from headrace.record.properties import edit, encode_properties
+from headrace.record.properties import edit
+from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange, opened, pass_time, refuse, say, until
 
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    """Its clock stands still: nothing expires and nothing is due before a test says so."""
-    made = await Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None), clock=ManualClock())
-    yield made
-    if not made.shard.is_closed:
-        await made.close()
+    async with opened(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
 def host(broker: Broker) -> VirtualHost:
     return broker.vhosts.get("/")
-
-
-async def declare(host: VirtualHost, name: str, *, durable: bool = True, auto_delete: bool = False,
-                  **arguments: object) -> Queue:  # fmt: skip
-    named = {key.replace("_", "-"): value for key, value in arguments.items()}
-    return await host.declare_queue(
-        name, durable=durable, exclusive=False, auto_delete=auto_delete, arguments=named, owner=None
-    )
-
-
-async def declare_exchange(host: VirtualHost, name: str, kind: str = "direct", **options: Any) -> Any:
-    wanted = {"durable": True, "auto_delete": False, "internal": False, "arguments": {}} | options
-    return await host.declare_exchange(name, kind, **wanted)
-
-
-def say(queue: Queue, *bodies: bytes) -> list[bool]:
-    now = queue.vhost.clock.now_ms()
-    return [queue.publish(Message("", queue.name, b"\0\0", body), now) for body in bodies]
-
-
-def bodies(queue: Queue) -> list[bytes]:
-    found = []
-    while (taken := queue.get()) is not None:
-        found.append(taken[2].body)
-    return found
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-def pass_time(broker: Broker) -> None:
-    assert isinstance(broker.clock, ManualClock)
-    broker.clock.advance(1.0)
-
-
-def refuse(*_: object, **__: object) -> Any:
-    raise StorageError("no room")
-
-
-class Refusing:
-    """What to call instead of what finds no room, and what `seen` said each time."""
-
-    def __init__(self, seen: Callable[[], int]) -> None:
-        self.times: list[int] = []
-        self._seen = seen
-
-    def __call__(self) -> Any:
-        self.times.append(self._seen())
-        refuse()
 
 
 # Rounds.
@@ -216,85 +159,6 @@ async def test_settles_that_the_disk_refuses_are_not_tried_again_at_once(
             await asyncio.sleep(0)
         assert len(refusing.times) == 2
     await host.rounds.settles_stored()
-
-
-# Expiry.
-
-
-@pytest.mark.parametrize("durable", [True, False])
-async def test_many_that_expire_at_once_go_in_many_turns(broker: Broker, host: VirtualHost, durable: bool) -> None:
-    """Nobody else was served meanwhile: 37 s for 200,000."""
-    dead = await declare(host, "dead", durable=durable)
-    moving = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
-    queue = await declare(host, "q", durable=durable, x_message_ttl=1000, **moving)
-    said = [b"%d" % n for n in range(5 * DROPPED_AT_ONCE)]
-    say(queue, *said)
-    await host.rounds.settle_down()
-    pass_time(broker)
-    for _ in range(2):
-        queue.drop_expired()
-    assert queue.ready == 3 * DROPPED_AT_ONCE
-    await asyncio.sleep(0)
-    assert queue.ready == 2 * DROPPED_AT_ONCE  # asked for twice, it goes on once
-    await until(lambda: dead.ready == len(said))
-    assert bodies(dead) == said
-
-
-async def expiring(host: VirtualHost) -> tuple[Queue, Queue]:
-    """A queue with a message that stays and one of half a second behind it, and the queue of its dead letters."""
-    dead = await declare(host, "dead", durable=False)
-    queue = await declare(host, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-    say(queue, b"stays")
-    short = Message("", "q", encode_properties({"expiration": "500"}), b"short")
-    queue.publish(short, host.clock.now_ms())
-    await host.rounds.settle_down()
-    return queue, dead
-
-
-@pytest.mark.parametrize("late", [False, True])
-async def test_a_message_expires_when_those_before_it_are_out(broker: Broker, host: VirtualHost, late: bool) -> None:
-    queue, dead = await expiring(host)
-    if late:
-        pass_time(broker)
-    assert queue.get() is not None
-    if not late:
-        await asyncio.sleep(0)
-        pass_time(broker)
-    await until(lambda: dead.ready)
-    assert (queue.ready, queue.unacked) == (0, 1)
-
-
-async def test_a_message_expires_behind_one_that_was_out_before_a_restart(broker: Broker, host: VirtualHost) -> None:
-    await expiring(host)
-    await broker.close()
-    again = await Broker.open(broker.config, clock=broker.clock)
-    queue = again.vhosts.get("/").queues["q"]
-    await asyncio.sleep(0)
-    assert queue.get() is not None
-    pass_time(again)
-    await until(lambda: queue.ready == 0)
-    await again.close()
-
-
-async def test_a_message_that_comes_back_when_it_has_expired_goes(broker: Broker, host: VirtualHost) -> None:
-    queue, dead = await expiring(host)
-    _, short = queue.get(), queue.get()
-    assert short is not None
-    pass_time(broker)
-    queue.give_back(*short[:2])
-    await until(lambda: dead.ready)
-    assert (queue.ready, queue.unacked) == (0, 1)
-
-
-async def test_a_queue_that_is_empty_looks_for_no_expiration_any_more(broker: Broker, host: VirtualHost) -> None:
-    queue, dead = await expiring(host)
-    taken = queue.get()
-    assert taken is not None
-    pass_time(broker)
-    await until(lambda: dead.ready)
-    queue.settle(taken[0], taken[1], taken[1] + 1)
-    queue.drop_expired()
-    assert not queue._may_expire
 
 
 # Deleting and declaring.
@@ -528,89 +392,7 @@ async def test_a_delayed_message_that_was_deleted_is_not_tried_for_ever(
     assert (host.delays.waiting("x"), caplog.messages) == (0, [])
 
 
-# Bounds, expiry and dead letters.
-
-
-async def test_what_a_round_is_storing_counts_for_a_queue_that_refuses_when_it_is_full(host: VirtualHost) -> None:
-    queue = await declare(host, "q", x_max_length=3, x_overflow="reject-publish")
-    assert say(queue, b"1", b"2") == [True, True]
-    host.rounds.flush()  # under way, not there yet
-    assert queue.ready == 0
-    assert say(queue, b"3", b"4") == [True, False]
-    await host.rounds.settle_down()
-    assert bodies(queue) == [b"1", b"2", b"3"]
-
-
-async def test_what_expired_and_found_no_room_in_its_dead_letter_queue_is_moved_later(
-    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = await declare(host, "dead")
-    queue = await declare(host, "q", x_message_ttl=30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-    say(queue, b"1")
-    await host.rounds.settle_down()
-    refusing = Refusing(lambda: queue.ready)
-    with monkeypatch.context() as patched:
-        patched.setattr(broker.shard, "group", refusing)
-        pass_time(broker)
-        await until(lambda: 0 in refusing.times)
-        await until(lambda: queue.ready == 1)
-    await until(lambda: dead.ready == 1)
-    assert queue.ready == 0
-
-
-async def test_what_expired_in_memory_and_found_no_room_in_its_durable_dead_letter_queue_is_moved_later(
-    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = await declare(host, "dead")
-    queue = await declare(
-        host, "q", durable=False, x_message_ttl=30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
-    )
-    say(queue, b"1", b"2")
-    await host.rounds.settle_down()
-    refusing = Refusing(lambda: queue.ready)
-    with monkeypatch.context() as patched:
-        patched.setattr(broker.shard, "group", refusing)
-        pass_time(broker)
-        await until(lambda: 0 in refusing.times)
-        await until(lambda: queue.ready == 2)
-    await until(lambda: dead.ready == 2)
-    assert queue.ready == 0 and bodies(dead) == [b"1", b"2"]
-
-
-async def test_what_memory_moves_to_the_disk_stays_in_memory_until_it_is_there(
-    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one behind it is acked meanwhile: that forgets neither of them too early, and both when it is over."""
-    dead = await declare(host, "dead")
-    queue = await declare(host, "q", durable=False, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-    say(queue, b"1")
-    host.rounds.flush_memory()
-    say(queue, b"2")
-    host.rounds.flush_memory()
-    first, second = queue.get(), queue.get()
-    assert first is not None and second is not None
-    queue.reject(first[0], first[1])
-    queue.settle(second[0], second[1], second[1] + 1)
-    assert queue.view.log.start_offset == 0
-    await host.rounds.settle_down()
-    assert bodies(dead) == [b"1"]
-    assert queue.view.log.start_offset == 2 and queue.view.log.size_bytes == 0
-
-
-async def test_what_goes_to_a_queue_in_memory_goes_there_once_although_the_disk_is_full(
-    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = await declare(host, "dead", durable=False)
-    queue = await declare(host, "q", x_message_ttl=30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-    say(queue, b"1")
-    await host.rounds.settle_down()
-    refusing = Refusing(lambda: queue.ready)
-    with monkeypatch.context() as patched:
-        patched.setattr(broker.shard, "group", refusing)
-        pass_time(broker)
-        await until(lambda: len(refusing.times) > 1)
-    await host.rounds.settle_down()
-    assert queue.ready == 0 and bodies(dead) == [b"1"]
+# Deleted queues.
 
 
 async def test_settling_what_a_deleted_queue_had_out_leaves_no_trace_and_fails_nobody(

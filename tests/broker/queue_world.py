@@ -1,0 +1,78 @@
+"""Queues of a broker without doors, for tests that say each step themselves."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace.broker.broker import Broker
+from headrace.broker.message import Message
+from headrace.broker.queue import Queue
+from headrace.broker.vhost import VirtualHost
+from headrace.clock import ManualClock
+from headrace.config import Config
+from headrace.errors import StorageError
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[Broker]:
+    """Its clock stands still: nothing expires and nothing is due before a test says so."""
+    made = await Broker.open(Config(data_dir=str(folder), http=None, amqp=None, kafka=None), clock=ManualClock())
+    try:
+        yield made
+    finally:
+        if not made.shard.is_closed:
+            await made.close()
+
+
+async def declare(host: VirtualHost, name: str, *, durable: bool = True, auto_delete: bool = False,
+                  **arguments: object) -> Queue:  # fmt: skip
+    named = {key.replace("_", "-"): value for key, value in arguments.items()}
+    return await host.declare_queue(
+        name, durable=durable, exclusive=False, auto_delete=auto_delete, arguments=named, owner=None
+    )
+
+
+async def declare_exchange(host: VirtualHost, name: str, kind: str = "direct", **options: Any) -> Any:
+    wanted = {"durable": True, "auto_delete": False, "internal": False, "arguments": {}} | options
+    return await host.declare_exchange(name, kind, **wanted)
+
+
+def say(queue: Queue, *bodies: bytes) -> list[bool]:
+    now = queue.vhost.clock.now_ms()
+    return [queue.publish(Message("", queue.name, b"\0\0", body), now) for body in bodies]
+
+
+def bodies(queue: Queue) -> list[bytes]:
+    found = []
+    while (taken := queue.get()) is not None:
+        found.append(taken[2].body)
+    return found
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def pass_time(broker: Broker) -> None:
+    assert isinstance(broker.clock, ManualClock)
+    broker.clock.advance(1.0)
+
+
+def refuse(*_: object, **__: object) -> Any:
+    raise StorageError("no room")
+
+
+class Refusing:
+    """What to call instead of what finds no room, and what `seen` said each time."""
+
+    def __init__(self, seen: Callable[[], int]) -> None:
+        self.times: list[int] = []
+        self._seen = seen
+
+    def __call__(self) -> Any:
+        self.times.append(self._seen())
+        refuse()
