@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import machine
+from bench.cores import Cores, add_option, chosen
 from bench.kafka_peers import LOAD, RAW, ApacheKafka, Broker, Headrace, build_load, kafka_classpath
 from bench.kafka_report import Measured, report
 
@@ -97,7 +98,8 @@ class Load:
     def run(self, work: str, count: int, kind: str, *arguments: object, program: str = LOAD) -> Measured:
         """Raises if a message failed."""
         broker_s, client_s = self._broker.cpu_s(), children_cpu_s()
-        command = [str(self._programs / program), kind, self._broker.address, *map(str, arguments)]
+        whole = [str(self._programs / program), kind, self._broker.address, *map(str, arguments)]
+        command = self._broker.cores.for_load(whole)
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         broker_s, client_s = self._broker.cpu_s() - broker_s, children_cpu_s() - client_s
         _, rate, p50, p99, failed = done.stdout.split()
@@ -187,19 +189,20 @@ def _before(line: str, word: str) -> str:
 
 def _run_java(command: list[str], broker: Broker) -> tuple[str, float, float]:
     broker_s, client_s = broker.cpu_s(), children_cpu_s()
+    command = broker.cores.for_load(command)
     output = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     return output, broker.cpu_s() - broker_s, children_cpu_s() - client_s
 
 
-def run(*, scale: float = 1.0, peers: bool = True, java: bool = True) -> None:
+def run(*, scale: float = 1.0, peers: bool = True, java: bool = True, cores: Cores | None = None) -> None:
     """Print every broker's rows as they are measured, then ours beside theirs."""
     with tempfile.TemporaryDirectory(prefix="bench-kafka-load-") as folder:
         build_load(Path(folder))
-        _run(Path(folder), scale, peers=peers, java=java)
+        _run(Path(folder), scale, cores or Cores(), peers=peers, java=java)
 
 
-def _run(programs: Path, scale: float, *, peers: bool, java: bool) -> None:
-    print(f"machine    {machine.describe()}", flush=True)
+def _run(programs: Path, scale: float, cores: Cores, *, peers: bool, java: bool) -> None:
+    print(f"machine    {machine.describe()}\ncores      {cores}", flush=True)
     brokers: list[Broker] = [Headrace(), Headrace(sync=False)]
     classpath = ""
     try:
@@ -208,6 +211,8 @@ def _run(programs: Path, scale: float, *, peers: bool, java: bool) -> None:
         print(f"NO APACHE KAFKA TO COMPARE WITH: {error}", flush=True)
     if peers and classpath:
         brokers += [ApacheKafka(classpath, flush=False), ApacheKafka(classpath, flush=True)]
+    for broker in brokers:
+        broker.cores = cores
     measured: dict[str, dict[str, Measured]] = {}
     memory: dict[str, float] = {}
     try:
@@ -224,7 +229,7 @@ def _run(programs: Path, scale: float, *, peers: bool, java: bool) -> None:
                 memory[broker.name] = broker.pss_mb()
                 print(f"  memory (PSS) {memory[broker.name]:.0f} MB", flush=True)
     finally:  # what was measured is printed, whatever broke off the rest
-        for line in report(measured, memory):
+        for line in report(measured, memory, cores):
             print(line, flush=True)
 
 
@@ -233,8 +238,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the messages")
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
     parser.add_argument("--no-java", action="store_true", help="without Kafka's perf tools")
+    add_option(parser)
     options = parser.parse_args()
-    run(scale=0.1 if options.quick else 1.0, peers=not options.alone, java=not options.no_java)
+    scale = 0.1 if options.quick else 1.0
+    run(scale=scale, peers=not options.alone, java=not options.no_java, cores=chosen(parser, options))
 
 
 if __name__ == "__main__":

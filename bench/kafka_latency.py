@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import machine
+from bench.cores import Cores, add_option, chosen
 from bench.kafka import IN_FLIGHT, JAVA_BATCH_BYTES, LEADER_S, MILLION, WARM_UPS, Load
 from bench.kafka_peers import LOAD, RAW, Broker, Headrace, build_load, kafkas
 from bench.kafka_report import PAIRS, TWICE
@@ -154,8 +155,9 @@ def measure(programs: Path, brokers: Sequence[Broker], limit_ms: float, only: st
     return found
 
 
-def run(*, peers: bool = True, limit_ms: float = LIMIT_MS, only: str = "") -> None:
-    print(f"machine    {machine.describe()}", flush=True)
+def run(*, peers: bool = True, limit_ms: float = LIMIT_MS, only: str = "", cores: Cores | None = None) -> None:
+    cores = cores or Cores()
+    print(f"machine    {machine.describe()}\ncores      {cores}", flush=True)
     print(f"the highest rate with p99 <= {limit_ms:.0f} ms, to {2 ** 0.5**HALVINGS - 1:.0%}; acks=all, one partition")
     brokers: list[Broker] = [Headrace(), Headrace(sync=False)]
     if peers:
@@ -164,6 +166,7 @@ def run(*, peers: bool = True, limit_ms: float = LIMIT_MS, only: str = "") -> No
         programs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-kafka-load-")))
         build_load(programs)
         for broker in brokers:
+            broker.cores = cores
             stack.enter_context(broker.running())
         found = measure(programs, brokers, limit_ms, only)
     for line in report(found):
@@ -204,10 +207,12 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
     parser.add_argument("--limit", type=float, default=LIMIT_MS, metavar="MS", help="of p99 (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="WORK", help="rows whose name has this in it")
+    add_option(parser)
     arguments = parser.parse_args()
     if not any(arguments.only in case.work for case in cases()):
         parser.error(f"no row has {arguments.only!r} in its name: " + "; ".join(case.work for case in cases()))
-    run(peers=not arguments.alone, limit_ms=arguments.limit, only=arguments.only)
+    cores = chosen(parser, arguments)
+    run(peers=not arguments.alone, limit_ms=arguments.limit, only=arguments.only, cores=cores)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from tests.ports import free_port
 
+from bench.cores import Cores
+
 KAFKA_VERSION = "4.3.1"
 OURS, OURS_CACHED = "headrace", "headrace, page cache"
 KAFKA, KAFKA_FLUSH = "kafka", "kafka, flush per batch"
@@ -46,6 +48,7 @@ class Broker:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="bench-kafka-"))
         self.port = 0
+        self.cores = Cores()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -57,7 +60,7 @@ class Broker:
 
     def start(self) -> None:
         self.port = free_port()  # not earlier: it may be somebody's by now
-        command = self.command()
+        command = self.cores.for_broker(self.command())
         with open(self.folder / "output.txt", "ab") as output:
             self._process = subprocess.Popen(
                 command, stdout=output, stderr=output, start_new_session=True, cwd=self.folder

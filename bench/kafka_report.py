@@ -7,10 +7,10 @@ sync, beside Kafka as it is by default, without.
 time bounds every ratio in wall-clock time, and where that bound is below two no broker reaches twice.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from bench.cores import Cores
 from bench.kafka_peers import KAFKA, KAFKA_FLUSH, OURS, OURS_CACHED
 
 TWICE = 2.0
@@ -43,11 +43,11 @@ def pairs(measured: Mapping[str, Rows]) -> dict[str, tuple[Rows, Rows]]:
     return {f"{a} beside {b}": (measured[a], measured[b]) for a, b in PAIRS if measured.get(a) and measured.get(b)}
 
 
-def report(measured: Mapping[str, Rows], memory: Mapping[str, float]) -> Iterator[str]:
+def report(measured: Mapping[str, Rows], memory: Mapping[str, float], cores: Cores) -> Iterator[str]:
     ours = measured.get(OURS, {})
     beside = pairs(measured)
     if beside:
-        yield from _ratios(ours, beside)
+        yield from _ratios(ours, beside, cores)
     yield ""
     yield from _bars(ours, beside, memory)
     yield ""
@@ -59,9 +59,9 @@ def report(measured: Mapping[str, Rows], memory: Mapping[str, float]) -> Iterato
             yield f"  1,000,000 small messages/s        {rate:,.0f}/s, each on disk when acknowledged  ({work})  {held}"
 
 
-def _ratios(works: Iterable[str], beside: Mapping[str, tuple[Rows, Rows]]) -> Iterator[str]:
+def _ratios(works: Iterable[str], beside: Mapping[str, tuple[Rows, Rows]], cores: Cores) -> Iterator[str]:
     yield ""
-    yield "messages per second (wall clock, same cores) and per CPU-second of the broker"
+    yield f"messages per second (wall clock, same cores: {cores}) and per CPU-second of the broker"
     for number, name in enumerate(beside, 1):
         yield f"  [{number}] {name}"
     heads = "".join(f"{f'[{n}] per s':>12}{'at most':>9}{'per CPU-s':>11}" for n in range(1, len(beside) + 1))
@@ -73,14 +73,14 @@ def _ratios(works: Iterable[str], beside: Mapping[str, tuple[Rows, Rows]]) -> It
             if one is None or other is None:
                 cells += f"{'-':>12}{'-':>9}{'-':>11}"
             else:
-                cells += f"{one.rate / other.rate:>11.2f}x{_at_most(one, other):>8.2f}x"
+                cells += f"{one.rate / other.rate:>11.2f}x{_at_most(one, other, cores):>8.2f}x"
                 cells += f"{other.cpu_per_million / one.cpu_per_million:>10.2f}x"
         yield f"  {work:<42}{cells}"
 
 
-def _at_most(one: Measured, other: Measured) -> float:
+def _at_most(one: Measured, other: Measured, cores: Cores) -> float:
     client_s = min(one.client_cpu_per_million, other.client_cpu_per_million) / 1e6
-    return len(os.sched_getaffinity(0)) / client_s / other.rate
+    return len(cores.load) / client_s / other.rate
 
 
 def _bars(ours: Rows, beside: Mapping[str, tuple[Rows, Rows]], memory: Mapping[str, float]) -> Iterator[str]:
