@@ -87,17 +87,24 @@ async def test_a_rebalance_does_not_refuse_offsets_of_a_transaction(client: Clie
     assert await commit_in_transaction(client, wrong, member_id=joined.member_id) == Code.ILLEGAL_GENERATION
 
 
-async def test_a_member_of_a_group_that_a_restart_forgot_is_unknown_until_it_joins_again(tmp_path: Path) -> None:
-    """A Java consumer of the new protocol ends its commitSync with "Unexpected error" at any other code."""
+async def test_a_member_of_the_new_protocol_commits_right_after_a_restart(tmp_path: Path) -> None:
+    """Before its next heartbeat."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
         epoch = await beat(await world.client())
     async with world_at(tmp_path) as world:
         client = await world.client()
-        assert await commit(client, epoch) == Code.UNKNOWN_MEMBER_ID
-        assert await commit(client, epoch, version=8) == Code.ILLEGAL_GENERATION, "of a classic member, for certain"
-        assert await commit_in_transaction(client, epoch) == Code.ILLEGAL_GENERATION
-        assert await commit(client, await beat(client)) == Code.NONE
+        assert await commit(client, epoch) == Code.NONE
+        assert await commit_in_transaction(client, epoch) == Code.NONE
+        assert await beat(client, epoch) == epoch
+        assert await commit(client, epoch) == Code.NONE
+
+
+async def test_a_member_of_a_group_that_is_not_there_is_unknown(client: Client) -> None:
+    """A Java consumer of the new protocol ends its commitSync with "Unexpected error" at any other code."""
+    assert await commit(client, 1) == Code.UNKNOWN_MEMBER_ID
+    assert await commit(client, 1, version=8) == Code.ILLEGAL_GENERATION, "of a classic member, for certain"
+    assert await commit_in_transaction(client, 1) == Code.ILLEGAL_GENERATION
 
 
 async def test_a_generation_that_is_over_is_said_to_a_classic_member(client: Client) -> None:

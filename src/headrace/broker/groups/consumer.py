@@ -30,6 +30,8 @@ from headrace.errors import (
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2  # a static member that means to come back
+ID_CHARACTERS_MAX = 1_000  # of a member, or an instance
+NAMES_CHARACTERS_MAX = 1 << 20  # of all that a member subscribes to
 
 
 class MemberState(Enum):
@@ -85,6 +87,7 @@ class ConsumerMember:
     away: bool = False  # static, left for a moment
     may_read: Callable[[str], bool] | None = None
     is_outdated: bool = False  # it was told of a topic that is gone
+    is_restored: bool = False  # from before a restart, and not heard of since
 
     @property
     def holds(self) -> set[TopicPartition]:
@@ -101,13 +104,16 @@ class ConsumerGroup:
         clock: Clock,
         timers: Timers,
         topics: Callable[[], Mapping[str, int]],
+        changed: Callable[["ConsumerGroup"], None] = lambda group: None,
     ) -> None:
         self.group_id = group_id
         self.epoch = 0
         self.target_epoch = 0
         self.members: dict[str, ConsumerMember] = {}
         self.target: dict[str, set[TopicPartition]] = {}
+        self.touched: set[str] = set()  # members that may have come, gone or changed; whoever saves them clears it
         self.empty_since_ms = clock.now_ms()
+        self._changed = changed
         self._topics = topics  # name to number of partitions, of all topics there are
         self._seen: tuple[Mapping[str, int], ...] = ()
         self._instances: dict[str, str] = {}
@@ -135,14 +141,25 @@ class ConsumerGroup:
         names = [member.assignor for member in self.members.values() if member.assignor]
         return max(sorted(set(names)), key=names.count) if names else DEFAULT_ASSIGNOR
 
+    @property
+    def seen(self) -> dict[str, int] | None:
+        """The topics, and their partitions, that the target is for. None: it has to be made anew."""
+        return dict(self._seen[0]) if self._seen else None
+
     def heartbeat(self, beat: Heartbeat) -> Answer:
+        check_sizes(beat)
         if beat.assignor is not None and beat.assignor not in ASSIGNORS:
             raise UnsupportedAssignor(f"{beat.assignor!r}; there are {', '.join(sorted(ASSIGNORS))}")
         if beat.pattern:
             compile_pattern(beat.pattern)
-        if beat.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
-            return self._leave(beat)
+        leaves = beat.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH)
+        answer = self._leave(beat) if leaves else self._beat(beat)
+        self._changed(self)
+        return answer
+
+    def _beat(self, beat: Heartbeat) -> Answer:
         member = self._join(beat) if beat.epoch == JOIN_EPOCH else self._known(beat)
+        self.touched.add(member.member_id)
         changed = self._update(member, beat)
         self._keep_alive(member)
         self._retarget(changed)
@@ -170,6 +187,7 @@ class ConsumerGroup:
         if member is None:
             raise UnknownMember(f"no member {member_id!r} in group {self.group_id!r}")
         self._drop(member)
+        self._changed(self)
 
     def subscribes(self, topic: str) -> bool:
         return any(topic in self._wanted(member) for member in self.members.values())
@@ -183,6 +201,38 @@ class ConsumerGroup:
             member.revoking = {which for which in member.revoking if which[0] != topic}
             member.is_outdated = True
         self._seen = ()
+        self.touched.update(self.members)
+        self._changed(self)
+
+    def hidden_from(self, member: ConsumerMember) -> frozenset[str]:
+        """What others of the group read, and the member's pattern matches, but it may not read."""
+        if not member.pattern or member.may_read is None or not self._seen:
+            return frozenset()
+        matches = compile_pattern(member.pattern).fullmatch
+        return frozenset(topic for topic in self._seen[0] if matches(topic) and not member.may_read(topic))
+
+    def restore(
+        self,
+        epoch: int,
+        target_epoch: int,
+        seen: Mapping[str, int] | None,
+        members: Iterable[tuple[ConsumerMember, set[TopicPartition], frozenset[str]]],
+    ) -> None:
+        """As a restart found it, each member with its target and what is hidden from it. It has one session to show
+        up, and until then is taken to want what it wanted."""
+        self.epoch, self.target_epoch = epoch, target_epoch
+        self._seen = () if seen is None else (seen,)
+        for member, target, hidden in members:
+            member.is_restored = True
+            member.may_read = lambda topic, shown=frozenset(seen or ()) - hidden: topic in shown
+            self.members[member.member_id] = member
+            self.target[member.member_id] = target
+            if member.instance_id is not None:
+                self._instances[member.instance_id] = member.member_id
+            now = self._clock.monotonic()
+            member.deadline = now + self._settings.consumer_session_timeout_ms / 1000
+            member.revoke_deadline = now + member.rebalance_timeout_ms / 1000
+            self._look_at(member)
 
     def close(self) -> None:
         for member in self.members.values():
@@ -216,6 +266,7 @@ class ConsumerGroup:
         if not known.away:
             raise UnreleasedInstance(f"{beat.instance_id!r} is {known.member_id!r}")
         del self.members[known.member_id]
+        self.touched.add(known.member_id)
         target = self.target.pop(known.member_id, set())
         known.member_id = beat.member_id or str(uuid.uuid4())
         self._came_back(known)
@@ -254,6 +305,7 @@ class ConsumerGroup:
         if beat.epoch == STATIC_LEAVE_EPOCH and member.instance_id is not None:
             member.away = True  # keeps its place until the session is over
             member.revoking, member.state = set(), MemberState.STABLE  # it has stopped reading them
+            self.touched.add(member.member_id)
         else:
             self._drop(member)
         return Answer(member.member_id, beat.epoch, None)
@@ -263,6 +315,7 @@ class ConsumerGroup:
             member.timer.cancel()
             member.timer = None
         del self.members[member.member_id]
+        self.touched.add(member.member_id)
         self.target.pop(member.member_id, None)
         if member.instance_id is not None:
             self._instances.pop(member.instance_id, None)
@@ -272,6 +325,7 @@ class ConsumerGroup:
 
     def _update(self, member: ConsumerMember, beat: Heartbeat) -> bool:
         """Whether something changed that the assignment depends on."""
+        wanted = self._wanted(member) if member.is_restored else None
         before = (member.topics, member.pattern, member.assignor, member.member_id not in self.target)
         if beat.topics is not None:
             member.topics = beat.topics
@@ -285,6 +339,9 @@ class ConsumerGroup:
             member.rack_id = beat.rack_id
         member.client_id, member.client_host = beat.client_id, beat.client_host
         member.may_read = beat.may_read
+        member.is_restored = False
+        if wanted is not None and wanted != self._wanted(member):
+            return True
         return before != (member.topics, member.pattern, member.assignor, False)
 
     def _wanted(self, member: ConsumerMember) -> frozenset[str]:
@@ -314,6 +371,7 @@ class ConsumerGroup:
             member.timer = self._timers.call_later(left_s, lambda: self._look_at(member))
         else:
             self._drop(member)
+            self._changed(self)
 
     # Target and reality.
 
@@ -329,6 +387,11 @@ class ConsumerGroup:
         held = {member_id: self.target.get(member_id, set()) for member_id in self.members}
         self.target = ASSIGNORS[self.assignor](wanted, seen, held)
         self.target_epoch = self.epoch
+        self.touched.update(
+            member_id
+            for member_id, member in self.members.items()
+            if member.pattern or self.target[member_id] != held[member_id]
+        )
 
     def _reconcile(self, member: ConsumerMember, owned: Iterable[TopicPartition] | None) -> None:
         """One step of the member towards its target."""
@@ -362,3 +425,12 @@ class ConsumerGroup:
     def _advance(self, member: ConsumerMember) -> None:
         if member.epoch != self.target_epoch:
             member.previous_epoch, member.epoch = member.epoch, self.target_epoch
+
+
+def check_sizes(beat: Heartbeat) -> None:
+    """All of it is stored."""
+    ids = (beat.member_id, beat.instance_id, beat.client_id, beat.client_host, beat.rack_id)
+    if any(len(one or "") > ID_CHARACTERS_MAX for one in ids):
+        raise InvalidInput(f"an id of more than {ID_CHARACTERS_MAX} characters")
+    if sum(map(len, beat.topics or ())) > NAMES_CHARACTERS_MAX:
+        raise InvalidInput(f"a subscription of more than {NAMES_CHARACTERS_MAX} characters")

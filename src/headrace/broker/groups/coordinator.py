@@ -7,6 +7,7 @@ import msgspec
 
 from headrace.broker.groups.classic import ClassicGroup
 from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.groups.consumer_store import ConsumerStore
 from headrace.broker.groups.members import GroupState, Member
 from headrace.broker.groups.offsets import OFFSETS, Answer, Committed, OffsetStore, StagedEntry
 from headrace.broker.groups.settings import GroupSettings
@@ -71,6 +72,7 @@ class Groups:
     ) -> None:
         self.settings = settings
         self.offsets = OffsetStore(begin)
+        self._consumers = ConsumerStore(begin)
         self._clock = clock
         self._timers = timers
         self._begin = begin
@@ -84,6 +86,7 @@ class Groups:
         self.offsets.load(items(OFFSETS))
         for key, value in items(GROUPS):
             self._restore(key.decode(), msgspec.msgpack.decode(value, type=SavedGroup))
+        self._consumers.load(items, self._new_consumer)
         self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
 
     def close(self) -> None:
@@ -153,6 +156,7 @@ class Groups:
             return group
         if group is not None and group.members:
             raise GroupKindMismatch(f"group {group_id!r} speaks the new protocol")
+        self._consumers.forget(group_id)
         return self._new_classic(group_id)
 
     def _new_classic(self, group_id: str) -> ClassicGroup:
@@ -170,9 +174,17 @@ class Groups:
         if group is not None:
             group.close()
             self._stage(lambda entry: entry.delete(GROUPS, group_id.encode()))
-        made = ConsumerGroup(group_id, self.settings, self._clock, self._timers, self._topics)
-        self._groups[group_id] = made
-        return made
+        return self._new_consumer(group_id)
+
+    def _new_consumer(self, group_id: str) -> ConsumerGroup:
+        save = self._consumers.save
+        group = ConsumerGroup(group_id, self.settings, self._clock, self._timers, self._topics, save)
+        self._groups[group_id] = group
+        return group
+
+    def when_kept(self, group_id: str, answer: Answer) -> None:
+        """For a group of the new protocol: before its members are told of a change, it is durable."""
+        self._consumers.when_kept(group_id, answer)
 
     def known_classic(self, group_id: str) -> ClassicGroup:
         check_group_id(group_id)
@@ -238,6 +250,7 @@ class Groups:
             group.close()
             del self._groups[group_id]
             self._stage(lambda entry: entry.delete(GROUPS, group_id.encode()))
+            self._consumers.forget(group_id)
         self.offsets.delete(group_id, list(self.offsets.of(group_id)), answer)
 
     def topic_deleted(self, topic: str) -> None:

@@ -7,7 +7,8 @@ from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of
-from headrace.doors.kafka.groups import group_refused
+from headrace.doors.kafka.group_offsets import commit_code
+from headrace.doors.kafka.groups import future_answer, group_refused
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError, StreamNotFound
 
@@ -38,9 +39,14 @@ async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: 
     )
     try:
         answer = groups.consumer(fields.group_id).heartbeat(beat)
+        future, done = future_answer(door)
+        groups.when_kept(fields.group_id, done)
+        failed = await future
+        if failed is not None:
+            raise failed
     except HeadraceError as error:
         return {
-            "error_code": code_of(error),
+            "error_code": commit_code(code_of(error)),
             "error_message": str(error),
             "member_id": fields.member_id,
             "member_epoch": fields.member_epoch,

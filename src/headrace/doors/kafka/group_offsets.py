@@ -108,7 +108,7 @@ async def offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dic
         # Before there is no code for it; the client joins again, which is what it should do.
         fail_all(answers, Code.STALE_MEMBER_EPOCH if request.version >= EPOCHS_FROM else Code.ILLEGAL_GENERATION)
     except IllegalGeneration:
-        # A restart forgets groups of the new protocol. Java's members of one know no other code to join again for.
+        # Of a group that was deleted, perhaps. Java's members of the new protocol know no other code to join again for.
         forgotten = request.version >= EPOCHS_FROM and groups.find(fields.group_id) is None
         fail_all(answers, Code.UNKNOWN_MEMBER_ID if forgotten else Code.ILLEGAL_GENERATION)
     except HeadraceError as error:
