@@ -12,6 +12,7 @@ from headrace.broker.groups.patterns import compile_pattern
 from headrace.errors import (
     FencedMemberEpoch,
     GroupKindMismatch,
+    InvalidInput,
     InvalidPattern,
     StaleMemberEpoch,
     UnknownMember,
@@ -192,6 +193,39 @@ def test_a_static_member_comes_back_under_its_old_id(world: World) -> None:
     assert group.epoch == epoch
     with pytest.raises(UnreleasedInstance):
         Client(group, "thief", instance_id="one")
+
+
+def test_an_instance_is_free_again_when_the_session_of_its_member_is_over(world: World) -> None:
+    group = world.groups.consumer("g")
+    Client(group, "a", instance_id="one")
+    world.timers.advance(40)
+    with pytest.raises(UnreleasedInstance):
+        Client(group, "b", instance_id="one")
+    world.timers.advance(10)
+    assert len(Client(group, "b", instance_id="one").owned) == 4
+
+
+def test_a_static_member_that_joins_twice_gets_its_own_place(world: World) -> None:
+    """Its answer was lost, or it was fenced: unreleased would be the end of a Java consumer."""
+    group = world.groups.consumer("g")
+    first, second = Client(group, "a", instance_id="one"), Client(group, "b")
+    settle(first, second)
+    again = Client(group, "a", instance_id="one")
+    assert (again.epoch, again.owned) == (first.epoch, first.owned)
+    settle(again, second)
+
+
+@pytest.mark.parametrize("instance_id", [None, "one", "free", "left"])
+def test_a_member_does_not_join_again_as_another_instance(world: World, instance_id: str | None) -> None:
+    """It was let in and not known as that one; or took the place of one that left, its own still in its name."""
+    group = world.groups.consumer("g")
+    Client(group, "a", instance_id="one")
+    Client(group, "gone", instance_id="left")
+    group.heartbeat(Heartbeat(member_id="gone", instance_id="left", epoch=-2))
+    Client(group, "b", instance_id="two")
+    with pytest.raises(InvalidInput):
+        Client(group, "b", instance_id=instance_id)
+    assert set(group.members) == {"a", "b", "gone"}
 
 
 @pytest.mark.parametrize("member_id", ["a", "a2"])

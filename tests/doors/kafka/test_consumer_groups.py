@@ -37,6 +37,18 @@ async def test_an_instance_that_is_in_use_is_unreleased_until_it_is_left(tmp_pat
         assert (await beat(client, "b", instance_id="one")).error_code == Code.NONE
 
 
+async def test_who_lost_its_instance_to_another_is_fenced(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        await beat(client, "a", instance_id="one")
+        await beat(client, "a", -2, instance_id="one")
+        assert (await beat(client, "b", instance_id="one")).error_code == Code.NONE
+        assert (await beat(client, "a", 1, instance_id="one")).error_code == Code.FENCED_INSTANCE_ID
+        assert (await beat(client, "a", 1, instance_id="two")).error_code == Code.UNKNOWN_MEMBER_ID
+        assert (await beat(client, "b", instance_id="two")).error_code == Code.INVALID_REQUEST
+
+
 async def test_a_group_is_described_after_a_restart_as_before(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t", 3)

@@ -246,11 +246,14 @@ class ConsumerGroup:
             raise InvalidInput("a member that joins says what it subscribes to")
         if beat.owned:
             raise InvalidInput("a member that joins owns nothing")
+        member = self.members.get(beat.member_id)
+        if member is not None and member.instance_id != beat.instance_id:
+            raise InvalidInput(f"{beat.member_id!r} is {member.instance_id!r}, not {beat.instance_id!r}")
         if beat.instance_id is not None:
             known = self.members.get(self._instances.get(beat.instance_id, ""))
-            if known is not None and known.member_id != beat.member_id:
+            # Under its own id it may join again: its answer was lost, or it was fenced. To Java, unreleased is fatal.
+            if known is not None and known is not member:
                 return self._take_over(known, beat)
-        member = self.members.get(beat.member_id)
         if member is None:
             if len(self.members) >= self._settings.members_max:
                 raise GroupFull(f"group {self.group_id!r} has {self._settings.members_max} members")
@@ -281,11 +284,11 @@ class ConsumerGroup:
         member.epoch = member.previous_epoch = JOIN_EPOCH  # what it said before it left is not from now
 
     def _known(self, beat: Heartbeat) -> ConsumerMember:
-        member = self.members.get(beat.member_id)
-        if member is None or member.away:
-            raise UnknownMember(f"no member {beat.member_id!r} in group {self.group_id!r}")
-        if beat.instance_id is not None and self._instances.get(beat.instance_id) != beat.member_id:
+        if beat.instance_id is not None and self._instances.get(beat.instance_id, beat.member_id) != beat.member_id:
             raise FencedInstance(f"{beat.instance_id!r} is another member now")
+        member = self.members.get(beat.member_id)
+        if member is None or member.away or member.instance_id != (beat.instance_id or member.instance_id):
+            raise UnknownMember(f"no member {beat.member_id!r} in group {self.group_id!r}")
         if beat.epoch == member.epoch:
             return member
         # An answer that was lost: the member still says its last epoch, and holds nothing beyond what it has.
