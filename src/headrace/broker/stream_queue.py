@@ -103,7 +103,7 @@ class StreamQueue(Queue):
                 reader.waiter = log.wait(reader.next, lambda: self._arrived(reader))
             return False
         try:
-            chunk = log.read_now(reader.next, READ_BYTES)
+            chunk = log.read_now(reader.next, READ_BYTES, end=log.stable_end)
         except ReadWaits as cold:
             if not reader.is_loading:
                 reader.is_loading = True
