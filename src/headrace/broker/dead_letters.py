@@ -196,6 +196,7 @@ class DeadLetterOffice:
                 bytes_max=BATCH_BYTES,
                 decompressed_bytes_max=self._broker.config.decompressed_bytes_max,
                 wanted=lambda record: record.offset < until and state_of(view, record.offset) == READY,
+                aborted=view.aborted(),
             )
             limit -= len(page.records)
             yield from page.records

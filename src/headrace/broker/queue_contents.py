@@ -388,7 +388,9 @@ class QueueContents:
         end = min(run.end, chunk.next_offset, run.start + most)
         found = codec.records(chunk.data, from_offset=run.start, to_offset=end) if chunk.data else []
         if not found or found[0].offset != run.start:
-            self._skip(view, run, run.start + 1 if chunk.data else min(run.end, chunk.next_offset))
+            end = min(run.end, chunk.next_offset)
+            found = codec.records(chunk.data, from_offset=run.start, to_offset=end, limit=1) if chunk.data else []
+            self._skip(view, run, found[0].offset if found else end)
             return []
         return [
             (record.offset, from_record(record)) for n, record in enumerate(found) if record.offset == run.start + n

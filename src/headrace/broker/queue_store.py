@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from headrace.broker.catalog import Catalog, shaped
 from headrace.broker.declarations import QueueDeclared
 from headrace.broker.exchanges import Binding, Exchange, canonical, is_kind, make_exchange
 from headrace.broker.policy import STREAM, QueuePolicy, parse_arguments
+from headrace.broker.producer_registry import Producers
 from headrace.broker.queue import Queue
 from headrace.broker.rounds import SETTLE_TABLE, Rounds
 from headrace.broker.settle import RangeSet
@@ -53,9 +55,12 @@ class _QueueDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueStore:
-    def __init__(self, catalog: Catalog, streams: Streams, shard: Shard, rounds: Rounds) -> None:
+    def __init__(
+        self, catalog: Catalog, streams: Streams, shard: Shard, rounds: Rounds, producers: Producers
+    ) -> None:
         self._catalog = catalog
         self._shard = shard
+        self._producers = producers
         self.streams = streams
         self.rounds = rounds
         self._thread = ThreadPoolExecutor(1, "queues")
@@ -172,6 +177,7 @@ class QueueStore:
                 saved=self._shard.state.get(SETTLE_TABLE, _key(partition.log.id))
                 if policy.kind != STREAM
                 else None,
+                aborted=partial(self._producers.aborted, partition.log),
             )
             for partition in reversed(stream.partitions)
         ]

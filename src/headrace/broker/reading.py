@@ -1,7 +1,8 @@
 """Reading messages one by one, for those who do not want whole batches."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.broker.partition import Partition, ReadWaits
 from headrace.broker.producers import Aborted
@@ -78,6 +79,19 @@ def committed(data: bytes | memoryview, aborted: Sequence[Aborted]) -> list[Batc
     a few kilobytes of them may unfold to gigabytes."""
     infos = codec.scan(data, verify_crc=False)
     return [info for info in infos if not _is_aborted(info, aborted)] if aborted else infos
+
+
+def without_aborted(chunk: Any, aborted: Sequence[Aborted]) -> Any:
+    """The chunk without the batches of aborted transactions. It ends with the last one that is left, if any is:
+    readers come as far as the data goes, and what is behind it is empty when they go on."""
+    at = bisect_left(aborted, Aborted(chunk.base_offset, -1, -1))
+    near = [one for one in aborted[at:] if one.first_offset < chunk.next_offset]
+    if not near:
+        return chunk
+    infos = [info for info in committed(chunk.data, near) if info.base_offset < chunk.next_offset]
+    data = memoryview(chunk.data)
+    next_offset = infos[-1].next_offset if infos else chunk.next_offset
+    return chunk._replace(data=b"".join(data[info.position : info.end] for info in infos), next_offset=next_offset)
 
 
 def _is_aborted(info: BatchInfo, aborted: Sequence[Aborted]) -> bool:

@@ -99,7 +99,7 @@ class ReadyBytes:
             return 0
         start = max(gap[0], view.log.start_offset)
         try:
-            chunk = view.log.read_now(start, TURN_BYTES)
+            chunk = view.committed(view.log.read_now(start, TURN_BYTES))
             upto = min(stable_end, chunk.next_offset)
             records = codec.records(chunk.data, from_offset=start, to_offset=upto) if chunk.data else []
         except ReadWaits:

@@ -103,14 +103,14 @@ class StreamQueue(Queue):
                 reader.waiter = log.wait(reader.next, lambda: self._arrived(reader))
             return False
         try:
-            chunk = log.read_now(reader.next, READ_BYTES, end=log.stable_end)
+            chunk = self.view.committed(log.read_now(reader.next, READ_BYTES))
         except ReadWaits as cold:
             if not reader.is_loading:
                 reader.is_loading = True
                 cold.then(lambda: self._loaded_for(reader))
             return False
         for record in codec.records(
-            chunk.data, from_offset=reader.next, to_offset=log.stable_end, limit=left
+            chunk.data, from_offset=reader.next, to_offset=chunk.next_offset, limit=left
         ):
             message = from_record(record).with_headers(**{"x-stream-offset": record.offset})
             reader.next = record.offset + 1

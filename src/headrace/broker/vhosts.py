@@ -23,7 +23,8 @@ class VirtualHosts:
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
         self.rounds = Rounds(broker.shard)
-        self.store = QueueStore(broker.catalog, broker.streams, broker.shard, self.rounds)
+        producers = broker.coordination.producers
+        self.store = QueueStore(broker.catalog, broker.streams, broker.shard, self.rounds, producers)
         self._hosts: dict[str, VirtualHost] = {}
         self._watchers: list[Callable[[str], None]] = []
         self._vhost_of(DEFAULT)

@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headrace.broker.delivery_counts import DeliveryCounts, pack, unpack
+from headrace.broker.producers import Aborted
+from headrace.broker.reading import without_aborted
 from headrace.broker.rounds import Rounds
 from headrace.broker.settle import RangeSet
 from headrace.errors import OffsetOutOfRange
@@ -106,8 +108,10 @@ class View:
         saved: bytes | None = None,
         level: int = 0,
         compression: int = 0,
+        aborted: Callable[[], Sequence[Aborted]] = tuple,
     ) -> None:
         self.log = log
+        self.aborted = aborted  # transactions of Kafka producers: what they wrote is no message
         self.key = key
         self.durable = durable
         self.level = level
@@ -314,8 +318,15 @@ class View:
         chunk = read(run.start, READ_BYTES_ONE if run.returned else READ_BYTES)
         if chunk.next_offset <= run.start:
             raise OffsetOutOfRange(run.start, self.log.start_offset, self.log.visible_end)
-        self._chunk = chunk
+        chunk = self._chunk = self.committed(chunk)
         return chunk
+
+    def committed(self, chunk: Any) -> Any:
+        """What of a chunk is there for good: not what open transactions wrote, and not what aborted ones did."""
+        if chunk.next_offset > self.log.stable_end:
+            chunk = chunk._replace(next_offset=self.log.stable_end)  # read again when it is known what becomes of it
+        aborted = self.aborted()
+        return without_aborted(chunk, aborted) if aborted else chunk
 
     @property
     def chunk_bytes(self) -> int:

@@ -10,6 +10,7 @@ from confluent_kafka import Producer
 
 from tests.interop.kafka.broker import KafkaBroker
 from tests.interop.kafka.test_confluent import SECONDS, make_topic, produce
+from tests.spark.world import wait_until
 
 Name = Callable[[str], str]
 STREAM = {"x-queue-type": "stream"}
@@ -44,6 +45,82 @@ def write(producer: Producer, topic: str, values: list[bytes]) -> None:
     assert producer.flush(SECONDS) == 0
 
 
+def fill(broker: KafkaBroker, topic: str, **config: Any) -> list[bytes]:
+    """Committed and aborted in turns, aborted ones first and last but one. What was committed."""
+    producer = begun(broker, topic, many(b"aborted first"), **config)
+    producer.abort_transaction(SECONDS)
+    write(producer, topic, many(b"committed"))
+    producer.commit_transaction(SECONDS)
+    produce(broker, topic, [b"in no transaction"], **config)
+    for turn in range(3):
+        write(producer, topic, many(b"aborted %d" % turn))
+        producer.abort_transaction(SECONDS)
+    write(producer, topic, [b"the last"])
+    producer.commit_transaction(SECONDS)
+    return [*many(b"committed"), b"in no transaction", b"the last"]
+
+
+def many(word: bytes) -> list[bytes]:
+    return [b"%s %d" % (word, number) for number in range(300)]
+
+
+def consume(channel: Any, queue: str, last: bytes, **arguments: Any) -> list[bytes]:
+    """All up to that one, each acknowledged."""
+    channel.basic_qos(prefetch_count=50)
+    found: list[bytes] = []
+    for method, _, body in channel.consume(queue, arguments=arguments, inactivity_timeout=SECONDS):
+        assert method is not None, f"only {len(found)} came"
+        found.append(body)
+        channel.basic_ack(method.delivery_tag)
+        if body == last:
+            break
+    channel.cancel()
+    return found
+
+
+def depth(channel: Any, queue: str) -> int:
+    return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+
+def is_empty(broker: KafkaBroker, queue: str) -> None:
+    with connected(broker) as channel:
+        wait_until(lambda: depth(channel, queue) == 0, "all that was there is acknowledged")
+        assert channel.basic_get(queue)[0] is None
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_consumers_of_a_queue_get_what_was_committed_and_nothing_of_what_was_aborted(
+    broker: KafkaBroker, name: Name, codec: str
+) -> None:
+    queue = name("q")
+    with connected(broker) as channel:
+        channel.queue_declare(queue, durable=True)
+        committed = fill(broker, queue, **{"compression.type": codec})
+        assert consume(channel, queue, b"the last") == committed
+    is_empty(broker, queue)
+
+
+def test_a_queue_is_got_from_without_what_was_aborted(broker: KafkaBroker, name: Name) -> None:
+    queue = name("q")
+    with connected(broker) as channel:
+        channel.queue_declare(queue, durable=True)
+        committed = fill(broker, queue)
+        assert [channel.basic_get(queue, auto_ack=True)[2] for _ in committed] == committed
+        assert channel.basic_get(queue)[0] is None
+    is_empty(broker, queue)
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_consumers_of_a_stream_get_what_was_committed_and_nothing_of_what_was_aborted(
+    broker: KafkaBroker, name: Name, codec: str
+) -> None:
+    topic = make_topic(broker, name("t"))
+    committed = fill(broker, topic, **{"compression.type": codec})
+    with connected(broker) as channel:
+        channel.queue_declare(topic, durable=True, arguments=STREAM)
+        assert consume(channel, topic, b"the last", **{"x-stream-offset": "first"}) == committed
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_what_an_open_transaction_wrote_is_waited_for(broker: KafkaBroker, name: Name, is_stream: bool) -> None:
     topic = make_topic(broker, name("t"))
@@ -64,3 +141,33 @@ def test_what_an_open_transaction_wrote_is_waited_for(broker: KafkaBroker, name:
             if body == b"after":
                 break
         assert found == [b"before", b"in it", b"after"]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_was_aborted_stays_away_after_a_restart(
+    tmp_path_factory: pytest.TempPathFactory, is_killed: bool
+) -> None:
+    """One transaction is aborted before it, one is open then and aborted by its timeout or its producer after it."""
+    broker = KafkaBroker(tmp_path_factory.mktemp("broker"), amqp=True).start()
+    try:
+        make_topic(broker, "topic")
+        with connected(broker) as channel:
+            channel.queue_declare("queue", durable=True)
+            channel.queue_declare("topic", durable=True, arguments=STREAM)
+        committed = {name: fill(broker, name) for name in ("queue", "topic")}
+        still_open = {name: begun(broker, name, many(b"open")) for name in committed}
+        broker.kill() if is_killed else broker.stop()
+        broker.start()
+        for name, producer in still_open.items():
+            producer.abort_transaction(SECONDS)
+            produce(broker, name, [b"after the restart"])
+        with connected(broker) as channel:
+            for name, arguments in (("queue", {}), ("topic", {"x-stream-offset": "first"})):
+                found = consume(channel, name, b"after the restart", **arguments)
+                assert found == [*committed[name], b"after the restart"]
+        is_empty(broker, "queue")
+        broker.kill() if is_killed else broker.stop()
+        broker.start()
+        is_empty(broker, "queue")
+    finally:
+        broker.close()
