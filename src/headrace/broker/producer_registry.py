@@ -7,6 +7,7 @@ from functools import partial
 import msgspec
 
 from headrace.broker.producers import Aborted, Batch, PartitionProducers, Snapshot
+from headrace.broker.settle import RangeSet
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.log.log import Log
@@ -26,12 +27,13 @@ SCAN_BYTES = 4 << 20
 HOLD = "producers"
 
 Append = Callable[[], Ticket]
+Watcher = Callable[[RangeSet, bool], object]  # offsets that hold no message, whether the transaction was committed
 
 
 class Tracked:
     """A log that has seen a producer with an id."""
 
-    __slots__ = ("bytes_since", "is_snapshot_due", "log", "producers", "upto")
+    __slots__ = ("bytes_since", "is_snapshot_due", "log", "producers", "upto", "void")
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -39,6 +41,7 @@ class Tracked:
         self.upto = 0
         self.bytes_since = 0
         self.is_snapshot_due = False
+        self.void = RangeSet()  # found by a start: whoever was to be told may not have stored it
 
 
 class Producers:
@@ -48,6 +51,7 @@ class Producers:
         self._shard = shard
         self._clock = clock
         self._tracked: dict[int, Tracked] = {}
+        self._watchers: dict[int, Watcher] = {}
         self._ids = iter(range(0))
         self._reserving = asyncio.Lock()
         self._reserved = int.from_bytes(shard.state.get(PRODUCER_IDS, NEXT_ID) or b"\0", "big")
@@ -77,9 +81,11 @@ class Producers:
                 continue
             if info.is_control:
                 committed = is_commit(data, info)
-                tracked.producers.ended(
+                void = tracked.producers.ended(
                     info.producer_id, info.producer_epoch, info.base_offset, commit=committed
                 )
+                for start, end in void:
+                    tracked.void.add(start, end)
             else:
                 tracked.producers.replay(info, now_ms)
 
@@ -170,8 +176,20 @@ class Producers:
         """A marker is in the log."""
         tracked = self._tracked.get(log.id)
         if tracked is not None:
-            tracked.producers.ended(producer_id, epoch, marker_offset, commit=commit)
+            void = tracked.producers.ended(producer_id, epoch, marker_offset, commit=commit)
+            if (watcher := self._watchers.get(log.id)) is not None:
+                watcher(void, commit)
             self._hold(tracked)
+
+    def watch(self, log: Log, watcher: Watcher) -> None:
+        """Called when a transaction has ended, before anybody is shown what was behind it. One for each log."""
+        self._watchers[log.id] = watcher
+        tracked = self._tracked.get(log.id)
+        if tracked is not None and tracked.void:
+            watcher(tracked.void, False)
+
+    def unwatch(self, log: Log) -> None:
+        self._watchers.pop(log.id, None)
 
     def of(self, log: Log) -> PartitionProducers | None:
         tracked = self._tracked.get(log.id)
@@ -218,6 +236,7 @@ class Producers:
         except HeadraceError:
             return
         tracked.upto, tracked.bytes_since = snapshot.upto, 0
+        tracked.void.clear()
         log.set_retention_hold(HOLD, snapshot.upto)  # what is not in a snapshot yet is needed to replay
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from headrace.broker.settle import RangeSet
 from headrace.errors import InvalidProducerEpoch, OutOfOrderSequence
 from headrace.record.types import BatchInfo
 
@@ -53,13 +54,14 @@ class Batch:
 
 
 class Producer:
-    __slots__ = ("batches", "epoch", "open_since", "producer_id", "seen_ms")
+    __slots__ = ("batches", "epoch", "open_since", "producer_id", "seen_ms", "written")
 
     def __init__(self, producer_id: int, epoch: int) -> None:
         self.producer_id = producer_id
         self.epoch = epoch
         self.batches: deque[Batch] = deque(maxlen=BATCHES_KEPT)
         self.open_since: int | None = None  # no offset of the open transaction is below it
+        self.written = RangeSet()  # by the open transaction
         self.seen_ms = 0
 
     @property
@@ -73,6 +75,7 @@ class SavedProducer(msgspec.Struct, frozen=True, array_like=True):
     open_since: int | None
     seen_ms: int
     batches: list[tuple[int, int, int]]
+    written: list[tuple[int, int]] = []
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -133,8 +136,10 @@ class PartitionProducers:
         batch.base_offset = base_offset
         batch.ticket = None
         producer = self.producers.get(info.producer_id)
-        if batch.opens and producer is not None and producer.open_since is not None:
-            producer.open_since = base_offset
+        if info.is_transactional and producer is not None and producer.open_since is not None:
+            if batch.opens:
+                producer.open_since = base_offset
+            producer.written.add(base_offset, base_offset + info.next_offset - info.base_offset)
 
     def refused(self, info: BatchInfo, batch: Batch) -> None:
         """Nothing of it was kept: it may come again; what was staged after it does not follow any more."""
@@ -151,8 +156,8 @@ class PartitionProducers:
             producer.batches.clear()
         return producer
 
-    def ended(self, producer_id: int, epoch: int, marker_offset: int, *, commit: bool) -> None:
-        """A marker has closed the producer's transaction in this log."""
+    def ended(self, producer_id: int, epoch: int, marker_offset: int, *, commit: bool) -> RangeSet:
+        """A marker has closed the producer's transaction in this log. Returns what of it holds no message."""
         producer = self.producers.get(producer_id)
         if producer is None:
             producer = self.producers[producer_id] = Producer(producer_id, epoch)
@@ -162,6 +167,10 @@ class PartitionProducers:
         if producer.open_since is not None and not commit:
             insort(self.aborted, Aborted(marker_offset, producer_id, producer.open_since))
         producer.open_since = None
+        written, producer.written = producer.written, RangeSet()
+        void = RangeSet() if commit else written
+        void.add(marker_offset, marker_offset + 1)
+        return void
 
     # Reading.
 
@@ -187,8 +196,10 @@ class PartitionProducers:
         producer.seen_ms = now_ms
         if info.base_sequence >= 0:
             producer.batches.append(Batch(info.base_sequence, info.last_sequence, info.base_offset))
-        if info.is_transactional and producer.open_since is None:
-            producer.open_since = info.base_offset
+        if info.is_transactional:
+            if producer.open_since is None:
+                producer.open_since = info.base_offset
+            producer.written.add(info.base_offset, info.next_offset)
 
     def snapshot(self, upto: int, start_offset: int, now_ms: int) -> Snapshot:
         """What is too old to matter is left out, here and in memory."""
@@ -202,6 +213,7 @@ class PartitionProducers:
                     one.open_since,
                     one.seen_ms,
                     [(b.first, b.last, b.base_offset) for b in one.batches if b.ticket is None],
+                    list(one.written),
                 )
                 for one in self.producers.values()
             ],
@@ -213,6 +225,7 @@ class PartitionProducers:
             producer = Producer(saved.producer_id, saved.epoch)
             producer.open_since, producer.seen_ms = saved.open_since, saved.seen_ms
             producer.batches.extend(Batch(*batch) for batch in saved.batches)
+            producer.written = RangeSet(saved.written)
             self.producers[saved.producer_id] = producer
         self.aborted = [Aborted(*one) for one in snapshot.aborted]
 

@@ -11,6 +11,7 @@ from headrace.broker.message import Message, from_record
 from headrace.broker.partition import ReadWaits
 from headrace.broker.policy import DROP_HEAD, REJECT_DLX, STREAM, QueuePolicy
 from headrace.broker.ready_bytes import ReadyBytes
+from headrace.broker.settle import RangeSet
 from headrace.broker.view import Run, View
 from headrace.record import codec
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 NEVER = -(2**62)
 SEAL_AT = 1 << 20
+VOID_RUNS_MAX = 4096  # memory must not grow with the backlog: the markers of more transactions settle when they are met
 DROPPED_AT_ONCE = 40  # a few milliseconds where they are dead-lettered: others get their turn
 
 
@@ -416,6 +418,15 @@ class QueueContents:
         return None
 
     # Settling.
+
+    def voided(self, view: View, void: RangeSet, is_committed: bool) -> None:
+        """A Kafka transaction has ended: these hold no message. Settled before they are met, so that they are not
+        counted: a bound on the length would drop messages for them."""
+        is_long = view.settled.runs >= VOID_RUNS_MAX and self.policy.length_max is None
+        if self.is_deleted or (is_committed and is_long):
+            return
+        for start, end in void:
+            view.settle(start, end)
 
     def settle(self, view: View, start: int, end: int) -> None:
         if self.is_deleted:

@@ -7,7 +7,7 @@ its queue is healed by declaring the queue again.
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -182,7 +182,11 @@ class QueueStore:
             for partition in reversed(stream.partitions)
         ]
         kind = StreamQueue if policy.kind == STREAM else Queue
-        return kind(vhost, name, policy, views, durable=True, auto_delete=auto_delete, arguments=arguments)
+        queue = kind(vhost, name, policy, views, durable=True, auto_delete=auto_delete, arguments=arguments)
+        if not queue.is_stream:
+            for view in views:
+                self._producers.watch(view.log, partial(queue.voided, view))
+        return queue
 
     async def remove_queue(self, vhost: str, queue: Queue) -> None:
         await self._in_thread(lambda: self._catalog.remove(QUEUES, (vhost, queue.name)))
@@ -222,11 +226,13 @@ class QueueStore:
         if self.streams.find(name, vhost) is not None:
             await self.streams.delete(name, vhost)
 
-    async def _forget_settles(self, views: Iterable[View]) -> None:
+    async def _forget_settles(self, views: Sequence[View]) -> None:
         group = self._shard.group()
         for view in views:
             group.delete(SETTLE_TABLE, view.key)
         await group.commit()
+        for view in views:
+            self._producers.unwatch(view.log)
 
     # Bindings.
 
