@@ -71,6 +71,7 @@ class Fault:
 
 class SimulatedDisk(Tree):
     sync_each_max = 64
+    tells_cached = True
 
     def __init__(self, *, capacity: int = 1 << 50, files_limit: int = 1 << 30, stale: bool = False) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from headrace.errors import OffsetOutOfRange, StorageError
+from headrace.errors import CorruptLog, OffsetOutOfRange, StorageError
 from headrace.log.disk import RealDisk
 from headrace.log.loading import ReadWaits
 from headrace.log.log import Log
@@ -106,6 +106,55 @@ def test_what_is_thrown_out_of_memory_before_the_retry_is_read_all_the_same(benc
     log = filled(bench, disk)
     disk.is_short_of_memory = True
     assert eventually(bench, log, 30) == b"30" * 100
+    bench.shard.close()
+
+
+def damage(log: Log, offset: int, data: bytes) -> None:
+    """Where the record with this offset is, behind everybody's back."""
+    for segment in log.tail.segments:
+        with open(segment.path(), "r+b") as file:
+            at = file.read().find(data)
+            if segment.base <= offset < segment.next_offset:
+                assert at > 0
+                file.seek(at)
+                file.write(b"?")
+
+
+def test_what_was_sound_and_comes_from_the_disk_again_is_checked_again(bench: Bench, disk: ColdDisk) -> None:
+    log = filled(bench, disk)
+    assert eventually(bench, log, 3) == b"03" * 100
+    damage(log, 3, b"03" * 100)
+    disk.warm.clear()
+    with pytest.raises(CorruptLog):
+        eventually(bench, log, 3)
+    assert eventually(bench, log, 30) == b"30" * 100
+    bench.shard.close()
+
+
+def test_what_came_back_to_memory_with_something_else_is_checked_again(bench: Bench, disk: ColdDisk) -> None:
+    """The system reads ahead: nobody has to wait for what it brought along."""
+    log = filled(bench, disk)
+    damage(log, 3, b"03" * 100)
+    assert eventually(bench, log, 2) == b"02" * 100
+    disk.is_cold = False
+    with pytest.raises(CorruptLog):
+        log.read_now(3, 1)
+    bench.shard.close()
+
+
+def test_what_may_have_come_from_the_disk_is_always_checked(
+    bench: Bench, disk: ColdDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> bytes:
+        raise OSError(errno.EOPNOTSUPP, "this filesystem does not say what is in memory")
+
+    log = filled(bench, disk)
+    disk.is_cold = False
+    monkeypatch.setattr("headrace.log.disk.pread_nowait", unknown)
+    assert eventually(bench, log, 3) == b"03" * 100
+    damage(log, 3, b"03" * 100)
+    with pytest.raises(CorruptLog):
+        log.read_now(3, 1)
     bench.shard.close()
 
 

@@ -48,6 +48,7 @@ class Disk(Protocol):
     """What the log needs of a filesystem. Paths are absolute strings; files are small integers."""
 
     sync_each_max: int  # beyond this many files one sync of the whole filesystem is cheaper
+    tells_cached: bool  # `pread_cached` gives only what is in memory; else nobody knows where it came from
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> FileId: ...
     def close(self, file: FileId) -> None: ...
@@ -82,6 +83,7 @@ class RealDisk:
 
     # 64 new files took 14 ms one by one and 2 ms with their filesystem, 1,000 took 241 and 19.
     sync_each_max = 64 if _syncfs is not None and _hears_of_failures() else sys.maxsize
+    tells_cached = True
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> FileId:
         flags = os.O_CLOEXEC | (os.O_RDONLY if readonly else os.O_RDWR)
@@ -111,6 +113,7 @@ class RealDisk:
             return None
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # no such flag here: read, even if it waits
+                self.tells_cached = False
                 return os.pread(file, size, position)
             raise
         if len(data) < size and position + len(data) < os.fstat(file).st_size:

@@ -2,7 +2,8 @@
 
 The index gives a position at or before the offset; from there batch headers lead on. An index that points at
 something that is not a batch is wrong, not the data: it is rebuilt once and asked again. Data that fails its
-checksum is never handed out.
+checksum is never handed out. What was checked when it came, or when it was read, is not checked again as long as it
+is in memory: that would be a sixth of what a large read costs.
 
 Runs on the owner thread and takes only what is in memory: everything else is a ReadWaits (loading.py).
 """
@@ -104,7 +105,12 @@ class Reader:
         """Of an archived segment only up to the end of a row group: the next one may have to be waited for."""
         tier = segment.tier
         if tier is None:
-            return self._read(segment.data_path, size, position)
+            cold_reads = self._counters.cold_reads
+            try:
+                return self._read(segment.data_path, size, position)
+            finally:
+                if self._counters.cold_reads != cold_reads:
+                    segment.left_memory()
         group = tier.at_position(position)
         batches = self._files.groups.cached(tier, group)
         key = tier.path, group.number
@@ -211,9 +217,12 @@ class Reader:
             data = self._read_batches(segment, min(size, segment.size - position), position)
             if len(data) < min(HEADER_BYTES, size):
                 raise CorruptBatch(f"{segment.size - position} bytes expected, {len(data)} found")
-            first, end, next_offset = codec.trim(data, 0, len(data), offset, stop, max_bytes, expected, dense)
+            verify = not (self._files.disk.tells_cached and segment.is_sound(position, position + len(data)))
+            first, end, next_offset = codec.trim(data, 0, len(data), offset, stop, max_bytes, expected, dense, verify)
             if end > first:
                 self._remember(next_offset, segment, position + end)
+                if verify:
+                    segment.was_read(position + first, position + end)
                 base = int.from_bytes(data[first : first + 8], "big")
                 whole = first == 0 and end == len(data)
                 return Chunk(data if whole else memoryview(data)[first:end], base, next_offset)

@@ -8,6 +8,7 @@ caches: they carry no checksum and are rebuilt whenever they disagree with the d
 
 import errno
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -66,8 +67,8 @@ class Segment:
 
     __slots__ = (
         "base", "created_ms", "data_path", "folder", "generation", "index", "index_is_whole", "index_size",
-        "is_buried", "is_checked", "is_deleted", "is_sealed", "max_timestamp", "next_offset", "records", "size",
-        "tier",
+        "is_buried", "is_checked", "is_deleted", "is_sealed", "max_timestamp", "next_offset", "read_end", "read_start",
+        "records", "size", "tier", "written_from",
     )  # fmt: skip
 
     def __init__(self, folder: str, base: int, generation: int = 0, *, created_ms: int = 0) -> None:
@@ -88,6 +89,9 @@ class Segment:
         self.index: bytes | None = None  # the index file's content while the index cache keeps it
         self.index_size = 0  # how much of the segment it covers
         self.index_is_whole = False  # it was read after the segment was sealed
+        # Positions whose checksums were right when they were written or read, and that have been in memory since.
+        self.written_from = sys.maxsize
+        self.read_start = self.read_end = 0
 
     @classmethod
     def sealed(cls, folder: str, generation: int, seal: Seal) -> "Segment":
@@ -111,6 +115,21 @@ class Segment:
         if suffix is paths.DATA:
             return self.data_path
         return f"{self.folder}/{SegmentStem(self.base, self.generation)}{suffix}"
+
+    def was_read(self, start: int, end: int) -> None:
+        """These bytes, and their checksums are right. One run of them is remembered."""
+        if start <= self.read_end and end >= self.read_start:
+            start, end = min(start, self.read_start), max(end, self.read_end)
+        self.read_start, self.read_end = start, end
+
+    def is_sound(self, start: int, end: int) -> bool:
+        """Whether these bytes need not be checked: they were, and did not have to come from the disk since."""
+        return start >= self.written_from or self.read_start <= start <= end <= self.read_end
+
+    def left_memory(self) -> None:
+        """Some of it had to be read from the disk, and nobody knows what else, or what came back with it."""
+        self.written_from = self.size
+        self.read_start = self.read_end = 0
 
     @property
     def stored_bytes(self) -> int:
@@ -148,6 +167,7 @@ class SegmentWriter:
     def __init__(self, files: Files, segment: Segment, walker: kernel.Walker, index_bytes: int = 0) -> None:
         self._files = files
         self.segment = segment
+        segment.written_from = walker.position
         self.walker = walker
         entries = index_bytes // INDEX_ENTRY
         self._index_size = entries * INDEX_ENTRY

@@ -34,4 +34,5 @@ def trim(
     bytes_max: int = ...,
     expected: int = ...,
     dense: bool = ...,
+    verify_crc: bool = ...,
 ) -> tuple[int, int, int]: ...

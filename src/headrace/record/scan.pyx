@@ -276,12 +276,12 @@ cdef int64_t number_run(
 
 def trim(
     buf, Py_ssize_t start, end, int64_t from_offset, int64_t to_offset, Py_ssize_t bytes_max=PY_SSIZE_T_MAX,
-    int64_t expected=-1, bint dense=False,
+    int64_t expected=-1, bint dense=False, bint verify_crc=True,
 ):
     """(first position, end position, next offset) of the run of whole batches that hold [from_offset, to_offset).
 
     start is a batch boundary. The first batch may begin before from_offset and the last may end after to_offset;
-    each one returned has its checksum verified; after bytes_max no further one is taken. A bad batch ends the run,
+    each one returned has its checksum verified, unless that is known to be right; after bytes_max no further one is taken. A bad batch ends the run,
     and raises CorruptBatch when it would be the first. Without any, first and end position are equal and the third
     number is from_offset, except when the first wanted batch is longer than the buffer: then it is minus the
     bytes needed, counted from first position (at least a header, when not even that is there).
@@ -312,7 +312,8 @@ def trim(
                     break
                 if batch.last_offset >= from_offset:
                     # The checksum only of what is returned: to find the place is cheap.
-                    fault = read_batch(base + at, base + stop, True, &batch)
+                    if verify_crc:
+                        fault = read_batch(base + at, base + stop, True, &batch)
                     if fault != FAULT_NONE:
                         break
                     if first < 0:
