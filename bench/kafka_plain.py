@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import machine
+from bench.cores import Cores, add_option, chosen
 from bench.kafka import WARM_UPS, Load, cheapest, raw_cases
 from bench.kafka_peers import KAFKA, OURS, Broker, Headrace, build_load, kafkas
 from bench.kafka_report import TWICE, Measured
@@ -70,8 +71,9 @@ def measure(programs: Path, broker: Broker) -> Iterator[Measured]:
             yield from load.raw(case, f"raw-{number}")
 
 
-def run(*, peers: bool = True) -> None:
-    print(f"machine    {machine.describe()}", flush=True)
+def run(*, peers: bool = True, cores: Cores | None = None) -> None:
+    cores = cores or Cores()
+    print(f"machine    {machine.describe()}\ncores      {cores}", flush=True)
     rates: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-kafka-load-") as folder:
         programs = Path(folder)
@@ -81,6 +83,7 @@ def run(*, peers: bool = True) -> None:
         if peers:
             brokers += kafkas(flush=[False])
         for broker in brokers:
+            broker.cores = cores
             with broker.running():
                 rates[broker.name] = {}
                 for one in measure(programs, broker):
@@ -107,7 +110,9 @@ def report(rates: dict[str, dict[str, float]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kafka_plain", description=__doc__)
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
-    run(peers=not parser.parse_args().alone)
+    add_option(parser)
+    options = parser.parse_args()
+    run(peers=not options.alone, cores=chosen(parser, options))
 
 
 if __name__ == "__main__":
