@@ -6,6 +6,8 @@ from typing import Any, Protocol
 from headrace.broker.message import Message
 from headrace.broker.view import View
 
+ROOM_MAX = 65_535  # the largest prefetch; without one, a consumer can be sent what its socket takes
+
 
 class Consumer(Protocol):
     """A consumer as its queue sees it; the door has one for each basic.consume."""
@@ -105,6 +107,18 @@ class Consumers:
                 return found
             start = end
         return []
+
+    def room(self, most: int) -> int:
+        """How many messages they may be sent now, as far as somebody wants to know. Those that share the prefetch of
+        their channel count it each."""
+        found = 0
+        for consumer in self._all:
+            if self._single_active and consumer is not self.active:
+                continue
+            found += max(0, min(consumer.credit(), ROOM_MAX))
+            if found >= most:
+                return most
+        return found
 
     def served(self, consumer: Consumer) -> None:
         """The turn goes to the one after it."""

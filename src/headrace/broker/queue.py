@@ -61,6 +61,9 @@ class Queue(QueueContents):
     def is_serving(self) -> bool:
         return self._scheduled and bool(self.consumers)
 
+    def taken_at_once(self, most: int) -> int:
+        return self.consumers.room(most)
+
     def dispatch(self) -> None:
         self._scheduled = False
         if self.is_deleted or not self.consumers:

@@ -75,6 +75,10 @@ class QueueContents:
         """Consumers have their turn next: what they take is not dropped."""
         raise NotImplementedError
 
+    def taken_at_once(self, most: int) -> int:
+        """How many of so many messages consumers have room for: they do not stay here."""
+        raise NotImplementedError
+
     @property
     def exclusive(self) -> bool:
         return self.owner is not None
@@ -147,14 +151,15 @@ class QueueContents:
         return self.views[len(self.views) - 1 - level]
 
     def _is_full(self, more_bytes: int) -> bool:
-        policy = self.policy
-        pending = sum(view.pending for view in self.views)
-        if policy.length_max is not None and self.ready + pending >= policy.length_max:
-            return True
+        """Whether one more is too much, beside what is here and no consumer has room for."""
         self._follow_starts()
-        if self._bytes is None or policy.bytes_max is None:
+        waiting = self.ready + sum(view.pending for view in self.views)
+        size = self._bytes.with_unflushed if self._bytes is not None else 0
+        if not self._overflows(waiting + 1, size + more_bytes):
             return False
-        return self._bytes.with_unflushed + more_bytes > policy.bytes_max
+        left = waiting - self.taken_at_once(waiting)
+        left_bytes = size * left // max(1, waiting)  # as if all were of one size
+        return self._overflows(left + 1, left_bytes + more_bytes)
 
     def _check_after_flush(self) -> None:
         rounds = self.vhost.rounds
@@ -224,12 +229,15 @@ class QueueContents:
             self._bytes.catch_up()
         self.drop_overflow()
 
+    def _overflows(self, messages: int, size: int) -> bool:
+        policy = self.policy
+        if policy.length_max is not None and messages > policy.length_max:
+            return True
+        return policy.bytes_max is not None and size > policy.bytes_max
+
     @property
     def _is_over(self) -> bool:
-        policy = self.policy
-        if policy.length_max is not None and self.ready > policy.length_max:
-            return True
-        return self._bytes is not None and policy.bytes_max is not None and self._bytes.total > policy.bytes_max
+        return self._overflows(self.ready, self._bytes.total if self._bytes is not None else 0)
 
     def drop_overflow(self) -> None:
         policy = self.policy

@@ -6,6 +6,7 @@ from typing import Any
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
 
 from tests.doors.amqp.running import Running, bodies, depth, eventually, take
 
@@ -73,6 +74,35 @@ def test_an_idle_consumer_gets_what_would_be_dropped_without_it(
     channel.queue_declare(name, passive=True)
     eventually(lambda: channel.connection.process_data_events(0.01) or len(got) == len(said))
     assert got == said
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("overflow", ["reject-publish", "reject-publish-dlx"])
+@pytest.mark.parametrize("bound", [{"x-max-length": 3}, {"x-max-length-bytes": 6}])
+@pytest.mark.parametrize("prefetch", [0, 20])
+def test_a_full_queue_refuses_only_what_its_consumers_have_no_room_for(
+    running: Running, name: str, durable: bool, overflow: str, bound: dict[str, int], prefetch: int
+) -> None:
+    """RabbitMQ delivers first: without that a burst was refused while a consumer waited for it."""
+    publisher, consumer = running.channel(), running.channel()
+    publisher.queue_declare(name, durable=durable, arguments={"x-overflow": overflow, **bound})
+    got: list[bytes] = []
+    consumer.basic_qos(prefetch_count=prefetch)
+    consumer.basic_consume(name, lambda _c, _m, _p, body: got.append(body), auto_ack=not prefetch)
+    said = [b"%02d" % n for n in range(50)]
+    publisher.tx_select()  # all of them at once
+    for body in said:
+        publisher.basic_publish("", name, body)
+    if prefetch:
+        with pytest.raises(ChannelClosedByBroker, match="partial tx completion"):
+            publisher.tx_commit()
+    else:
+        publisher.tx_commit()
+    taken, stay = (said[:prefetch], 3) if prefetch else (said, 0)
+    eventually(lambda: consumer.connection.process_data_events(0.01) or len(got) == len(taken))
+    assert (got, depth(consumer, name)) == (taken, stay)
+    for each in (publisher, consumer):
+        each.connection.close()
 
 
 @pytest.mark.parametrize("properties", [{}, {"expiration": "0"}])
