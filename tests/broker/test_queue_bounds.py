@@ -182,3 +182,38 @@ async def test_what_goes_to_a_queue_in_memory_goes_there_once_although_the_disk_
         await until(lambda: len(refusing.times) > 1)
     await host.rounds.settle_down()
     assert queue.ready == 0 and bodies(dead) == [b"1"]
+
+
+@pytest.mark.parametrize("bound", [{"x_message_ttl": 30}, {"x_max_length": 1}, {"x_max_length_bytes": 1}])
+async def test_a_message_that_cannot_be_dead_lettered_comes_back_and_keeps_no_other(
+    broker: Broker,
+    host: VirtualHost,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    bound: dict[str, int],
+) -> None:
+    """It was neither in its queue nor anywhere else until the next start."""
+    monkeypatch.setattr("headrace.broker.queue_contents.UNMOVED_RETRY_S", 0.001)
+    dead = await declare(host, "dead")
+    queue = await declare(host, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead", **bound)
+    copy, tried = host.dead_letters.publish_copy, []
+
+    def fails_for_one(source: Queue, message: Message, reason: str, now_ms: int) -> int:
+        if message.body == b"1":
+            tried.append(reason)
+            raise ValueError("a bug")
+        return copy(source, message, reason, now_ms)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host.dead_letters, "publish_copy", fails_for_one)
+        say(queue, b"1", b"2", b"3")
+        await host.rounds.settle_down()
+        if "x_message_ttl" in bound:
+            pass_time(broker)
+            queue.drop_expired()
+        else:
+            say(queue, b"4")
+        await until(lambda: len(tried) >= 3 and dead.ready == 2)
+        assert len([record for record in caplog.records if "dead-lettered" in record.message]) == 1
+    await until(lambda: dead.ready == 3 and queue.unacked == 0)
+    assert sorted(bodies(dead)) == [b"1", b"2", b"3"]

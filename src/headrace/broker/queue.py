@@ -165,7 +165,7 @@ class Queue(QueueContents):
         is_now_or_never = at == message.timestamp and not run.returned  # see _expired_until
         if at is not None and at <= self.vhost.clock.now_ms() and not is_now_or_never:
             self._forget_bytes(view, offset, message)
-            self.vhost.dead_letters.move(self, view, offset, message, "expired")
+            self._move(view, offset, message, "expired")
             return 0, 0
         redelivered = offset < run.redelivered_below
         count = view.counts.get(offset)
@@ -211,7 +211,7 @@ class Queue(QueueContents):
                 self.delivered += 1
                 self._head_changed()
                 return view, offset, message, redelivered
-            self.vhost.dead_letters.move(self, view, offset, message, "expired")
+            self._move(view, offset, message, "expired")
         return None
 
     # Consumers.

@@ -3,6 +3,7 @@
 Publishing, length and age, reading one message, settling. Who gets what is decided in queue.py.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,13 @@ from headrace.record import codec
 if TYPE_CHECKING:
     from headrace.broker.vhost import VirtualHost
 
+logger = logging.getLogger("headrace.broker")
+
 NEVER = -(2**62)
 SEAL_AT = 1 << 20
 VOID_RUNS_MAX = 4096  # memory must not grow with the backlog: the markers of more transactions settle when they are met
 DROPPED_AT_ONCE = 40  # a few milliseconds where they are dead-lettered: others get their turn
+UNMOVED_RETRY_S = 60.0
 
 
 class QueueContents:
@@ -53,6 +57,8 @@ class QueueContents:
         self._arrivals: dict[View, Any] = {}  # of messages through any door, where there are bounds to keep
         self._loading: list[Callable[[], object]] = []  # what goes on when something was read from the disk
         self._going_on: list[Callable[[], object]] = []  # what has more to drop in the next turn of the loop
+        self._unmoved: dict[View, RangeSet] = {}  # could not be dead-lettered: out until they are tried again
+        self._failures: set[type[Exception]] = set()  # why, as far as the log says it
         # Whether a message may have an expiration of its own: then each new head is looked at. What was here before is
         # not known.
         self._may_expire = any(view.has_ready for view in views)
@@ -185,6 +191,26 @@ class QueueContents:
         self.drop_overflow()
         self.drop_expired()
 
+    def _move(self, view: View, offset: int, message: Message, reason: str) -> None:
+        """To where dead letters go. One that cannot be moved keeps nobody else from it: it is out, and comes back."""
+        try:
+            self.vhost.dead_letters.move(self, view, offset, message, reason)
+        except Exception as error:
+            if type(error) not in self._failures:  # not for each message, and not each time
+                self._failures.add(type(error))
+                text = "message %d of queue %r cannot be dead-lettered and is tried again every %d s: %s"
+                logger.error(text, offset, self.name, UNMOVED_RETRY_S, error, exc_info=error)
+            if not self._unmoved:
+                self.vhost.loop.call_later(UNMOVED_RETRY_S, self._move_again)
+            self._unmoved.setdefault(view, RangeSet()).add(offset, offset + 1)
+
+    def _move_again(self) -> None:
+        unmoved, self._unmoved = self._unmoved, {}
+        for view, ranges in unmoved.items():
+            for start, end in ranges:
+                view.give_back(start, end)
+        self._moves_failed()
+
     # Bounds: length and age.
 
     def apply_policy(self, policy: QueuePolicy) -> None:
@@ -265,7 +291,7 @@ class QueueContents:
                     return
                 view, offset, message = taken
                 self._forget_bytes(view, offset, message)
-                self.vhost.dead_letters.move(self, view, offset, message, "maxlen")
+                self._move(view, offset, message, "maxlen")
 
     def _go_on(self, drop: Callable[[], object]) -> None:
         """In the next turn of the loop, and once in it however many ask: each flush does."""
@@ -334,7 +360,7 @@ class QueueContents:
                     return dropped, at
                 view.advance(run._replace(start=offset), offset + 1)
                 self._forget_bytes(view, offset, message)
-                self.vhost.dead_letters.move(self, view, offset, message, "expired")
+                self._move(view, offset, message, "expired")
                 dropped += 1
         return dropped, None
 
