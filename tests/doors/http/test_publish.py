@@ -3,12 +3,16 @@
 import base64
 import gzip
 import json
+import threading
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import cramjam
 import pytest
 
 from headrace.record.codec import partition_for
+from headrace.wire.http import bodies
 from tests.doors.http.live import Live, code_of, read_all
 
 MB = 1 << 20
@@ -247,6 +251,28 @@ def test_a_compressed_body_that_unfolds_past_the_limit_is_refused(own: type[Live
     bomb = fold(b"\0" * (40 * MB))
     answer = server.client.post("/topics/t/messages", content=bomb, headers={"content-encoding": encoding})
     assert (answer.status_code, code_of(answer)) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "fold"), [("gzip", gzip.compress), ("zstd", lambda d: bytes(cramjam.zstd.compress(d)))]
+)
+def test_a_small_body_that_unfolds_to_a_large_one_does_so_beside_the_loop(
+    live: Live, topic: str, monkeypatch: pytest.MonkeyPatch, encoding: str, fold: Callable[[bytes], bytes]
+) -> None:
+    """64 MB out of 64 KB kept everybody else waiting."""
+    unfolded: dict[str, int] = {}
+
+    def watched(*args: Any) -> bodies.Body:
+        found = unfold(*args)
+        unfolded[threading.current_thread().name.partition("_")[0]] = len(found)
+        return found
+
+    unfold = bodies.unfold
+    monkeypatch.setattr(bodies, "unfold", watched)
+    body = b"x" * (4 * MB - 100_000)
+    headers = {"content-encoding": encoding, "content-type": "application/octet-stream"}
+    answer = live.client.post(f"/topics/{topic}/messages", content=fold(body), headers=headers)
+    assert unfolded == {"http-body": len(body)}, answer.text
 
 
 def test_a_client_that_asks_before_sending_is_told_to_go_on(live: Live, topic: str) -> None:

@@ -12,7 +12,14 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from starlette.requests import Request
 from starlette.types import Receive
 
-from headrace.errors import BodyTooLarge, InvalidInput, MalformedJson, Overloaded, UnsupportedMedia
+from headrace.errors import (
+    BodyTooLarge,
+    DecompressedTooLarge,
+    InvalidInput,
+    MalformedJson,
+    Overloaded,
+    UnsupportedMedia,
+)
 from headrace.wire.http import bodies, strict_json
 
 OFFSET_MAX = 2**63 - 1
@@ -150,9 +157,20 @@ async def read_body(request: Request, share: Share, bytes_max: int, unfolded_max
     encoding = headers.get("content-encoding")
     if encoding is None:
         return body
-    unfolded = await in_thread_if(len(body), bodies.unfold, body, encoding, unfolded_max)
+    unfolded = await _unfold(body, encoding, unfolded_max)
     share.take(len(unfolded))
     return unfolded
+
+
+async def _unfold(body: bodies.Body, encoding: str, limit_bytes: int) -> bodies.Body:
+    """In a thread if it is large or becomes it: what a few kilobytes unfold to is not known before."""
+    if len(body) < THREAD_BYTES_MIN:
+        try:
+            return bodies.unfold(body, encoding, min(limit_bytes, THREAD_BYTES_MIN))
+        except DecompressedTooLarge:
+            if limit_bytes <= THREAD_BYTES_MIN:
+                raise
+    return await in_thread(bodies.unfold, body, encoding, limit_bytes)
 
 
 async def _chunks(request: Request) -> AsyncIterator[bytes]:
@@ -182,8 +200,10 @@ async def read_json(request: Request, share: Share, bytes_max: int = 1 << 20) ->
 
 async def in_thread_if(size: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     """Work on many bytes goes to a thread, so that other connections are served meanwhile."""
-    if size < THREAD_BYTES_MIN:
-        return work(*args, **named)
+    return work(*args, **named) if size < THREAD_BYTES_MIN else await in_thread(work, *args, **named)
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     call = functools.partial(work, *args, **named)
     return await asyncio.get_running_loop().run_in_executor(WORKSHOP, call)
 
