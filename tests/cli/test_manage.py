@@ -94,6 +94,24 @@ def test_dead_letters_are_listed_looked_at_and_sent_back(broker: Broker) -> None
     assert broker.said("dlq", "peek", "cli-dead") == ""
 
 
+def test_a_peek_at_dead_letters_looks_through_all_of_them(broker: Broker) -> None:
+    """The broker looks at 20,000 for one question and says where to go on."""
+    broker.said("queue", "add", "cli-graveyard", "-a", "x-max-priority=1")
+    for partition, last in ((1, 30_000), (0, 10_000)):
+        for first in range(0, last, 10_000):
+            hay = ("needle" if n == last - 1 else "hay" for n in range(first, first + 10_000))
+            lines = "".join(json.dumps({"value": value, "partition": partition}) + "\n" for value in hay)
+            path = f"{broker.url}/topics/cli-graveyard/messages"
+            httpx.post(path, content=lines, headers={"content-type": "application/x-ndjson"}).raise_for_status()
+    peek = ("dlq", "peek", "cli-graveyard", "--contains", "needle")
+    assert [line.split("\t")[0] for line in broker.said(*peek).splitlines()] == ["29999", "9999"]
+    found = json.loads(broker.said(*peek, "--json"))
+    assert ([message["partition"] for message in found["messages"]], found["next"]) == ([1, 0], None)
+    assert broker.said(*peek, "-n", "1").split("\t")[0] == "29999"
+    nothing = ("dlq", "peek", "cli-graveyard", "--contains", "thimble")
+    assert broker.said(*nothing) == ""
+
+
 def test_a_reset_is_a_dry_run_until_it_is_told_otherwise(broker: Broker) -> None:
     for number in range(3):
         broker.said("pub", "cli-topic", str(number))

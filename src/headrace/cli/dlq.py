@@ -72,6 +72,11 @@ def peek(
     query = {"limit": limit, "reason": reason, "origin": origin, "contains": contains}
     with manage(url, config_file) as client:
         answer = client.call("GET", "headrace", "dead-letters", vhost, name, "messages", query=query)
+        # The broker looks at so much for one question.
+        while answer.get("next") is not None and len(answer["messages"]) < limit:
+            rest = {**query, **answer["next"], "limit": limit - len(answer["messages"])}
+            more = client.call("GET", "headrace", "dead-letters", vhost, name, "messages", query=rest)
+            answer = {**more, "messages": answer["messages"] + more["messages"]}
     if as_json:
         show_json(answer)
         return

@@ -75,22 +75,30 @@ def death_shape(death: Death | None) -> Shape | None:
 
 
 async def messages(site: Site, request: Request) -> Response:
-    """The dead letters that a filter finds, with how they died. They stay where they are."""
+    """The dead letters that a filter finds, with how they died. They stay where they are.
+
+    One question goes through so many at most; `next` says where the next one goes on, if there is more.
+    """
     queue, query = queue_of(site, request), query_of(request)
     limit = number(query.get("limit"), "limit", PEEK, least=1, most=PEEK_MAX)
     wanted = _wanted(query)
+    start = number(query.get("offset"), "offset", 0)
+    level = number(query["partition"], "partition") if query.get("partition") else None
     row = Row(queue.vhost.name, queue.name, site.broker.streams.find(queue.name, queue.vhost.name), queue)
     found: list[Shape] = []
+    left, size = SCAN_RECORDS_MAX, 0
     for view in queue.views:
-        partition = view.level
+        if level is not None and view.level > level:
+            continue  # the highest come first: they were looked at
 
         def fits(record: Record, view: Any = view) -> bool:
             message = from_record(record)
             return state_of(view, record.offset) == READY and wanted.fits(message, death_of(message))
 
-        offset = max(view.low, number(query.get("offset"), "offset", 0))
-        left, size = SCAN_RECORDS_MAX, 0
-        while len(found) < limit and left > 0 and size < BYTES_MAX:
+        offset = max(view.low, start if level in (None, view.level) else 0)
+        while offset < view.log.stable_end:
+            if len(found) >= limit or left <= 0 or size >= BYTES_MAX:
+                return answer({"messages": found, "next": {"partition": view.level, "offset": offset}})
             page = browse(
                 view.log,
                 offset,
@@ -101,7 +109,7 @@ async def messages(site: Site, request: Request) -> Response:
                 scan_max=left,
             )
             for record in page.records:
-                shape = record_shape(row, partition, record)
+                shape = record_shape(row, view.level, record)
                 shape["death"] = death_shape(death_of(from_record(record)))
                 found.append(shape)
                 size += len(record.value or b"") + len(record.key or b"")
@@ -110,7 +118,7 @@ async def messages(site: Site, request: Request) -> Response:
             offset = page.next_offset
             left -= page.scanned
             await asyncio.sleep(0)  # large letters take several looks: others are served in between
-    return answer({"messages": found})
+    return answer({"messages": found, "next": None})
 
 
 def _wanted(fields: Any) -> Wanted:

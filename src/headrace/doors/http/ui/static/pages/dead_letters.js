@@ -74,6 +74,6 @@ export function DeadLetterQueue({ parts, params }) {
       <${Failure} error=${peek.error} stale=${!!peek.data} />
       <ol class="messages">${(peek.data ? peek.data.messages : []).map((message) => html`<${Message} key=${message.partition + ":" + message.offset} message=${message} vhost=${vhost} name=${name}
         extra=${message.death && html`<${Badge} tone="warn">${message.death.reason} in ${message.death.queue}, ${message.death.deaths}×<//>`} />`)}</ol>
-      ${peek.data && !peek.data.messages.length && html`<p class="muted">None ${params.reason || params.origin || params.contains ? "that fit" : ""}.</p>`}
+      ${peek.data && !peek.data.messages.length && html`<p class="muted">None ${params.reason || params.origin || params.contains ? "that fit" : ""}${peek.data.next ? " among the first; headrace dlq peek looks at all" : ""}.</p>`}
     </section>`;
 }
