@@ -119,6 +119,22 @@ async def test_what_comes_for_a_deleted_queue_is_no_error_of_others(host: Virtua
     assert doomed.view.pending == 0
 
 
+async def test_a_flush_is_not_answered_before_those_that_began_earlier(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A confirm speaks for all before it: what an earlier flush was still storing was confirmed with the later one."""
+    monkeypatch.setattr("headrace.broker.rounds.HELD_BYTES_MAX", 0)
+    doomed, good = await declare(host, "doomed"), await declare(host, "good")
+    await host.delete_queue("doomed")
+    told: list[tuple[str, int]] = []
+    for queue in (good, doomed):
+        say(queue, b"1")
+        host.rounds.after(lambda _, name=queue.name: told.append((name, good.ready)))
+        host.rounds.flush()  # of the second nothing is left to be stored
+    await host.rounds.settle_down()
+    assert told == [("good", 1), ("doomed", 1)]
+
+
 async def test_a_reservation_that_was_stored_is_known_although_another_queue_of_its_round_was_refused(
     host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

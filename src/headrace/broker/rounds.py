@@ -9,6 +9,7 @@ a transaction) is put between begin_atomic and end_atomic, and becomes one group
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,6 +93,7 @@ class Rounds:
         self._waiters: list[Waiter] = []
         self._settle_waiters: list[Waiter] = []
         self._outstanding = 0
+        self._flushes: deque[Flush] = deque()  # not told yet: a confirm speaks for all before it, too
         self._was_refused = False  # something of the flushes that are not over
         self._scheduled = False
         self._closed = False
@@ -221,6 +223,7 @@ class Rounds:
     def _flush_disk(self) -> None:
         self.flushes += 1
         flush = Flush(self._waiters)
+        self._flushes.append(flush)
         self._waiters = []
         groups, self._closed_groups = self._closed_groups, []
         atomic, self._atomic = self._atomic, set()
@@ -322,6 +325,21 @@ class Rounds:
         if flush.left:
             return
         self._outstanding -= 1
+        self._was_refused |= bool(flush.errors)
+        if flush not in self._flushes:  # of settles alone
+            self._tell(flush)
+        while self._flushes and not self._flushes[0].left:
+            self._tell(self._flushes.popleft())
+        if self._closed or self._outstanding:
+            return
+        refused, self._was_refused = self._was_refused, False
+        if self._dirty or self._waiters or self._closed_groups or (self._unsaved and not refused):
+            self.schedule()
+        elif refused:
+            self._loop.call_later(RETRY_S, self.schedule)  # settles are kept and tried again: the disk is full
+
+    @staticmethod
+    def _tell(flush: Flush) -> None:
         outcome: HeadraceError | None = None
         if flush.errors:
             outcome = flush.errors[0]
@@ -332,14 +350,6 @@ class Rounds:
                 waiter(outcome)
             except Exception as error:  # all the others are to have their answer, and the next flush its turn
                 logger.error("what was to be done after a flush failed: %s", error, exc_info=error)
-        self._was_refused |= bool(flush.errors)
-        if self._closed or self._outstanding:
-            return
-        refused, self._was_refused = self._was_refused, False
-        if self._dirty or self._waiters or self._closed_groups or (self._unsaved and not refused):
-            self.schedule()
-        elif refused:
-            self._loop.call_later(RETRY_S, self.schedule)  # settles are kept and tried again: the disk is full
 
     def forget(self, view: "View") -> None:
         """The view's queue is gone: nothing of it is written any more."""
