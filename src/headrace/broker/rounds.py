@@ -10,7 +10,7 @@ a transaction) is put between begin_atomic and end_atomic, and becomes one group
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,22 +25,44 @@ SETTLE_TABLE = "settle"
 HELD_BYTES_MAX = 1 << 20  # more than this does not wait for the running round: work on it can begin
 RETRY_S = 1.0
 Waiter = Callable[[HeadraceError | None], object]
+Authors = frozenset[object]  # who published something: see Rounds.author
 
 
 class PartlyStored(StorageError):
-    """Some queues of a flush have it and some do not: nobody may be told either."""
+    """Some queues of a flush have it and some do not: who published to both kinds may be told neither."""
+
+    def __init__(self, cause: HeadraceError, stored: Authors, refused: Authors) -> None:
+        super().__init__(str(cause))
+        self._cause, self._stored, self._refused = cause, stored, refused
+
+    def outcome_for(self, author: object) -> HeadraceError | None:
+        if author in self._refused:
+            return self if author in self._stored else self._cause
+        return None if author in self._stored else self  # of whom nothing is known, nothing is promised
 
 
 class Flush:
-    """The tickets of one flush, and who waits for them."""
+    """What became of the parts of one flush, and who waits for them."""
 
-    __slots__ = ("errors", "left", "tickets", "waiters")
+    __slots__ = ("left", "parts", "waiters")
 
     def __init__(self, waiters: list[Waiter]) -> None:
         self.waiters = waiters
-        self.left = 0
-        self.tickets = 0
-        self.errors: list[HeadraceError] = []
+        self.left = 1  # held by who makes it, so that inline tickets do not finish it early
+        self.parts: list[tuple[Authors, HeadraceError | None]] = []
+
+    @property
+    def was_refused(self) -> bool:
+        return any(error is not None for _, error in self.parts)
+
+    @property
+    def outcome(self) -> HeadraceError | None:
+        errors = [error for _, error in self.parts if error is not None]
+        if not errors or len(errors) == len(self.parts):
+            return errors[0] if errors else None
+        stored = (authors for authors, error in self.parts if error is None)
+        refused = (authors for authors, error in self.parts if error is not None)
+        return PartlyStored(errors[0], Authors().union(*stored), Authors().union(*refused))
 
 
 class _Taken(NamedTuple):
@@ -48,11 +70,13 @@ class _Taken(NamedTuple):
 
     batches: list[tuple["View", bytearray]]
     deltas: list[tuple["View", "Delta"]]
+    authors: Authors
 
 
-def _taken(dirty: Iterable["View"], unsaved: Iterable["View"]) -> _Taken:
+def _taken(dirty: Sequence["View"], unsaved: Iterable["View"]) -> _Taken:
     deltas = [(view, view.take_unsaved()) for view in unsaved]
-    return _Taken([(view, batch) for view in dirty for batch in view.take_batches()], deltas)
+    authors = Authors().union(*(view.authors for view in dirty))
+    return _Taken([(view, batch) for view in dirty for batch in view.take_batches()], deltas, authors)
 
 
 _Handed = list[tuple["View", int]]  # how many records of a view a group holds
@@ -97,6 +121,7 @@ class Rounds:
         self._was_refused = False  # something of the flushes that are not over
         self._scheduled = False
         self._closed = False
+        self.author: object | None = None  # whose publishes are being read: what becomes of them is told apart
         self.flushes = 0
         self.batches = 0
         self.records = 0
@@ -232,24 +257,25 @@ class Rounds:
         dirty, self._dirty = self._dirty, []
         unsaved, self._unsaved = self._unsaved, {}
         self._outstanding += 1
-        flush.left = 1  # held by this method, so that inline tickets do not finish the flush early
         for group in groups:
             if group.batches or group.deltas:  # or the queues it was for are gone
                 self._stage_group(flush, group)
         for view in dirty:
+            authors = frozenset(view.authors)
             for batch in view.take_batches():
                 self.batches += 1
                 landed = partial(view.landed, view.handed_over((batch,)))
-                self._stage(flush, [view], partial(view.log.append, batch), landed, landed)
+                self._stage(flush, [view], authors, partial(view.log.append, batch), landed, landed)
         if unsaved or self._settle_waiters:
             self._stage_settles(_taken((), unsaved))
         self._shard.begin_round()  # all of this turn is staged: what comes next waits for this flush anyway
-        self._one_done(flush, None)
+        self._one_done(flush)
 
     def _stage(
         self,
         flush: Flush,
         views: list["View"],
+        authors: Authors,
         stage: Callable[[], Any],
         undo: Callable[[], None],
         stored: Callable[[], None],
@@ -260,31 +286,33 @@ class Rounds:
         had been bound, and nobody else in this flush is to suffer for it.
         """
 
-        def ended(error: HeadraceError | None) -> HeadraceError | None:
+        def ended(error: HeadraceError | None) -> None:
             if isinstance(error, LogClosed) and views and all(view.log.is_deleted for view in views):
                 error = None
+            flush.parts.append((authors, error))
             (undo if error is not None else stored)()
-            return error
 
-        flush.tickets += 1
         try:
             ticket = stage()
         except HeadraceError as error:
-            if (refusal := ended(error)) is not None:
-                flush.errors.append(refusal)
+            ended(error)
             return
+
+        def done(ticket: Any) -> None:
+            ended(ticket.error)
+            self._one_done(flush)
+
         flush.left += 1
-        ticket.add_callback(lambda done: self._one_done(flush, ended(done.error)))
+        ticket.add_callback(done)
 
     def _stage_settles(self, group: _Taken) -> None:
         """Settles alone: whoever waits for publishes does not care how they end."""
         waiters, self._settle_waiters = self._settle_waiters, []
         lone = Flush(waiters)
-        lone.left = 1
         self._outstanding += 1
         if group.deltas:
             self._stage_group(lone, group, is_awaited=bool(waiters))
-        self._one_done(lone, None)
+        self._one_done(lone)
 
     def _stage_group(self, flush: Flush, group: _Taken, *, is_awaited: bool = True) -> None:
         batches = [(view, batch) for view, batch in group.batches if not view.log.is_deleted]
@@ -305,7 +333,7 @@ class Rounds:
         handed = [(view, view.handed_over((batch,))) for view, batch in batches]
         undo, saved = partial(self._put_back, handed, deltas), partial(_stored, handed, deltas)
         if batches or kept:
-            self._stage(flush, [view for view, _ in batches], stage, undo, saved)
+            self._stage(flush, [view for view, _ in batches], group.authors, stage, undo, saved)
         else:
             saved()  # the queues that its messages went to are gone
 
@@ -318,14 +346,12 @@ class Rounds:
             if delta.moving and view.on_put_back is not None:
                 self._loop.call_later(RETRY_S, view.on_put_back)  # not at once: the disk is full
 
-    def _one_done(self, flush: Flush, error: HeadraceError | None) -> None:
-        if error is not None:
-            flush.errors.append(error)
+    def _one_done(self, flush: Flush) -> None:
         flush.left -= 1
         if flush.left:
             return
         self._outstanding -= 1
-        self._was_refused |= bool(flush.errors)
+        self._was_refused |= flush.was_refused
         if flush not in self._flushes:  # of settles alone
             self._tell(flush)
         while self._flushes and not self._flushes[0].left:
@@ -340,11 +366,7 @@ class Rounds:
 
     @staticmethod
     def _tell(flush: Flush) -> None:
-        outcome: HeadraceError | None = None
-        if flush.errors:
-            outcome = flush.errors[0]
-            if len(flush.errors) < flush.tickets:
-                outcome = PartlyStored(str(outcome))
+        outcome = flush.outcome
         for waiter in flush.waiters:
             try:
                 waiter(outcome)
@@ -360,7 +382,11 @@ class Rounds:
         self._unsaved.pop(view, None)
         self._atomic.discard(view)
         self._closed_groups = [
-            _Taken(*([pair for pair in pairs if pair[0] is not view] for pairs in group))  # type: ignore[arg-type]
+            _Taken(
+                [pair for pair in group.batches if pair[0] is not view],
+                [pair for pair in group.deltas if pair[0] is not view],
+                group.authors,
+            )
             for group in self._closed_groups
         ]
 

@@ -135,6 +135,7 @@ class View:
         self._writer: BatchWriter | None = None
         self._sealed: list[bytearray] = []
         self._targets: list[Any] = []
+        self.authors: set[object] = set()  # of what waits for the next flush, as far as they want to know
         self._in_round = 0
         self.purged_to = 0
 
@@ -188,6 +189,8 @@ class View:
             self._rounds.must_join(self)
         if target is not None:
             self._targets.append(target)
+        if self._rounds.author is not None:
+            self.authors.add(self._rounds.author)
         return self._writer
 
     def seal(self) -> None:
@@ -201,6 +204,7 @@ class View:
         for target in self._targets:
             target.reset()
         self._targets.clear()
+        self.authors.clear()
         if writer is not None:
             large = writer.size > WRITER_KEPT
             if writer.count:

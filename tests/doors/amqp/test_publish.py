@@ -1,7 +1,7 @@
 """Publishing: confirms, returns, refusals, and what a message must look like."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import msgspec
@@ -282,6 +282,46 @@ def test_a_full_disk_is_a_nack_and_heals_itself_d5(running: Running, name: str) 
         channel.basic_publish("", name, b"refused")
     channel.basic_publish("", name, b"after")
     assert bodies(channel, name) == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("properties", [b"\0\0", encode_properties({"expiration": "3600000"})])
+def test_a_queue_that_refuses_is_no_trouble_of_those_who_publish_to_others(
+    running: Running, name: str, monkeypatch: pytest.MonkeyPatch, properties: bytes
+) -> None:
+    """The connections of all who published at that time were closed with 541."""
+    good, bad = f"{name}.good", f"{name}.bad"
+    for queue in (good, bad):
+        running.channel().queue_declare(queue, durable=True)
+    rounds = running.server.broker.vhosts.rounds
+
+    def refuse(*_: object) -> None:
+        raise StorageError("damaged")
+
+    def publisher(*queues: str) -> Raw:
+        client = Raw(running.port).open().channel().method(1, commands.Confirm.Select)
+        client.expect(commands.Confirm.SelectOk)
+        for queue in queues:
+            client.method(1, commands.Basic.Publish, exchange="", routing_key=queue)
+            client.send(raw_frame(2, 1, content_header(1, properties)) + raw_frame(3, 1, b"x"))
+        return client
+
+    with monkeypatch.context() as patched, ExitStack() as clients:
+        patched.setattr(running.queue(bad).view.log, "append", refuse)
+        with monkeypatch.context() as held:  # all of it is one flush
+            held.setattr(rounds, "flush", lambda: None)
+            to_good, to_bad, to_both = (
+                clients.enter_context(closing(publisher(*queues))) for queues in ((good, good), (bad,), (good, bad))
+            )
+            eventually(lambda: (running.queue(good).view.pending, running.queue(bad).view.pending) == (3, 2))
+        running.call(rounds.flush)
+        while to_good.expect(commands.Basic.Ack).delivery_tag < 2:
+            pass
+        assert to_bad.expect(commands.Basic.Nack).delivery_tag == 1
+        assert to_both.expect(commands.Connection.Close).reply_code == 541
+        to_good.method(1, commands.Basic.Publish, exchange="", routing_key=good)
+        to_good.send(raw_frame(2, 1, content_header(1, properties)) + raw_frame(3, 1, b"x"))
+        assert to_good.expect(commands.Basic.Ack).delivery_tag == 3
+    assert depth(running.channel(), good) == 4
 
 
 def test_a_dead_letter_that_finds_no_room_stays_where_it_is_d10(running: Running, name: str) -> None:

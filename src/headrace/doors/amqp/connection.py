@@ -143,6 +143,7 @@ class Connection(Link):
             data = self._take_header(data)
         if self.stage in (Stage.HEADER, Stage.CLOSED) or not data:
             return
+        author, self.rounds.author = self.rounds.author, self
         try:
             used = self._scanner.feed(data, self.broker.clock.now_ms())
         except ProtocolError as error:
@@ -153,6 +154,8 @@ class Connection(Link):
             self.after_feed()
             self.close(*reply(error))
             return
+        finally:
+            self.rounds.author = author
         self._unread = data[used:] if used < len(data) else b""
         self.after_feed()
         self.door.flow.received(self, len(data))
@@ -201,7 +204,7 @@ class Connection(Link):
             state.touched_disk = False
         if touched or waiting:
             self._flushing += 1
-            self.rounds.after(partial(self._flushed, waiting))
+            self.rounds.after(partial(self._flushed, waiting, touched))
             if self.broker.shard.pending_bytes > self.broker.pressure.staged_bytes_max:
                 self.hold_reading("disk", True)
                 self.broker.shard.on_drain(partial(self.hold_reading, "disk", False))
@@ -210,8 +213,12 @@ class Connection(Link):
         self._messages_seen, self._bytes_seen = scanner.messages, scanner.bytes
         self.door.flow.published(self)
 
-    def _flushed(self, waiting: list[tuple[Channel, int]], error: HeadraceError | None) -> None:
+    def _flushed(self, waiting: list[tuple[Channel, int]], touched: bool, error: HeadraceError | None) -> None:
         self._flushing -= 1
+        if not touched:
+            error = None  # it waited for what was published before it, and that has its answer
+        elif isinstance(error, PartlyStored):
+            error = error.outcome_for(self)
         if error is None:
             for channel, sequence in waiting:
                 channel.stored(sequence)
