@@ -117,7 +117,7 @@ def not_matching(authority: Authority, pair: Pair, folder: Path) -> Pair:
 
 
 def expired(authority: Authority, pair: Pair, folder: Path) -> Pair:
-    return authority.issue("expired", days=-1)
+    return authority.issue("expired", is_expired=True)
 
 
 def for_clients_only(authority: Authority, pair: Pair, folder: Path) -> Pair:

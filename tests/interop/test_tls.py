@@ -394,7 +394,7 @@ def test_a_stop_is_heard_over_tls_and_is_clean(authority: Authority, tmp_path: P
 
 def test_a_start_with_files_that_do_not_do_is_one_sentence(authority: Authority, tmp_path: Path) -> None:
     flags = ("--data-dir", str(tmp_path / "data"), "--http", "localhost:0", "--amqp", "off", "--kafka", "off")
-    expired = authority.issue("expired", days=-1)
+    expired = authority.issue("expired", is_expired=True)
     for given, sentence in (
         (("--tls-cert", str(tmp_path / "none.pem")), "does not exist"),
         (("--tls-cert", expired.cert, "--tls-key", expired.key), "certificate has expired"),
