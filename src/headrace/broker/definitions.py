@@ -7,6 +7,8 @@ the order that lets bindings find their ends. Repeating one that was interrupted
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from headrace.broker.declarations import PREDECLARED
 from headrace.broker.exchanges import is_kind
 from headrace.broker.policies import Policy, check
@@ -35,6 +37,17 @@ LISTS = (
 )
 OF_ALL_VHOSTS = ("users", "permissions", "topic_permissions")  # as in RabbitMQ: not for an import into one vhost
 STREAM_ARGUMENT = "x-queue-type"
+# What is not of its shape would be stored all the same, and the next start would take it for damage and refuse.
+SHAPES: dict[str, tuple[type, str]] = {
+    "vhost": (str, "a name"),
+    "durable": (bool, "true or false"),
+    "auto_delete": (bool, "true or false"),
+    "internal": (bool, "true or false"),
+    "routing_key": (str, "a string"),
+    "destination_type": (str, "queue or exchange"),
+    "partitions": (int, "a whole number"),
+    "config": (dict, "an object"),
+}
 
 
 async def export(broker: "Broker", vhost: str | None = None) -> Document:
@@ -203,15 +216,16 @@ def _list(document: Mapping[str, Any], name: str) -> list[Document]:
 
 def _policy(item: Document, vhost: str | None) -> Policy:
     try:
-        policy = Policy(
-            vhost=vhost if vhost is not None else item.get("vhost", "/"),
-            name=item["name"],
-            pattern=item["pattern"],
-            definition=item["definition"],
-            priority=int(item.get("priority", 0)),
-            apply_to=item.get("apply-to") or "all",
-        )
-    except (KeyError, TypeError, ValueError):
+        found = {
+            "vhost": vhost if vhost is not None else item.get("vhost", "/"),
+            "name": item["name"],
+            "pattern": item["pattern"],
+            "definition": item["definition"],
+            "priority": int(item.get("priority", 0)),
+            "apply_to": item.get("apply-to") or "all",
+        }
+        policy = msgspec.convert(found, Policy)
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise InvalidInput(f"a policy has name, pattern and definition: {str(item)[:200]}") from None
     check(policy)
     return policy
@@ -229,6 +243,9 @@ def _check(items: Mapping[str, list[Document]], vhost: str | None) -> None:
             for name in names:
                 if not isinstance(item.get(name), str):
                     raise InvalidInput(f"one of the {kind} has no {name}: {str(item)[:200]}")
+            for name, (shape, what) in SHAPES.items():
+                if not isinstance(item.get(name, shape()), shape):
+                    raise InvalidInput(f"{name} is {what}: {str(item)[:200]}")
             if not isinstance(item.get("arguments") or {}, dict):
                 raise InvalidInput(f"arguments is an object: {str(item)[:200]}")
     for item in items["exchanges"]:
