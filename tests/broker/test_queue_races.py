@@ -9,6 +9,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.dead_letters import death_of
+from headrace.broker.delays import DUE_HEADER
 from headrace.broker.exchanges import DELAYED
 from headrace.broker.history import History
 from headrace.broker.message import Message
@@ -406,6 +407,21 @@ async def test_a_delayed_message_that_was_deleted_is_not_tried_for_ever(
     await until(lambda: queue.ready == 1)
     assert bodies(queue) == [b"2"]
     assert (host.delays.waiting("x"), caplog.messages) == (0, [])
+
+
+async def test_a_delayed_message_with_a_strange_cc_does_not_hold_back_the_others(
+    broker: Broker, host: VirtualHost
+) -> None:
+    """As an earlier version kept it, which took anything for CC."""
+    queue = await delayed(host, b"1")
+    strange = Message("x", "", edit(b"\0\0", headers={"CC": 5}), b"0")
+    log = host.delays._logs["x"]
+    log.view.open_writer().append(b"", strange.body, (*strange.record_headers(), (DUE_HEADER, bytes(8))), 0)
+    await host.rounds.settle_down()
+    log.index_new()
+    pass_time(broker)
+    await until(lambda: queue.ready == 2)
+    assert bodies(queue) == [b"0", b"1"]
 
 
 # Deleted queues.

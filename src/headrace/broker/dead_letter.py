@@ -22,7 +22,7 @@ COUNT_MAX = 2**62
 # Clients may send these headers, too, and whatever they like in them.
 
 
-def _further_keys(headers: dict[str, Any]) -> list[str]:
+def further_keys(headers: dict[str, Any]) -> list[str]:
     found = headers.get("CC")
     return [key for key in found if isinstance(key, str)] if isinstance(found, list) else []
 
@@ -69,7 +69,7 @@ class DeadLetters:
         if policy.dead_letter_key is not None:
             keys = [policy.dead_letter_key]
         else:
-            keys += _further_keys(headers)
+            keys += further_keys(headers)
         dead, dead_headers = self._with_death(queue, message, headers, reason, now_ms)
         dead.exchange, dead.routing_key = exchange.name, keys[0]
         targets = self._vhost.routing.route_message(exchange, keys, dead_headers, self._vhost.queues)
@@ -107,7 +107,7 @@ class DeadLetters:
             known["count"] = min(count, COUNT_MAX) + 1 if isinstance(count, int) else 1
             known["time"] = Timestamp(now_ms // 1000)
         else:
-            routed = [message.routing_key, *_further_keys(headers)]
+            routed = [message.routing_key, *further_keys(headers)]
             known = {
                 "count": 1,
                 "reason": reason,

@@ -5,10 +5,14 @@ message is due, its routing and the settling of its delayed copy are one group.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from headrace.broker.dead_letter import further_keys
 from headrace.broker.exchanges import Exchange
-from headrace.broker.message import Message, from_record
+from headrace.broker.message import Message, from_record, to_bytes, to_text
 from headrace.broker.partition import ReadWaits
 from headrace.broker.timers import DueIndex
 from headrace.broker.view import Run, View
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.broker")
 
 DUE_HEADER = "amqp.due"
+KEYS_HEADER = "amqp.keys"  # the routing keys beside its own: those of BCC are in no header of the message any more
 STREAM_PREFIX = "amq.delayed."
 FIRE_MAX = 500  # per turn of the loop
 DELAY_MAX_MS = 2**40
@@ -52,9 +57,10 @@ class DelayLog:
     def __len__(self) -> int:
         return len(self._index)
 
-    def add(self, message: Message, due_ms: int, now_ms: int) -> None:
+    def add(self, message: Message, due_ms: int, now_ms: int, keys: Sequence[str]) -> None:
         writer = self.view.open_writer()
-        headers = (*message.record_headers(), (DUE_HEADER, due_ms.to_bytes(8, "big")))
+        further = msgspec.msgpack.encode([to_bytes(key) for key in keys[1:]])
+        headers = (*message.record_headers(), (DUE_HEADER, due_ms.to_bytes(8, "big")), (KEYS_HEADER, further))
         writer.append(message.key, message.body, headers, now_ms)
         if self._asked_at != self._vhost.rounds.flushes:  # once for each flush
             self._asked_at = self._vhost.rounds.flushes
@@ -140,7 +146,7 @@ class DelayLog:
             for record in found:
                 message = _message_of(record)
                 headers = message.headers()
-                keys = [message.routing_key, *(key for key in headers.get("CC") or () if isinstance(key, str))]
+                keys = [message.routing_key, *_keys_of(record, headers)]
                 for queue in vhost.routing.route_message(self._exchange, keys, headers, vhost.queues):
                     queue.publish(message, now_ms)
             self.view.settle(offset, offset + 1)
@@ -174,14 +180,14 @@ class Delays:
         if view is not None:
             self._logs[exchange.name] = DelayLog(self._vhost, exchange, view)
 
-    def delay(self, exchange: Exchange, message: Message, now_ms: int) -> bool:
-        """False when the message has no delay and is to be routed now."""
+    def delay(self, exchange: Exchange, message: Message, now_ms: int, keys: Sequence[str] = ()) -> bool:
+        """False when the message has no delay and is to be routed now. `keys`: all that it goes by, its own first."""
         wanted = message.headers().get("x-delay") if message.has_headers else None
         if isinstance(wanted, str) and wanted.lstrip("-").isdecimal() and len(wanted) < 20:
             wanted = int(wanted)
         if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted <= 0:
             return False
-        self._logs[exchange.name].add(message, now_ms + min(wanted, DELAY_MAX_MS), now_ms)
+        self._logs[exchange.name].add(message, now_ms + min(wanted, DELAY_MAX_MS), now_ms, keys)
         return True
 
     async def forget(self, exchange: Exchange) -> None:
@@ -205,6 +211,13 @@ class Delays:
 
 def _due_of(record: Record) -> int:
     return next((int.from_bytes(value or b"", "big") for name, value in record.headers if name == DUE_HEADER), 0)
+
+
+def _keys_of(record: Record, headers: dict[str, Any]) -> list[str]:
+    for name, value in record.headers:
+        if name == KEYS_HEADER:
+            return [to_text(key) for key in msgspec.msgpack.decode(value or b"", type=list[bytes])]
+    return further_keys(headers)  # delayed by an earlier version
 
 
 def _message_of(record: Record) -> Message:

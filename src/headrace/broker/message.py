@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headrace.errors import InvalidInput
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.properties import Table, decode_properties, edit, encode_properties, property_of
 from headrace.record.types import Record
@@ -65,6 +66,21 @@ class Message:
             return None
         text = property_of(self.properties, "expiration")
         return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 20 else None
+
+    def take_receivers(self) -> list[str]:
+        """Its routing key and those of its CC and BCC headers; BCC is removed from what is delivered."""
+        keys = [self.routing_key]
+        headers = self.headers()
+        for name in ("CC", "BCC"):
+            if name not in headers:
+                continue
+            more = headers[name]
+            if not isinstance(more, list) or not all(isinstance(key, str) for key in more):
+                raise InvalidInput(f"invalid '{name}' header: not a list of routing keys")
+            keys += more
+        if "BCC" in headers:
+            self.properties = edit(self.properties, headers_removed=("BCC",))
+        return keys
 
     def record_headers(self) -> tuple[tuple[str, bytes], ...]:
         return (AMQP_PROPERTIES_HEADER, self.properties), (AMQP_EXCHANGE_HEADER, to_bytes(self.exchange))

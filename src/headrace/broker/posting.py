@@ -1,5 +1,6 @@
 """Publishing one message into an exchange from inside the broker: for operators, tests of life and replays."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.broker.message import Message
@@ -10,25 +11,26 @@ if TYPE_CHECKING:
     from headrace.broker.vhost import VirtualHost
 
 
-def route(host: "VirtualHost", message: Message) -> list[Queue]:
+def route(host: "VirtualHost", message: Message, keys: Sequence[str]) -> list[Queue]:
     """The queues a message would reach now."""
     exchange = host.routing.exchange(message.exchange)
     if exchange.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange.name}' in vhost '{host.name}'")
     if not exchange.name:
-        host.find_topic(message.routing_key)  # a topic becomes a stream queue when it is first published to
-    return host.routing.route_message(exchange, [message.routing_key], message.headers(), host.queues)
+        for key in keys:
+            host.find_topic(key)  # a topic becomes a stream queue when it is first published to
+    return host.routing.route_message(exchange, keys, message.headers(), host.queues)
 
 
-async def post(host: "VirtualHost", message: Message) -> int:
-    """How many queues took it; returns when it is as durable as they are."""
+async def post(host: "VirtualHost", message: Message, keys: Sequence[str]) -> int:
+    """How many queues took it, by any of the keys; returns when it is as durable as they are."""
     host.pressure.check()
     now_ms = host.clock.now_ms()
     exchange = host.routing.exchange(message.exchange)
-    if exchange.delayed and host.delays.delay(exchange, message, now_ms):
+    if exchange.delayed and host.delays.delay(exchange, message, now_ms, keys):
         await host.rounds.settle_down()
         return 1
-    queues = route(host, message)
+    queues = route(host, message, keys)
     taken = sum(queue.publish(message, now_ms) for queue in queues)
     host.rounds.flush_memory()
     if any(queue.durable and not queue.exclusive for queue in queues):

@@ -262,6 +262,18 @@ def test_a_delayed_message_waits_and_then_is_routed(channel: BlockingChannel, na
     assert depth(channel, name) == 0
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_delayed_message_reaches_its_cc_and_bcc(channel: BlockingChannel, name: str, durable: bool) -> None:
+    channel.exchange_declare(name, "x-delayed-message", durable=durable, arguments={"x-delayed-type": "direct"})
+    for key in "abc":
+        channel.queue_declare(name + key, durable=durable)
+        channel.queue_bind(name + key, name, key)
+    headers = {"x-delay": 10, "CC": ["b"], "BCC": ["c"]}
+    channel.basic_publish(name, "a", b"x", pika.BasicProperties(headers=headers))
+    for key in "abc":
+        assert take(channel, name + key)[1].headers == {"x-delay": 10, "CC": ["b"]}
+
+
 def test_a_stream_is_read_from_anywhere_and_keeps_its_messages(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})

@@ -108,6 +108,26 @@ def test_getting_messages_leaves_or_takes_them_as_asked(live: Served, mode: str)
     assert depth(live, name) == (2 if "requeue_true" in mode else 0)
 
 
+def test_a_published_message_goes_to_its_cc_and_bcc_as_over_amqp(live: Served) -> None:
+    for name in ("to", "cc", "bcc"):
+        put_queue(live, f"copies.{name}")
+    headers = {"CC": ["copies.cc"], "BCC": ["copies.bcc"]}
+    assert post(live, "copies.to", "x", headers=headers)
+    for name in ("to", "cc", "bcc"):
+        (found,) = take(live, f"copies.{name}")
+        assert found["properties"] == {"headers": {"CC": ["copies.cc"]}}
+
+
+@pytest.mark.parametrize("copies", [5, "key", [5], {"key": 1}])
+def test_copies_that_name_no_keys_are_refused(live: Served, copies: object) -> None:
+    delayed = {"type": "x-delayed-message", "arguments": {"x-delayed-type": "direct"}}
+    assert live.request("PUT", "/api/exchanges/%2F/copied.later", json=delayed).status_code in (201, 204)
+    for exchange in ("amq.default", "amq.topic", "copied.later"):
+        body = {"routing_key": "k", "payload": "x", "properties": {"headers": {"x-delay": 1, "CC": copies}}}
+        answer = live.request("POST", f"/api/exchanges/%2F/{exchange}/publish", json=body)
+        assert answer.status_code == 400, answer.text
+
+
 def test_bytes_that_are_no_text_come_as_base64(live: Served) -> None:
     put_queue(live, "binary")
     data = bytes(range(256))

@@ -109,7 +109,7 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
     _reply_address(channel, found)
     now_ms = connection.broker.clock.now_ms()
     vhost = connection.vhost
-    if exchange.delayed and vhost.delays.delay(exchange, found, now_ms):
+    if exchange.delayed and vhost.delays.delay(exchange, found, now_ms, keys):
         channel.state.touched_disk = True
         return True
     if not exchange_name and key.startswith(PREFIX):
@@ -153,22 +153,9 @@ def _check(connection: "Connection", found: Message) -> None:
 
 
 def _receivers(connection: "Connection", exchange: Exchange, found: Message) -> list[str]:
-    """The routing key and those of the CC and BCC headers; BCC is removed from what is delivered."""
-    keys = [found.routing_key]
-    if not found.has_headers:
-        return keys
-    headers = found.headers()
-    for name in ("CC", "BCC"):
-        if name not in headers:
-            continue
-        more = headers[name]
-        if not isinstance(more, list) or not all(isinstance(key, str) for key in more):
-            raise ChannelError(protocol.PRECONDITION_FAILED, f"invalid '{name}' header: not a list of routing keys")
-        keys += more
+    keys = found.take_receivers()
     for key in keys[1:]:  # the first was asked for with the route
         connection.access.write_topic(exchange, key)
-    if "BCC" in headers:
-        found.properties = edit(found.properties, headers_removed=("BCC",))
     return keys
 
 

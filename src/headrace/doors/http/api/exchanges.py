@@ -84,12 +84,12 @@ async def publish(site: Site, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
     fields, caller = await body_of(request, values.MESSAGE_BYTES_MAX), caller_of(request)
     message = parse_message(exchange.name, fields)
+    keys = message.take_receivers()
     if isinstance(exchange, Topic):
-        copies = message.headers().get("CC") or ()
-        for key in (message.routing_key, *(key for key in copies if isinstance(key, str))):
+        for key in keys:
             caller.write_key(exchange.name, key, host.name)
     _check_user_id(fields, caller)
-    taken = await post(host, message)
+    taken = await post(host, message, keys)
     site.stats.messages_in += 1
     return answer({"routed": taken > 0})
 

@@ -321,7 +321,7 @@ async def aliveness(site: Site, request: Request) -> Response:
     queue = await host.declare_queue(
         ALIVENESS_QUEUE, durable=True, exclusive=False, auto_delete=False, arguments={}, owner=None
     )
-    await post(host, Message("", ALIVENESS_QUEUE, NO_PROPERTIES, b"test_message"))
+    await post(host, Message("", ALIVENESS_QUEUE, NO_PROPERTIES, b"test_message"), [ALIVENESS_QUEUE])
     found = queue.get()
     if found is None:
         return answer({"status": "failed", "reason": "the message did not come back"}, 503)
