@@ -8,9 +8,10 @@ from hypothesis import strategies as some
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.policies import TIGHTEST, Policies, Policy, check, limits, merge
-from headrace.broker.policy import QueuePolicy
+from headrace.broker.policy import QueuePolicy, parse_arguments
 from headrace.errors import InvalidInput
 from headrace.log.disk import RealDisk
+from tests.broker.queue_world import declare, opened, say
 
 NUMBERS = {
     "message-ttl": "ttl_ms",
@@ -56,6 +57,44 @@ def test_a_policy_never_changes_what_a_queue_is() -> None:
     own = QueuePolicy(kind="quorum", priority_max=0, single_active=True, delivery_limit=20)
     merged = merge(own, limits({"max-length": 5, "delivery-limit": 3, "retain-ms": 9}))
     assert (merged.kind, merged.single_active, merged.delivery_limit, merged.retain_ms) == ("quorum", True, 3, 9)
+
+
+@pytest.mark.parametrize(
+    ("own", "given_", "holds"),
+    [
+        (None, None, 20),
+        (None, 123, 123),
+        (None, 3, 3),
+        (None, -1, None),
+        (50, 123, 50),
+        (50, -1, 50),
+        (-1, 5, 5),
+        (-1, -1, None),
+        (-1, None, None),
+    ],
+)
+def test_a_policy_moves_the_delivery_limit_that_nobody_asked_for(
+    own: int | None, given_: int | None, holds: int | None
+) -> None:
+    """Twenty is what a quorum queue has when neither its arguments nor a policy say anything, as in RabbitMQ 4."""
+    arguments = {"x-queue-type": "quorum"} | ({} if own is None else {"x-delivery-limit": own})
+    declared = parse_arguments("q", arguments)
+    policy_ = limits({"max-length": 9} if given_ is None else {"delivery-limit": given_})
+    assert merge(declared, policy_).returns_max == holds
+
+
+async def test_a_message_comes_back_as_often_as_a_policy_lets_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        queue = await declare(host, "q", x_queue_type="quorum")
+        unlimited = Policy(vhost="/", name="p", pattern="q", definition={"delivery-limit": -1})
+        await broker.policies.put(unlimited)
+        say(queue, b"again")
+        await host.rounds.settle_down()
+        for _ in range(30):
+            taken = queue.get()
+            assert taken is not None, "gone"
+            queue.give_back(taken[0], taken[1])
 
 
 @pytest.mark.parametrize("pattern", [r"^(?!amq\.).*", "^orders$", "", r"\.dead$", "^a(b|c)d"])

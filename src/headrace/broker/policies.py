@@ -142,7 +142,8 @@ def merge(declared: QueuePolicy, policy: QueuePolicy | None, named: Iterable[str
     changes: dict[str, Any] = {}
     for field in TIGHTEST:
         bounds = [bound for bound in (getattr(declared, field), getattr(policy, field)) if bound is not None]
-        changes[field] = min(bounds, default=None)
+        # -1 takes away what holds when nobody says anything, not what the other one says.
+        changes[field] = min([bound for bound in bounds if bound >= 0] or bounds, default=None)
     for field in LOOSE:
         default = QueuePolicy.__struct_defaults__[QueuePolicy.__struct_fields__.index(field)]
         own = getattr(declared, field)

@@ -26,15 +26,22 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter_key: str | None = None
     priority_max: int = 0
     single_active: bool = False
-    delivery_limit: int | None = None
+    delivery_limit: int | None = None  # -1: none, also where a queue has one if nobody says anything
     consumer_timeout_ms: int | None = None
     retain_ms: int | None = None
     retain_bytes: int | None = None
     max_age_ms: int | None = None
 
     @property
+    def returns_max(self) -> int | None:
+        """How often a message may come back."""
+        if self.delivery_limit is None:
+            return DELIVERY_LIMIT_QUORUM if self.kind == QUORUM else None
+        return self.delivery_limit if self.delivery_limit >= 0 else None
+
+    @property
     def counts_deliveries(self) -> bool:
-        return self.kind == QUORUM or self.delivery_limit is not None
+        return self.kind == QUORUM or self.returns_max is not None
 
     @property
     def decides_per_message(self) -> bool:
@@ -156,10 +163,6 @@ def parse_arguments(where: str, arguments: Mapping[str, Any]) -> QueuePolicy:
         raise ArgumentMismatch(
             f"invalid arg 'x-dead-letter-routing-key' for {where}: routing_key_but_no_dlx_defined"
         )
-    if kind == QUORUM:
-        fields.setdefault("delivery_limit", DELIVERY_LIMIT_QUORUM)
-    if fields.get("delivery_limit", 0) == -1:
-        fields["delivery_limit"] = None
     return QueuePolicy(**fields)
 
 

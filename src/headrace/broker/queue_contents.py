@@ -472,7 +472,7 @@ class QueueContents:
         """To be delivered again; past the delivery limit it is dead-lettered instead."""
         if self.is_deleted or offset < view.log.start_offset:
             return  # it was deleted while it was out
-        limit = self.policy.delivery_limit
+        limit = self.policy.returns_max
         if counts and self.policy.counts_deliveries:
             count = view.count_return(offset)
             if limit is not None and count > limit:
