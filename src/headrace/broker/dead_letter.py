@@ -6,8 +6,9 @@ one of the two places, never in none.
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.message import Message, to_text
-from headrace.record.properties import Timestamp, edit, property_of
+from headrace.broker.message import NO_PROPERTIES, Message, to_text
+from headrace.errors import InvalidInput
+from headrace.record.properties import Timestamp, edit
 
 if TYPE_CHECKING:
     from headrace.broker.queue_contents import QueueContents
@@ -36,6 +37,21 @@ def routing_keys(death: dict[str, Any]) -> list[Any]:
 def _deaths(headers: dict[str, Any]) -> list[dict[str, Any]]:
     found = headers.get("x-death")
     return [death for death in found if isinstance(death, dict)] if isinstance(found, list) else []
+
+
+def _new_death(
+    queue: "QueueContents", message: Message, headers: dict[str, Any], reason: str, now_ms: int
+) -> dict[str, Any]:
+    death = {
+        "count": 1,
+        "reason": reason,
+        "queue": queue.name,
+        "time": Timestamp(now_ms // 1000),
+        "exchange": message.exchange,
+        "routing-keys": [message.routing_key, *further_keys(headers)],
+    }
+    expiration = message.expiration()
+    return death if expiration is None else death | {"original-expiration": expiration}
 
 
 class DeadLetters:
@@ -107,18 +123,7 @@ class DeadLetters:
             known["count"] = min(count, COUNT_MAX) + 1 if isinstance(count, int) else 1
             known["time"] = Timestamp(now_ms // 1000)
         else:
-            routed = [message.routing_key, *further_keys(headers)]
-            known = {
-                "count": 1,
-                "reason": reason,
-                "queue": queue.name,
-                "time": Timestamp(now_ms // 1000),
-                "exchange": message.exchange,
-                "routing-keys": routed,
-            }
-            expiration = property_of(message.properties, "expiration") if message.has_expiration else None
-            if expiration is not None:
-                known["original-expiration"] = expiration
+            known = _new_death(queue, message, headers, reason, now_ms)
         added: dict[str, Any] = {"x-death": [known, *deaths][:DEATHS_MAX]}
         if "x-first-death-queue" not in headers:
             added |= {
@@ -132,6 +137,10 @@ class DeadLetters:
             "x-last-death-exchange": message.exchange,
         }
         removed = ("x-delivery-count", "BCC") + (("CC",) if queue.policy.dead_letter_key is not None else ())
-        properties = edit(message.properties, {"expiration": None}, headers=added, headers_removed=removed)
+        try:
+            properties = edit(message.properties, {"expiration": None}, headers=added, headers_removed=removed)
+        except InvalidInput:  # what it brought cannot be read, or not be written again: it dies without that
+            added["x-death"] = [_new_death(queue, message, {}, reason, now_ms)]
+            properties, headers = edit(NO_PROPERTIES, headers=added), {}
         left = {name: value for name, value in headers.items() if name not in removed}
         return Message(message.exchange, message.routing_key, properties, message.body), left | added

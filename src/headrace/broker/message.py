@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.errors import InvalidInput
+from headrace.errors import CorruptProperties, InvalidInput
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.properties import Table, decode_properties, edit, encode_properties, property_of
 from headrace.record.types import Record
@@ -30,16 +30,33 @@ class Message:
     properties: bytes  # flags and list, as on the wire
     body: bytes
     timestamp: int = -1
+    # It comes from a log. Other doors append to logs, too, and nobody has looked at the properties a record brings:
+    # those that cannot be read are as good as none, or one such message would keep a queue from dropping any.
+    is_stored: bool = False
 
     def decoded(self) -> Table:
         return decode_properties(self.properties)
 
     def headers(self) -> dict[str, Any]:
-        found = property_of(self.properties, "headers") if self.has_headers else None
+        found = self._property("headers") if self.has_headers else None
         return found if isinstance(found, dict) else {}
 
     def with_headers(self, **headers: Any) -> "Message":
-        return replace(self, properties=edit(self.properties, headers=headers))
+        try:
+            properties = edit(self.properties, headers=headers)
+        except CorruptProperties:
+            if not self.is_stored:
+                raise
+            properties = edit(NO_PROPERTIES, headers=headers)
+        return replace(self, properties=properties)
+
+    def _property(self, name: str) -> Any:
+        try:
+            return property_of(self.properties, name)
+        except CorruptProperties:
+            if not self.is_stored:
+                raise
+            return None
 
     @property
     def has_expiration(self) -> bool:
@@ -58,13 +75,14 @@ class Message:
         return bool(self.properties[1] & 0x10)
 
     def priority(self) -> int:
-        found = property_of(self.properties, "priority") if self.has_priority else None
+        found = self._property("priority") if self.has_priority else None
         return found if isinstance(found, int) else 0
 
+    def expiration(self) -> Any:
+        return self._property("expiration") if self.has_expiration else None
+
     def expiration_ms(self) -> int | None:
-        if not self.has_expiration:
-            return None
-        text = property_of(self.properties, "expiration")
+        text = self.expiration()
         return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 20 else None
 
     def take_receivers(self) -> list[str]:
@@ -98,6 +116,7 @@ def from_record(record: Record) -> Message:
         and headers[0][0] == AMQP_PROPERTIES_HEADER
         and headers[1][0] == AMQP_EXCHANGE_HEADER
         and headers[0][1] is not None
+        and len(headers[0][1]) >= len(NO_PROPERTIES)
     ):
         return Message(
             to_text(headers[1][1] or b""),
@@ -105,6 +124,7 @@ def from_record(record: Record) -> Message:
             headers[0][1],
             record.value or b"",
             record.timestamp,
+            is_stored=True,
         )
     return _foreign(record, headers)
 
@@ -114,7 +134,7 @@ def _foreign(record: Record, headers: Iterable[tuple[str, bytes | None]]) -> Mes
     properties: bytes | None = None
     exchange = ""
     for name, value in headers:
-        if name == AMQP_PROPERTIES_HEADER and value is not None and len(value) >= 2:
+        if name == AMQP_PROPERTIES_HEADER and value is not None and len(value) >= len(NO_PROPERTIES):
             properties = value
         elif name == AMQP_EXCHANGE_HEADER:
             exchange = to_text(value or b"")
@@ -126,8 +146,11 @@ def _foreign(record: Record, headers: Iterable[tuple[str, bytes | None]]) -> Mes
         key = b""
     if properties is None or table:
         base = properties if properties is not None else encode_properties({"delivery_mode": 2})
-        properties = edit(base, headers=table)
-    return Message(exchange, to_text(key), properties, record.value or b"", record.timestamp)
+        try:
+            properties = edit(base, headers=table)
+        except CorruptProperties:
+            properties = edit(NO_PROPERTIES, headers=table)
+    return Message(exchange, to_text(key), properties, record.value or b"", record.timestamp, is_stored=True)
 
 
 def _text_or_bytes(value: bytes | None) -> Any:

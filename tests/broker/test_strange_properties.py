@@ -1,0 +1,122 @@
+"""Records with properties that nobody can read: Kafka clients send such, and AMQP's with more fields than we decode.
+
+None of them keeps its queue from doing what it does with all others."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.broker.broker import Broker
+from headrace.broker.dead_letters import Wanted, death_of
+from headrace.broker.message import from_record
+from headrace.broker.queue import Queue
+from headrace.record import codec
+from headrace.record.properties import OBJECTS_MAX, encode_properties
+from headrace.record.types import Record
+from tests.broker.queue_world import bodies, declare, opened, pass_time, say, until
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+def sized(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+LONG_NAME = b"\xff" + b"\xff" * 255 + b"V"  # as text it would not fit any more
+DEATHS = b"\x07x-deathA" + sized(b"F" + sized(LONG_NAME))
+STRANGE: dict[str, Headers] = {
+    "cut short": (("amqp.properties", b"\x21\x00garbage"), ("amqp.exchange", b"")),
+    "empty": (("amqp.properties", b""), ("amqp.exchange", b"")),
+    "flags alone": (("amqp.properties", b"\x29\x00"), ("amqp.exchange", b"")),
+    "unknown flags": (("amqp.properties", b"\xff\xff\xff"), ("other", b"")),
+    "null": (("amqp.properties", None), ("amqp.exchange", None)),
+    "too many fields": (
+        ("amqp.properties", encode_properties({"headers": {str(n): None for n in range(OBJECTS_MAX + 1)}})),
+        ("amqp.exchange", b""),
+    ),
+    "names that do not fit": (("amqp.properties", b"\x20\x00" + sized(DEATHS)), ("amqp.exchange", b"")),
+}
+every_kind = pytest.mark.parametrize("headers", STRANGE.values(), ids=STRANGE.keys())
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with opened(tmp_path) as made:
+        yield made
+
+
+async def fill(queue: Queue, headers: Headers) -> None:
+    """Something strange, and something usual behind it."""
+    now_ms = queue.vhost.clock.now_ms()
+    writer = codec.BatchWriter(now_ms, 4096)
+    writer.append(b"k", b"strange", headers, now_ms)
+    await queue.view.log.append(writer.finish(0))
+    say(queue, b"usual")
+    await queue.vhost.rounds.settle_down()
+
+
+async def mortal(broker: Broker, **arguments: Any) -> tuple[Queue, Queue]:
+    host = broker.vhosts.get("/")
+    dead = await declare(host, "dead")
+    options = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+    return await declare(host, "q", **options, **arguments), dead
+
+
+@every_kind
+async def test_it_expires(broker: Broker, headers: Headers) -> None:
+    queue, dead = await mortal(broker, x_message_ttl=500)
+    await fill(queue, headers)
+    pass_time(broker)
+    queue.drop_expired()
+    await until(lambda: dead.ready == 2)
+    assert bodies(dead) == [b"strange", b"usual"]
+
+
+@every_kind
+async def test_it_makes_room(broker: Broker, headers: Headers) -> None:
+    queue, dead = await mortal(broker, x_max_length=0)
+    await fill(queue, headers)
+    await until(lambda: dead.ready == 2)
+    assert bodies(dead) == [b"strange", b"usual"]
+
+
+@every_kind
+async def test_it_is_rejected_with_its_death_told(broker: Broker, headers: Headers) -> None:
+    queue, dead = await mortal(broker)
+    await fill(queue, headers)
+    for _ in range(2):
+        taken = queue.get()
+        assert taken is not None
+        queue.reject(taken[0], taken[1])
+    await until(lambda: dead.ready == 2)
+    while (found := dead.get()) is not None:
+        death = death_of(found[2])
+        assert death is not None and (death.queue, death.reason) == ("q", "rejected")
+
+
+@every_kind
+async def test_it_comes_back_with_its_count(broker: Broker, headers: Headers) -> None:
+    queue = await declare(broker.vhosts.get("/"), "q", x_queue_type="quorum")
+    await fill(queue, headers)
+    for count in range(3):
+        taken = queue.get()
+        assert taken is not None
+        assert taken[2].headers().get("x-delivery-count", 0) == count
+        queue.give_back(taken[0], taken[1])
+
+
+@every_kind
+async def test_it_is_replayed_with_the_others(broker: Broker, headers: Headers) -> None:
+    queue, dead = await mortal(broker)
+    await fill(dead, headers)
+    assert broker.dead_letters.summary(dead)[1] == 2
+    await broker.dead_letters.replay(dead, Wanted(), replay_id="r", to="q")
+    ended = await broker.dead_letters.wait("r")
+    assert (ended.state, ended.moved, bodies(queue)) == ("done", 2, [b"strange", b"usual"])
+
+
+def test_what_can_be_read_is_read() -> None:
+    record = Record(0, 0, b"k", b"", (("amqp.properties", encode_properties({"priority": 3})), ("amqp.exchange", b"")))
+    assert from_record(record).priority() == 3
