@@ -58,7 +58,7 @@ def death_of(message: Message) -> Death | None:
     if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], dict):
         return None
     last = deaths[0]
-    keys = routing_keys(last)
+    keys, time_s = routing_keys(last), last.get("time")
     replays = headers.get("x-replays", 0)
     return Death(
         str(last.get("queue", "")),
@@ -66,7 +66,7 @@ def death_of(message: Message) -> Death | None:
         str(last.get("exchange", "")),
         str(keys[0]) if keys else message.routing_key,
         sum(int(d.get("count", 1)) for d in deaths if isinstance(d, dict) and isinstance(d.get("count", 1), int)),
-        int(last.get("time") or 0),
+        time_s if isinstance(time_s, int) else 0,
         str(headers.get("x-first-death-queue", "")),
         str(headers.get("x-first-death-reason", "")),
         replays if isinstance(replays, int) else 0,

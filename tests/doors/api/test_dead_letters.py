@@ -49,6 +49,18 @@ def ended(live: Any, begun: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize("time", ["yesterday", [1], {"at": 1}, 1.5, None])
+def test_a_death_that_a_client_made_up_is_shown_and_replayed(live: Served, time: Any) -> None:
+    make_mortal(live, "made-up")
+    death = {"queue": "made-up", "reason": "rejected", "count": "many", "time": time, "routing-keys": "k"}
+    post(live, "made-up.dead", "x", headers={"x-death": [death]})
+    seen = live.get(f"{OFFICE}/made-up.dead")
+    assert [group["origin"] for group in seen.json()["groups"]] == ["made-up"]
+    assert live.get(f"{OFFICE}/made-up.dead/messages").json()["messages"][0]["death"]["time"] == 0
+    assert ended(live, replay(live, "made-up.dead", dry_run=False))["state"] == "done"
+    assert [found["payload"] for found in take(live, "made-up")] == ["x"]
+
+
 def test_the_office_says_what_died_of_what_and_where(live: Served) -> None:
     make_mortal(live, "told")
     for number in range(3):
