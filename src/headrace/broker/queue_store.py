@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from headrace.broker.arguments import loaded, stored
 from headrace.broker.catalog import Catalog, shaped
 from headrace.broker.declarations import QueueDeclared
 from headrace.broker.exchanges import Binding, Exchange, canonical, is_kind, make_exchange
@@ -82,7 +83,7 @@ class QueueStore:
             "type": exchange.declared_kind,
             "auto_delete": exchange.auto_delete,
             "internal": exchange.internal,
-            "arguments": exchange.arguments,
+            "arguments": stored(exchange.arguments),
         }
         await self._in_thread(lambda: self._catalog.put(EXCHANGES, (vhost, exchange.name), document))
 
@@ -116,7 +117,7 @@ class QueueStore:
             await self._start_at_end(stream)
         document = {
             "auto_delete": auto_delete,
-            "arguments": arguments,
+            "arguments": stored(arguments),
             "owns_stream": created or stream.kind == "queue",
         }
         await self._in_thread(lambda: self._catalog.put(QUEUES, (vhost.name, name), document))
@@ -279,7 +280,7 @@ class QueueStore:
                     durable=True,
                     auto_delete=document.auto_delete,
                     internal=document.internal,
-                    arguments=document.arguments,
+                    arguments=loaded(document.arguments),
                 )
                 if exchange.delayed:
                     host.delays.load(exchange)
@@ -297,8 +298,9 @@ class QueueStore:
             return  # its deletion was under way
         self._documents[vhost, name] = content
         host = vhost_of(vhost)
-        policy = parse_arguments(f"queue '{name}'", document.arguments)
-        host.queues[name] = self._make(host, name, policy, stream, document.auto_delete, document.arguments)
+        arguments = loaded(document.arguments)
+        policy = parse_arguments(f"queue '{name}'", arguments)
+        host.queues[name] = self._make(host, name, policy, stream, document.auto_delete, arguments)
 
 
 def _key(log_id: int) -> bytes:
@@ -322,7 +324,7 @@ def _binding_document(vhost: str, binding: Binding) -> dict[str, Any]:
         "to": "queue" if binding.to_queue else "exchange",
         "destination": binding.destination.name,
         "key": binding.key,
-        "arguments": binding.arguments,
+        "arguments": stored(binding.arguments),
     }
 
 
@@ -341,5 +343,5 @@ def _load_binding(document: dict[str, Any], vhost_of: Callable[[str], "VirtualHo
     destination = found.get(document["destination"])
     exchange = host.routing.exchanges.get(document["source"])
     if destination is not None and exchange is not None:
-        binding = Binding(exchange.name, destination, document["key"], document["arguments"])
+        binding = Binding(exchange.name, destination, document["key"], loaded(document["arguments"]))
         host.routing.bind(exchange, binding)
