@@ -126,6 +126,7 @@ def test_a_delayed_exchange_matches_as_the_kind_it_names() -> None:
     exchange = make_exchange("x", "x-delayed-message", arguments={"x-delayed-type": "topic"})
     assert exchange.declared_kind == "x-delayed-message"
     assert names(bound(exchange, q="a.*"), "a.b") == ["q"]
-    with pytest.raises(ArgumentMismatch):
-        make_exchange("x", "x-delayed-message", arguments={})
+    for wrong in ({}, {"x-delayed-type": ["topic"]}, {"x-delayed-type": {}}, {"x-delayed-type": "nothing"}):
+        with pytest.raises(ArgumentMismatch):
+            make_exchange("x", "x-delayed-message", arguments=wrong)
     assert is_kind("x-delayed-message") and not is_kind("x-nothing")

@@ -42,6 +42,9 @@ class ExchangeDeclared(NamedTuple):
         alternate = self.arguments.get(ALTERNATE)
         if alternate is not None and not isinstance(alternate, str):
             raise ArgumentMismatch(f"invalid arg '{ALTERNATE}' for {where}")
+        for name in ("hash-header", "hash-property"):
+            if not isinstance(self.arguments.get(name, ""), str):
+                raise ArgumentMismatch(f"invalid arg '{name}' for {where}: a name is expected")
 
     def check_same(self, where: str, found: Exchange) -> None:
         facts = (

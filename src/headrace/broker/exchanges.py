@@ -215,7 +215,7 @@ class ConsistentHash(Exchange):
         if not self._ring:
             return ()
         if self._header:
-            key = str((headers or {}).get(self._header, ""))
+            key = str((headers or {}).get(str(self._header), ""))
         elif self._property:
             key = str((headers or {}).get(f"\x00{self._property}", ""))
         wanted, low, high = self.point(key), 0, len(self._ring)
@@ -242,7 +242,7 @@ def make_exchange(name: str, kind: str, **options: Any) -> Exchange:
     """An exchange of a kind; x-delayed-message is the kind that its argument names, with a delay before it."""
     if kind == DELAYED:
         inner = (options.get("arguments") or {}).get("x-delayed-type")
-        if inner not in KINDS:
+        if not isinstance(inner, str) or inner not in KINDS:
             raise ArgumentMismatch("Invalid argument, 'x-delayed-type' must be an existing exchange type")
         return _delayed(KINDS[inner])(name, **options)
     return KINDS[kind](name, **options)

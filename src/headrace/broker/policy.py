@@ -90,7 +90,10 @@ def max_age_ms(value: Any) -> int | None:
     units = {"Y": 365 * 86400, "M": 30 * 86400, "D": 86400, "h": 3600, "m": 60, "s": 1}
     if not isinstance(value, str) or value[-1:] not in units or not value[:-1].isdecimal():
         return None
-    return int(value[:-1]) * units[value[-1]] * 1000
+    try:
+        return int(value[:-1]) * units[value[-1]] * 1000
+    except ValueError:
+        return None  # thousands of digits
 
 
 def _age(value: Any) -> str | None:

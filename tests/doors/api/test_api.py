@@ -182,6 +182,21 @@ def test_a_policy_with_dead_letters_and_a_lifetime_moves_what_is_too_old(live: S
     live.request("DELETE", "/api/policies/%2F/mortal")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("exchanges", {"type": "x-delayed-message", "arguments": {"x-delayed-type": ["direct"]}}),
+        ("exchanges", {"type": "x-consistent-hash", "arguments": {"hash-header": {"a": 1}}}),
+        ("queues", {"arguments": {"x-queue-type": "stream", "x-max-age": "9" * 5000 + "D"}}),
+        ("policies", {"pattern": ".", "definition": {"max-age": "9" * 5000 + "D"}}),
+    ],
+    ids=["delayed", "hash", "queue", "policy"],
+)
+def test_arguments_that_cannot_be_are_a_bad_request(live: Served, path: str, body: dict[str, Any]) -> None:
+    answer = live.request("PUT", f"/api/{path}/%2F/cannot-be", json=body)
+    assert answer.status_code == 400, answer.text
+
+
 def test_policies_that_make_no_sense_are_refused(live: Served) -> None:
     for body in (
         {"pattern": "(", "definition": {"max-length": 1}},
