@@ -1,6 +1,7 @@
 """What each kind of exchange matches, against plain definitions."""
 
 import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.exchanges import Binding, Exchange, Headers, is_kind, make_exchange
+from headrace.broker.exchanges import Binding, ConsistentHash, Exchange, Headers, is_kind, make_exchange
 from headrace.broker.topic import TopicTrie
 from headrace.errors import ArgumentMismatch, InvalidInput
 
@@ -120,6 +121,36 @@ def test_the_consistent_hash_spreads_by_weight_and_moves_few_keys_when_a_queue_l
 def test_a_weight_must_be_a_number() -> None:
     with pytest.raises(ArgumentMismatch):
         bound(make_exchange("c", "x-consistent-hash"), q="heavy")
+
+
+def test_a_heavy_binding_costs_a_consistent_hash_no_more_than_its_points() -> None:
+    """Each point was put into its place in a ring of hundreds of thousands, and everybody waited for seconds."""
+    exchange = make_exchange("c", "x-consistent-hash")
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        bound(exchange, one="200", two="200")
+    finally:
+        sys.setprofile(None)
+    points = 2 * 200 * ConsistentHash.POINTS_PER_WEIGHT
+    assert calls / points < 20
+    assert {one for key in range(100) for one in names(exchange, str(key))} == {"one", "two"}
+
+
+def test_a_queue_bound_twice_to_a_consistent_hash_stays_when_one_binding_goes() -> None:
+    exchange, twice = make_exchange("c", "x-consistent-hash"), queue("twice")
+    bindings = [Binding("c", twice, key, {}) for key in ("1", "2")]
+    for binding in bindings:
+        exchange.bind(binding)
+    exchange.unbind(bindings[0].identity)
+    assert names(exchange, "a") == ["twice"]
+    exchange.unbind(bindings[1].identity)
+    assert names(exchange, "a") == []
 
 
 def test_a_delayed_exchange_matches_as_the_kind_it_names() -> None:

@@ -1,8 +1,9 @@
 """Exchanges: which destinations a routing key, or headers, lead to. One class for each kind."""
 
 import hashlib
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any, ClassVar, Protocol
 
 from headrace.broker.topic import TopicTrie
@@ -180,10 +181,17 @@ class ConsistentHash(Exchange):
     kind = "x-consistent-hash"
     POINTS_PER_WEIGHT: ClassVar = 40
     WEIGHT_MAX: ClassVar = 1000
+    NUMBER_BITS: ClassVar = 32
+    NUMBER_MASK: ClassVar = (1 << NUMBER_BITS) - 1
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, **options)
-        self._ring: list[tuple[int, str, Binding]] = []
+        # Points of the ring, each with the number of its binding in the lower bits: a million whole numbers are sorted
+        # in a moment. They are when the next message comes, for all bindings since the last one.
+        self._ring: list[int] = []
+        self._is_sorted = True
+        self._numbers = count(1)
+        self._numbered: dict[int, Binding] = {}
         self._header = self.arguments.get("hash-header")
         self._property = self.arguments.get("hash-property")
         if self._header and self._property:
@@ -204,12 +212,16 @@ class ConsistentHash(Exchange):
         return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big")
 
     def _add(self, binding: Binding) -> None:
-        for number in range(int(binding.key) * self.POINTS_PER_WEIGHT):
-            name = f"{binding.destination.name}/{number}"
-            insort(self._ring, (self.point(name), name, binding), key=lambda entry: entry[:2])
+        number, name = next(self._numbers), binding.destination.name
+        self._numbered[number] = binding
+        points = range(int(binding.key) * self.POINTS_PER_WEIGHT)
+        self._ring += [self.point(f"{name}/{point}") << self.NUMBER_BITS | number for point in points]
+        self._is_sorted = False
 
     def _remove(self, binding: Binding) -> None:
-        self._ring = [entry for entry in self._ring if entry[2] is not binding]
+        number = next(number for number, bound in self._numbered.items() if bound is binding)
+        del self._numbered[number]
+        self._ring = [entry for entry in self._ring if entry & self.NUMBER_MASK != number]
 
     def match(self, key: str, headers: Arguments | None) -> Iterable[Destination]:
         if not self._ring:
@@ -218,14 +230,11 @@ class ConsistentHash(Exchange):
             key = str((headers or {}).get(str(self._header), ""))
         elif self._property:
             key = str((headers or {}).get(f"\x00{self._property}", ""))
-        wanted, low, high = self.point(key), 0, len(self._ring)
-        while low < high:
-            middle = (low + high) // 2
-            if self._ring[middle][0] < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        return (self._ring[low % len(self._ring)][2].destination,)
+        if not self._is_sorted:
+            self._ring.sort()
+            self._is_sorted = True
+        at = bisect_left(self._ring, self.point(key) << self.NUMBER_BITS) % len(self._ring)
+        return (self._numbered[self._ring[at] & self.NUMBER_MASK].destination,)
 
 
 KINDS: dict[str, type[Exchange]] = {
