@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -425,6 +426,36 @@ async def test_a_delayed_message_with_a_strange_cc_does_not_hold_back_the_others
 
 
 # Deleted queues.
+
+
+async def test_a_deletion_that_is_cut_off_brings_nothing_back_that_was_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        queue = await declare(host, "q")
+        say(queue, b"done", b"open")
+        await host.rounds.settle_down()
+        taken = queue.get()
+        assert taken is not None
+        queue.settle(taken[0], taken[1], taken[1] + 1)
+        monkeypatch.setattr(broker.streams, "delete", refuse)  # the broker is killed here
+        with pytest.raises(StorageError):
+            await host.delete_queue("q")
+    async with opened(tmp_path) as broker:
+        assert bodies(await declare(broker.vhosts.get("/"), "q")) == [b"open"]
+
+
+async def test_a_queue_that_is_deleted_makes_room_on_a_full_disk(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await declare(host, "q")
+    say(queue, b"large")
+    await host.rounds.settle_down()
+    full = SimpleNamespace(group=lambda: SimpleNamespace(delete=lambda *_: None, commit=refuse))
+    monkeypatch.setattr(host.store, "_shard", full)
+    await host.delete_queue("q")
+    assert broker.streams.find("q") is None and queue.view.log.is_deleted
 
 
 async def test_settling_what_a_deleted_queue_had_out_leaves_no_trace_and_fails_nobody(

@@ -7,6 +7,7 @@ its queue is healed by declaring the queue again.
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,6 +34,8 @@ from headrace.log.staging import Ticket
 
 if TYPE_CHECKING:
     from headrace.broker.vhost import VirtualHost
+
+logger = logging.getLogger("headrace.broker")
 
 EXCHANGES = "exchanges"
 QUEUES = "queues"
@@ -201,9 +204,11 @@ class QueueStore:
     async def remove_stream(self, vhost: str, queue: Queue) -> None:
         owns = not isinstance(queue, StreamQueue) or not queue.is_topic
         document = self._documents.pop((vhost, queue.name), {"owns_stream": owns})
-        await self._forget_settles(queue.views)
+        # The stream first: as long as its messages are there, so is what was settled of them. And a disk that is full
+        # must not keep it: it may be deleted to make room.
         if document["owns_stream"] and self.streams.find(queue.name, vhost) is not None:
             await self.streams.delete(queue.name, vhost)
+        await self._forget_settles(queue.views)
 
     # Delayed messages.
 
@@ -223,15 +228,20 @@ class QueueStore:
         return View(log, self.rounds, key=_key(log.id), durable=True, saved=saved)
 
     async def remove_delay_view(self, vhost: str, name: str, view: View) -> None:
-        await self._forget_settles([view])
         if self.streams.find(name, vhost) is not None:
             await self.streams.delete(name, vhost)
+        await self._forget_settles([view])
 
     async def _forget_settles(self, views: Sequence[View]) -> None:
         group = self._shard.group()
         for view in views:
             group.delete(SETTLE_TABLE, view.key)
-        await group.commit()
+        try:
+            await group.commit()
+        except StorageError as error:
+            if any(not view.log.is_deleted for view in views):
+                raise  # of a topic: a queue that is declared on it again would begin where this one was
+            logger.info("what was settled of a queue that is gone stays on the disk: %s", error)
         for view in views:
             self._producers.unwatch(view.log)
 
