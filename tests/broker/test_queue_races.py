@@ -16,7 +16,7 @@ from headrace.broker.history import History
 from headrace.broker.message import Message
 from headrace.broker.queue import Queue
 from headrace.broker.vhost import VirtualHost
-from headrace.errors import ArgumentMismatch, InUse, StorageError
+from headrace.errors import ArgumentMismatch, InUse, NotFound, StorageError
 from headrace.record.properties import edit
 from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange, opened, pass_time, refuse, say, until
 
@@ -423,6 +423,64 @@ async def test_a_delayed_message_with_a_strange_cc_does_not_hold_back_the_others
     pass_time(broker)
     await until(lambda: queue.ready == 2)
     assert bodies(queue) == [b"0", b"1"]
+
+
+# Deleted vhosts.
+
+
+async def leaving(broker: Broker) -> tuple[VirtualHost, "asyncio.Task[None]"]:
+    """A vhost whose deletion is under way, and waits for one of its queues."""
+    host = await broker.vhosts.create("v")
+    await declare(host, "q")
+    await host._changing.acquire()
+    deletion = asyncio.create_task(broker.vhosts.delete("v"))
+    await asyncio.sleep(0)
+    return host, deletion
+
+
+async def test_what_is_declared_in_a_vhost_that_is_being_deleted_does_not_bring_it_back(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        host, deletion = await leaving(broker)
+        late = [asyncio.create_task(declare(host, "late")), asyncio.create_task(declare_exchange(host, "late"))]
+        await asyncio.sleep(0)
+        host._changing.release()
+        await deletion
+        assert all(isinstance(error, NotFound) for error in await asyncio.gather(*late, return_exceptions=True))
+    async with opened(tmp_path) as broker:
+        assert [host.name for host in broker.vhosts] == ["/"]
+
+
+async def test_a_vhost_that_is_made_while_it_is_being_deleted_is_a_new_one(broker: Broker) -> None:
+    host, deletion = await leaving(broker)
+    again = asyncio.create_task(broker.vhosts.create("v"))
+    await asyncio.sleep(0)
+    host._changing.release()
+    await deletion
+    made = await again
+    assert made is broker.vhosts.get("v") and made is not host and not made.queues
+
+
+async def test_a_vhost_is_deleted_once(broker: Broker) -> None:
+    host, deletion = await leaving(broker)
+    second = asyncio.create_task(broker.vhosts.delete("v"))
+    host._changing.release()
+    await deletion
+    with pytest.raises(NotFound):
+        await second
+
+
+async def test_a_vhost_that_could_not_be_deleted_can_be_tried_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(await broker.vhosts.create("v"), "q")
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.vhosts.store, "remove_queue", refuse)
+        with pytest.raises(StorageError):
+            await broker.vhosts.delete("v")
+    assert broker.vhosts.get("v").queue("q")
+    await broker.vhosts.delete("v")
+    with pytest.raises(NotFound):
+        broker.vhosts.get("v")
 
 
 # Deleted queues.

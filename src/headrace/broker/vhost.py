@@ -31,6 +31,7 @@ from headrace.errors import (
     LimitReached,
     QueueNotFound,
     ResourceLocked,
+    VirtualHostNotFound,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ logger = logging.getLogger("headrace.broker")
 class VirtualHost:
     def __init__(self, broker: "Broker", name: str, store: QueueStore) -> None:
         self.name = name
+        self.is_leaving = False  # being deleted: what would be declared now, nobody would remove
         self.clock = broker.clock
         self.policies = broker.policies
         self.loop = asyncio.get_running_loop()
@@ -59,6 +61,10 @@ class VirtualHost:
         self._tasks: set[asyncio.Task[None]] = set()
         for exchange, kind in PREDECLARED.items():
             self.routing.exchanges[exchange] = make_exchange(exchange, kind, durable=True)
+
+    def _check_stays(self) -> None:
+        if self.is_leaving:
+            raise VirtualHostNotFound(self.name)
 
     # Exchanges.
 
@@ -87,6 +93,7 @@ class VirtualHost:
             await self._make_exchange(exchange)
             return exchange
         async with self._changing:
+            self._check_stays()
             found = self.routing.exchanges.get(name)  # somebody may have declared it while we waited
             if found is not None:
                 declared.check_same(where, found)
@@ -210,6 +217,7 @@ class VirtualHost:
         if not declared.is_stored and (Queue, name) not in self._storing:
             return self._add_queue(self.store.make_memory_queue(self, name, policy, declared, owner))
         async with self._changing:
+            self._check_stays()
             found = self._declared(name, arguments)
             if found is not None:
                 return self._met(found, declared, owner)
@@ -380,6 +388,11 @@ class VirtualHost:
     def connection_closed(self, owner: object) -> None:
         for queue in [q for q in self.queues.values() if q.owner is owner]:
             self.forget_queue(queue)
+
+    async def leave(self) -> None:
+        """Before it is deleted. On return whatever is declared is known, and nothing more will be."""
+        async with self._changing:
+            self.is_leaving = True
 
     async def close(self) -> None:
         for task in list(self._tasks):

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from headrace.broker.changes import to_the_end
 from headrace.broker.declarations import PREDECLARED
 from headrace.broker.policy import QueuePolicy
 from headrace.broker.queue_store import QueueStore
 from headrace.broker.rounds import SETTLE_TABLE, Rounds
 from headrace.broker.vhost import VirtualHost
 from headrace.broker.view import View
-from headrace.errors import HeadraceError, VirtualHostNotFound
+from headrace.errors import HeadraceError, StorageError, VirtualHostNotFound
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -27,6 +28,7 @@ class VirtualHosts:
         self.store = QueueStore(broker.catalog, broker.streams, broker.shard, self.rounds, producers)
         self._hosts: dict[str, VirtualHost] = {}
         self._watchers: list[Callable[[str], None]] = []
+        self._changing = asyncio.Lock()
         self._vhost_of(DEFAULT)
         for document in broker.catalog.load(CATALOG_KIND):
             self._vhost_of(document["identity"][0])
@@ -43,7 +45,7 @@ class VirtualHosts:
 
     def get(self, name: str) -> VirtualHost:
         found = self._hosts.get(name)
-        if found is None:
+        if found is None or found.is_leaving:
             raise VirtualHostNotFound(name)
         return found
 
@@ -60,22 +62,34 @@ class VirtualHosts:
             for view in host.delays.views():
                 yield QueuePolicy(), view
 
+    @to_the_end
     async def create(self, name: str, maker: str | None = None) -> VirtualHost:
-        """The user who makes it may do everything there."""
-        if name not in self._hosts:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, lambda: self._broker.catalog.put(CATALOG_KIND, (name,), {}))
-            await self._broker.users.vhost_made(name, maker)
-        return self._vhost_of(name)
+        """The user who makes it may do everything there. One that is being deleted is made anew after that."""
+        async with self._changing:
+            if name not in self._hosts:
+                await self._in_thread(lambda: self._broker.catalog.put(CATALOG_KIND, (name,), {}))
+                await self._broker.users.vhost_made(name, maker)
+            return self._vhost_of(name)
 
     def on_removal(self, watcher: Callable[[str], None]) -> None:
         """Called with the name of each vhost that is about to be removed."""
         self._watchers.append(watcher)
 
+    @to_the_end
     async def delete(self, name: str) -> None:
-        host = self.get(name)
+        async with self._changing:
+            host = self.get(name)
+            await host.leave()
+            try:
+                await self._delete(host)
+            except BaseException:
+                host.is_leaving = False  # what could not be deleted is there for another try
+                raise
+
+    async def _delete(self, host: VirtualHost) -> None:
+        name = host.name
         for watcher in self._watchers:
-            watcher(name)  # first: whoever is inside could declare something that nobody would remove
+            watcher(name)  # whoever is inside
         for queue in list(host.queues.values()):
             await host.remove_queue(queue)
         for exchange in list(host.routing.exchanges):
@@ -83,9 +97,15 @@ class VirtualHosts:
                 await host.delete_exchange(exchange)
         await self._broker.users.vhost_removed(name)
         await self._broker.policies.vhost_removed(name)
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, lambda: self._broker.catalog.remove(CATALOG_KIND, (name,)))
+        await self._in_thread(lambda: self._broker.catalog.remove(CATALOG_KIND, (name,)))
         del self._hosts[name]
+
+    @staticmethod
+    async def _in_thread(work: Callable[[], None]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, work)
+        except OSError as error:
+            raise StorageError(f"the catalog cannot be written: {error.strerror}") from error
 
     async def close(self) -> None:
         """Everything said so far is stored, and how far deliveries really went: a clean stop flags nothing else."""
