@@ -460,6 +460,19 @@ async def test_a_vhost_that_is_made_while_it_is_being_deleted_is_a_new_one(broke
     assert made is broker.vhosts.get("v") and made is not host and not made.queues
 
 
+async def test_bindings_that_a_kill_left_behind_do_not_bring_their_vhost_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as broker:
+        host = await broker.vhosts.create("v")
+        await host.bind("amq.direct", await declare(host, "q"), "key", {})
+        # They go with the next round: the broker is killed before it.
+        monkeypatch.setattr(broker.vhosts.store, "remove_bindings", lambda *_: None)
+        await broker.vhosts.delete("v")
+    async with opened(tmp_path) as broker:
+        assert [host.name for host in broker.vhosts] == ["/"]
+
+
 async def test_a_vhost_is_deleted_once(broker: Broker) -> None:
     host, deletion = await leaving(broker)
     second = asyncio.create_task(broker.vhosts.delete("v"))

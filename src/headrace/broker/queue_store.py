@@ -8,7 +8,7 @@ its queue is healed by declaring the queue again.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -277,8 +277,9 @@ class QueueStore:
 
     # Opening.
 
-    def load(self, vhost_of: Callable[[str], "VirtualHost"]) -> None:
-        """Blocking: everything that was declared durable, in the order that lets bindings find both ends."""
+    def load(self, vhost_of: Callable[[str], "VirtualHost"], hosts: Mapping[str, "VirtualHost"]) -> None:
+        """Blocking: everything that was declared durable, in the order that lets bindings find both ends. `vhost_of`
+        makes a vhost that is not among `hosts`."""
         for content in self._catalog.load(EXCHANGES):
             document = shaped(EXCHANGES, content, _ExchangeDocument)
             vhost, name = document.identity
@@ -297,7 +298,7 @@ class QueueStore:
         for content in self._catalog.load(QUEUES):
             self._load_queue(shaped(QUEUES, content, _QueueDocument), content, vhost_of)
         for _, value in self._shard.state.items(BINDINGS_TABLE):
-            _load_binding(msgspec.json.decode(value), vhost_of)
+            _load_binding(msgspec.json.decode(value), hosts)
 
     def _load_queue(
         self, document: _QueueDocument, content: dict[str, Any], vhost_of: Callable[[str], "VirtualHost"]
@@ -347,8 +348,10 @@ def _binding_key(vhost: str, binding: Binding) -> bytes:
     return digest.digest()
 
 
-def _load_binding(document: dict[str, Any], vhost_of: Callable[[str], "VirtualHost"]) -> None:
-    host = vhost_of(document["vhost"])
+def _load_binding(document: dict[str, Any], hosts: Mapping[str, "VirtualHost"]) -> None:
+    host = hosts.get(document["vhost"])
+    if host is None:
+        return  # deleted: its bindings were to go with the next round
     found = host.queues if document["to"] == "queue" else host.routing.exchanges
     destination = found.get(document["destination"])
     exchange = host.routing.exchanges.get(document["source"])

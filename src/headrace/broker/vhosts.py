@@ -32,7 +32,7 @@ class VirtualHosts:
         self._vhost_of(DEFAULT)
         for document in broker.catalog.load(CATALOG_KIND):
             self._vhost_of(document["identity"][0])
-        self.store.load(self._vhost_of)
+        self.store.load(self._vhost_of, self._hosts)
         for host in self:
             for queue in host.queues.values():
                 if queue.ready:
