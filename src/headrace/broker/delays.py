@@ -73,20 +73,28 @@ class DelayLog:
     def index_new(self) -> None:
         """Takes what has become visible into the index, a chunk in each turn of the loop: after a restart there may
         be millions, and nobody shall wait for them."""
+        if self._indexing:
+            return  # it goes on, up to what is visible then
         log = self.view.log
         gap = self.view.settled.gap(max(self._indexed, log.start_offset), log.stable_end)
         if gap is not None:
             try:
                 chunk = log.read_now(gap[0], READ_BYTES)
             except ReadWaits as cold:
-                if not self._indexing:
-                    self._indexing = True
-                    cold.then(self._index_more)
+                self._indexing = True
+                cold.then(self._index_more)
+                return
+            except HeadraceError as error:  # here alone: the broker has other exchanges, and may just be starting
+                name = self._exchange.name
+                logger.error("what exchange %r delays cannot be read from %d on, and waits: %s", name, gap[0], error)
+                self._indexing = True
+                self._vhost.loop.call_later(RETRY_MS / 1000, self._index_more)
+                self._arm()
                 return
             for record in codec.records(chunk.data, from_offset=gap[0], to_offset=gap[1]):
                 self._index.add(_due_of(record), record.offset)
             self._indexed = max(min(chunk.next_offset, gap[1]), gap[0] + 1)
-            if self._indexed < log.stable_end and not self._indexing:
+            if self._indexed < log.stable_end:
                 self._indexing = True
                 self._vhost.loop.call_soon(self._index_more)
         self.view.next = max(self.view.next, self._indexed)

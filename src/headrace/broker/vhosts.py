@@ -1,6 +1,7 @@
 """The virtual hosts of a broker, opened and closed with it."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from headrace.errors import HeadraceError, StorageError, VirtualHostNotFound
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+
+logger = logging.getLogger("headrace.broker")
 
 CATALOG_KIND = "vhosts"
 DEFAULT = "/"
@@ -35,8 +38,11 @@ class VirtualHosts:
         self.store.load(self._vhost_of, self._hosts)
         for host in self:
             for queue in host.queues.values():
-                if queue.ready:
-                    queue.drop_expired()
+                try:
+                    if queue.ready:
+                        queue.drop_expired()
+                except HeadraceError as error:  # damage to one log is no reason to keep everybody from all others
+                    logger.error("queue %r in vhost %r cannot drop what is too old: %s", queue.name, host.name, error)
 
     def _vhost_of(self, name: str) -> VirtualHost:
         if name not in self._hosts:
