@@ -11,6 +11,7 @@ from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.log.paths import HELD, held_name
 from headrace.log.settings import LogSettings, StreamSettings
+from tests.broker.queue_world import refuse
 
 
 async def test_a_damaged_topic_does_not_keep_retention_from_the_others(tmp_path: Path) -> None:
@@ -30,6 +31,26 @@ async def test_a_damaged_topic_does_not_keep_retention_from_the_others(tmp_path:
     await broker.housekeeping.once()
     assert broker.stats.maintenance_errors == 1
     assert healthy.partitions[0].start_offset > 0
+    await broker.close()
+
+
+async def test_a_cursor_that_cannot_be_dropped_does_not_keep_retention_from_making_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = StreamSettings(segment_size=2048, retention_bytes=4096)
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
+    clock = ManualClock()
+    broker = await Broker.open(config, clock=clock)
+    topic = await broker.streams.create("t")
+    await broker.cursors.commit("old", topic, {0: 0}, max_age_ms=1)
+    for _ in range(30):
+        await broker.publish(topic, [(None, b"x" * 300, (), None, -1)])
+    clock.advance(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.cursors, "_store", refuse)
+        await broker.housekeeping.once()
+    assert broker.stats.maintenance_errors == 1
+    assert topic.partitions[0].start_offset > 0
     await broker.close()
 
 

@@ -38,8 +38,7 @@ class Housekeeping:
 
     async def once(self) -> None:
         self._stats.maintenance_runs += 1
-        for name in await self._cursors.expire():
-            logger.info("cursor %r was not moved for its maximum age and is dropped", name)
+        await self._safely(self._expire_cursors)  # a full disk keeps them: retention is what makes room there
         for stream in self._streams:
             for partition in stream.partitions:
                 if not stream.is_deleted:
@@ -48,6 +47,10 @@ class Housekeeping:
         self._shard.maintenance.sweep()
         for chore in self._chores:
             await self._safely(chore)
+
+    async def _expire_cursors(self) -> None:
+        for name in await self._cursors.expire():
+            logger.info("cursor %r was not moved for its maximum age and is dropped", name)
 
     async def _safely(self, chore: Callable[[], Awaitable[object]]) -> None:
         """Whatever fails is said and counted, and the rest is done: without housekeeping the disk fills up."""
