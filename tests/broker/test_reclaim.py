@@ -117,6 +117,19 @@ async def test_history_is_kept_up_to_its_size(broker: Broker) -> None:
     assert queue.view.log.size_bytes >= 150 * KB
 
 
+@pytest.mark.parametrize("stuck", [set(), {650}], ids=["whole segments", "around stuck ones"])
+async def test_what_a_queue_on_a_topic_has_settled_stays_in_the_topic(broker: Broker, stuck: set[int]) -> None:
+    topic = await broker.streams.create("q")
+    for _ in range(30):
+        await broker.publish(topic, [(None, BODY, (), None, -1)] * 20)
+    queue = await queue_of(broker, 300)
+    assert queue.ready == 300
+    settle_all_but(queue, stuck)
+    await broker.reclaim.once()
+    log = topic.partitions[0].log
+    assert (log.start_offset, sum(segment.records for segment in log.segments)) == (0, 900)
+
+
 async def test_a_cursor_holds_what_it_has_not_read(broker: Broker) -> None:
     queue = await queue_of(broker, 300)
     queue.view.log.set_retention_hold("cursor", 10)

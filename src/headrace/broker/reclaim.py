@@ -95,7 +95,7 @@ class Hosts(Protocol):
     @property
     def rounds(self) -> Rounds: ...
 
-    def views(self) -> Iterator[tuple[QueuePolicy, View]]: ...
+    def own_views(self) -> Iterator[tuple[QueuePolicy, View]]: ...
 
 
 class Reclaim:
@@ -109,7 +109,7 @@ class Reclaim:
     async def once(self) -> None:
         turns = Turns()
         failed: HeadraceError | None = None
-        async for policy, view in turns.each(list(self._hosts.views())):
+        async for policy, view in turns.each(list(self._hosts.own_views())):
             try:
                 if not view.log.is_closed:
                     await self._look_after(view, Retain(policy.retain_ms, policy.retain_bytes))

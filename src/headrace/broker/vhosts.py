@@ -68,6 +68,14 @@ class VirtualHosts:
             for view in host.delays.views():
                 yield QueuePolicy(), view
 
+    def own_views(self) -> Iterator[tuple[QueuePolicy, View]]:
+        """Those of views whose log is the queue's own. What a queue on a topic has settled is still the topic's: others
+        read it, and its retention says how long it stays."""
+        for policy, view in self.views():
+            found = self.store.streams.of_log(view.log.id)
+            if found is not None and found[0].kind != "topic":
+                yield policy, view
+
     @to_the_end
     async def create(self, name: str, maker: str | None = None) -> VirtualHost:
         """The user who makes it may do everything there. One that is being deleted is made anew after that."""
