@@ -14,9 +14,10 @@ from headrace.broker.delays import DUE_HEADER
 from headrace.broker.exchanges import DELAYED
 from headrace.broker.history import History
 from headrace.broker.message import Message
+from headrace.broker.posting import post
 from headrace.broker.queue import Queue
 from headrace.broker.vhost import VirtualHost
-from headrace.errors import ArgumentMismatch, InUse, NotFound, StorageError
+from headrace.errors import ArgumentMismatch, Conflict, InUse, NotFound, StorageError
 from headrace.record.properties import edit
 from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange, opened, pass_time, refuse, say, until
 
@@ -515,6 +516,48 @@ async def test_a_deletion_that_is_cut_off_brings_nothing_back_that_was_settled(
             await host.delete_queue("q")
     async with opened(tmp_path) as broker:
         assert bodies(await declare(broker.vhosts.get("/"), "q")) == [b"open"]
+
+
+async def test_a_queue_goes_with_its_stream_that_somebody_deletes_as_a_topic(tmp_path: Path) -> None:
+    """Kafka and HTTP can do that. The queue stayed: what was published to it was confirmed, and nowhere."""
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        await host.bind("amq.direct", await declare(host, "q"), "key", {})
+        await declare(host, "after")
+        await broker.streams.delete("q")
+        assert await post(host, Message("", "q", b"\0\0", b"nowhere"), ["q"]) == 0
+        with pytest.raises(NotFound):
+            host.queue("q")
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        assert list(host.queues) == ["after"] and not host.routing.exchange("amq.direct").bindings
+        queue = await declare(host, "q")
+        assert await post(host, Message("", "q", b"\0\0", b"new"), ["q"]) == 1
+        assert bodies(queue) == [b"new"]
+
+
+@pytest.mark.parametrize("on_it", [None, "classic"])
+async def test_a_topic_that_is_made_again_gets_what_is_published_over_amqp(
+    broker: Broker, host: VirtualHost, on_it: str | None
+) -> None:
+    message = Message("", "t", b"\0\0", b"x")
+    for _ in range(2):
+        topic = await broker.streams.create("t")
+        if on_it is not None:
+            await declare(host, "t", x_queue_type=on_it)
+        assert await post(host, message, ["t"]) == 1
+        assert topic.partitions[0].end_offset == 1
+        await broker.streams.delete("t")
+
+
+async def test_the_stream_of_delayed_messages_goes_with_its_exchange_only(broker: Broker, host: VirtualHost) -> None:
+    queue = await delayed(host, b"1")
+    with pytest.raises(Conflict):
+        await broker.streams.delete("amq.delayed.x")
+    pass_time(broker)
+    await until(lambda: queue.ready == 1)
+    await host.delete_exchange("x")
+    assert broker.streams.find("amq.delayed.x") is None
 
 
 async def test_a_queue_that_is_deleted_makes_room_on_a_full_disk(

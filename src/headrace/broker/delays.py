@@ -205,6 +205,12 @@ class Delays:
             if exchange.durable:
                 await self._vhost.store.remove_delay_view(self._vhost.name, STREAM_PREFIX + exchange.name, log.view)
 
+    def exchange_of(self, stream: str) -> str | None:
+        """The exchange whose delayed messages are in a stream of that name."""
+        name = stream.removeprefix(STREAM_PREFIX)
+        found = self._logs.get(name) if name != stream else None
+        return name if found is not None and found.view.durable else None
+
     def waiting(self, exchange: str) -> int:
         found = self._logs.get(exchange)
         return 0 if found is None else len(found)

@@ -210,6 +210,15 @@ class QueueStore:
             await self.streams.delete(queue.name, vhost)
         await self._forget_settles(queue.views)
 
+    async def stream_deleted(self, vhost: str, queue: Queue) -> None:
+        """What is left of a queue whose stream somebody else deletes."""
+        self._documents.pop((vhost, queue.name), None)
+        await self.remove_queue(vhost, queue)
+        group = self._shard.group()
+        for view in queue.views:
+            group.delete(SETTLE_TABLE, view.key)
+        group.commit(lazy=True)
+
     # Delayed messages.
 
     async def delay_view(self, vhost: str, name: str) -> View:

@@ -22,6 +22,7 @@ from headrace.config import find as find_setting
 from headrace.errors import (
     Conflict,
     DiskFull,
+    HeadraceError,
     InvalidInput,
     PartitionNeeded,
     PartitionNotFound,
@@ -147,6 +148,7 @@ class Streams:
         self._changing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "catalog")
         self._on_create: list[Callable[[Stream], object]] = []
+        self._before_delete: list[Callable[[Stream], object]] = []
         self._on_delete: list[Callable[[Stream], Awaitable[None]]] = []
 
     # Opening and closing.
@@ -170,6 +172,10 @@ class Streams:
 
     def on_create(self, callback: Callable[[Stream], object]) -> None:
         self._on_create.append(callback)
+
+    def before_delete(self, check: Callable[[Stream], object]) -> None:
+        """It raises when the stream is to stay."""
+        self._before_delete.append(check)
 
     def on_delete(self, callback: Callable[[Stream], Awaitable[None]]) -> None:
         """Called after a stream is gone from the catalog and before its logs are removed."""
@@ -288,16 +294,24 @@ class Streams:
             stream = self.get(name, vhost)
             if only is not None and stream is not only:
                 raise StreamNotFound(name, vhost)
+            for check in self._before_delete:
+                check(stream)
             await self._in_thread(lambda: self._catalog.remove(CATALOG_KIND, stream.document.identity))
             del self._streams[vhost, name]
             stream.is_deleted = True
+            failed: HeadraceError | None = None
             try:
                 for callback in self._on_delete:
-                    await callback(stream)
+                    try:
+                        await callback(stream)
+                    except HeadraceError as error:  # the others are to know, too
+                        failed = failed or error
             finally:  # nobody names these logs any more, whatever else went wrong
                 for log_id in stream.document.logs:
                     del self._by_log[log_id]
                     self._shard.delete_log(log_id)
+            if failed is not None:
+                raise failed
 
     def _add(self, document: StreamDocument) -> Stream:
         partitions = [Partition(n, self._shard.create_log(spec)) for n, spec in enumerate(self._specs(document))]

@@ -10,9 +10,10 @@ from headrace.broker.declarations import PREDECLARED
 from headrace.broker.policy import QueuePolicy
 from headrace.broker.queue_store import QueueStore
 from headrace.broker.rounds import SETTLE_TABLE, Rounds
+from headrace.broker.streams import Stream
 from headrace.broker.vhost import VirtualHost
 from headrace.broker.view import View
-from headrace.errors import HeadraceError, StorageError, VirtualHostNotFound
+from headrace.errors import Conflict, HeadraceError, StorageError, VirtualHostNotFound
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -36,6 +37,8 @@ class VirtualHosts:
         for document in broker.catalog.load(CATALOG_KIND):
             self._vhost_of(document["identity"][0])
         self.store.load(self._vhost_of, self._hosts)
+        broker.streams.before_delete(self._check_deletion)
+        broker.streams.on_delete(self._stream_deleted)
         for host in self:
             for queue in host.queues.values():
                 try:
@@ -67,6 +70,20 @@ class VirtualHosts:
                         yield queue.policy, view
             for view in host.delays.views():
                 yield QueuePolicy(), view
+
+    def _check_deletion(self, stream: Stream) -> None:
+        host = self._hosts.get(stream.vhost)
+        exchange = host.delays.exchange_of(stream.name) if host is not None else None
+        if exchange is not None:
+            raise Conflict(f"{stream.name!r} holds what exchange {exchange!r} delays: it goes with the exchange")
+
+    async def _stream_deleted(self, stream: Stream) -> None:
+        """As a topic, through another door: a queue without its log would confirm messages and lose them."""
+        host = self._hosts.get(stream.vhost)
+        queue = host.queues.get(stream.name) if host is not None else None
+        if host is not None and queue is not None and any(view.log is stream.partitions[0].log for view in queue.views):
+            host.forget_queue(queue)
+            await self.store.stream_deleted(host.name, queue)
 
     def own_views(self) -> Iterator[tuple[QueuePolicy, View]]:
         """Those of views whose log is the queue's own. What a queue on a topic has settled is still the topic's: others
