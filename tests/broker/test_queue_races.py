@@ -560,6 +560,20 @@ async def test_the_stream_of_delayed_messages_goes_with_its_exchange_only(broker
     assert broker.streams.find("amq.delayed.x") is None
 
 
+@pytest.mark.parametrize("made", ["queue", "priorities", "stream", "queue on a topic"])
+async def test_a_queue_gets_no_partitions_that_it_does_not_read(broker: Broker, host: VirtualHost, made: str) -> None:
+    if made == "queue on a topic":
+        await broker.streams.create("q")
+    kinds: dict[str, dict[str, Any]] = {"stream": {"x_queue_type": "stream"}, "priorities": {"x_max_priority": 1}}
+    await declare(host, "q", **kinds.get(made, {}))
+    with pytest.raises(Conflict):
+        await broker.streams.configure("q", {}, partitions=5)
+    topic = await broker.streams.create("t")
+    assert host.find_topic("t")
+    await broker.streams.configure("t", {}, partitions=5)
+    assert len(topic.partitions) == 5
+
+
 async def test_a_queue_that_is_deleted_makes_room_on_a_full_disk(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ class Streams:
         self._thread = ThreadPoolExecutor(1, "catalog")
         self._on_create: list[Callable[[Stream], object]] = []
         self._before_delete: list[Callable[[Stream], object]] = []
+        self._before_growth: list[Callable[[Stream], object]] = []
         self._on_delete: list[Callable[[Stream], Awaitable[None]]] = []
 
     # Opening and closing.
@@ -176,6 +177,10 @@ class Streams:
     def before_delete(self, check: Callable[[Stream], object]) -> None:
         """It raises when the stream is to stay."""
         self._before_delete.append(check)
+
+    def before_growth(self, check: Callable[[Stream], object]) -> None:
+        """It raises when the stream is to have no more partitions."""
+        self._before_growth.append(check)
 
     def on_delete(self, callback: Callable[[Stream], Awaitable[None]]) -> None:
         """Called after a stream is gone from the catalog and before its logs are removed."""
@@ -268,6 +273,8 @@ class Streams:
                 config = config(stream)
             overrides = _overrides(config, old.config, self._base(old.kind))
             added = self._added_logs(old, partitions)
+            for check in self._before_growth if added else ():
+                check(stream)
             document = msgspec.structs.replace(old, config=overrides, logs=[*old.logs, *added])
             await self._put(document)
             stream.document = document

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from headrace.broker.changes import to_the_end
 from headrace.broker.declarations import PREDECLARED
 from headrace.broker.policy import QueuePolicy
+from headrace.broker.queue import Queue
 from headrace.broker.queue_store import QueueStore
 from headrace.broker.rounds import SETTLE_TABLE, Rounds
+from headrace.broker.stream_queue import StreamQueue
 from headrace.broker.streams import Stream
 from headrace.broker.vhost import VirtualHost
 from headrace.broker.view import View
@@ -38,6 +40,7 @@ class VirtualHosts:
             self._vhost_of(document["identity"][0])
         self.store.load(self._vhost_of, self._hosts)
         broker.streams.before_delete(self._check_deletion)
+        broker.streams.before_growth(self._check_growth)
         broker.streams.on_delete(self._stream_deleted)
         for host in self:
             for queue in host.queues.values():
@@ -77,13 +80,24 @@ class VirtualHosts:
         if exchange is not None:
             raise Conflict(f"{stream.name!r} holds what exchange {exchange!r} delays: it goes with the exchange")
 
-    async def _stream_deleted(self, stream: Stream) -> None:
-        """As a topic, through another door: a queue without its log would confirm messages and lose them."""
+    def _check_growth(self, stream: Stream) -> None:
+        """What is published to a partition that its queue does not read would reach nobody there."""
+        self._check_deletion(stream)
+        queue = self._queue_on(stream)
+        if queue is not None and not (isinstance(queue, StreamQueue) and queue.is_topic):
+            raise Conflict(f"{stream.name!r} is a queue: it has a partition for each priority, and no more")
+
+    def _queue_on(self, stream: Stream) -> Queue | None:
         host = self._hosts.get(stream.vhost)
         queue = host.queues.get(stream.name) if host is not None else None
-        if host is not None and queue is not None and any(view.log is stream.partitions[0].log for view in queue.views):
-            host.forget_queue(queue)
-            await self.store.stream_deleted(host.name, queue)
+        return queue if queue is not None and queue.view.log is stream.partitions[0].log else None
+
+    async def _stream_deleted(self, stream: Stream) -> None:
+        """As a topic, through another door: a queue without its log would confirm messages and lose them."""
+        queue = self._queue_on(stream)
+        if queue is not None:
+            queue.vhost.forget_queue(queue)
+            await self.store.stream_deleted(stream.vhost, queue)
 
     def own_views(self) -> Iterator[tuple[QueuePolicy, View]]:
         """Those of views whose log is the queue's own. What a queue on a topic has settled is still the topic's: others
