@@ -111,7 +111,7 @@ async def test_it_comes_back_with_its_count(broker: Broker, headers: Headers) ->
 async def test_it_is_replayed_with_the_others(broker: Broker, headers: Headers) -> None:
     queue, dead = await mortal(broker)
     await fill(dead, headers)
-    assert broker.dead_letters.summary(dead)[1] == 2
+    assert (await broker.dead_letters.summary(dead))[1] == 2
     await broker.dead_letters.replay(dead, Wanted(), replay_id="r", to="q")
     ended = await broker.dead_letters.wait("r")
     assert (ended.state, ended.moved, bodies(queue)) == ("done", 2, [b"strange", b"usual"])

@@ -19,6 +19,7 @@ from headrace.broker.browsing import READY, browse, state_of
 from headrace.broker.dead_letter import routing_keys
 from headrace.broker.message import Message, from_record
 from headrace.broker.queue import Queue
+from headrace.broker.turns import Turns
 from headrace.broker.view import View
 from headrace.errors import HeadraceError, InvalidInput, LimitReached, NotFound
 from headrace.record.types import Record
@@ -162,11 +163,11 @@ class DeadLetterOffice:
         # Keys are those of the messages, so every queue bound to the exchange can be meant.
         return [b.destination for b in exchange.bindings.values() if b.to_queue]
 
-    def summary(self, queue: Queue) -> tuple[list[dict[str, Any]], int]:
+    async def summary(self, queue: Queue) -> tuple[list[dict[str, Any]], int]:
         """How many died of what and where, of the first so many that are ready; and how many were looked at."""
         groups: dict[tuple[str, str], dict[str, Any]] = {}
         looked = 0
-        for _, _message, death in self._dead(queue, SUMMARY_RECORDS_MAX):
+        async for death in Turns().each(self._deaths(queue, SUMMARY_RECORDS_MAX)):
             looked += 1
             key = (death.queue, death.reason) if death is not None else ("", "")
             group = groups.setdefault(
@@ -179,11 +180,10 @@ class DeadLetterOffice:
                 group["exchange"] = death.exchange
         return sorted(groups.values(), key=lambda group: -group["messages"]), looked
 
-    def _dead(self, queue: Queue, limit: int) -> Iterator[tuple[Record, Message, Death | None]]:
+    def _deaths(self, queue: Queue, limit: int) -> Iterator[Death | None]:
         for view in queue.views:
             for record in self._ready(view, view.log.stable_end, limit):
-                message = from_record(record)
-                yield record, message, death_of(message)
+                yield death_of(from_record(record))
 
     def _ready(self, view: View, until: int, limit: int) -> Iterator[Record]:
         """Ready messages of a view in order, a page in memory at a time."""
@@ -213,12 +213,9 @@ class DeadLetterOffice:
         matched, targets, missing = 0, {}, {}  # type: int, dict[str, int], dict[str, int]
         until: dict[int, int] = {view.level: view.log.stable_end for view in queue.views}
         is_cut = False
+        turns = Turns()
         for view in queue.views:
-            looked = 0
-            for record in self._ready(view, until[view.level], 1 << 60):
-                looked += 1
-                if looked % BATCH_MESSAGES == 0:
-                    await asyncio.sleep(0)
+            async for record in turns.each(self._ready(view, until[view.level], 1 << 60)):
                 message = from_record(record)
                 death = death_of(message)
                 if not wanted.fits(message, death):

@@ -7,6 +7,7 @@ import pytest
 from headrace.broker import turns
 from headrace.broker.turns import STEP, Turns
 from tests.doors.api.conftest import Served
+from tests.doors.api.test_api import post, put_queue
 
 QUEUES = 10 * STEP
 
@@ -25,6 +26,19 @@ def crowded(live: Served) -> Served:
     answer = live.request("POST", "/api/definitions", json={"queues": queues, "bindings": bindings})
     assert answer.status_code == 204, answer.text
     return live
+
+
+def counted_rests(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
+    rests: list[Turns] = []
+    rest = Turns.rest
+
+    async def counted(self: Turns) -> None:
+        rests.append(self)
+        await rest(self)
+
+    monkeypatch.setattr(Turns, "rest", counted)
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    return rests
 
 
 @pytest.mark.parametrize(
@@ -50,18 +64,24 @@ def crowded(live: Served) -> Served:
 def test_others_get_the_loop_while_a_long_list_is_made(
     crowded: Served, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rests = 0
-    rest = Turns.rest
-
-    async def counted(self: Turns) -> None:
-        nonlocal rests
-        rests += 1
-        await rest(self)
-
-    monkeypatch.setattr(Turns, "rest", counted)
-    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    rests = counted_rests(monkeypatch)
     assert crowded.get(path).status_code == 200
-    assert rests >= QUEUES / 2 / STEP, "half of the queues are durable, and so topics"
+    assert len(rests) >= QUEUES / 2 / STEP, "half of the queues are durable, and so topics"
+
+
+@pytest.mark.parametrize("asked", ["", "/messages?contains=nothing", "/replay"])
+def test_others_get_the_loop_while_many_dead_letters_are_looked_at(
+    live: Served, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not asked:
+        put_queue(live, "many.dead")
+        for _ in range(QUEUES):
+            post(live, "many.dead", "x", headers={"x-death": [{"queue": "many", "count": 1}]})
+    rests = counted_rests(monkeypatch)
+    method = "POST" if asked == "/replay" else "GET"
+    answer = live.request(method, f"/api/headrace/dead-letters/%2F/many.dead{asked}")
+    assert answer.status_code == 200, answer.text
+    assert len(rests) >= 3
 
 
 async def test_a_turn_that_was_long_enough_lets_others_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
