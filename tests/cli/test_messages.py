@@ -41,6 +41,11 @@ def test_keys_delimiters_headers_and_tombstones(broker: Broker) -> None:
     assert lines[0]["topic"] == "parts"
 
 
+def test_keys_and_headers_may_be_any_bytes(broker: Broker) -> None:
+    assert broker.run("pub", "bytes", "value", "-k", "\udcff", "-H", "name=\udcfe").returncode == 0
+    assert broker.run("sub", "bytes", "-e", "-f", r"%k %h %s\n").stdout == b"\xff name=\xfe value\n"
+
+
 def test_json_out_is_json_in(broker: Broker) -> None:
     broker.said("pub", "from", "-k", "k", "-H", "h=v", "text")
     with Producer("from", broker.url) as producer:
@@ -144,6 +149,8 @@ def test_a_reader_that_had_enough_is_no_error(broker: Broker) -> None:
         (["pub", "errors", "-F", "/no/such/file"], 1, "no such file or directory: /no/such/file"),
         (["pub", "errors", "-J", "{"], 2, "not a message in JSON"),
         (["sub"], 2, "missing argument 'TOPIC'"),
+        (["queue", "ls", "-V", "\udcff"], 2, "not UTF-8"),
+        (["topic", "create", "\udcff"], 2, "not UTF-8"),
     ],
 )
 def test_a_mistake_is_one_sentence(broker: Broker, arguments: list[str], code: int, sentence: str) -> None:

@@ -11,6 +11,7 @@ from headrace import errors
 from headrace.cli.lazy import LazyGroup
 from headrace.version import __version__
 
+WRONG_USAGE = 2
 BUG = 70
 INTERRUPTED = 130
 
@@ -132,6 +133,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     except errors.HeadraceError as error:
         return fail(str(error), next(code for kind, code, _ in EXIT_CODES if isinstance(error, kind)))
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:  # names and JSON are text; what was given is not
+        return fail(f"not UTF-8: {str(error.object)[:80]!a}", WRONG_USAGE)
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
         return fail(f"{(error.strerror or str(error)).lower()}{place}", 1)

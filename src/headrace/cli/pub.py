@@ -113,8 +113,8 @@ class _Makeup:
             raise InvalidInput("with -J every message brings its own key and headers")
         if key is not None and key_delimiter is not None:
             raise InvalidInput("-k gives every message one key, -K reads it from each: choose one")
-        self._key = None if key is None else key.encode()
-        self._split = None if key_delimiter is None else unescape(key_delimiter).encode()
+        self._key = None if key is None else key.encode(errors="surrogateescape")
+        self._split = None if key_delimiter is None else unescape(key_delimiter).encode(errors="surrogateescape")
         self._headers = [_header(text) for text in headers]
         self._partition = partition
         self._null = null
@@ -149,7 +149,7 @@ def _header(text: str) -> tuple[str, bytes]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise InvalidInput(f"{text!r} is not a header; write NAME=VALUE")
-    return name, value.encode()
+    return name, value.encode(errors="surrogateescape")
 
 
 def _sources(values: tuple[str, ...], files: tuple[Path, ...], delimiter: str) -> Iterator[bytes]:
@@ -159,7 +159,7 @@ def _sources(values: tuple[str, ...], files: tuple[Path, ...], delimiter: str) -
     for file in files:
         yield file.read_bytes()
     if not values and not files:
-        end = unescape(delimiter).encode()
+        end = unescape(delimiter).encode(errors="surrogateescape")
         if not end:
             raise InvalidInput("the delimiter of messages cannot be empty")
         yield from _with_progress(split(sys.stdin.buffer, end), sys.stdin.buffer)
