@@ -9,6 +9,8 @@ from typing import Any
 import pika
 import pytest
 
+from headrace.broker.queue import Queue
+from headrace.errors import CorruptLog
 from tests.doors.amqp.running import eventually
 from tests.doors.api.conftest import Served
 
@@ -106,6 +108,25 @@ def test_getting_messages_leaves_or_takes_them_as_asked(live: Served, mode: str)
     assert [m["payload"] for m in first] == ["one", "two"]
     assert first[0]["properties"] == {"delivery_mode": 2, "headers": {"h": 1}}
     assert depth(live, name) == (2 if "requeue_true" in mode else 0)
+
+
+def test_messages_before_one_that_cannot_be_read_are_not_lost_to_a_get(
+    live: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_queue(live, "half-read")
+    for text in ("one", "two", "three"):
+        post(live, "half-read", text)
+    get = Queue.get
+
+    def damaged(queue: Queue) -> Any:
+        if queue.view.next == 2:
+            raise CorruptLog("segment", 2, "rotten")
+        return get(queue)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Queue, "get", damaged)
+        assert [m["payload"] for m in take(live, "half-read", "ack_requeue_true")] == ["one", "two"]
+    assert [m["payload"] for m in take(live, "half-read")] == ["one", "two", "three"]
 
 
 def test_a_published_message_goes_to_its_cc_and_bcc_as_over_amqp(live: Served) -> None:

@@ -15,7 +15,7 @@ from headrace.doors.http.api.seen import hosts_seen
 from headrace.doors.http.api.values import Shape, answer, body_of, flag, listing, name_of, number, one, table
 from headrace.doors.http.needs import caller_of
 from headrace.doors.http.site import Site
-from headrace.errors import InvalidInput
+from headrace.errors import HeadraceError, InvalidInput
 
 GET_COUNT_MAX = 1000
 GET_BYTES_MAX = 16 << 20
@@ -163,7 +163,12 @@ async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool
     size = 0
     queue.vhost.rounds.flush_memory()
     while len(taken) < count and size < GET_BYTES_MAX:
-        found = queue.get()
+        try:
+            found = queue.get()
+        except HeadraceError:
+            if not taken:
+                raise
+            break  # these first: they are out, and nobody else would ever give them back
         if found is None:
             break
         taken.append(found)
