@@ -371,6 +371,21 @@ async def delayed(host: VirtualHost, *texts: bytes) -> Queue:
     return queue
 
 
+async def test_whatever_the_clock_does_what_is_due_is_looked_for_within_a_minute(
+    broker: Broker, host: VirtualHost
+) -> None:
+    """Timers of the loop stand still while the machine sleeps, and know nothing of a clock that is set."""
+    exchange = await declare_exchange(host, "x", DELAYED, arguments={"x-delayed-type": "fanout"})
+    properties = edit(b"\0\0", headers={"x-delay": 50 * 60_000})
+    assert host.delays.delay(exchange, Message("x", "", properties, b"later"), host.clock.now_ms())
+    mortal = await declare(host, "q", x_message_ttl=50 * 60_000)
+    say(mortal, b"old")
+    await host.rounds.settle_down()
+    log = host.delays._logs["x"]
+    await until(lambda: log._timer is not None and mortal._timer is not None)
+    assert max(log._timer_at, mortal._timer_at) <= asyncio.get_running_loop().time() + 61
+
+
 async def test_a_delayed_message_that_found_no_room_when_it_was_due_comes_later(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

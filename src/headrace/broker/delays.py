@@ -33,7 +33,7 @@ STREAM_PREFIX = "amq.delayed."
 FIRE_MAX = 500  # per turn of the loop
 DELAY_MAX_MS = 2**40
 READ_BYTES = 256 * 1024
-TIMER_MAX_S = 3600.0
+TIMER_MAX_S = 60.0  # the clock may be set meanwhile, or the machine sleep: what is due then is late by no more
 RETRY_MS = 60_000  # of one that could not be read
 
 

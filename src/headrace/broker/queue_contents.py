@@ -24,6 +24,7 @@ logger = logging.getLogger("headrace.broker")
 NEVER = -(2**62)
 SEAL_AT = 1 << 20
 VOID_RUNS_MAX = 4096  # memory must not grow with the backlog: the markers of more transactions settle when they are met
+HEAD_TIMER_MAX_S = 60.0  # the clock may be set meanwhile, or the machine sleep: what expires then is late by no more
 DROPPED_AT_ONCE = 40  # a few milliseconds where they are dead-lettered: others get their turn
 UNMOVED_RETRY_S = 60.0
 
@@ -365,7 +366,7 @@ class QueueContents:
         return dropped, None
 
     def _arm_head_timer(self, delay_ms: int) -> None:
-        loop, when = self.vhost.loop, self.vhost.loop.time() + min(delay_ms, 3_600_000) / 1000 + 0.001
+        loop, when = self.vhost.loop, self.vhost.loop.time() + min(delay_ms / 1000, HEAD_TIMER_MAX_S) + 0.001
         if self._timer is not None:
             if self._timer_at <= when:
                 return
