@@ -35,7 +35,8 @@ LISTS = (
     "exchanges",
     "bindings",
 )
-OF_ALL_VHOSTS = ("users", "permissions", "topic_permissions")  # as in RabbitMQ: not for an import into one vhost
+# As in RabbitMQ: not for an import into one vhost. Topics are in the default one, whoever else is meant.
+OF_ALL_VHOSTS = ("vhosts", "users", "permissions", "topic_permissions", "topics")
 STREAM_ARGUMENT = "x-queue-type"
 # What is not of its shape would be stored all the same, and the next start would take it for damage and refuse.
 SHAPES: dict[str, tuple[type, str]] = {

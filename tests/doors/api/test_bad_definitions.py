@@ -34,6 +34,19 @@ def test_definitions_that_make_no_sense_are_refused_before_anything_is_done(
     assert live.get("/api/queues/%2F/before").status_code == live.get("/api/vhosts/made").status_code == 404
 
 
+def test_an_import_into_one_vhost_makes_nothing_elsewhere(live: Served) -> None:
+    assert live.request("PUT", "/api/vhosts/one").status_code == 201
+    document = {
+        "vhosts": [{"name": "two"}],
+        "topics": [{"name": "elsewhere"}],
+        "queues": [{"name": "q", "vhost": "two"}],
+        "policies": [POLICY | {"vhost": "two"}],
+    }
+    assert live.request("POST", "/api/definitions/one", json=document).status_code == 204
+    assert live.get("/api/queues/one/q").status_code == live.get("/api/policies/one/p").status_code == 200
+    assert live.get("/api/vhosts/two").status_code == live.get("/topics/elsewhere").status_code == 404
+
+
 def test_a_broker_starts_again_whatever_somebody_tried_to_import(tmp_path: Path) -> None:
     first = Served(tmp_path)
     for kind, item in BAD:
