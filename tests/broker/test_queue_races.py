@@ -371,6 +371,30 @@ async def delayed(host: VirtualHost, *texts: bytes) -> Queue:
     return queue
 
 
+async def test_a_dead_letter_for_a_delayed_exchange_waits_there_once(broker: Broker, host: VirtualHost) -> None:
+    """It was routed at once, and went round as fast as its consumer could reject it."""
+    await declare_exchange(host, "x", DELAYED, arguments={"x-delayed-type": "fanout"})
+    queue = await declare(host, "q", x_dead_letter_exchange="x")
+    await host.bind("x", queue, "", {})
+    queue.publish(Message("", "q", edit(b"\0\0", headers={"x-delay": 50}), b"again"), host.clock.now_ms())
+
+    async def rejected() -> Any:
+        await until(lambda: queue.ready == 1)
+        taken = queue.get()
+        assert taken is not None
+        queue.reject(taken[0], taken[1])
+        await host.rounds.settle_down()
+        return taken[2].headers().get("x-delay")
+
+    assert await rejected() == 50
+    await until(lambda: host.delays.waiting("x") == 1)
+    assert queue.ready == 0
+    pass_time(broker)
+    assert await rejected() == -50
+    assert await rejected() == -50, "it has waited"
+    assert host.delays.waiting("x") == 0
+
+
 async def test_whatever_the_clock_does_what_is_due_is_looked_for_within_a_minute(
     broker: Broker, host: VirtualHost
 ) -> None:

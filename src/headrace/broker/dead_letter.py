@@ -88,6 +88,9 @@ class DeadLetters:
             keys += further_keys(headers)
         dead, dead_headers = self._with_death(queue, message, headers, reason, now_ms)
         dead.exchange, dead.routing_key = exchange.name, keys[0]
+        if exchange.delayed and self._vhost.delays.delay(exchange, dead, now_ms, keys):
+            self.moved += 1
+            return 1
         targets = self._vhost.routing.route_message(exchange, keys, dead_headers, self._vhost.queues)
         sent = 0
         for target in targets:

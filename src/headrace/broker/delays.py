@@ -155,6 +155,7 @@ class DelayLog:
                 message = _message_of(record)
                 headers = message.headers()
                 keys = [message.routing_key, *_keys_of(record, headers)]
+                message = _waited(message, headers)
                 for queue in vhost.routing.route_message(self._exchange, keys, headers, vhost.queues):
                     queue.publish(message, now_ms)
             self.view.settle(offset, offset + 1)
@@ -190,10 +191,8 @@ class Delays:
 
     def delay(self, exchange: Exchange, message: Message, now_ms: int, keys: Sequence[str] = ()) -> bool:
         """False when the message has no delay and is to be routed now. `keys`: all that it goes by, its own first."""
-        wanted = message.headers().get("x-delay") if message.has_headers else None
-        if isinstance(wanted, str) and wanted.lstrip("-").isdecimal() and len(wanted) < 20:
-            wanted = int(wanted)
-        if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted <= 0:
+        wanted = _delay_of(message.headers().get("x-delay")) if message.has_headers else None
+        if wanted is None:
             return False
         self._logs[exchange.name].add(message, now_ms + min(wanted, DELAY_MAX_MS), now_ms, keys)
         return True
@@ -225,6 +224,19 @@ class Delays:
 
 def _due_of(record: Record) -> int:
     return next((int.from_bytes(value or b"", "big") for name, value in record.headers if name == DUE_HEADER), 0)
+
+
+def _waited(message: Message, headers: dict[str, Any]) -> Message:
+    """As RabbitMQ's plugin: its delay is negative from now on, so that it does not wait again where it dies."""
+    delay = _delay_of(headers.get("x-delay"))
+    return message if delay is None else message.with_headers(**{"x-delay": -delay})
+
+
+def _delay_of(wanted: Any) -> int | None:
+    """In milliseconds, of what a client has in x-delay; None when it is no delay."""
+    if isinstance(wanted, str) and wanted.lstrip("-").isdecimal() and len(wanted) < 20:
+        wanted = int(wanted)
+    return wanted if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted > 0 else None
 
 
 def _keys_of(record: Record, headers: dict[str, Any]) -> list[str]:
