@@ -239,6 +239,7 @@ class Streams:
                 config=overrides,
                 created_ms=self._clock.now_ms(),
             )
+            self._refuse_compaction(document)
             await self._put(document)
             return self._add(document)
 
@@ -276,6 +277,7 @@ class Streams:
             for check in self._before_growth if added else ():
                 check(stream)
             document = msgspec.structs.replace(old, config=overrides, logs=[*old.logs, *added])
+            self._refuse_compaction(document)
             await self._put(document)
             stream.document = document
             stream.settings = self._settings(document)
@@ -284,6 +286,11 @@ class Streams:
             stream.settle_retention()
             self._register(stream)
             return stream
+
+    def _refuse_compaction(self, document: StreamDocument) -> None:
+        """A message's key is its routing key: of all that wait in a queue, compaction would leave one."""
+        if document.kind == "queue" and "compact" in self._settings(document).cleanup_policy:
+            raise InvalidInput(f"{document.name!r} is a queue: its messages stay until they are settled, not by key")
 
     def _added_logs(self, document: StreamDocument, partitions: int | None) -> Ids:
         have = len(document.logs)

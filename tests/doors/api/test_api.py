@@ -149,6 +149,24 @@ def test_copies_that_name_no_keys_are_refused(live: Served, copies: object) -> N
         assert answer.status_code == 400, answer.text
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/topics/{name}/compact", {}),
+        ("PATCH", "/topics/{name}", {"config": {"cleanup_policy": "compact"}}),
+        ("PATCH", "/topics/{name}", {"config": {"cleanup_policy": "compact,delete"}}),
+    ],
+)
+def test_the_messages_of_a_queue_are_not_compacted(live: Served, method: str, path: str, body: dict[str, Any]) -> None:
+    """All of them have the routing key as their key, and one would be left."""
+    put_queue(live, "uncompacted")
+    refused = live.request(method, path.format(name="uncompacted"), json=body)
+    assert refused.status_code in (400, 409) and "is a queue" in refused.text
+    live.create("compacted")
+    assert live.request(method, path.format(name="compacted"), json=body).status_code == 200
+    assert live.request("DELETE", "/topics/compacted").status_code == 204
+
+
 def test_bytes_that_are_no_text_come_as_base64(live: Served) -> None:
     put_queue(live, "binary")
     data = bytes(range(256))

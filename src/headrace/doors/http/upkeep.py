@@ -10,7 +10,7 @@ from headrace.broker.partition import Partition
 from headrace.doors.http.requests import OFFSET_MAX, Query, read_json, whole_number
 from headrace.doors.http.site import Site, json_answer
 from headrace.doors.http.topics import topic_of
-from headrace.errors import InvalidInput, MalformedJson
+from headrace.errors import Conflict, InvalidInput, MalformedJson
 from headrace.wire.http.messages import integer
 
 
@@ -42,7 +42,10 @@ async def archive_segment(site: Site, request: Request) -> Response:
 async def compact(site: Site, request: Request) -> Response:
     """The latest record of each key stays, in the sealed segments of every partition."""
     Query(request)
-    gains = [await upkeep.compact(site.broker.shard, partition) for partition in topic_of(site, request).partitions]
+    stream = topic_of(site, request)
+    if stream.kind == "queue":
+        raise Conflict(f"{stream.name!r} is a queue: its messages stay until they are settled, not by key")
+    gains = [await upkeep.compact(site.broker.shard, partition) for partition in stream.partitions]
     return json_answer({"partitions": [{"partition": n, **gain._asdict()} for n, gain in enumerate(gains)]})
 
 
