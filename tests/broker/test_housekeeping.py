@@ -11,7 +11,7 @@ from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.log.paths import HELD, held_name
 from headrace.log.settings import LogSettings, StreamSettings
-from tests.broker.queue_world import refuse
+from tests.broker.queue_world import declare, refuse
 
 
 async def test_a_damaged_topic_does_not_keep_retention_from_the_others(tmp_path: Path) -> None:
@@ -51,6 +51,30 @@ async def test_a_cursor_that_cannot_be_dropped_does_not_keep_retention_from_maki
         await broker.housekeeping.once()
     assert broker.stats.maintenance_errors == 1
     assert topic.partitions[0].start_offset > 0
+    await broker.close()
+
+
+async def test_compaction_leaves_what_a_queue_on_the_topic_has_not_settled(tmp_path: Path) -> None:
+    stream = StreamSettings(segment_size=2048, cleanup_policy="compact")
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
+    broker = await Broker.open(config, clock=ManualClock())
+    topic = await broker.streams.create("t")
+    host = broker.vhosts.get("/")
+    queue = await declare(host, "t")
+    sent = [b"%02d" % i + b"x" * 300 for i in range(30)]
+    for body in sent:
+        await broker.publish(topic, [(b"key", body, (), None, -1)])
+    await broker.housekeeping.once()
+    taken = list(iter(queue.get, None))
+    assert [one[2].body for one in taken] == sent
+    for view, offset, *_ in taken:
+        queue.settle(view, offset, offset + 1)
+    await host.rounds.settles_stored()
+    log = topic.partitions[0].log
+    await broker.housekeeping.once()
+    assert sum(segment.records for segment in log.segments) < 30
+    await host.delete_queue("t")
+    assert log.compaction_hold is None
     await broker.close()
 
 

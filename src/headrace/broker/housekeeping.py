@@ -83,7 +83,8 @@ class Housekeeping:
         sealed = [segment for segment in log.segments if segment.is_sealed]
         # After a restart a rewritten segment is taken for a compacted one: at worst it waits for new ones.
         clean_until = log.compacted_until or max((s.next_offset for s in sealed if s.generation), default=0)
-        end = min(log.stable_end, *log.holds.values()) if log.holds else log.stable_end
+        hold = log.compaction_hold
+        end = log.stable_end if hold is None else min(log.stable_end, hold)
         young_from_ms = self._clock.now_ms() - log.settings.compaction_lag_ms
         dirty: list[Segment] = []
         for segment in sealed:

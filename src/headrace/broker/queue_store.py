@@ -185,6 +185,9 @@ class QueueStore:
             )
             for partition in reversed(stream.partitions)
         ]
+        if policy.kind != STREAM:
+            for view in views:
+                view.log.unsettled_from = view.unsettled_from
         kind = StreamQueue if policy.kind == STREAM else Queue
         queue = kind(vhost, name, policy, views, durable=True, auto_delete=auto_delete, arguments=arguments)
         if not queue.is_stream:
@@ -208,6 +211,8 @@ class QueueStore:
         # must not keep it: it may be deleted to make room.
         if document["owns_stream"] and self.streams.find(queue.name, vhost) is not None:
             await self.streams.delete(queue.name, vhost)
+        for view in queue.views:
+            view.log.unsettled_from = None
         await self._forget_settles(queue.views)
 
     async def stream_deleted(self, vhost: str, queue: Queue) -> None:

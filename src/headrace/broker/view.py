@@ -147,6 +147,9 @@ class View:
         first = self.settled.first()
         return first[1] if first is not None and first[0] == 0 else 0
 
+    def unsettled_from(self) -> int:
+        return self.low
+
     @property
     def ready(self) -> int:
         start, end = self.log.start_offset, self.log.stable_end

@@ -67,6 +67,7 @@ class Log(LogEnd):
         self.next_offset = max(tail.next_offset, start_offset)
         self.visible_end = self.durable_end = self.next_offset
         self.holds: dict[str, int] = {}
+        self.unsettled_from: Callable[[], int] | None = None  # of a queue that reads it
         self.compacted_until = 0  # before it every key is there once; known since the start only
         self._stable_hold: int | None = None
         self._reader = Reader(
@@ -243,6 +244,12 @@ class Log(LogEnd):
         else:
             self.holds[name] = offset
             self._shard.maintenance.starts.give_way(self)
+
+    @property
+    def compaction_hold(self) -> int | None:
+        """Compaction stops before it: a pin needs what follows, or a queue that has not settled it."""
+        needed = [*self.holds.values(), *((self.unsettled_from(),) if self.unsettled_from is not None else ())]
+        return min(needed, default=None)
 
     def close(self) -> None:
         self.is_closed = True

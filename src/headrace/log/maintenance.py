@@ -233,7 +233,7 @@ class Maintenance:
             lag_ms=log.settings.compaction_lag_ms,
             tombstone_ms=log.settings.tombstone_retention_ms,
             keys_max=self.keys_max,
-            hold=min(log.holds.values(), default=None),
+            hold=log.compaction_hold,
         )
 
     def _compact_once(
@@ -266,7 +266,8 @@ class Maintenance:
                 step(more.added_to(gained) if more else gained, failed)
 
             def is_free() -> bool:
-                return all(hold >= keep.until for hold in log.holds.values())
+                hold = log.compaction_hold
+                return hold is None or hold >= keep.until
 
             self.rewrite_segments(
                 log, runs.pop(0), keep, rewritten, learn=None if is_learnt else learn, if_still=is_free

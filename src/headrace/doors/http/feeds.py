@@ -37,7 +37,7 @@ async def logs(site: Site, request: Request) -> Response:
                     "end": p.end_offset,
                     "stable_end": p.stable_end,
                     "durable_end": p.durable_end,
-                    "held_from": min(p.log.holds.values(), default=None),
+                    "held_from": p.log.compaction_hold,
                     "size_bytes": p.log.size_bytes,
                 }
                 for p in stream.partitions
