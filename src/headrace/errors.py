@@ -273,6 +273,14 @@ class GroupNotFound(NotFound):
         self.group = group
 
 
+class GroupStaysClassic(GroupNotFound):
+    """As one of the new protocol it is not there: its members can not be hosted by one."""
+
+    def __init__(self, group: str, why: str) -> None:
+        super().__init__(group)
+        self.args = (f"group {group!r} stays classic: {why}",)
+
+
 class GroupKindMismatch(Conflict):
     """The group exists and speaks another group protocol."""
 

@@ -11,7 +11,6 @@ from headrace.broker.groups.consumer import Answer, ConsumerGroup, Heartbeat
 from headrace.broker.groups.patterns import compile_pattern
 from headrace.errors import (
     FencedMemberEpoch,
-    GroupKindMismatch,
     InvalidInput,
     InvalidPattern,
     StaleMemberEpoch,
@@ -242,16 +241,6 @@ def test_a_static_member_that_left_owes_nothing_when_it_comes_back(world: World,
     with pytest.raises(FencedMemberEpoch):
         group.heartbeat(Heartbeat(member_id=member_id, epoch=first.epoch, owned=frozenset()))
     settle(back, second)
-
-
-def test_a_group_speaks_one_protocol_at_a_time(world: World) -> None:
-    client = Client(world.groups.consumer("g"), "a")
-    with pytest.raises(GroupKindMismatch):
-        world.groups.classic("g")
-    client.leave()
-    world.stable("g", 1)
-    with pytest.raises(GroupKindMismatch):
-        world.groups.consumer("g")
 
 
 topics = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 8), max_size=4)

@@ -9,7 +9,7 @@ sync is answered when the group gets there, at once or a rebalance later.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from headrace.broker.groups.members import (
     GroupState,
@@ -130,10 +130,10 @@ class ClassicGroup:
     ) -> None:
         try:
             member = self._check(member_id, instance_id, generation)
+            if self.state is PREPARING:  # perhaps with members that were adopted: there is no protocol yet
+                raise RebalanceInProgress(self.group_id)
             if protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol):
                 raise InconsistentProtocol(f"group {self.group_id!r} speaks {self.protocol!r}")
-            if self.state is PREPARING:
-                raise RebalanceInProgress(self.group_id)
         except HeadraceError as error:
             answer(error)
             return
@@ -180,12 +180,12 @@ class ClassicGroup:
             raise RebalanceInProgress(self.group_id)
         self._keep_alive(member)
 
-    def close(self) -> None:
+    def close(self, why: HeadraceError | None = None) -> None:
         """No timer is left behind and nobody waits any more."""
         self._roster.close()
         self._stop_rebalance_timer()
         for member in self.members.values():
-            self._stop(member, UnknownMember("the broker stops"))
+            self._stop(member, why or UnknownMember("the broker stops"))
 
     # Membership.
 
@@ -198,8 +198,10 @@ class ClassicGroup:
     def _check(self, member_id: str, instance_id: str | None, generation: int) -> Member:
         self._roster.check_instance(member_id, instance_id)
         member = self._roster.member(member_id)
-        if generation != self.generation:
-            raise IllegalGeneration(f"generation {generation}, the group is at {self.generation}")
+        # Members that were adopted are at epochs of their own until they have joined again.
+        current = member.generation if self.state is PREPARING and member.generation else self.generation
+        if generation != current:
+            raise IllegalGeneration(f"generation {generation}, the group is at {current}")
         return member
 
     def _remove(self, member: Member) -> None:
@@ -225,6 +227,15 @@ class ClassicGroup:
         member.generation = self.generation
         self.state = STABLE
         self._keep_alive(member)
+
+    def adopt(self, protocol_type: str, generation: int, members: Iterable[Member]) -> None:
+        """What a group of the new protocol leaves behind, each member at a generation of its own: all join again."""
+        self.protocol_type, self.generation = protocol_type, generation
+        for member in members:
+            self._roster.restore(member)
+            self._keep_alive(member)
+        self.state = STABLE
+        self._begin_rebalance()
 
     # Sessions: a heartbeat moves the deadline; the timer looks at it when it fires.
 
@@ -320,7 +331,6 @@ class ClassicGroup:
             self.leader = next(member.member_id for member in self.members.values() if member.joined)
         self.protocol = self._vote()
         for member in self.members.values():
-            member.assignment = b""
             member.generation = self.generation
             if member.joined:
                 self._keep_alive(member)

@@ -4,6 +4,8 @@ The group has an epoch that grows with every change of members or topics, and fo
 read what. A member walks towards its target on its own: first it gives up what is not in it (and says
 so in a heartbeat), then it takes what others have given up. Its own epoch is the group's once it holds
 nothing that the target gives to somebody else. No member ever waits for another that is not in its way.
+
+Members of the classic protocol may be in the group, too (see mixed.py): they take the same steps by joining again.
 """
 
 import uuid
@@ -20,6 +22,7 @@ from headrace.errors import (
     FencedInstance,
     FencedMemberEpoch,
     GroupFull,
+    IllegalGeneration,
     InvalidInput,
     StaleMemberEpoch,
     UnknownMember,
@@ -30,7 +33,7 @@ from headrace.errors import (
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2  # a static member that means to come back
-ID_CHARACTERS_MAX = 1_000  # of a member, or an instance
+ID_CHARACTERS_MAX = 1_100  # of a member, or an instance: the longest we make of a client's name, and some more
 NAMES_CHARACTERS_MAX = 1 << 20  # of all that a member subscribes to
 
 
@@ -66,6 +69,18 @@ class Answer:
 
 
 @dataclass(slots=True)
+class ClassicSide:
+    """What a member has besides when it speaks the classic protocol."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]  # most wanted first
+    due: float | None = None  # monotonic: by then it has joined again, or asked for what it was assigned
+
+    def supports(self, protocol: str) -> bool:
+        return any(name == protocol for name, _ in self.protocols)
+
+
+@dataclass(slots=True)
 class ConsumerMember:
     member_id: str
     instance_id: str | None
@@ -88,6 +103,7 @@ class ConsumerMember:
     may_read: Callable[[str], bool] | None = None
     is_outdated: bool = False  # it was told of a topic that is gone
     is_restored: bool = False  # from before a restart, and not heard of since
+    classic: ClassicSide | None = None  # None: it speaks the new protocol
 
     @property
     def holds(self) -> set[TopicPartition]:
@@ -142,6 +158,11 @@ class ConsumerGroup:
         return max(sorted(set(names)), key=names.count) if names else DEFAULT_ASSIGNOR
 
     @property
+    def has_only_classic(self) -> bool:
+        """Members, and none of them of the new protocol: it should be a classic group."""
+        return bool(self.members) and all(member.classic is not None for member in self.members.values())
+
+    @property
     def seen(self) -> dict[str, int] | None:
         """The topics, and their partitions, that the target is for. None: it has to be made anew."""
         return dict(self._seen[0]) if self._seen else None
@@ -159,16 +180,22 @@ class ConsumerGroup:
 
     def _beat(self, beat: Heartbeat) -> Answer:
         member = self._join(beat) if beat.epoch == JOIN_EPOCH else self._known(beat)
-        self.touched.add(member.member_id)
-        changed = self._update(member, beat)
-        self._keep_alive(member)
-        self._retarget(changed)
         before = frozenset(member.assigned)
-        self._reconcile(member, beat.owned)
+        self._step(member, beat, None)
         after = frozenset(member.assigned)
         wants_all = beat.epoch == JOIN_EPOCH or beat.topics is not None or beat.owned is not None or member.is_outdated
         member.is_outdated = False
         return Answer(member.member_id, member.epoch, after if wants_all or after != before else None)
+
+    def _step(self, member: ConsumerMember, beat: Heartbeat, classic: ClassicSide | None) -> None:
+        self.touched.add(member.member_id)
+        spoke_otherwise, member.classic = (member.classic is None) is not (classic is None), classic
+        changed = self._update(member, beat)
+        self._keep_alive(member)
+        if spoke_otherwise or classic is not None:
+            self._look_again(member)
+        self._retarget(changed)
+        self._reconcile(member, beat.owned)
 
     def check_commit(self, member_id: str, epoch: int) -> None:
         """Raises unless the member may commit offsets now."""
@@ -179,6 +206,8 @@ class ConsumerGroup:
         member = self.members.get(member_id)
         if member is None:
             raise UnknownMember(f"no member {member_id!r} in group {self.group_id!r}")
+        if epoch != member.epoch and member.classic is not None:
+            raise IllegalGeneration(f"generation {epoch}, the member is at {member.epoch}")
         if epoch != member.epoch:
             raise StaleMemberEpoch(f"epoch {epoch}, the member is at {member.epoch}")
 
@@ -188,6 +217,51 @@ class ConsumerGroup:
             raise UnknownMember(f"no member {member_id!r} in group {self.group_id!r}")
         self._drop(member)
         self._changed(self)
+
+    # Members that speak the classic protocol.
+
+    def join_classic(self, beat: Heartbeat, classic: ClassicSide) -> ConsumerMember:
+        """One step of it towards its target; for the next it joins again. It has its rebalance timeout to sync."""
+        check_sizes(beat)
+        if sum(len(data) for _, data in classic.protocols) > NAMES_CHARACTERS_MAX:
+            raise InvalidInput(f"metadata of more than {NAMES_CHARACTERS_MAX} bytes")
+        member = self._join(beat, speaks_classic=True)
+        classic.due = self._clock.monotonic() + beat.rebalance_timeout_ms / 1000
+        self._step(member, beat, classic)
+        self._changed(self)
+        return member
+
+    def member(self, member_id: str, instance_id: str | None) -> ConsumerMember:
+        """Raises unless the id is known, and the instance's own."""
+        known = member_id if instance_id is None else self._instances.get(instance_id, "")
+        if known not in self.members:
+            raise UnknownMember(f"no member {instance_id or member_id!r} in group {self.group_id!r}")
+        if known != member_id:
+            raise FencedInstance(f"{instance_id!r} is {known!r} now")
+        return self.members[known]
+
+    def id_of(self, instance_id: str) -> str | None:
+        return self._instances.get(instance_id)
+
+    def heard_of(self, member: ConsumerMember, *, is_behind: bool) -> None:
+        """Its session begins anew. One that is behind is told to join, and has its rebalance timeout for that."""
+        assert member.classic is not None
+        self._keep_alive(member)
+        if is_behind and member.classic.due is None:
+            member.classic.due = self._clock.monotonic() + member.rebalance_timeout_ms / 1000
+            self._look_again(member)
+
+    def can_take(self, member: ConsumerMember) -> bool:
+        """Whether all that it waits for has been given up."""
+        target = self.target.get(member.member_id, set())
+        return member.state is MemberState.WAITING and not target & self._taken(member)
+
+    def existing(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
+        """Of topics that are still there."""
+        topics = self._topics()
+        return frozenset((topic, number) for topic, number in partitions if 0 <= number < topics.get(topic, 0))
+
+    # Topics.
 
     def subscribes(self, topic: str) -> bool:
         return any(topic in self._wanted(member) for member in self.members.values())
@@ -230,7 +304,7 @@ class ConsumerGroup:
             if member.instance_id is not None:
                 self._instances[member.instance_id] = member.member_id
             now = self._clock.monotonic()
-            member.deadline = now + self._settings.consumer_session_timeout_ms / 1000
+            member.deadline = now + self._session_s(member)
             member.revoke_deadline = now + member.rebalance_timeout_ms / 1000
             self._look_at(member)
 
@@ -241,10 +315,10 @@ class ConsumerGroup:
 
     # Members.
 
-    def _join(self, beat: Heartbeat) -> ConsumerMember:
+    def _join(self, beat: Heartbeat, *, speaks_classic: bool = False) -> ConsumerMember:
         if beat.topics is None and beat.pattern is None:
             raise InvalidInput("a member that joins says what it subscribes to")
-        if beat.owned:
+        if beat.owned and not speaks_classic:
             raise InvalidInput("a member that joins owns nothing")
         member = self.members.get(beat.member_id)
         if member is not None and member.instance_id != beat.instance_id:
@@ -253,6 +327,8 @@ class ConsumerGroup:
             known = self.members.get(self._instances.get(beat.instance_id, ""))
             # Under its own id it may join again: its answer was lost, or it was fenced. To Java, unreleased is fatal.
             if known is not None and known is not member:
+                if known.classic is None and not known.away and not speaks_classic:
+                    raise UnreleasedInstance(f"{beat.instance_id!r} is {known.member_id!r}")
                 return self._take_over(known, beat)
         if member is None:
             if len(self.members) >= self._settings.members_max:
@@ -266,8 +342,6 @@ class ConsumerGroup:
         return member
 
     def _take_over(self, known: ConsumerMember, beat: Heartbeat) -> ConsumerMember:
-        if not known.away:
-            raise UnreleasedInstance(f"{beat.instance_id!r} is {known.member_id!r}")
         del self.members[known.member_id]
         self.touched.add(known.member_id)
         target = self.target.pop(known.member_id, set())
@@ -282,6 +356,7 @@ class ConsumerGroup:
     def _came_back(self, member: ConsumerMember) -> None:
         member.away = False
         member.epoch = member.previous_epoch = JOIN_EPOCH  # what it said before it left is not from now
+        member.revoking, member.state = set(), MemberState.STABLE  # who read them is not there any more
 
     def _known(self, beat: Heartbeat) -> ConsumerMember:
         if beat.instance_id is not None and self._instances.get(beat.instance_id, beat.member_id) != beat.member_id:
@@ -324,7 +399,10 @@ class ConsumerGroup:
             self._instances.pop(member.instance_id, None)
         if not self.members:
             self.empty_since_ms = self._clock.now_ms()
-        self._retarget(True)
+        if self.has_only_classic:  # their leader will assign, at an epoch that they know
+            self._seen = ()
+        else:
+            self._retarget(True)
 
     def _update(self, member: ConsumerMember, beat: Heartbeat) -> bool:
         """Whether something changed that the assignment depends on."""
@@ -356,18 +434,30 @@ class ConsumerGroup:
 
     # Sessions.
 
+    def _session_s(self, member: ConsumerMember) -> float:
+        own, classic = self._settings.consumer_session_timeout_ms, member.classic
+        return (own if classic is None else classic.session_timeout_ms) / 1000
+
     def _keep_alive(self, member: ConsumerMember) -> None:
-        session_s = self._settings.consumer_session_timeout_ms / 1000
+        session_s = self._session_s(member)
         member.deadline = self._clock.monotonic() + session_s
         if member.timer is None:
             member.timer = self._timers.call_later(session_s, lambda: self._look_at(member))
+
+    def _look_again(self, member: ConsumerMember) -> None:
+        """There is something that it has to do earlier than the timer knows."""
+        if member.timer is not None:
+            member.timer.cancel()
+        self._look_at(member)
 
     def _look_at(self, member: ConsumerMember) -> None:
         member.timer = None
         if self.members.get(member.member_id) is not member:
             return
         deadline = member.deadline
-        if member.state is MemberState.REVOKING:  # alive, but in the way of others for too long
+        if member.classic is not None:
+            deadline = min(deadline, deadline if member.classic.due is None else member.classic.due)
+        elif member.state is MemberState.REVOKING:  # alive, but in the way of others for too long
             deadline = min(deadline, member.revoke_deadline)
         left_s = deadline - self._clock.monotonic()
         if left_s > 0:
@@ -410,20 +500,22 @@ class ConsumerGroup:
             member.revoking = surplus
             member.state = MemberState.REVOKING
             member.revoke_deadline = self._clock.monotonic() + member.rebalance_timeout_ms / 1000
-            if member.timer is not None:
-                member.timer.cancel()
-                member.timer = None
-            self._look_at(member)
+            self._look_again(member)
             if member.epoch == 0:
                 self._advance(member)
             return
+        taken = self._taken(member)
+        member.assigned |= target - taken
+        member.state = MemberState.WAITING if target & taken else MemberState.STABLE
+        self._advance(member)
+
+    def _taken(self, member: ConsumerMember) -> set[TopicPartition]:
+        """What others hold."""
         taken: set[TopicPartition] = set()
         for other in self.members.values():
             if other is not member:
                 taken |= other.holds
-        member.assigned |= target - taken
-        member.state = MemberState.WAITING if target & taken else MemberState.STABLE
-        self._advance(member)
+        return taken
 
     def _advance(self, member: ConsumerMember) -> None:
         if member.epoch != self.target_epoch:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.broker.groups.assign import ASSIGNORS, TopicPartition
-from headrace.broker.groups.consumer import ConsumerGroup, ConsumerMember, MemberState
+from headrace.broker.groups.consumer import ClassicSide, ConsumerGroup, ConsumerMember, MemberState
 from headrace.broker.groups.offsets import Answer, StagedEntry, Ticket, as_error
 from headrace.broker.groups.patterns import compile_pattern
 from headrace.errors import HeadraceError, InvalidPattern
@@ -33,6 +33,11 @@ class SavedConsumerGroup(msgspec.Struct, frozen=True, array_like=True):
     seen: dict[str, int] | None
 
 
+class SavedClassic(msgspec.Struct, frozen=True, array_like=True):
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
 class SavedConsumer(msgspec.Struct, frozen=True, array_like=True):
     instance_id: str | None
     client_id: str
@@ -42,6 +47,7 @@ class SavedConsumer(msgspec.Struct, frozen=True, array_like=True):
     topics: frozenset[str]
     pattern: str
     assignor: str | None
+    classic: SavedClassic | None = None  # of a member that speaks the classic protocol
 
 
 class SavedPosition(msgspec.Struct, frozen=True, array_like=True):
@@ -197,6 +203,7 @@ def _decode(who: bytes, where: bytes) -> Saved:
 
 
 def _saved(group: ConsumerGroup, member: ConsumerMember) -> Saved:
+    classic = member.classic
     who = SavedConsumer(
         member.instance_id,
         member.client_id,
@@ -206,6 +213,7 @@ def _saved(group: ConsumerGroup, member: ConsumerMember) -> Saved:
         member.topics,
         member.pattern,
         member.assignor,
+        None if classic is None else SavedClassic(classic.session_timeout_ms, classic.protocols),
     )
     where = SavedPosition(
         member.epoch,
@@ -244,6 +252,7 @@ def _restored(kept: _Kept) -> Iterator[tuple[ConsumerMember, set[TopicPartition]
             revoking=_flat(where.revoking),
             away=where.is_away,
             is_outdated=where.is_outdated,
+            classic=None if who.classic is None else ClassicSide(who.classic.session_timeout_ms, who.classic.protocols),
         )
         yield member, _flat(where.target), where.hidden
 

@@ -5,22 +5,25 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headrace.broker.groups import consumer, mixed
 from headrace.broker.groups.classic import ClassicGroup
-from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.groups.consumer import JOIN_EPOCH, ConsumerGroup, Heartbeat
 from headrace.broker.groups.consumer_store import ConsumerStore
+from headrace.broker.groups.embedded import CONSUMER
 from headrace.broker.groups.members import GroupState, Member
+from headrace.broker.groups.mixed import Hosted
 from headrace.broker.groups.offsets import OFFSETS, Answer, Committed, OffsetStore, StagedEntry
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.clock import Clock
 from headrace.errors import (
-    GroupKindMismatch,
     GroupNotEmpty,
     GroupNotFound,
     HeadraceError,
     IllegalGeneration,
     InvalidGroupId,
     OffsetMetadataTooLarge,
+    RebalanceInProgress,
     UnknownMember,
 )
 
@@ -86,7 +89,7 @@ class Groups:
         self.offsets.load(items(OFFSETS))
         for key, value in items(GROUPS):
             self._restore(key.decode(), msgspec.msgpack.decode(value, type=SavedGroup))
-        self._consumers.load(items, self._new_consumer)
+        self._consumers.load(items, self._restored_consumer)
         self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
 
     def close(self) -> None:
@@ -112,6 +115,14 @@ class Groups:
                     assignment=one.assignment,
                 )
             )
+
+    def _restored_consumer(self, group_id: str) -> ConsumerGroup:
+        """A crash may come before the classic group that it was is deleted."""
+        before = self._groups.get(group_id)
+        if before is not None:
+            before.close()
+            self._forget_classic(group_id)
+        return self._new_consumer(group_id)
 
     def _save(self, group: ClassicGroup) -> None:
         """Nobody waits for it: a group that a crash forgets is joined again."""
@@ -148,21 +159,48 @@ class Groups:
 
     # Finding.
 
-    def classic(self, group_id: str) -> ClassicGroup:
-        """The group, made if it is new or an empty one of the other protocol."""
+    def classic(self, group_id: str) -> ClassicGroup | Hosted:
+        """The group as classic members see it, made if it is new or an empty one of the other protocol."""
         check_group_id(group_id)
         group = self._groups.get(group_id)
         if isinstance(group, ClassicGroup):
             return group
         if group is not None and group.members:
-            raise GroupKindMismatch(f"group {group_id!r} speaks the new protocol")
+            return self._hosted(group)
         self._consumers.forget(group_id)
         return self._new_classic(group_id)
+
+    def _hosted(self, group: ConsumerGroup) -> Hosted:
+        def successor() -> ClassicGroup | None:
+            now = self._groups.get(group.group_id)
+            return now if isinstance(now, ClassicGroup) else None
+
+        return Hosted(group, self.settings, lambda answer: self.when_kept(group.group_id, answer), successor)
 
     def _new_classic(self, group_id: str) -> ClassicGroup:
         group = ClassicGroup(group_id, self.settings, self._clock, self._timers, self._save)
         self._groups[group_id] = group
         return group
+
+    def heartbeat(self, group_id: str, beat: Heartbeat) -> consumer.Answer:
+        """Of a member of the new protocol. The first that joins a classic group makes it one of the new."""
+        classic = self._groups.get(group_id)
+        if not isinstance(classic, ClassicGroup) or not classic.members:
+            return self.consumer(group_id).heartbeat(beat)
+        if beat.epoch != JOIN_EPOCH:
+            # Kafka says that there is no such group, which ends a Java consumer that was only late: it may join again.
+            raise UnknownMember(f"group {group_id!r} is a classic one by now")
+        group = self._make_consumer(group_id)
+        try:
+            mixed.host(classic, group)
+            answer = group.heartbeat(beat)
+        except HeadraceError:
+            group.close()
+            raise
+        classic.close(RebalanceInProgress(group_id))
+        self._groups[group_id] = group
+        self._forget_classic(group_id)
+        return answer
 
     def consumer(self, group_id: str) -> ConsumerGroup:
         check_group_id(group_id)
@@ -170,28 +208,45 @@ class Groups:
         if isinstance(group, ConsumerGroup):
             return group
         if group is not None and group.members:
-            raise GroupKindMismatch(f"group {group_id!r} speaks the classic protocol")
+            raise GroupNotFound(group_id)
         if group is not None:
             group.close()
-            self._stage(lambda entry: entry.delete(GROUPS, group_id.encode()))
+            self._forget_classic(group_id)
         return self._new_consumer(group_id)
 
+    def _forget_classic(self, group_id: str) -> None:
+        self._stage(lambda entry: entry.delete(GROUPS, group_id.encode()))
+
     def _new_consumer(self, group_id: str) -> ConsumerGroup:
-        save = self._consumers.save
-        group = ConsumerGroup(group_id, self.settings, self._clock, self._timers, self._topics, save)
+        group = self._make_consumer(group_id)
         self._groups[group_id] = group
         return group
+
+    def _make_consumer(self, group_id: str) -> ConsumerGroup:
+        return ConsumerGroup(
+            group_id, self.settings, self._clock, self._timers, self._topics, self._consumer_changed
+        )
+
+    def _consumer_changed(self, group: ConsumerGroup) -> None:
+        if not group.has_only_classic:
+            self._consumers.save(group)
+            return
+        group.close()
+        self._consumers.forget(group.group_id)
+        classic = self._new_classic(group.group_id)
+        classic.adopt(CONSUMER, group.epoch, mixed.left_behind(group))
+        self._save(classic)
 
     def when_kept(self, group_id: str, answer: Answer) -> None:
         """For a group of the new protocol: before its members are told of a change, it is durable."""
         self._consumers.when_kept(group_id, answer)
 
-    def known_classic(self, group_id: str) -> ClassicGroup:
+    def known_classic(self, group_id: str) -> ClassicGroup | Hosted:
         check_group_id(group_id)
         group = self._groups.get(group_id)
-        if not isinstance(group, ClassicGroup):
-            raise UnknownMember(f"no classic group {group_id!r}")
-        return group
+        if group is None:
+            raise UnknownMember(f"no group {group_id!r}")
+        return group if isinstance(group, ClassicGroup) else self._hosted(group)
 
     def find(self, group_id: str) -> Group | None:
         return self._groups.get(group_id)
@@ -249,7 +304,7 @@ class Groups:
         if group is not None:
             group.close()
             del self._groups[group_id]
-            self._stage(lambda entry: entry.delete(GROUPS, group_id.encode()))
+            self._forget_classic(group_id)
             self._consumers.forget(group_id)
         self.offsets.delete(group_id, list(self.offsets.of(group_id)), answer)
 

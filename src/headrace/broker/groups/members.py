@@ -65,7 +65,7 @@ class Member:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
-    assignment: bytes = b""
+    assignment: bytes = b""  # the last: what it may still read while a rebalance is under way
     deadline: float = 0.0  # monotonic; past it the member is gone
     timer: Timer | None = None
     join_answer: JoinAnswer | None = None

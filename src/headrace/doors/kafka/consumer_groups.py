@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
-from headrace.doors.kafka.errors import Code, code_of
-from headrace.doors.kafka.group_offsets import commit_code
+from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.groups import future_answer, group_refused
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError, StreamNotFound
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
 UNKNOWN_OPERATIONS = -0x80000000
-CONSUMER_MEMBER = 1  # as opposed to a classic member of an upgraded group
+CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 
 
 async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
@@ -38,7 +37,7 @@ async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: 
         may_read=known.reads.shows if known is not None else None,
     )
     try:
-        answer = groups.consumer(fields.group_id).heartbeat(beat)
+        answer = groups.heartbeat(fields.group_id, beat)
         future, done = future_answer(door)
         groups.when_kept(fields.group_id, done)
         failed = await future
@@ -46,7 +45,7 @@ async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: 
             raise failed
     except HeadraceError as error:
         return {
-            "error_code": commit_code(code_of(error)),
+            "error_code": group_code(code_of(error)),
             "error_message": str(error),
             "member_id": fields.member_id,
             "member_epoch": fields.member_epoch,
@@ -129,7 +128,7 @@ def describe(door: "KafkaDoor", allowed: Anybody, group_id: str) -> dict[str, An
                 "target_assignment": {
                     "topic_partitions": by_topic(door, group.target.get(member.member_id, ()), names=True)
                 },
-                "member_type": CONSUMER_MEMBER,
+                "member_type": CONSUMER_MEMBER if member.classic is None else CLASSIC_MEMBER,
             }
             for member in group.members.values()
         ],

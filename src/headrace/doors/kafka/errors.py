@@ -168,3 +168,8 @@ def code_of(error: errors.HeadraceError) -> Code:
         if code is not None:
             return code
     return Code.UNKNOWN_SERVER_ERROR
+
+
+def group_code(code: Code) -> Code:
+    """Clients of groups try again when there is no coordinator; that its disk said no they do not expect."""
+    return Code.COORDINATOR_NOT_AVAILABLE if code is Code.KAFKA_STORAGE_ERROR else code

@@ -8,7 +8,7 @@ from headrace.broker.groups.offsets import Committed
 from headrace.broker.streams import Stream
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
-from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.groups import future_answer
 from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
@@ -84,11 +84,6 @@ def fail_all(answers: list[dict[str, Any]], code: Code) -> None:
                 part["error_code"] = code
 
 
-def commit_code(code: Code) -> Code:
-    """Clients commit again later when there is no coordinator; that its disk said no they do not expect."""
-    return Code.COORDINATOR_NOT_AVAILABLE if code is Code.KAFKA_STORAGE_ERROR else code
-
-
 async def offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     groups = door.coordination.groups
     allowed = access.of(door, request)
@@ -112,7 +107,7 @@ async def offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dic
         forgotten = request.version >= EPOCHS_FROM and groups.find(fields.group_id) is None
         fail_all(answers, Code.UNKNOWN_MEMBER_ID if forgotten else Code.ILLEGAL_GENERATION)
     except HeadraceError as error:
-        fail_all(answers, commit_code(code_of(error)))
+        fail_all(answers, group_code(code_of(error)))
     return {"topics": answers}
 
 
@@ -176,7 +171,7 @@ def check_member(door: "KafkaDoor", group: Any) -> None:
     if member is None:
         raise UnknownMember(f"no member {group.member_id!r}")
     if member.epoch != epoch:
-        raise StaleMemberEpoch(f"epoch {epoch}")
+        raise StaleMemberEpoch(f"epoch {epoch}") if member.classic is None else IllegalGeneration(f"generation {epoch}")
 
 
 def fetch_group(

@@ -10,7 +10,7 @@ from headrace.broker.groups.coordinator import Listed
 from headrace.broker.groups.members import GroupState, Join, Joined, Synced
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
-from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import AccessRefused, HeadraceError, MemberIdRequired
 
@@ -75,7 +75,7 @@ async def join_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[s
     except MemberIdRequired as error:
         return join_refused(request, Code.MEMBER_ID_REQUIRED, error.member_id)
     except HeadraceError as error:
-        return join_refused(request, code_of(error), fields.member_id)
+        return join_refused(request, group_code(code_of(error)), fields.member_id)
     assert isinstance(joined, Joined)
     return {
         "generation_id": joined.generation,
@@ -112,7 +112,7 @@ async def sync_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[s
         if isinstance(synced, HeadraceError):
             raise synced
     except HeadraceError as error:
-        return {"error_code": code_of(error)}
+        return {"error_code": group_code(code_of(error))}
     assert isinstance(synced, Synced)
     return {
         "protocol_type": synced.protocol_type,
@@ -142,11 +142,7 @@ async def leave_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[
     for one in fields.members:
         answer: dict[str, Any] = {"member_id": one.member_id, "group_instance_id": one.group_instance_id}
         try:
-            group = groups.find(fields.group_id)
-            if isinstance(group, ConsumerGroup):
-                group.remove(one.member_id)
-            else:
-                groups.known_classic(fields.group_id).leave(one.member_id, one.group_instance_id)
+            groups.known_classic(fields.group_id).leave(one.member_id, one.group_instance_id)
         except HeadraceError as error:
             answer["error_code"] = code_of(error)
         members.append(answer)
@@ -207,7 +203,7 @@ def describe_group(door: "KafkaDoor", request: Request, group_id: str) -> dict[s
                 "client_id": member.client_id,
                 "client_host": member.client_host,
                 "member_metadata": member.metadata(group.protocol),
-                "member_assignment": member.assignment,
+                "member_assignment": member.assignment if group.state is GroupState.STABLE else b"",
             }
             for member in group.members.values()
         ],

@@ -6,8 +6,8 @@ from headrace.broker.groups.patterns import compile_pattern
 from headrace.broker.producers import Producer
 from headrace.broker.transaction import ONGOING
 from headrace.doors.kafka import access
-from headrace.doors.kafka.errors import Code, code_of
-from headrace.doors.kafka.group_offsets import collect, commit_code, fail_all
+from headrace.doors.kafka.errors import Code, code_of, group_code
+from headrace.doors.kafka.group_offsets import collect, fail_all
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError, InvalidPattern, ProducerFenced, StaleMemberEpoch
 
@@ -116,7 +116,7 @@ async def txn_offset_commit(door: "KafkaDoor", request: Request, fields: Any) ->
     except StaleMemberEpoch:
         fail_all(answers, Code.ILLEGAL_GENERATION)  # the producer can abort; Java gives up on a code of members
     except HeadraceError as error:
-        fail_all(answers, commit_code(fencing_code(error, request.version, 99)))
+        fail_all(answers, group_code(fencing_code(error, request.version, 99)))
     return {"topics": answers}
 
 

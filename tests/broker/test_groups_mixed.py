@@ -1,0 +1,653 @@
+"""A group goes from the classic protocol to the new one, and back, while its members are restarted one by one."""
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.broker.groups.classic import ClassicGroup
+from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
+from headrace.broker.groups.consumer_store import MEMBERS
+from headrace.broker.groups.embedded import decode_assignment, decode_subscription, encode_assignment
+from headrace.broker.groups.members import GroupState
+from headrace.errors import (
+    FencedInstance,
+    GroupFull,
+    GroupNotFound,
+    HeadraceError,
+    IllegalGeneration,
+    InconsistentProtocol,
+    InvalidInput,
+    InvalidSessionTimeout,
+    MemberIdRequired,
+    RebalanceInProgress,
+    StaleMemberEpoch,
+    UnknownMember,
+    UnreleasedInstance,
+)
+from tests.broker.group_world import World
+from tests.broker.mixed_clients import (
+    GROUP,
+    AnyClient,
+    ClassicClient,
+    NewClient,
+    check_owners,
+    settle,
+    subscription,
+)
+
+PARTITIONS = 6
+BOTH = pytest.mark.parametrize("cooperative", [False, True])
+
+
+@pytest.fixture
+def world() -> World:
+    return World({"t": PARTITIONS})
+
+
+def classic_pair(world: World, *, cooperative: bool = False, **values: Any) -> list[ClassicClient]:
+    pair = [ClassicClient(world, cooperative=cooperative, **values) for _ in range(2)]
+    settle(*pair)
+    assert [len(one.owned) for one in pair] == [3, 3]
+    return pair
+
+
+def mixed(world: World, *, cooperative: bool = False) -> tuple[list[ClassicClient], NewClient]:
+    pair, new = classic_pair(world, cooperative=cooperative), NewClient(world, "n")
+    settle(*pair, new)
+    return pair, new
+
+
+def group_of(world: World) -> ConsumerGroup:
+    group = world.groups.find(GROUP)
+    assert isinstance(group, ConsumerGroup)
+    return group
+
+
+def classic_of(world: World) -> ClassicGroup:
+    group = world.groups.find(GROUP)
+    assert isinstance(group, ClassicGroup)
+    return group
+
+
+# From classic to new.
+
+
+@BOTH
+def test_classic_members_keep_what_they_hold_when_the_first_of_the_new_protocol_comes(
+    world: World, cooperative: bool
+) -> None:
+    pair = classic_pair(world, cooperative=cooperative)
+    held = [one.owned for one in pair]
+    new = NewClient(world, "n")
+    new.beat()
+    group = group_of(world)
+    assert new.owned == frozenset(), "all of it is in use"
+    assert [frozenset(group.members[one.member_id].assigned) for one in pair] == held
+    for one in pair:
+        one.commit()
+        with pytest.raises(RebalanceInProgress):
+            one.beat()
+        one.commit()
+
+
+@BOTH
+def test_classic_members_give_up_what_the_new_one_gets(world: World, cooperative: bool) -> None:
+    pair, new = mixed(world, cooperative=cooperative)
+    assert [len(one.owned) for one in (*pair, new)] == [2, 2, 2]
+    group = group_of(world)
+    assert group.state == "Stable"
+    for one in pair:
+        one.beat()
+        assert one.generation == group.epoch
+        one.commit()
+    new.commit()
+
+
+def test_a_cooperative_member_goes_on_with_what_it_keeps(world: World) -> None:
+    pair = classic_pair(world, cooperative=True)
+    before = pair[0].owned
+    new = NewClient(world, "n")
+    new.beat()
+    pair[0].step()  # is told to join
+    pair[0].step()
+    assert pair[0].owned < before, "at the generation it had"
+    assert pair[0].wants_join
+    with pytest.raises(RebalanceInProgress):
+        pair[0].beat()
+    new.beat()
+    assert not new.owned, "it has not said that it gave anything up"
+    pair[0].step()
+    pair[0].beat()
+    new.beat()
+    assert len(new.owned) == 1
+
+
+@BOTH
+def test_a_member_that_waits_is_told_when_all_it_waits_for_is_free(world: World, cooperative: bool) -> None:
+    pair, new = mixed(world, cooperative=cooperative)
+    new.stop()
+    settle(*pair)
+    assert [len(one.owned) for one in pair] == [3, 3]
+    holder = NewClient(world, "h")
+    settle(*pair, holder)
+    late = ClassicClient(world, cooperative=cooperative)
+    late.step()
+    late.step()
+    assert late.owned == frozenset()
+    late.beat()  # nothing to do yet
+    for one in (*pair, holder):
+        for _ in range(4):
+            one.step()
+    with pytest.raises(RebalanceInProgress):
+        late.beat()
+    settle(late, *pair, holder)
+    assert sorted(len(one.owned) for one in (late, *pair, holder)) == [1, 1, 2, 2]
+
+
+def test_a_new_classic_member_may_join_a_group_of_the_new_protocol(world: World) -> None:
+    new, old = NewClient(world, "n"), ClassicClient(world)
+    settle(new, old)
+    assert [len(new.owned), len(old.owned)] == [3, 3]
+    joined = world.join(GROUP, protocols=(("range", subscription()),)).result
+    assert (joined.leader, joined.members, joined.protocol) == ("", (), "range")
+
+
+def test_an_id_is_required_where_the_client_can_take_one(world: World) -> None:
+    NewClient(world, "n").beat()
+    protocols = (("range", subscription()),)
+    with pytest.raises(MemberIdRequired) as required:
+        _ = world.join(GROUP, id_required=True, protocols=protocols).result
+    joined = world.join(GROUP, required.value.member_id, id_required=True, protocols=protocols).result
+    assert joined.member_id == required.value.member_id
+
+
+@pytest.mark.parametrize("cooperative", [False, True])
+def test_a_rebalance_that_is_under_way_goes_on_in_the_new_protocol(world: World, cooperative: bool) -> None:
+    pair = classic_pair(world, cooperative=cooperative)
+    third = ClassicClient(world, cooperative=cooperative)
+    third.step()
+    third.step()  # waits in its join for the others
+    pair[0].step()
+    pair[0].step()  # so does the first
+    new = NewClient(world, "n")
+    new.beat()
+    assert not new.owned, "the second has not given up anything, and the first may not have"
+    settle(*pair, third, new)
+    assert sorted(len(one.owned) for one in (*pair, third, new)) == [1, 1, 2, 2]
+
+
+def test_members_between_join_and_sync_hold_what_they_say_they_own(world: World) -> None:
+    pair = classic_pair(world, cooperative=True)
+    third = ClassicClient(world, cooperative=True)
+    for one in (third, third, *pair, *pair):
+        one.step()
+    leader = next(one for one in pair if one.member_id == classic_of(world).leader)
+    follower = next(one for one in pair if one is not leader)
+    if follower._syncing is None:
+        follower.step()
+    new = NewClient(world, "n")
+    new.beat()
+    check_owners([*pair, third, new])
+    settle(*pair, third, new)
+    assert sorted(len(one.owned) for one in (*pair, third, new)) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"protocol_type": "connect"},
+        {"protocols": (("range", b"metadata"),)},
+        {"protocols": (("range", b""),)},
+        {"protocols": (("range", subscription(version=0)[:-5]),)},
+        {"protocols": (("own", b"metadata"), ("range", subscription()))},
+    ],
+)
+def test_members_whose_bytes_are_not_a_consumers_stay_in_their_classic_group(
+    world: World, values: dict[str, Any]
+) -> None:
+    joined = world.join(GROUP, **values).result
+    with pytest.raises(GroupNotFound, match="stays classic"):
+        NewClient(world, "n").beat()
+    assert joined.member_id in classic_of(world).members
+    world.groups.classic(GROUP).heartbeat(joined.member_id, None, joined.generation)
+
+
+def assigned_with_user_data(world: World, assignor: str) -> None:
+    joined = world.join(GROUP, protocols=((assignor, subscription()),)).result
+    assignment = encode_assignment([("t", 0)], 1)[:-4] + b"\0\0\0\1x"
+    world.sync(GROUP, joined, {joined.member_id: assignment})
+
+
+def test_what_a_leader_assigns_beside_partitions_is_not_lost(world: World) -> None:
+    assigned_with_user_data(world, "stream")
+    with pytest.raises(GroupNotFound, match="stays classic"):
+        NewClient(world, "n").beat()
+
+
+def test_what_librdkafka_says_beside_partitions_is_no_reason_to_stay_classic(world: World) -> None:
+    assigned_with_user_data(world, "cooperative-sticky")
+    NewClient(world, "n").beat()
+    assert len(group_of(world).members) == 2
+
+
+@pytest.mark.parametrize("bad", [{"topics": None}, {"rack_id": "x" * 2000}])
+def test_a_join_that_is_refused_leaves_the_classic_group_as_it_was(world: World, bad: dict[str, Any]) -> None:
+    pair = classic_pair(world)
+    with pytest.raises(InvalidInput):
+        NewClient(world, "n", **bad).beat()
+    for one in pair:
+        one.beat()
+    world.timers.advance(9)
+    for one in pair:
+        one.beat()
+    world.timers.advance(9)
+    assert len(classic_of(world).members) == 2
+
+
+def test_a_group_that_is_full_takes_nobody_of_the_new_protocol() -> None:
+    world = World({"t": PARTITIONS}, members_max=2)
+    pair = classic_pair(world, id_required=False)
+    with pytest.raises(GroupFull):
+        NewClient(world, "n").beat()
+    for one in pair:
+        one.beat()
+
+
+@pytest.mark.parametrize("epoch", [-1, 3])
+def test_a_member_that_a_classic_group_does_not_know_joins_again(world: World, epoch: int) -> None:
+    classic_pair(world)
+    with pytest.raises(UnknownMember):
+        world.groups.heartbeat(GROUP, Heartbeat(member_id="n", epoch=epoch))
+    assert len(classic_of(world).members) == 2
+
+
+# What is refused in a group of both.
+
+
+def test_requests_of_a_classic_member_are_held_to_its_epoch(world: World) -> None:
+    pair, _ = mixed(world)
+    group, one = world.groups.known_classic(GROUP), pair[0]
+    with pytest.raises(IllegalGeneration):
+        group.heartbeat(one.member_id, None, one.generation - 1)
+    with pytest.raises(IllegalGeneration):
+        world.groups.check_commit(GROUP, one.member_id, None, one.generation - 1)
+    with pytest.raises(UnknownMember):
+        group.heartbeat("somebody", None, one.generation)
+    assert isinstance(refused_sync(world, one, generation=one.generation - 1), IllegalGeneration)
+    assert isinstance(refused_sync(world, one, protocol="sticky"), InconsistentProtocol)
+    assert isinstance(refused_sync(world, one, protocol_type="connect"), InconsistentProtocol)
+
+
+def refused_sync(world: World, one: ClassicClient, **values: Any) -> Any:
+    said: list[Any] = []
+    asked = {"generation": one.generation, "protocol_type": "consumer", "protocol": one.protocol, **values}
+    world.groups.known_classic(GROUP).sync(one.member_id, None, assignments={}, answer=said.append, **asked)
+    return said[0]
+
+
+def test_a_sync_behind_a_change_of_the_group_is_told_to_join_again(world: World) -> None:
+    pair, _ = mixed(world)
+    NewClient(world, "other").beat()
+    assert isinstance(refused_sync(world, pair[0]), RebalanceInProgress)
+
+
+def test_a_member_of_the_new_protocol_does_not_speak_the_classic_one(world: World) -> None:
+    _, new = mixed(world)
+    with pytest.raises(UnknownMember):
+        world.groups.known_classic(GROUP).heartbeat(new.member_id, None, new.epoch)
+    with pytest.raises(StaleMemberEpoch):
+        world.groups.check_commit(GROUP, new.member_id, None, new.epoch - 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "refused"),
+    [
+        ({"protocol_type": "connect"}, InconsistentProtocol),
+        ({"protocols": (("roundrobin", subscription()),)}, InconsistentProtocol),
+        ({"protocols": ()}, InconsistentProtocol),
+        ({"protocols": (("range", b"?"),)}, InconsistentProtocol),
+        ({"session_timeout_ms": 1}, InvalidSessionTimeout),
+        ({"client_id": "x" * 2000}, InvalidInput),
+        ({"protocols": (("range", subscription() + bytes(1 << 20)),)}, InvalidInput),
+    ],
+)
+def test_a_classic_member_that_does_not_fit_is_refused(
+    world: World, values: dict[str, Any], refused: type[HeadraceError]
+) -> None:
+    mixed(world)
+    with pytest.raises(refused):
+        _ = world.join(GROUP, **{"protocols": (("range", subscription()),), **values}).result
+    assert len(group_of(world).members) == 3
+
+
+def test_a_classic_member_is_gone_when_its_own_session_is_over(world: World) -> None:
+    pair = classic_pair(world, session_timeout_ms=20_000)
+    new = NewClient(world, "n")
+    settle(*pair, new)
+    world.timers.advance(15)
+    pair[0].beat()
+    world.timers.advance(10)
+    assert set(group_of(world).members) == {pair[0].member_id, "n"}
+    settle(pair[0], new)
+    assert [len(pair[0].owned), len(new.owned)] == [3, 3]
+
+
+def test_a_classic_member_that_does_not_join_again_in_time_is_removed(world: World) -> None:
+    pair = classic_pair(world, rebalance_timeout_ms=30_000)
+    new = NewClient(world, "n")
+    new.beat()
+    for _ in range(4):
+        with pytest.raises(RebalanceInProgress):
+            pair[1].beat()
+        world.timers.advance(7)
+        pair[0].step()
+        new.step()
+    assert len(group_of(world).members) == 3
+    world.timers.advance(2)
+    assert set(group_of(world).members) == {pair[0].member_id, "n"}
+
+
+def test_a_classic_member_that_does_not_sync_in_time_is_removed(world: World) -> None:
+    new = NewClient(world, "n")
+    new.beat()
+    joined = world.join(GROUP, protocols=(("range", subscription()),), rebalance_timeout_ms=15_000).result
+    for _ in range(2):
+        world.timers.advance(7)  # it beats, and waits for what the first has to give up
+        world.groups.known_classic(GROUP).heartbeat(joined.member_id, None, joined.generation)
+    world.timers.advance(2)
+    assert set(group_of(world).members) == {"n"}
+
+
+# From new to classic.
+
+
+@BOTH
+def test_the_group_is_classic_again_when_the_last_of_the_new_protocol_leaves(world: World, cooperative: bool) -> None:
+    pair, new = mixed(world, cooperative=cooperative)
+    generation = pair[0].generation
+    new.stop()
+    group = classic_of(world)
+    assert group.state is GroupState.PREPARING
+    assert group.generation == generation
+    for one in pair:
+        one.commit()
+        with pytest.raises(RebalanceInProgress):
+            one.beat()
+    settle(*pair)
+    assert group.state is GroupState.STABLE
+    assert group.generation == generation + 1
+    assert [len(one.owned) for one in pair] == [3, 3]
+
+
+@BOTH
+def test_the_group_is_classic_again_when_the_session_of_the_last_of_the_new_protocol_ends(
+    world: World, cooperative: bool
+) -> None:
+    pair, new = mixed(world, cooperative=cooperative)
+    for _ in range(6):
+        world.timers.advance(8)
+        for one in pair:
+            one.step()
+    settle(*pair)
+    assert [len(one.owned) for one in pair] == [3, 3]
+    classic_of(world)
+    new.owned = frozenset()  # it noticed, too
+    settle(*pair, new)
+    assert [len(one.owned) for one in (*pair, new)] == [2, 2, 2], "and when it is back, it is let in"
+
+
+def test_members_in_the_midst_of_a_change_commit_and_join_again_when_the_group_is_classic_again(world: World) -> None:
+    pair = classic_pair(world)
+    new = NewClient(world, "n")
+    new.beat()
+    pair[0].step()
+    pair[0].step()  # it is at the new epoch, the other one is not
+    assert pair[0].generation != pair[1].generation
+    new.stop()
+    for one in pair:
+        one.commit()
+        with pytest.raises(RebalanceInProgress):
+            one.beat()
+    settle(*pair)
+    assert [len(one.owned) for one in pair] == [3, 3]
+    with pytest.raises(IllegalGeneration):
+        world.groups.check_commit(GROUP, pair[0].member_id, None, pair[0].generation - 1)
+
+
+def test_a_sync_that_comes_when_the_group_is_classic_again_is_told_to_join_again(world: World) -> None:
+    new = NewClient(world, "n")
+    new.beat()
+    joined, one = world.join(GROUP, protocols=(("range", subscription()),)).result, ClassicClient(world)
+    one.member_id, one.generation = joined.member_id, joined.generation
+    new.stop()
+    assert isinstance(refused_sync(world, one), RebalanceInProgress)
+
+
+def test_a_member_left_behind_that_does_not_join_again_is_removed(world: World) -> None:
+    pair, new = mixed(world)
+    new.stop()
+    pair[0].step()
+    pair[0].step()
+    world.timers.advance(11)
+    pair[0].step()
+    assert len(pair[0].owned) == PARTITIONS
+    assert set(classic_of(world).members) == {pair[0].member_id}
+
+
+def test_the_new_protocol_can_come_back_before_the_members_left_behind_have_joined(world: World) -> None:
+    pair, new = mixed(world, cooperative=True)
+    new.stop()
+    again = NewClient(world, "again")
+    again.beat()
+    check_owners([*pair, again])
+    settle(*pair, again)
+    assert [len(one.owned) for one in (*pair, again)] == [2, 2, 2]
+
+
+def test_classic_members_that_leave_do_not_end_the_new_protocol(world: World) -> None:
+    pair, new = mixed(world)
+    for one in pair:
+        one.stop()
+    settle(new)
+    assert len(new.owned) == PARTITIONS
+    new.stop()
+    assert not group_of(world).members
+
+
+# Static members.
+
+
+@BOTH
+def test_a_static_member_keeps_its_partitions_when_it_comes_back_with_the_other_protocol(
+    world: World, cooperative: bool
+) -> None:
+    old = [ClassicClient(world, cooperative=cooperative, instance_id=name) for name in "ab"]
+    settle(*old)
+    held = [one.owned for one in old]
+    old[0].stop()
+    new = NewClient(world, "n", instance_id="a")
+    settle(new, old[1])
+    assert [new.owned, old[1].owned] == held
+    with pytest.raises(FencedInstance):
+        old[0].beat()
+    new.stop()  # for a moment
+    assert len(group_of(world).members) == 2
+    back = ClassicClient(world, cooperative=cooperative, instance_id="a")
+    settle(back, old[1])
+    assert len(classic_of(world).members) == 2
+    assert [len(back.owned), len(old[1].owned)] == [3, 3]
+
+
+def test_a_static_member_takes_its_place_from_one_of_the_new_protocol_that_has_not_left(world: World) -> None:
+    new, other = NewClient(world, "n", instance_id="a"), NewClient(world, "o")
+    settle(new, other)
+    held, new.owned = new.owned, frozenset()
+    old = ClassicClient(world, instance_id="a")
+    settle(old, other)
+    assert old.owned == held
+    with pytest.raises(FencedInstance):
+        new.beat()
+
+
+def test_a_static_member_of_the_new_protocol_that_has_not_left_keeps_its_place_from_another(world: World) -> None:
+    NewClient(world, "n", instance_id="a").beat()
+    ClassicClient(world).step()
+    with pytest.raises(UnreleasedInstance):
+        NewClient(world, "thief", instance_id="a").beat()
+
+
+def test_a_static_member_is_known_by_its_instance_in_a_group_of_both(world: World) -> None:
+    NewClient(world, "n").beat()
+    first, second = ClassicClient(world, instance_id="a"), ClassicClient(world, instance_id="a")
+    first.step()
+    second.step()
+    with pytest.raises(FencedInstance):
+        first.beat()
+    protocols = (("range", subscription()),)
+    with pytest.raises(FencedInstance):
+        _ = world.join(GROUP, first.member_id, instance_id="a", protocols=protocols).result
+    with pytest.raises(UnknownMember):
+        _ = world.join(GROUP, first.member_id, instance_id="b", protocols=protocols).result
+    with pytest.raises(FencedInstance):
+        world.groups.known_classic(GROUP).leave(first.member_id, "a")
+    assert world.groups.known_classic(GROUP).leave("", "a") == second.member_id
+    assert set(group_of(world).members) == {"n"}
+
+
+# Restarts.
+
+
+@BOTH
+def test_classic_members_do_not_notice_a_restart(world: World, cooperative: bool) -> None:
+    pair, new = mixed(world, cooperative=cooperative)
+    before = [(one.owned, one.member_id) for one in (*pair, new)]
+    world.restart()
+    for one in pair:
+        one.beat()
+        one.commit()
+    settle(*pair, new)
+    assert [(one.owned, one.member_id) for one in (*pair, new)] == before
+    world.restart()
+    new.stop()
+    settle(*pair)
+    assert [len(one.owned) for one in pair] == [3, 3]
+    world.restart()
+    assert len(classic_of(world).members) == 2
+
+
+def test_a_classic_member_is_told_only_what_a_crash_would_leave(world: World) -> None:
+    pair = classic_pair(world)
+    world.journal.hold = True
+    world.groups.heartbeat(GROUP, Heartbeat(member_id="n", epoch=0, topics=frozenset("t")))
+    pair[0].step()
+    answer = world.join(GROUP, pair[0].member_id, protocols=(("range", subscription()),))
+    assert answer.waiting
+    world.journal.sync()
+    assert answer.result.generation == group_of(world).epoch
+
+
+def test_a_crash_in_the_midst_of_the_change_leaves_one_group(world: World) -> None:
+    pair = classic_pair(world)
+    classic = dict(world.journal.tables["groups"])
+    new = NewClient(world, "n")
+    new.beat()
+    world.journal.tables["groups"] = classic
+    world.restart()
+    settle(*pair, new)
+    assert [len(one.owned) for one in (*pair, new)] == [2, 2, 2]
+    assert not world.journal.items("groups")
+
+
+def test_members_that_an_older_broker_wrote_are_of_the_new_protocol(world: World) -> None:
+    new = NewClient(world, "n")
+    new.beat()
+    [(key, value)] = world.journal.items(MEMBERS)
+    world.journal.tables[MEMBERS][key] = msgspec.msgpack.encode(msgspec.msgpack.decode(value)[:8])
+    world.restart()
+    new.beat()
+    assert group_of(world).members["n"].classic is None
+
+
+# Any order.
+
+
+WHAT = ["step", "step", "step", "swap", "crash", "restart", "grow"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 2)), max_size=60),
+    st.booleans(),
+    st.booleans(),
+)
+def test_whatever_the_order_no_partition_has_two_owners_and_none_is_left_out(
+    ops: list[tuple[str, int]], cooperative: bool, static: bool
+) -> None:
+    world = World({"t": PARTITIONS})
+    names = map("new-{}".format, itertools.count())
+
+    def start(index: int, *, new: bool) -> AnyClient:
+        instance_id = f"i{index}" if static else None
+        if new:
+            return NewClient(world, next(names), instance_id=instance_id)
+        return ClassicClient(world, cooperative=cooperative, instance_id=instance_id)
+
+    clients = [start(index, new=False) for index in range(3)]
+    settle(*clients, rounds=6)
+    for what, index in ops:
+        if what == "step":
+            clients[index].step()
+        elif what in ("swap", "crash"):
+            if what == "swap":
+                clients[index].stop()
+            clients[index] = start(index, new=isinstance(clients[index], ClassicClient))
+        elif what == "grow" and world.topics["t"] < PARTITIONS + 2:
+            world.topics["t"] += 1
+        elif what == "restart" and isinstance(world.groups.find(GROUP), ConsumerGroup):
+            world.restart()
+        check_owners(clients)
+    for _ in range(20):  # those that crashed are found out
+        world.timers.advance(5)
+        settle(*clients, rounds=4)
+    if isinstance(world.groups.find(GROUP), ClassicGroup):
+        clients[0].wants_join = True  # that there are more partitions a leader has to see itself
+        clients.append(start(3, new=False))
+        settle(*clients)
+    assert frozenset().union(*(one.owned for one in clients)) == {("t", number) for number in range(world.topics["t"])}
+    for one in clients:
+        one.commit()
+
+
+# The bytes inside.
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_a_subscription_is_read_in_every_version(version: int) -> None:
+    data = subscription(["a", "b"], [("a", 0), ("a", 2), ("b", 1)], version)
+    said = decode_subscription(data)
+    assert said.topics == {"a", "b"}
+    assert said.owned == ({("a", 0), ("a", 2), ("b", 1)} if version else set())
+    assert said.rack_id == ("rack" if version >= 3 else None)
+    for cut in range(2, len(data)):
+        try:
+            decode_subscription(data[:cut])
+        except InconsistentProtocol:
+            continue
+        assert cut == len(subscription(["a", "b"], version=0)), "version 1 as some clients write it"
+
+
+@given(st.binary(max_size=64))
+def test_bytes_of_any_kind_are_refused_or_read(data: bytes) -> None:
+    for decode in (decode_subscription, decode_assignment):
+        try:
+            decode(data)
+        except InconsistentProtocol:
+            pass
+
+
+@given(st.sets(st.tuples(st.sampled_from(["a", "topic"]), st.integers(0, 100))), st.integers(0, 3))
+def test_an_assignment_is_read_as_it_was_written(partitions: set[tuple[str, int]], version: int) -> None:
+    assert decode_assignment(encode_assignment(partitions, version)) == (partitions, b"")
