@@ -287,6 +287,15 @@ def test_a_group_has_a_largest_size() -> None:
         assert world.join("g").result
 
 
+def test_who_was_told_an_id_finds_the_last_place_free() -> None:
+    world = World(members_max=1)
+    with pytest.raises(MemberIdRequired) as required:
+        _ = world.join("g", id_required=True).result
+    assert world.join("g", required.value.member_id, id_required=True).result.member_id == required.value.member_id
+    with pytest.raises(GroupFull):
+        _ = world.join("g", id_required=True).result
+
+
 def test_a_group_must_have_a_name(world: World) -> None:
     with pytest.raises(InvalidGroupId):
         world.join("")

@@ -65,8 +65,7 @@ class Roster:
         if join.instance_id is not None:
             return self._admit_static(join)
         if join.member_id:
-            if join.member_id in self._pending:
-                self._check_room()
+            if join.member_id in self._pending:  # which has kept a place for it
                 self._pending.pop(join.member_id).cancel()
                 return self._add(join, join.member_id)
             return self.member(join.member_id)
