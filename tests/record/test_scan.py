@@ -213,6 +213,19 @@ def test_repair_needs_bytes_that_can_be_written() -> None:
         validate(bytes(build([(None, b"v", (), 5)])), repair=True)
 
 
+@pytest.mark.parametrize("codec_number", [0, 4])
+def test_validate_refuses_properties_that_no_consumer_could_read(codec_number: int) -> None:
+    def made(properties: bytes | None) -> bytes:
+        headers = (("a", b""), ("amqp.properties", properties), ("amqp.exchange", b""))
+        return bytes(build([(b"k", b"v", headers, 5)], codec=codec_number))
+
+    for properties in (None, b"\0\0", b"\x80\0\x04text", b"\x20\0\0\0\0\x09\x01aS\0\0\0\x02hi"):
+        assert len(validate(made(properties))) == 1
+    for properties in (b"", b"\0", b"\0\1", b"\x80\0\x05text", b"\x20\0\0\0\0\x09\x01aQ\0\0\0\x02hi"):
+        with pytest.raises(CorruptBatch, match="properties of AMQP"):
+            validate(made(properties))
+
+
 def test_more_records_or_headers_than_a_batch_may_hold_are_refused() -> None:
     """Two bytes of zeros a header, next to nothing when compressed, and each would become an object somewhere."""
     for codec in (0, 4):

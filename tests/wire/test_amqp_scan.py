@@ -10,11 +10,12 @@ from pamqp import commands
 
 from headrace.record import codec
 from headrace.record.codec import BatchWriter
+from headrace.record.fields import properties_fault
 from headrace.record.properties import encode_properties
 from headrace.wire.amqp.deliver import FOREIGN, WHOLE, encode_deliveries
 from headrace.wire.amqp.methods import arguments, content_frames, frame
 from headrace.wire.amqp.protocol import ProtocolError
-from headrace.wire.amqp.scan import ChannelState, Scanner, Target, properties_fault
+from headrace.wire.amqp.scan import ChannelState, Scanner, Target
 from headrace.wire.amqp.tags import TagRing
 
 FRAME_MAX = 4096
@@ -170,11 +171,11 @@ def test_acks_are_folded_and_an_unknown_one_is_told() -> None:
     [
         ({}, "plain"),
         ({"content_type": "a", "headers": {"CCX": 1, "deep": {"CC": 1}}, "timestamp": 3}, "plain"),
-        ({"headers": {"CC": ["q"]}}, "python"),
-        ({"headers": {"BCC": ["q"]}}, "python"),
-        ({"expiration": "1"}, "python"),
-        ({"user_id": "guest"}, "python"),
-        ({"reply_to": "amq.rabbitmq.reply-to"}, "python"),
+        ({"headers": {"CC": ["q"]}}, "decision"),
+        ({"headers": {"BCC": ["q"]}}, "decision"),
+        ({"expiration": "1"}, "decision"),
+        ({"user_id": "guest"}, "decision"),
+        ({"reply_to": "amq.rabbitmq.reply-to"}, "decision"),
         ({"reply_to": "amq.rabbitmq.reply-tX"}, "plain"),
     ],
 )

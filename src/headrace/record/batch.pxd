@@ -25,6 +25,7 @@ cdef enum Fault:
     FAULT_CODEC
     FAULT_TOO_MANY
     FAULT_NO_KEY
+    FAULT_PROPERTIES
 
 cdef enum:                  # layout.py's chain, as C constants
     BASE_OFFSET_AT = 0
@@ -214,4 +215,6 @@ cdef inline str fault_reason(Fault fault):
         return "it holds more records or headers than a batch may"
     if fault == FAULT_NO_KEY:
         return "a compacted topic takes no record without a key"
+    if fault == FAULT_PROPERTIES:
+        return "a header amqp.properties does not hold properties of AMQP"
     return "nothing is wrong"

@@ -50,6 +50,7 @@ _NUMBERS: Final = {
     0x62: struct.Struct(">b"),  # b
     0x42: struct.Struct(">B"),  # B
     0x73: struct.Struct(">h"),  # s, a short integer with RabbitMQ, a short string in the specification
+    0x55: struct.Struct(">h"),  # U, a short integer in the specification
     0x75: struct.Struct(">H"),  # u
     0x49: struct.Struct(">i"),  # I
     0x69: struct.Struct(">I"),  # i

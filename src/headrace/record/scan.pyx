@@ -6,20 +6,27 @@ cdef extern from "Python.h":
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcmp
 
 from headrace.record.batch cimport (
     ATTRIBUTES_AT, BASE_OFFSET_AT, CODEC_MASK, CRC_AT, FAULT_COUNT, FAULT_DELTA, FAULT_INCOMPLETE, FAULT_NONE,
-    FAULT_NO_KEY, FAULT_ORDER, FAULT_RECORD, FAULT_TIMESTAMP, FAULT_TOO_MANY, FAULT_TRAILING, HEADER_SIZE, LEADER_EPOCH_AT,
-    LENGTH_AT, LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, Batch, Fault, RecordView, check_headers,
-    fault_reason, read_batch, read_record,
+    FAULT_NO_KEY, FAULT_ORDER, FAULT_PROPERTIES, FAULT_RECORD, FAULT_TIMESTAMP, FAULT_TOO_MANY, FAULT_TRAILING, HEADER_SIZE,
+    LEADER_EPOCH_AT, LENGTH_AT, LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, Batch, Fault, HeaderView, RecordView,
+    check_headers, fault_reason, read_batch, read_header, read_record,
 )
 from headrace.record.checksum cimport crc32c_of
+from headrace.record.fields cimport BAD, check_properties
 from headrace.record.raw cimport add_overflows, get32, put32, put64
 from headrace.record.unfold cimport Payload
 
 from headrace.errors import BatchTooLarge, CorruptBatch, InvalidInput
 from headrace.record.layout import DECOMPRESSED_BYTES_MAX, HEADERS_MAX, RECORDS_MAX
 from headrace.record.types import BatchInfo
+
+cdef enum:
+    PROPERTIES_NAME_SIZE = 15
+
+cdef const char* PROPERTIES_NAME = b"amqp.properties"
 
 
 cdef Py_ssize_t _range(Py_buffer* view, Py_ssize_t start, end) except -1:
@@ -127,6 +134,19 @@ def epochs_until(buf, Py_ssize_t end, int64_t lowest, int64_t highest):
     return at, next_offset, lowest
 
 
+cdef bint properties_are_sound(const RecordView* record) noexcept nogil:
+    """What a consumer over AMQP would be sent as it is, whoever wrote it. Its headers are as many as they should be."""
+    cdef const uint8_t* p = record.headers
+    cdef HeaderView header
+    cdef int64_t left
+    for left in range(record.header_count):
+        p = read_header(p, record.end, &header)
+        if header.key_size == PROPERTIES_NAME_SIZE and memcmp(header.key, PROPERTIES_NAME, PROPERTIES_NAME_SIZE) == 0:
+            if header.value_size >= 0 and check_properties(header.value, header.value + header.value_size) == BAD:
+                return False
+    return True
+
+
 cdef Fault _walk(
     const uint8_t* p, const uint8_t* end, const Batch* batch, int64_t headers_max, bint keyed, int64_t* max_timestamp
 ) noexcept nogil:
@@ -146,6 +166,8 @@ cdef Fault _walk(
                 return FAULT_TOO_MANY
             if not check_headers(&record):
                 return FAULT_RECORD
+            if not properties_are_sound(&record):
+                return FAULT_PROPERTIES
         if record.offset_delta != i:
             return FAULT_DELTA
         if keyed and record.key_size < 0:

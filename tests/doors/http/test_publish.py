@@ -42,6 +42,20 @@ def test_a_raw_message_is_kept_byte_by_byte(live: Live, topic: str) -> None:
     assert (message["key"], message["timestamp"], message["headers"]) == ("ключ", 1234, {"trace": "abc"})
 
 
+def test_a_header_that_consumers_over_amqp_could_not_read_is_refused(live: Live, topic: str) -> None:
+    path = f"/topics/{topic}/messages"
+    raw = {"content-type": "text/plain", "Headrace-Header-Amqp.Properties": "no properties"}
+    answers = [
+        live.client.post(path, content=b"v", headers=raw),
+        live.client.post(path, json={"value": "v", "headers": {"amqp.properties": "no properties"}}),
+        live.client.post(path, json=[{"value": "v"}, {"value": "v", "headers": [["amqp.properties", ""]]}]),
+    ]
+    for answer in answers:
+        assert answer.status_code == 400 and "amqp.properties" in answer.text
+    live.publish(topic, {"value": "v", "headers": {"amqp.properties": "AAA="}, "encoding": {"headers": "base64"}})
+    assert live.values(topic) == ["v"]
+
+
 def test_no_content_type_means_raw(live: Live, topic: str) -> None:
     live.client.post(f"/topics/{topic}/messages", content=b'{"value": 1}')
     assert live.values(topic) == ['{"value": 1}']

@@ -66,6 +66,24 @@ def test_what_kafka_produces_reaches_the_consumers_of_the_queue(
     assert body == b"from kafka"
 
 
+def test_properties_that_are_none_are_refused_and_no_consumer_over_amqp_sees_them(
+    broker: KafkaBroker, channel: Any, name: Name
+) -> None:
+    """They would be sent as they are, and a client that can not read them hangs up."""
+    queue = name("q")
+    channel.queue_declare(queue, durable=True)
+    refused: list[KafkaError | None] = []
+    producer = Producer({"bootstrap.servers": broker.address, "compression.type": "zstd", "linger.ms": 0})
+    for value in (b"\x20\x00\x00\x00\x00\x09\x01a", b"\x80\x00\x04text"):
+        own = [("amqp.properties", value), ("amqp.exchange", b"")]
+        producer.produce(queue, value, key=b"k", headers=own, on_delivery=lambda error, _: refused.append(error))
+        assert producer.flush(SECONDS) == 0
+    assert [error.code() if error else None for error in refused] == [KafkaError.INVALID_RECORD, None]
+    for method, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=SECONDS):
+        assert method is not None and properties.content_type == "text" and body.endswith(b"text")
+        break
+
+
 def test_a_topic_is_consumed_over_amqp_as_a_stream(broker: KafkaBroker, channel: Any, name: Name) -> None:
     topic = make_topic(broker, name("t"))
     producer = Producer({"bootstrap.servers": broker.address})

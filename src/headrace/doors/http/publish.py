@@ -71,7 +71,7 @@ def _raw(request: Request, query: Query, body: bodies.Body) -> Draft:
 def _headers(request: Request) -> Headers:
     """`Headrace-Header-Trace: abc` becomes the header `trace` of a raw message."""
     start = len(HEADER_PREFIX)
-    return tuple(
+    return messages.checked(
         (name[start:].decode("ascii"), value)
         for name, value in request.headers.raw
         if name.startswith(HEADER_PREFIX) and len(name) > start

@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from typing_extensions import Buffer
 
@@ -59,4 +59,3 @@ class Scanner:
     def take_published(self) -> list[ChannelState]: ...
     def take_acked(self) -> list[ChannelState]: ...
 
-def properties_fault(data: Buffer) -> Literal["bad", "python", "plain"]: ...

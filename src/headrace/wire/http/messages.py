@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.errors import MalformedJson, MalformedMessage
+from headrace.record.fields import properties_fault
+from headrace.record.layout import AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
 from headrace.wire.http import strict_json
 from headrace.wire.http.amqp import amqp_shape
@@ -187,7 +189,16 @@ def _headers(headers: Any, encoding: dict[str, str], sent: _Sent) -> Headers:
             if texts is None:
                 texts = _header_texts(sent["headers"], type(headers) is dict)
             result.append((name, texts[len(result)]))
-    return tuple(result)
+    return checked(result)
+
+
+def checked(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
+    """One of them is sent as it is to those who read the message over AMQP."""
+    found = tuple(headers)
+    for name, value in found:
+        if name == AMQP_PROPERTIES_HEADER and value is not None and properties_fault(value) == "bad":
+            raise MalformedJson(f"the header {name} does not hold properties of AMQP")
+    return found
 
 
 def _header_texts(text: bytes, is_object: bool) -> list[bytes]:
