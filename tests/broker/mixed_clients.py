@@ -4,8 +4,11 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from headrace.broker.groups.assign import Assignment, TopicPartition, assign_range, assign_uniform
-from headrace.broker.groups.consumer import Heartbeat
+from headrace.broker.groups.classic import ClassicGroup
+from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
 from headrace.broker.groups.embedded import decode_assignment, decode_subscription, encode_assignment
 from headrace.broker.groups.members import Joined, Synced
 from headrace.errors import (
@@ -20,6 +23,8 @@ from headrace.errors import (
 from tests.broker.group_world import Answer, World
 
 GROUP = "g"
+PARTITIONS = 6
+BOTH = pytest.mark.parametrize("cooperative", [False, True])
 Owned = frozenset[TopicPartition]
 
 
@@ -204,3 +209,35 @@ def settle(*clients: AnyClient, rounds: int = 20) -> None:
         for one in clients:
             one.step()
             check_owners(clients)
+
+
+def classic_pair(world: World, *, cooperative: bool = False, **values: Any) -> list[ClassicClient]:
+    pair = [ClassicClient(world, cooperative=cooperative, **values) for _ in range(2)]
+    settle(*pair)
+    assert [len(one.owned) for one in pair] == [3, 3]
+    return pair
+
+
+def mixed(world: World, *, cooperative: bool = False) -> tuple[list[ClassicClient], NewClient]:
+    pair, new = classic_pair(world, cooperative=cooperative), NewClient(world, "n")
+    settle(*pair, new)
+    return pair, new
+
+
+def group_of(world: World) -> ConsumerGroup:
+    group = world.groups.find(GROUP)
+    assert isinstance(group, ConsumerGroup)
+    return group
+
+
+def classic_of(world: World) -> ClassicGroup:
+    group = world.groups.find(GROUP)
+    assert isinstance(group, ClassicGroup)
+    return group
+
+
+def refused_sync(world: World, one: ClassicClient, **values: Any) -> Any:
+    said: list[Any] = []
+    asked = {"generation": one.generation, "protocol_type": "consumer", "protocol": one.protocol, **values}
+    world.groups.known_classic(GROUP).sync(one.member_id, None, assignments={}, answer=said.append, **asked)
+    return said[0]

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from headrace.broker.broker import Broker
+from headrace.broker.exchanges import DELAYED
 from headrace.broker.message import Message
 from headrace.broker.queue import Queue
 from headrace.broker.vhost import VirtualHost
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import StorageError
+from headrace.record.properties import edit
 
 
 @asynccontextmanager
@@ -76,3 +78,15 @@ class Refusing:
     def __call__(self) -> Any:
         self.times.append(self._seen())
         refuse()
+
+
+async def delayed(host: VirtualHost, *texts: bytes) -> Queue:
+    exchange = await declare_exchange(host, "x", DELAYED, arguments={"x-delayed-type": "fanout"})
+    queue = await declare(host, "q")
+    await host.bind("x", queue, "", {})
+    for body in texts:
+        properties = edit(b"\0\0", headers={"x-delay": 50})
+        assert host.delays.delay(exchange, Message("x", "", properties, body), host.clock.now_ms())
+    await host.rounds.settle_down()
+    await until(lambda: host.delays.waiting("x") == len(texts))
+    return queue

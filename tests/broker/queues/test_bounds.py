@@ -1,8 +1,6 @@
 """What is too old or too much for a queue: when it goes, where to, and what becomes of it while the disk is full."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -12,18 +10,7 @@ from headrace.broker.queue import Queue
 from headrace.broker.queue_contents import DROPPED_AT_ONCE
 from headrace.broker.vhost import VirtualHost
 from headrace.record.properties import encode_properties
-from tests.broker.queue_world import Refusing, bodies, declare, opened, pass_time, say, until
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with opened(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def host(broker: Broker) -> VirtualHost:
-    return broker.vhosts.get("/")
+from tests.broker.queue_world import Refusing, bodies, declare, pass_time, say, until
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -1,0 +1,108 @@
+"""Messages that wait for their time, whatever the clock, the disk or their publisher does."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headrace.broker.broker import Broker
+from headrace.broker.delays import DUE_HEADER
+from headrace.broker.exchanges import DELAYED
+from headrace.broker.message import Message
+from headrace.broker.vhost import VirtualHost
+from headrace.record.properties import edit
+from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange, delayed, pass_time, refuse, say, until
+
+
+async def test_a_dead_letter_for_a_delayed_exchange_waits_there_once(broker: Broker, host: VirtualHost) -> None:
+    """It was routed at once, and went round as fast as its consumer could reject it."""
+    await declare_exchange(host, "x", DELAYED, arguments={"x-delayed-type": "fanout"})
+    queue = await declare(host, "q", x_dead_letter_exchange="x")
+    await host.bind("x", queue, "", {})
+    queue.publish(Message("", "q", edit(b"\0\0", headers={"x-delay": 50}), b"again"), host.clock.now_ms())
+
+    async def rejected() -> Any:
+        await until(lambda: queue.ready == 1)
+        taken = queue.get()
+        assert taken is not None
+        queue.reject(taken[0], taken[1])
+        await host.rounds.settle_down()
+        return taken[2].headers().get("x-delay")
+
+    assert await rejected() == 50
+    await until(lambda: host.delays.waiting("x") == 1)
+    assert queue.ready == 0
+    pass_time(broker)
+    assert await rejected() == -50
+    assert await rejected() == -50, "it has waited"
+    assert host.delays.waiting("x") == 0
+
+
+async def test_whatever_the_clock_does_what_is_due_is_looked_for_within_a_minute(
+    broker: Broker, host: VirtualHost
+) -> None:
+    """Timers of the loop stand still while the machine sleeps, and know nothing of a clock that is set."""
+    exchange = await declare_exchange(host, "x", DELAYED, arguments={"x-delayed-type": "fanout"})
+    properties = edit(b"\0\0", headers={"x-delay": 50 * 60_000})
+    assert host.delays.delay(exchange, Message("x", "", properties, b"later"), host.clock.now_ms())
+    mortal = await declare(host, "q", x_message_ttl=50 * 60_000)
+    say(mortal, b"old")
+    await host.rounds.settle_down()
+    log = host.delays._logs["x"]
+    await until(lambda: log._timer is not None and mortal._timer is not None)
+    assert max(log._timer_at, mortal._timer_at) <= asyncio.get_running_loop().time() + 61
+
+
+async def test_a_delayed_message_that_found_no_room_when_it_was_due_comes_later(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await delayed(host, b"1", b"2")
+    refusing = Refusing(lambda: host.delays.waiting("x"))
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.shard, "group", refusing)
+        pass_time(broker)
+        await until(lambda: 0 in refusing.times)
+    await until(lambda: queue.ready == 2)
+    assert bodies(queue) == [b"1", b"2"]
+
+
+async def test_a_delayed_message_that_cannot_be_read_does_not_hold_back_the_others(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await delayed(host, b"1", b"2", b"3")
+    log = host.delays._logs["x"]
+    chunk = log.view.chunk
+
+    def damaged(run: Any) -> Any:
+        return refuse() if run.start == 0 else chunk(run)
+
+    monkeypatch.setattr(log.view, "chunk", damaged)
+    pass_time(broker)
+    await until(lambda: queue.ready == 2)
+    assert bodies(queue) == [b"2", b"3"]
+
+
+async def test_a_delayed_message_that_was_deleted_is_not_tried_for_ever(
+    broker: Broker, host: VirtualHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await delayed(host, b"1", b"2")
+    await broker.shard.maintenance.delete_before(host.delays._logs["x"].view.log, 1)
+    pass_time(broker)
+    await until(lambda: queue.ready == 1)
+    assert bodies(queue) == [b"2"]
+    assert (host.delays.waiting("x"), caplog.messages) == (0, [])
+
+
+async def test_a_delayed_message_with_a_strange_cc_does_not_hold_back_the_others(
+    broker: Broker, host: VirtualHost
+) -> None:
+    """As an earlier version kept it, which took anything for CC."""
+    queue = await delayed(host, b"1")
+    strange = Message("x", "", edit(b"\0\0", headers={"CC": 5}), b"0")
+    log = host.delays._logs["x"]
+    log.view.open_writer().append(b"", strange.body, (*strange.record_headers(), (DUE_HEADER, bytes(8))), 0)
+    await host.rounds.settle_down()
+    log.index_new()
+    pass_time(broker)
+    await until(lambda: queue.ready == 2)
+    assert bodies(queue) == [b"0", b"1"]

@@ -1,0 +1,205 @@
+"""Vhosts, queues and their streams that are deleted while somebody uses them, and what must not come back."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.broker.broker import Broker
+from headrace.broker.message import Message
+from headrace.broker.posting import post
+from headrace.broker.vhost import VirtualHost
+from headrace.errors import Conflict, NotFound, StorageError
+from tests.broker.queue_world import bodies, declare, declare_exchange, delayed, opened, pass_time, refuse, say, until
+
+# Deleted vhosts.
+
+
+async def leaving(broker: Broker) -> tuple[VirtualHost, "asyncio.Task[None]"]:
+    """A vhost whose deletion is under way, and waits for one of its queues."""
+    host = await broker.vhosts.create("v")
+    await declare(host, "q")
+    await host._changing.acquire()
+    deletion = asyncio.create_task(broker.vhosts.delete("v"))
+    await asyncio.sleep(0)
+    return host, deletion
+
+
+async def test_what_is_declared_in_a_vhost_that_is_being_deleted_does_not_bring_it_back(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        host, deletion = await leaving(broker)
+        late = [asyncio.create_task(declare(host, "late")), asyncio.create_task(declare_exchange(host, "late"))]
+        await asyncio.sleep(0)
+        host._changing.release()
+        await deletion
+        assert all(isinstance(error, NotFound) for error in await asyncio.gather(*late, return_exceptions=True))
+    async with opened(tmp_path) as broker:
+        assert [host.name for host in broker.vhosts] == ["/"]
+
+
+async def test_a_vhost_that_is_made_while_it_is_being_deleted_is_a_new_one(broker: Broker) -> None:
+    host, deletion = await leaving(broker)
+    again = asyncio.create_task(broker.vhosts.create("v"))
+    await asyncio.sleep(0)
+    host._changing.release()
+    await deletion
+    made = await again
+    assert made is broker.vhosts.get("v") and made is not host and not made.queues
+
+
+async def test_bindings_that_a_kill_left_behind_do_not_bring_their_vhost_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as broker:
+        host = await broker.vhosts.create("v")
+        await host.bind("amq.direct", await declare(host, "q"), "key", {})
+        # They go with the next round: the broker is killed before it.
+        monkeypatch.setattr(broker.vhosts.store, "remove_bindings", lambda *_: None)
+        await broker.vhosts.delete("v")
+    async with opened(tmp_path) as broker:
+        assert [host.name for host in broker.vhosts] == ["/"]
+
+
+async def test_a_vhost_is_deleted_once(broker: Broker) -> None:
+    host, deletion = await leaving(broker)
+    second = asyncio.create_task(broker.vhosts.delete("v"))
+    host._changing.release()
+    await deletion
+    with pytest.raises(NotFound):
+        await second
+
+
+async def test_a_vhost_that_could_not_be_deleted_can_be_tried_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(await broker.vhosts.create("v"), "q")
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.vhosts.store, "remove_queue", refuse)
+        with pytest.raises(StorageError):
+            await broker.vhosts.delete("v")
+    assert broker.vhosts.get("v").queue("q")
+    await broker.vhosts.delete("v")
+    with pytest.raises(NotFound):
+        broker.vhosts.get("v")
+
+
+# Deleted queues.
+
+
+async def test_a_deletion_that_is_cut_off_brings_nothing_back_that_was_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        queue = await declare(host, "q")
+        say(queue, b"done", b"open")
+        await host.rounds.settle_down()
+        taken = queue.get()
+        assert taken is not None
+        queue.settle(taken[0], taken[1], taken[1] + 1)
+        monkeypatch.setattr(broker.streams, "delete", refuse)  # the broker is killed here
+        with pytest.raises(StorageError):
+            await host.delete_queue("q")
+    async with opened(tmp_path) as broker:
+        assert bodies(await declare(broker.vhosts.get("/"), "q")) == [b"open"]
+
+
+async def test_a_queue_goes_with_its_stream_that_somebody_deletes_as_a_topic(tmp_path: Path) -> None:
+    """Kafka and HTTP can do that. The queue stayed: what was published to it was confirmed, and nowhere."""
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        await host.bind("amq.direct", await declare(host, "q"), "key", {})
+        await declare(host, "after")
+        await broker.streams.delete("q")
+        assert await post(host, Message("", "q", b"\0\0", b"nowhere"), ["q"]) == 0
+        with pytest.raises(NotFound):
+            host.queue("q")
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        assert list(host.queues) == ["after"] and not host.routing.exchange("amq.direct").bindings
+        queue = await declare(host, "q")
+        assert await post(host, Message("", "q", b"\0\0", b"new"), ["q"]) == 1
+        assert bodies(queue) == [b"new"]
+
+
+@pytest.mark.parametrize("on_it", [None, "classic"])
+async def test_a_topic_that_is_made_again_gets_what_is_published_over_amqp(
+    broker: Broker, host: VirtualHost, on_it: str | None
+) -> None:
+    message = Message("", "t", b"\0\0", b"x")
+    for _ in range(2):
+        topic = await broker.streams.create("t")
+        if on_it is not None:
+            await declare(host, "t", x_queue_type=on_it)
+        assert await post(host, message, ["t"]) == 1
+        assert topic.partitions[0].end_offset == 1
+        await broker.streams.delete("t")
+
+
+async def test_the_stream_of_delayed_messages_goes_with_its_exchange_only(broker: Broker, host: VirtualHost) -> None:
+    queue = await delayed(host, b"1")
+    with pytest.raises(Conflict):
+        await broker.streams.delete("amq.delayed.x")
+    pass_time(broker)
+    await until(lambda: queue.ready == 1)
+    await host.delete_exchange("x")
+    assert broker.streams.find("amq.delayed.x") is None
+
+
+@pytest.mark.parametrize("made", ["queue", "priorities", "stream", "queue on a topic"])
+async def test_a_queue_gets_no_partitions_that_it_does_not_read(broker: Broker, host: VirtualHost, made: str) -> None:
+    if made == "queue on a topic":
+        await broker.streams.create("q")
+    kinds: dict[str, dict[str, Any]] = {"stream": {"x_queue_type": "stream"}, "priorities": {"x_max_priority": 1}}
+    await declare(host, "q", **kinds.get(made, {}))
+    with pytest.raises(Conflict):
+        await broker.streams.configure("q", {}, partitions=5)
+    topic = await broker.streams.create("t")
+    assert host.find_topic("t")
+    await broker.streams.configure("t", {}, partitions=5)
+    assert len(topic.partitions) == 5
+
+
+async def test_a_queue_that_is_deleted_makes_room_on_a_full_disk(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await declare(host, "q")
+    say(queue, b"large")
+    await host.rounds.settle_down()
+    full = SimpleNamespace(group=lambda: SimpleNamespace(delete=lambda *_: None, commit=refuse))
+    monkeypatch.setattr(host.store, "_shard", full)
+    await host.delete_queue("q")
+    assert broker.streams.find("q") is None and queue.view.log.is_deleted
+
+
+async def test_settling_what_a_deleted_queue_had_out_leaves_no_trace_and_fails_nobody(
+    broker: Broker, host: VirtualHost
+) -> None:
+    dead = await declare(host, "dead")
+    queue = await declare(host, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    say(queue, b"1", b"2")
+    await host.rounds.settle_down()
+    first, second = queue.get(), queue.get()
+    assert first is not None and second is not None
+    await host.delete_queue("q")
+    queue.reject(first[0], first[1])
+    queue.settle(second[0], second[1], second[1] + 1)
+    await host.rounds.settle_down()
+    await asyncio.sleep(0.05)
+    assert dead.ready == 0
+    keys = {key for key, _ in broker.shard.state.items("settle")}
+    assert queue.view.key not in keys
+
+
+async def test_a_get_that_waited_while_its_queue_was_deleted_hands_nothing_out(host: VirtualHost) -> None:
+    queue = await declare(host, "q")
+    say(queue, b"1")
+    await host.rounds.settle_down()
+    assert queue.ready == 1
+    waiting = asyncio.ensure_future(queue.prepare_get())
+    await asyncio.sleep(0)
+    await host.delete_queue("q")
+    await waiting
+    assert queue.get() is None

@@ -1,0 +1,225 @@
+"""Queues whose rounds, moves and chores fail for one of them: that must stay alone."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headrace.broker.broker import Broker
+from headrace.broker.dead_letters import death_of
+from headrace.broker.history import History
+from headrace.broker.message import Message
+from headrace.broker.queue import Queue
+from headrace.broker.vhost import VirtualHost
+from headrace.errors import StorageError
+from headrace.record.properties import edit
+from tests.broker.queue_world import Refusing, bodies, declare, refuse, say, until
+
+# Rounds.
+
+
+async def test_what_fails_for_one_queue_after_a_round_keeps_no_answer_from_others(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = await declare(host, "damaged", x_message_ttl=60_000)
+    say(damaged, b"1")
+    await host.rounds.settle_down()
+    monkeypatch.setattr(damaged.view.log, "read", refuse)
+    monkeypatch.setattr(damaged.view.log, "read_now", refuse)
+    damaged.view.release_chunk()
+    say(damaged, b"2")
+    async with asyncio.timeout(60):
+        await host.rounds.settle_down()
+
+
+async def test_what_fails_for_one_queue_in_memory_keeps_no_turn_from_others(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = await declare(host, "bad", durable=False), await declare(host, "good", durable=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(bad.view.log, "append", refuse)
+        say(bad, b"lost")
+        say(good, b"1")
+        host.rounds.flush_memory()
+    say(bad, b"2")
+    say(good, b"2")
+    await host.rounds.settle_down()
+    assert (bodies(bad), bodies(good)) == ([b"2"], [b"1", b"2"])
+
+
+async def test_a_dead_letter_whose_key_is_no_utf8_moves_with_its_key(host: VirtualHost) -> None:
+    """It could not be written into x-death, and other queues in memory stopped with it."""
+    dead = await declare(host, "dead", durable=False)
+    moving = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+    bounded = await declare(host, "bounded", durable=False, x_max_length=1, **moving)
+    for body in (b"1", b"2"):
+        bounded.publish(Message("x", "caf\udce9", b"\0\0", body), host.clock.now_ms())
+    await until(lambda: dead.ready)
+    taken = dead.get()
+    assert taken is not None
+    assert taken[2].headers()["x-death"][0]["routing-keys"] == [b"caf\xe9"]
+    death = death_of(taken[2])
+    assert death is not None
+    assert death.routing_key == "caf\udce9"
+    assert bodies(bounded) == [b"2"]
+    bounded.publish(taken[2], host.clock.now_ms())  # with its history, and dies once more
+    say(bounded, b"3")
+    await until(lambda: dead.ready)
+    taken = dead.get()
+    assert taken is not None
+    assert b"S\0\0\0\x04caf\xe9" in taken[2].properties
+
+
+@pytest.mark.parametrize(
+    "forged", [{"x-death": 5}, {"CC": 5}, {"x-death": [{"queue": "q", "reason": "rejected", "count": "many"}]}]
+)
+async def test_a_dead_letter_moves_whatever_its_publisher_put_into_the_headers_of_its_history(
+    host: VirtualHost, forged: dict[str, Any]
+) -> None:
+    dead = await declare(host, "dead", durable=False)
+    queue = await declare(host, "q", durable=False, x_dead_letter_exchange="amq.fanout")
+    await host.bind("amq.fanout", dead, "", {})
+    queue.publish(Message("", "q", edit(b"\0\0", headers=forged), b"1"), host.clock.now_ms())
+    await host.rounds.settle_down()
+    taken = queue.get()
+    assert taken is not None
+    queue.reject(taken[0], taken[1])
+    await until(lambda: dead.ready)
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+async def test_what_comes_for_a_deleted_queue_is_no_error_of_others(host: VirtualHost, atomic: bool) -> None:
+    """A publish in two pieces of which the second came after the deletion: everybody in that flush was told 541."""
+    doomed, good = await declare(host, "doomed"), await declare(host, "good")
+    await host.delete_queue("doomed")
+    assert doomed.view.log.is_deleted
+    if atomic:
+        host.rounds.begin_atomic()
+    say(doomed, b"late")
+    say(good, b"1")
+    if atomic:
+        host.rounds.end_atomic()
+    await host.rounds.settle_down()
+    assert bodies(good) == [b"1"]
+    assert doomed.view.pending == 0
+
+
+async def test_a_flush_is_not_answered_before_those_that_began_earlier(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A confirm speaks for all before it: what an earlier flush was still storing was confirmed with the later one."""
+    monkeypatch.setattr("headrace.broker.rounds.HELD_BYTES_MAX", 0)
+    doomed, good = await declare(host, "doomed"), await declare(host, "good")
+    await host.delete_queue("doomed")
+    told: list[tuple[str, int]] = []
+    for queue in (good, doomed):
+        say(queue, b"1")
+        host.rounds.after(lambda _, name=queue.name: told.append((name, good.ready)))
+        host.rounds.flush()  # of the second nothing is left to be stored
+    await host.rounds.settle_down()
+    assert told == [("good", 1), ("doomed", 1)]
+
+
+async def test_a_reservation_that_was_stored_is_known_although_another_queue_of_its_round_was_refused(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, other = await declare(host, "q"), await declare(host, "other")
+    say(queue, b"1")
+    await host.rounds.settle_down()
+    monkeypatch.setattr(other.view.log, "append", refuse)
+    host.rounds.begin_atomic()
+    say(queue, b"2")
+    host.rounds.end_atomic()
+    say(other, b"lost")
+    async with asyncio.timeout(60):
+        await queue.prepare_get()
+    assert bodies(queue) == [b"1", b"2"]
+
+
+async def test_settles_that_the_disk_refuses_are_not_tried_again_at_once(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took all of a core for as long as the disk was full."""
+    queue = await declare(host, "q")
+    say(queue, b"1")
+    await host.rounds.settle_down()
+    taken = queue.get()
+    assert taken is not None
+    await host.rounds.settles_stored()
+    monkeypatch.setattr("headrace.broker.rounds.RETRY_S", 3600)
+    refusing = Refusing(lambda: queue.unacked)
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.shard, "group", refusing)
+        queue.settle(taken[0], taken[1], taken[1] + 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(refusing.times) == 1
+        say(queue, b"2")  # what comes meanwhile does not wait for that
+        await host.rounds.settle_down()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(refusing.times) == 2
+    await host.rounds.settles_stored()
+
+
+# Background work.
+
+
+async def test_a_damaged_queue_does_not_keep_the_disk_space_of_those_behind_it(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged, other = await declare(host, "damaged"), await declare(host, "other")
+    looked = []
+    look = broker.reclaim._look_after
+
+    async def look_after(view: Any, retain: Any) -> None:
+        looked.append(view)
+        await (refuse() if view is damaged.view else look(view, retain))
+
+    monkeypatch.setattr(broker.reclaim, "_look_after", look_after)
+    with pytest.raises(StorageError):
+        await broker.reclaim.once()
+    assert looked == [damaged.view, other.view]
+
+
+async def test_the_numbers_of_the_broker_go_on_when_one_queue_cannot_be_counted(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await declare(host, "q")
+    broker._watch.cancel()  # its own
+    monkeypatch.setattr("headrace.broker.history.INTERVAL_S", 0.001)
+    monkeypatch.setattr("headrace.broker.history.QUEUES_PER_SECOND", 1e12)
+    history = History(broker)
+    failed = []
+
+    def fails(_: Queue) -> int:
+        failed.append(True)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Queue, "ready", property(fails))
+        task = asyncio.ensure_future(history.run())
+        await until(lambda: len(failed) >= 3 or task.done())
+    await until(lambda: history.samples or task.done())
+    assert not task.done()
+    said = [record for record in caplog.records if "numbers" in record.message]
+    assert len(said) == 1, "not once a second"
+    task.cancel()
+
+
+async def test_housekeeping_goes_on_when_a_chore_fails_whatever_it_says(broker: Broker) -> None:
+    done = []
+
+    async def fails() -> None:
+        raise OSError(5, "Input/output error")
+
+    async def works() -> None:
+        done.append(True)
+
+    keeper = broker.housekeeping
+    keeper.also(fails)
+    keeper.also(works)
+    task = asyncio.ensure_future(keeper.run(0.001))
+    await until(lambda: len(done) >= 2 or task.done())
+    assert not task.done()
+    task.cancel()
