@@ -30,9 +30,10 @@ def describe() -> str:
             model = line.partition(":")[2].strip()
             break
     load = os.getloadavg()[0]
+    pacing = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     return (
         f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
-        f"Python {platform.python_version()}, load average {load:.1f} at the start"
+        f"Python {platform.python_version()}, TCP {pacing}, load average {load:.1f} at the start"
     )
 
 

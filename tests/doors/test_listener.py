@@ -66,6 +66,23 @@ def test_a_free_port_is_free_in_both_families(monkeypatch: pytest.MonkeyPatch) -
     close(sockets)
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="chosen for each socket on Linux only")
+@pytest.mark.parametrize(("host", "is_system_choice"), [("localhost", False), ("127.0.0.1", False), ("0.0.0.0", True)])
+def test_only_answers_that_stay_on_this_machine_are_not_paced(host: str, is_system_choice: bool) -> None:
+    def chosen(sock: socket.socket) -> str:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+    with socket.socket() as plain:
+        default = chosen(plain)
+    for listening in bind(Address(host, 0), flag="--http"):
+        reach = listening.getsockname()[0].replace("0.0.0.0", "127.0.0.1")
+        with listening, socket.create_connection((reach, listening.getsockname()[1])):
+            listening.setblocking(True)
+            accepted, _ = listening.accept()
+            with accepted:
+                assert chosen(accepted) == (default if is_system_choice else "reno")
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_a_port_in_use_is_named_with_the_flag_that_changes_it(host: str) -> None:
     with socket.socket() as taken:

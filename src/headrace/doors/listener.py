@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import ipaddress
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -107,6 +108,8 @@ def _bind_one(family: int, name: tuple[object, ...]) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if name[0] == "::" else 1)
+        if ipaddress.ip_address(str(name[0])).is_loopback:
+            _unpace(sock)
         sock.bind(name)
         # Linux refuses a second listener at listen, not at bind, when both have SO_REUSEADDR.
         sock.listen(BACKLOG)
@@ -115,6 +118,15 @@ def _bind_one(family: int, name: tuple[object, ...]) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _unpace(sock: socket.socket) -> None:
+    """Accepted connections inherit it. BBR, which many systems have chosen for all their connections, sends as a timer
+    tells it: to a client on the same machine that is a third of what a large answer costs, and there is no network to
+    be careful with. What goes further is left to the system's choice.
+    """
+    if hasattr(socket, "TCP_CONGESTION"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # the one that every Linux has
 
 
 def _reason(address: Address, error: OSError, flag: str) -> str:
