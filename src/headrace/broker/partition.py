@@ -6,7 +6,8 @@ from typing import Protocol, TypeVar
 
 from headrace.log.loading import ReadWaits
 from headrace.log.log import Log
-from headrace.log.reader import Chunk
+from headrace.log.part import FilePart
+from headrace.log.reader import PART_BYTES_MIN, Chunk
 from headrace.log.settings import StreamSettings
 from headrace.log.staging import Ticket
 from headrace.record.types import BatchInfo
@@ -64,6 +65,10 @@ class Partition:
         """ReadWaits when it is not in memory."""
         return self.log.read_now(offset, max_bytes, end=end)
 
+    def part_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FilePart | None:
+        """Where they lie in their file, for those who send them on as they are; None when they are better read."""
+        return self.log.part_now(offset, max_bytes, end=end)
+
     def read_planned_now(self, segment: int, generation: int, offset: int, max_bytes: int = READ_BYTES) -> Chunk:
         """Of the generation of a segment that a reader planned on. ReadWaits when it is not in memory."""
         return self.log.read_planned_now(segment, generation, offset, max_bytes)
@@ -97,4 +102,4 @@ class Readable:
         self.future.cancel()
 
 
-__all__ = ["Partition", "ReadWaits", "Readable", "when_loaded"]
+__all__ = ["PART_BYTES_MIN", "FilePart", "Partition", "ReadWaits", "Readable", "when_loaded"]

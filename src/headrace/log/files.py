@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.log.chain import SyncFailure
-from headrace.log.disk import Disk, FileId, sync_noting
+from headrace.log.disk import Disk, FileId, is_untouched, sync_noting
+from headrace.log.part import FilePart, cut_part
 from headrace.log.tiered import GroupCache
 
 if TYPE_CHECKING:
@@ -178,6 +179,17 @@ class Files:
         entry = self._acquire(path)
         try:
             return self.disk.pread_cached(entry.file, size, position)
+        finally:
+            self._release(entry)
+
+    def part(self, path: str, position: int, end: int, next_offset: int, *, is_at_end: bool) -> FilePart | None:
+        """Batches that can be sent without being read; see part.py. None on a disk that a test has changed: it wants to
+        be asked for every byte."""
+        if not is_untouched(self.disk):
+            return None
+        entry = self._acquire(path)
+        try:
+            return cut_part(self.disk, entry.file, position, end, next_offset, is_at_end=is_at_end)
         finally:
             self._release(entry)
 

@@ -72,6 +72,25 @@ def find_entry(bytes entries not None, long long relative_offset):
     return _entry(<const uint8_t*><char*>entries, len(entries) // OFFSET_ENTRY, relative_offset)
 
 
+cdef _end(const uint8_t* base, Py_ssize_t count, int64_t position_max, int64_t relative_offset):
+    cdef Py_ssize_t low = 0, high = _count_below(base, count, relative_offset), middle
+    while low < high:
+        middle = (low + high) >> 1
+        if <int64_t>_u32(base + middle * OFFSET_ENTRY + 4) <= position_max:
+            low = middle + 1
+        else:
+            high = middle
+    if low == 0:
+        return None
+    base += (low - 1) * OFFSET_ENTRY
+    return _u32(base + 4), _u32(base)
+
+
+def find_end(bytes entries not None, long long position_max, long long relative_offset):
+    """(position, relative offset) of the last index entry that lies at or below both; None when there is none."""
+    return _end(<const uint8_t*><char*>entries, len(entries) // OFFSET_ENTRY, position_max, relative_offset)
+
+
 cdef inline uint32_t _time_crc(int64_t segment_base, const uint8_t* entry) noexcept nogil:
     cdef uint8_t base[8]
     _put_i64(base, segment_base)
@@ -164,6 +183,12 @@ cdef class Walker:
         if <int64_t>_u32(entries) > relative_offset:
             return None
         return _entry(entries, len(self.index) // OFFSET_ENTRY, relative_offset)
+
+    def find_pending_end(self, long long position_max, long long relative_offset):
+        """As find_end, of the entries not yet flushed."""
+        return _end(
+            <const uint8_t*><char*>self.index, len(self.index) // OFFSET_ENTRY, position_max, relative_offset
+        )
 
     def walk(self, data not None, Py_ssize_t start=0, Py_ssize_t end=-1):
         """Take in whole batches of data[start:end]; returns where the first incomplete one begins."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from headrace.errors import LogClosed, OffsetOutOfRange, StorageError
 from headrace.log.loading import ReadWaits
+from headrace.log.part import FilePart
 from headrace.log.reader import Chunk, Reader
 from headrace.log.segment import Segment
 from headrace.log.settings import StreamSettings
@@ -135,6 +136,17 @@ class Log(LogEnd):
             return Chunk(b"", offset, offset)
         try:
             return self._reader.read(offset, stop, max_bytes)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def part_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FilePart | None:
+        """As read_now, but the batches stay in their file, for whoever sends them on as they are. None where they have
+        to be read, or where read_now has something else to say."""
+        stop = self.visible_end if end is None else min(end, self.visible_end)
+        if self.is_closed or not self.start_offset <= offset < stop:
+            return None
+        try:
+            return self._reader.part(offset, stop, max_bytes)
         except OSError as error:
             raise self._unreadable(error) from error
 

@@ -1,4 +1,5 @@
-"""A read that never waits for the disk, into memory that is not cleared first. Only disk.py calls it."""
+"""A read that never waits for the disk, into memory that is not cleared first, and whether one would wait. Only disk.py
+and part.py call them."""
 
 import os
 
@@ -7,7 +8,16 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 cdef extern from *:
     """
     #include <errno.h>
+    #include <stdint.h>
     #include <sys/uio.h>
+    #include <unistd.h>
+    #ifdef __linux__
+    #include <sys/syscall.h>
+    /* The number is the same on every architecture that Linux 6.5, which has it, and Python have in common. */
+    #ifndef __NR_cachestat
+    #define __NR_cachestat 451
+    #endif
+    #endif
 
     static Py_ssize_t headrace_pread_nowait(int file, char *buffer, Py_ssize_t size, long long position) {
     #ifdef RWF_NOWAIT
@@ -21,7 +31,23 @@ cdef extern from *:
         return -EOPNOTSUPP;
     #endif
     }
+
+    struct headrace_range { uint64_t offset, size; };
+    struct headrace_cached { uint64_t cached, dirty, writeback, evicted, recently_evicted; };
+
+    static int headrace_is_cached(int file, long long position, long long size) {
+    #ifdef __NR_cachestat
+        long long page = sysconf(_SC_PAGESIZE);
+        struct headrace_range range = {(uint64_t)position, (uint64_t)size};
+        struct headrace_cached found;
+        if (syscall(__NR_cachestat, file, &range, &found, 0) != 0) return 0;
+        return (long long)found.cached >= (position + size - 1) / page - position / page + 1;
+    #else
+        return 0;
+    #endif
+    }
     """
+    int headrace_is_cached(int file, long long position, long long size) noexcept nogil
     Py_ssize_t headrace_pread_nowait(int file, char *buffer, Py_ssize_t size, long long position) noexcept nogil
 
 
@@ -37,3 +63,8 @@ def pread_nowait(int file, Py_ssize_t size, long long position):
     if got < 0:
         raise OSError(-got, os.strerror(-got))
     return data if got == size else data[:got]
+
+
+def is_cached(int file, long long position, long long size):
+    """Whether all of it is in the page cache. False also where the system does not tell, as Linux before 6.5."""
+    return size > 0 and headrace_is_cached(file, position, size) == 1

@@ -18,6 +18,7 @@ from headrace.log import kernel, paths
 from headrace.log.counters import Counters
 from headrace.log.files import Files
 from headrace.log.loading import CachedFiles, Loader, Loads
+from headrace.log.part import FilePart
 from headrace.log.recent import RecentReads
 from headrace.log.segment import Segment, read_seal, rebuild_index, walk_segment
 from headrace.log.tail import Tail
@@ -28,6 +29,7 @@ from headrace.record.slice import Slice
 
 RESUME_POINTS_MAX = 64
 _STALE_BYTES = 2 << 20
+PART_BYTES_MIN = 64 << 10  # less is cheaper read and written than sent from its file
 
 
 def _base(segment: Segment) -> int:
@@ -137,6 +139,46 @@ class Reader:
             if chunk is not None:
                 return chunk
         return Chunk(b"", offset, stop)  # a gap up to the end: nothing left to read, and nothing lost
+
+    def part(self, offset: int, stop: int, max_bytes: int) -> FilePart | None:
+        """What `read` would find, left where it is, for a sequential reader that only sends it on. None where there is
+        too little of it, and where it has to be read: to be checked, to be unpacked, from the disk."""
+        segment, position = self._resume.get(offset, (None, 0))
+        if segment is None or segment.is_deleted or segment.tier is not None or not self._holds(segment, offset):
+            return None
+        self._check_headers(segment)
+        # An active segment grows meanwhile, so that its size and its next offset may not belong together.
+        if segment.is_sealed and segment.next_offset <= stop and segment.size - position <= max_bytes:
+            end, next_offset, is_at_end = segment.size, segment.next_offset, True
+        else:
+            end, next_offset = self._find_end(segment, stop, position + max_bytes)
+            is_at_end = False
+        if end - position < PART_BYTES_MIN or not segment.is_sound(position, end):
+            return None
+        part = self._files.part(segment.data_path, position, end, next_offset, is_at_end=is_at_end)
+        if part is not None:
+            self._remember(next_offset, segment, end)
+            self._counters.bytes_read += part.size
+            self._counters.records_read += next_offset - offset
+        return part
+
+    def _holds(self, segment: Segment, offset: int) -> bool:
+        """Whether it is the one of the log that has the offset: it may have been rewritten."""
+        segments = self._tail.segments
+        if segments and offset >= segments[-1].base:
+            return segment is segments[-1]
+        return segment is segments[bisect_right(segments, offset, key=_base) - 1]
+
+    def _find_end(self, segment: Segment, stop: int, position_max: int) -> tuple[int, int]:
+        """(position, offset) of the last batch in the index that begins at or before both; zeros if there is none."""
+        found = None
+        relative = stop - segment.base
+        writer = self._tail.writer
+        if not segment.is_sealed and writer is not None and writer.segment is segment:
+            found = writer.walker.find_pending_end(position_max, relative)
+        if found is None:
+            found = kernel.find_end(self._index_of(segment), position_max, relative)
+        return (0, 0) if found is None else (found[0], segment.base + found[1])
 
     def read_segment(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk:
         """As read, but of this segment alone, whether or not it is still part of the log."""

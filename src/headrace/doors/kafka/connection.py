@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from headrace.broker.partition import FilePart
 from headrace.doors.kafka import login
 from headrace.doors.kafka.pipe import Pipe, Request
-from headrace.errors import HeadraceError, MalformedRequest
+from headrace.doors.kafka.sending import FileSending, Piece, descriptor_of
+from headrace.errors import HeadraceError, MalformedRequest, StorageError
 from headrace.wire.kafka.frames import REQUEST_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -35,11 +37,13 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         self.fetch_waiters: list[Callable[[], None]] = []
         self.fetch_sessions: set[int] = set()  # that end with it, see sessions.py
         self.share_sessions: set[tuple[str, str]] = set()  # the same, by group and member, see share.py
+        self._descriptor = -1  # of the socket, if parts of files can be sent to it
 
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        self._descriptor = descriptor_of(transport)
         peer = transport.get_extra_info("peername")
         self.client_host = f"/{peer[0]}" if peer else ""
         if peer:
@@ -53,10 +57,18 @@ class Connection(Pipe, asyncio.BufferedProtocol):
             self._ask_for_login()
 
     def eof_received(self) -> bool:
-        return False
+        """It may still read: what the transport has is sent before it closes, and so is what it does not know of."""
+        if self._files is None or not self._files.unsent_bytes:
+            return False
+        self._flush()
+        self._forget_requests()
+        self.end()
+        return True
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closed = self._is_over = True
+        if self._files is not None:
+            self._files.close()
         if self._throttled is not None:
             self._throttled.cancel()
         for watch in self.watches.values():
@@ -100,7 +112,34 @@ class Connection(Pipe, asyncio.BufferedProtocol):
 
     @property
     def buffered_bytes(self) -> int:
-        return self._transport.get_write_buffer_size() + self._answer_bytes + self._frames.held_bytes
+        sending = 0 if self._files is None else self._files.held_bytes
+        return self._transport.get_write_buffer_size() + self._answer_bytes + self._frames.held_bytes + sending
+
+    # Parts of files; see sending.py.
+
+    @property
+    def takes_files(self) -> bool:
+        return self._descriptor >= 0
+
+    def _send_files(self, pieces: Sequence[Piece]) -> None:
+        """Answers with parts of files in them, or after such as are not all sent."""
+        if self._files is None:
+            self._files = FileSending(self._descriptor, self._door.loop, self._flush, self._transport.abort)
+        if self._transport.get_write_buffer_size():
+            # What the transport has goes first, and only it knows when that is gone.
+            assert not self._files.unsent_bytes, "one of the two writes at a time"
+            try:
+                self._transport.writelines([one.read() if isinstance(one, FilePart) else one for one in pieces])
+            except OSError as error:
+                self.abort(StorageError(f"an answer cannot be read: {error}"))
+        else:
+            self._files.send(pieces)
+
+    def _write(self, data: bytes) -> None:
+        if self._files is not None and self._files.unsent_bytes:
+            self._files.send([data])
+        else:
+            self._transport.write(data)
 
     def throttle(self, wait_ms: int) -> None:
         """Do not read for a while: a client that was told to wait and does not, waits all the same."""
@@ -141,7 +180,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         if self._waiting:
             self.abort(MalformedRequest("a login before what was asked earlier is answered"))
         elif not self.is_closed:
-            self._transport.write(len(token).to_bytes(4, "big") + token)
+            self._write(len(token).to_bytes(4, "big") + token)
 
     def end(self) -> None:
         """Nothing that comes after is started, and the last answer is the last."""
@@ -168,5 +207,11 @@ class Connection(Pipe, asyncio.BufferedProtocol):
     async def close(self) -> None:
         """Answers that are ready are sent, the rest is not waited for."""
         self._flush()
-        if not self.is_closed:
-            self._transport.close()
+        if self.is_closed:
+            return
+        if self._files is not None and self._files.unsent_bytes:
+            try:
+                self._transport.writelines(self._files.take_back())
+            except OSError as error:
+                self.abort(StorageError(f"an answer cannot be read: {error}"))
+        self._transport.close()

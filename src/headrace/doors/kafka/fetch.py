@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.partition import Partition, ReadWaits
+from headrace.broker.partition import PART_BYTES_MIN, Partition, ReadWaits
 from headrace.doors.kafka import access
 from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.errors import Code, code_of
@@ -168,8 +168,7 @@ class Fetch:
             next_offset = wanted.offset
             # The first batch is sent whatever its size: a client that asks for less than it could never go on.
             if (room > 0 or first) and wanted.offset != end:
-                chunk = partition.read_now(wanted.offset, max(1, min(wanted.max_bytes, room)), end=end)
-                records, next_offset = chunk.data, chunk.next_offset
+                records, next_offset = self._records(partition, wanted.offset, min(wanted.max_bytes, room), end)
                 self.door.stats.messages_out += max(0, next_offset - wanted.offset)
                 self.door.stats.bytes_out += len(records)
             aborted = self._aborted(log, wanted.offset, next_offset) if committed else None
@@ -179,6 +178,15 @@ class Fetch:
             return number, Code.NONE, log.visible_end, stable, log.start_offset, [] if committed else None, None
         except HeadraceError as error:
             return number, code_of(error), -1, -1, -1, None, None
+
+    def _records(self, partition: Partition, offset: int, most: int, end: int) -> tuple[Any, int]:
+        """With the offset behind them. In their file, where they can be sent from there."""
+        if self.request.connection.takes_files and most >= PART_BYTES_MIN:
+            part = partition.part_now(offset, most, end=end)
+            if part is not None:
+                return part, part.next_offset
+        chunk = partition.read_now(offset, max(1, most), end=end)
+        return chunk.data, chunk.next_offset
 
     def _aborted(self, log: Any, start: int, end: int) -> list[tuple[int, int]]:
         producers = self.door.coordination.producers.of(log)

@@ -34,6 +34,7 @@ cdef class Pipe:
     cdef Pipes _pipes
     cdef readonly FrameReader _frames
     cdef public object _transport
+    cdef public object _files               # FileSending, once a part of a file was sent
     cdef public bint _is_narrow             # large requests are not taken yet
     cdef readonly list _waiting             # requests that were started, up to the first that is not answered and sent
     cdef readonly Py_ssize_t _waiting_bytes

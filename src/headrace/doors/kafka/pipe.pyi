@@ -7,10 +7,9 @@ from headrace.doors.flow import Flow
 from headrace.doors.kafka.connection import Connection, Handler
 from headrace.doors.kafka.door import KafkaDoor
 from headrace.doors.kafka.login import Gate, Stage
+from headrace.doors.kafka.sending import FileSending, Piece
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.frames import FrameReader
-
-Piece = bytes | bytearray | memoryview
 
 DOOR_BYTES_WAITING_MAX: int
 
@@ -43,6 +42,7 @@ class Pipe:
     _is_over: bool
     _throttled: asyncio.TimerHandle | None
     _transport: asyncio.Transport
+    _files: FileSending | None
     is_closed: bool
     login: Stage
     admitted_at: int

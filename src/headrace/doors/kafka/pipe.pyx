@@ -12,6 +12,7 @@ from libc.string cimport memcmp
 from headrace.wire.kafka.frames cimport FrameReader
 from headrace.wire.kafka.primitives cimport Reader, reader_of
 
+from headrace.broker.partition import FilePart
 from headrace.doors.kafka.login import Stage
 from headrace.errors import MalformedRequest
 from headrace.wire.kafka.apis import VERSIONS, Api, has_header_tags
@@ -124,7 +125,7 @@ cdef class Pipes:
 
 cdef class Pipe:
     """The hot half of a Connection, which is the only class made of it: see there for what is called on self here
-    and is not here (abort, _take_token, _widen)."""
+    and is not here (abort, _send_files, _take_token, _widen)."""
 
     def __cinit__(self, door):
         self._door = door
@@ -263,6 +264,8 @@ cdef class Pipe:
         """What is asked already is enough: with answers that nobody reads, a few small requests would take it all."""
         if self._writing_paused or self._answer_bytes >= ANSWER_BYTES_AHEAD or len(self._waiting) >= REQUESTS_MAX:
             return True
+        if self._files is not None and self._files.unsent_bytes >= ANSWER_BYTES_AHEAD:
+            return True
         if self._waiting_bytes < FAIR_BYTES_MIN:
             return False
         # This connection's part of what may wait, in all, for the disk.
@@ -293,6 +296,8 @@ cdef class Pipe:
         cdef list pieces = []
         cdef Py_ssize_t total = 0, freed = 0, done = 0
         cdef Request request
+        cdef bint is_sending = self._files is not None and self._files.unsent_bytes > 0
+        cdef bint has_files = is_sending
         self._flush_planned = False
         while done < len(waiting):
             request = waiting[done]
@@ -303,19 +308,27 @@ cdef class Pipe:
             for piece in request.pieces:
                 total += len(piece)
                 pieces.append(piece)
+                if type(piece) is FilePart:
+                    has_files = True
         if done:
             del waiting[:done]
         self.weigh(-freed)
         self._answer_bytes -= total
         if self.is_closed:
             return 0
-        if len(pieces) == 1:
+        if has_files:
+            if pieces:
+                self._send_files(pieces)
+                is_sending = self._files.unsent_bytes > 0
+                if self.is_closed:
+                    return 0
+        elif len(pieces) == 1:
             self._transport.write(pieces[0])
         elif total > JOIN_BYTES_MAX:
             self._transport.writelines(pieces)
         elif pieces:
             self._transport.write(b"".join(pieces))
-        if self._is_over and not waiting:
+        if self._is_over and not waiting and not is_sending:
             self._transport.close()
             return 0
         self.start_more()

@@ -1,0 +1,3 @@
+from typing_extensions import Buffer
+
+def send(file: int, data: Buffer, start: int, is_more: bool) -> int: ...

@@ -1,0 +1,64 @@
+"""Runs of batches that a door sends from the page cache to a socket, without their passing through this process.
+
+They are not read, so whoever cuts one must know where batches begin, and that their checksums are right.
+"""
+
+import os
+
+from headrace.log.disk import Disk, FileId
+from headrace.log.pread import is_cached, pread_nowait
+from headrace.record.layout import MAGIC, MAGIC_AT
+
+PARTS_MAX = 256  # at a time, of all clients: each has a descriptor of its own
+
+
+class FilePart:
+    """Whole batches at a place in a file, which stays open for them whatever becomes of its name."""
+
+    __slots__ = ("_disk", "file", "next_offset", "position", "size")
+    made = 0  # and not gone yet
+
+    def __init__(self, disk: Disk, file: FileId, position: int, size: int, next_offset: int) -> None:
+        self._disk = disk
+        self.file = os.dup(file)
+        FilePart.made += 1
+        self.position = position
+        self.size = size
+        self.next_offset = next_offset
+
+    def __del__(self) -> None:
+        if hasattr(self, "file"):
+            self._disk.close(self.file)
+            FilePart.made -= 1
+
+    def __len__(self) -> int:
+        return self.size
+
+    def is_cached(self, start: int = 0) -> bool:
+        return is_cached(self.file, self.position + start, self.size - start)
+
+    def read(self, start: int = 0) -> bytes:
+        """For those who need the bytes after all."""
+        data = self._disk.pread(self.file, self.size - start, self.position + start)
+        if len(data) < self.size - start:
+            raise OSError(f"{self.size - start:,} bytes expected at {self.position + start:,}, {len(data):,} found")
+        return data
+
+
+def cut_part(
+    disk: Disk, file: FileId, position: int, end: int, next_offset: int, *, is_at_end: bool
+) -> FilePart | None:
+    """file[position:end]; behind it the batch with next_offset begins, or nothing (is_at_end). None if that is not so,
+    since indexes can be wrong, and where it is better read: not in memory, or too many have one already."""
+    if FilePart.made >= PARTS_MAX or not is_cached(file, position, end - position):
+        return None
+    try:
+        if not is_at_end and not _begins(pread_nowait(file, MAGIC_AT + 1, end), next_offset):
+            return None
+        return FilePart(disk, file, position, end - position, next_offset)
+    except OSError:  # not in memory, or no descriptors left: whoever reads it instead finds out what is wrong
+        return None
+
+
+def _begins(header: bytes, offset: int) -> bool:
+    return len(header) > MAGIC_AT and header[:8] == offset.to_bytes(8, "big") and header[MAGIC_AT] == MAGIC

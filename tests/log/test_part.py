@@ -1,0 +1,181 @@
+"""Batches that are sent from their file: the same bytes that a read gives, or none."""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.log import part, reader
+from headrace.log.log import Log
+from headrace.log.part import FilePart
+from headrace.log.settings import LogSettings, StreamSettings
+from headrace.record import codec
+from tests.log.helpers import Bench, batch
+
+KB = 1024
+LARGE = LogSettings(journal_file_bytes=1 << 20, journal_files=3, disk_reserve=0)
+ROLLING = StreamSettings(segment_size=300 * KB, index_interval=1 * KB)
+
+
+def system_tells(folder: Path) -> bool:
+    probe = folder / "probe"
+    probe.write_bytes(b"x" * 4096)
+    with probe.open("rb") as file:
+        return part.is_cached(file.fileno(), 0, 4096)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    if not system_tells(tmp_path):
+        pytest.skip("this system does not tell what the page cache holds (Linux from 6.5 on does)")
+    bench = Bench(tmp_path / "log")
+    yield bench
+    bench.shard.close()
+    assert FilePart.made == 0, "each has given its descriptor back"
+
+
+def filled(bench: Bench, *, seed: int = 1, size: int = 1 << 20, stream: StreamSettings = ROLLING) -> Log:
+    """Batches of 100 bytes to 20 KB, in several segments."""
+    chosen = random.Random(seed)
+    bench.open(settings=LARGE, stream=stream)
+    while size > 0:
+        values = [chosen.randbytes(chosen.randrange(50, 2000)) for _ in range(chosen.randrange(1, 20))]
+        bench.append(1, values)
+        size -= sum(map(len, values))
+    return bench.shard.log(1)
+
+
+def whole(log: Log) -> bytes:
+    data, offset = b"", log.start_offset
+    while offset < log.visible_end:
+        chunk = log.read(offset, 1 << 20)
+        data, offset = data + bytes(chunk.data), chunk.next_offset
+    return data
+
+
+def cut_one(log: Log, most: int = 100 * KB) -> FilePart:
+    """The first one: after a read, since only who reads on is known to begin at a batch."""
+    found = log.part_now(log.read(log.start_offset, 2 * KB).next_offset, most)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_sent_from_files_and_what_is_read_is_the_whole_log(bench: Bench, seed: int) -> None:
+    log = filled(bench, seed=seed)
+    chosen = random.Random(seed)
+    expected, data, offset, parts = whole(log), b"", log.start_offset, 0
+    while offset < log.visible_end:
+        most = chosen.randrange(70 * KB, 200 * KB)
+        found = log.part_now(offset, most)
+        if found is not None:
+            assert reader.PART_BYTES_MIN <= len(found) <= most
+            batches = found.read()
+            assert codec.scan(batches)[-1].next_offset == found.next_offset
+            data, offset, parts = data + batches, found.next_offset, parts + 1
+        else:
+            chunk = log.read(offset, most)
+            data, offset = data + bytes(chunk.data), chunk.next_offset
+    assert data == expected and parts > 2
+
+
+def test_a_part_never_reaches_behind_the_end_that_was_asked_for(bench: Bench) -> None:
+    log = filled(bench, stream=StreamSettings(segment_size=10 << 20, index_interval=1 * KB))
+    start = log.read(log.start_offset, 2 * KB).next_offset
+    lengths = set()
+    for end in range(start + 1, log.visible_end):
+        log.read(log.start_offset, 2 * KB)
+        found = log.part_now(start, 1 << 20, end=end)
+        if found is not None:
+            assert found.next_offset <= end
+            lengths.add(len(found))
+    assert len(lengths) > 10
+
+
+def test_where_nobody_has_read_up_to_there_it_is_read(bench: Bench) -> None:
+    log = filled(bench)
+    assert log.part_now(log.start_offset, 100 * KB) is None
+
+
+def test_an_index_that_is_wrong_is_not_believed(bench: Bench) -> None:
+    """Its last entries lie in the middle of batches. Nothing was sent before the next read finds a way without it."""
+    log = filled(bench, stream=StreamSettings(segment_size=10 << 20, index_interval=1 * KB))
+    writer = log.tail.writer
+    assert writer is not None
+    writer.flush_index()
+    expected = whole(log)
+    path = Path(log.tail.segments[0].path(".index"))
+    entries = bytearray(path.read_bytes())
+    for at in range(4, len(entries), 8):
+        entries[at : at + 4] = (int.from_bytes(entries[at : at + 4], "big") + 7).to_bytes(4, "big")
+    path.write_bytes(entries)
+    log.tail.segments[0].index = None
+    assert log.part_now(log.read(log.start_offset, 2 * KB).next_offset, 100 * KB) is None
+    assert whole(log) == expected
+
+
+def test_what_is_not_in_memory_is_read(bench: Bench) -> None:
+    log = filled(bench)
+    cut_one(log)
+    path = log.tail.segments[0].path()
+    offset = log.read(log.start_offset, 2 * KB).next_offset
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert not part.is_cached(file.fileno(), 0, 300 * KB), "the system keeps it all the same"
+    assert log.part_now(offset, 100 * KB) is None
+
+
+def test_what_came_from_the_disk_is_checked_before_it_is_sent(bench: Bench) -> None:
+    """After a restart nobody knows what became of it meanwhile."""
+    log = filled(bench)
+    bench.shard.close()
+    log = bench.open(settings=LARGE, stream=ROLLING).log(1)
+    offset = log.read(log.start_offset, 2 * KB).next_offset
+    assert log.part_now(offset, 100 * KB) is None
+    whole(log)
+    offset = log.read(log.tail.segments[-2].base, 2 * KB).next_offset
+    assert log.part_now(offset, 100 * KB) is not None, "it has been read, and found right"
+
+
+def test_a_part_outlives_its_file(bench: Bench) -> None:
+    log = filled(bench)
+    found = cut_one(log)
+    expected = found.read()
+    os.unlink(log.tail.segments[0].path())
+    assert found.read() == expected
+
+
+def test_there_are_never_more_than_descriptors_for_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part, "PARTS_MAX", 2)
+    log = filled(bench)
+    offset = log.read(log.start_offset, 2 * KB).next_offset
+    kept = [cut_one(log), cut_one(log)]
+    assert log.part_now(offset, 100 * KB) is None
+    kept.pop()
+    assert cut_one(log) is not None
+
+
+def test_a_log_that_was_compacted_is_sent_as_it_is_now(bench: Bench) -> None:
+    """A reader in the midst of it goes on in the rewritten segment, where other records lie at its position."""
+    bench.open(settings=LARGE, stream=ROLLING)
+    log, shard = bench.shard.log(1), bench.shard
+    chosen = random.Random(3)
+    for number in range(600):
+        log.append(batch([chosen.randbytes(1500)], keys=[b"k%d" % (number % 500)]))
+        shard.pump()
+    before = cut_one(log)
+    ended: list[BaseException | None] = []
+    shard.maintenance.compact(log, lambda _, error: ended.append(error))
+    shard.pump()
+    assert ended == [None]
+    expected, first = whole(log), log.read(log.start_offset, 2 * KB)
+    data, offset = bytes(first.data), first.next_offset
+    assert log.part_now(before.next_offset, 100 * KB) is None
+    while offset < log.visible_end:
+        found = log.part_now(offset, 100 * KB)
+        batches, offset = (found.read(), found.next_offset) if found else log.read(offset, 100 * KB)[::2]
+        data += bytes(batches)
+    assert data == expected
