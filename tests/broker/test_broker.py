@@ -218,6 +218,25 @@ async def test_publishing_to_a_deleted_stream_fails(broker: Broker) -> None:
         await broker.publish(stream, [message(b"x")])
 
 
+async def test_a_data_folder_that_is_gone_is_said_and_nothing_is_confirmed_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files without a name take what is written, and nobody ever finds it again."""
+    broker = await Broker.open(config(tmp_path / "data"))
+    stream = await broker.streams.create("t")
+    await broker.publish(stream, [message(b"x")])
+    shutil.rmtree(tmp_path / "data")
+    async with asyncio.timeout(60):
+        while broker.why_not_ready() is None:
+            await asyncio.sleep(0.01)
+    assert "out of reach" in (broker.why_not_ready() or "")
+    assert [record.levelname for record in caplog.records if "out of reach" in record.getMessage()] == ["ERROR"]
+    with pytest.raises(StorageError, match="out of reach"):
+        await broker.publish(stream, [message(b"y")])
+    with pytest.raises(StorageError, match="out of reach"):  # nor is it said that all is well in the end
+        await broker.close()
+
+
 # Cursors.
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -46,6 +47,8 @@ from headrace.log.spill import Spill
 TICK_S = 0.05
 FOLDS = {SETTLE_TABLE: fold_settles}
 
+logger = logging.getLogger("headrace.broker")
+
 
 class Broker:
     """Made by `open` on the event loop it will live on; everything here is called on that loop."""
@@ -80,6 +83,7 @@ class Broker:
         self._tick_at = 0.0
         self._maintenance: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._has_said_failed = False
 
     @classmethod
     async def open(cls, config: Config, *, clock: Clock | None = None, disk: Disk | None = None) -> "Broker":
@@ -223,10 +227,13 @@ class Broker:
         loop = asyncio.get_running_loop()
         now = loop.time()
         self.stats.loop_came_back(now - self._tick_at)
+        self._tick_at = now + TICK_S
+        self._ticker = loop.call_at(self._tick_at, self._tick)  # first: one bad tick must not be the last
         self.shard.tick()
         self.pressure.tick()
-        self._tick_at = now + TICK_S
-        self._ticker = loop.call_at(self._tick_at, self._tick)
+        if self.shard.failure is not None and not self._has_said_failed:
+            self._has_said_failed = True
+            logger.error("%s. Nothing is taken any more until a restart; what is there can be read", self.shard.failure)
 
 
 def _watch(loop: asyncio.AbstractEventLoop, file: int, call: Callable[[], object] | None) -> None:

@@ -12,7 +12,7 @@ import errno
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.errors import DiskFull, LogClosed
+from headrace.errors import DiskFull, LogClosed, StorageFailed
 from headrace.log.files import NO_ROOM, Dirty
 from headrace.log.log import Log
 from headrace.log.state import Marker
@@ -105,10 +105,15 @@ class Checkpoints:
     def tick(self) -> None:
         shard = self._shard
         now = shard.clock.monotonic()
-        if shard.is_full:
-            self._try_again()
-        elif shard.disk.free_bytes(shard.root) < shard.settings.disk_reserve:
+        try:
+            has_room = shard.disk.free_bytes(shard.root) >= shard.settings.disk_reserve
+        except OSError as error:  # what is written there now, nobody finds again
+            shard.fail(StorageFailed(f"the data folder {shard.root} is out of reach: {error.strerror}"))
+            return
+        if not has_room:
             shard.is_full = True  # before the disk says so: checkpoints and deletions still need room
+        elif shard.is_full:
+            self._try_again()
         interval = shard.settings.settle_sync_interval_ms
         if shard.unsynced_since is not None and interval and (now - shard.unsynced_since) * 1000 >= interval:
             shard.unsynced_since = None
@@ -124,8 +129,6 @@ class Checkpoints:
 
     def _try_again(self) -> None:
         shard = self._shard
-        if shard.disk.free_bytes(shard.root) < shard.settings.disk_reserve:
-            return
         if shard.committer.is_stuck:
             shard.intake.retry_stuck()
         else:
