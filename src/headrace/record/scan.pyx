@@ -15,18 +15,13 @@ from headrace.record.batch cimport (
     check_headers, fault_reason, read_batch, read_header, read_record,
 )
 from headrace.record.checksum cimport crc32c_of
-from headrace.record.fields cimport BAD, check_properties
+from headrace.record.fields cimport BAD, PROPERTIES_NAME, PROPERTIES_NAME_SIZE, check_properties
 from headrace.record.raw cimport add_overflows, get32, put32, put64
 from headrace.record.unfold cimport Payload
 
 from headrace.errors import BatchTooLarge, CorruptBatch, InvalidInput
 from headrace.record.layout import DECOMPRESSED_BYTES_MAX, HEADERS_MAX, RECORDS_MAX
 from headrace.record.types import BatchInfo
-
-cdef enum:
-    PROPERTIES_NAME_SIZE = 15
-
-cdef const char* PROPERTIES_NAME = b"amqp.properties"
 
 
 cdef Py_ssize_t _range(Py_buffer* view, Py_ssize_t start, end) except -1:

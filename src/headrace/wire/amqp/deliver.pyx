@@ -14,6 +14,7 @@ from headrace.record.batch cimport (
     CODEC_MASK, CONTROL_BIT, FAULT_NONE, HEADER_SIZE, Batch, HeaderView, RecordView,
     read_batch, read_header, read_record,
 )
+from headrace.record.fields cimport EXCHANGE_NAME, EXCHANGE_NAME_SIZE, PROPERTIES_NAME, PROPERTIES_NAME_SIZE
 from headrace.record.raw cimport get16, put16, put32, put64
 from headrace.wire.amqp.tags cimport TagRing
 
@@ -24,17 +25,12 @@ cdef enum:
     FRAME_END = 0xCE
     CLASS_BASIC = 60
     METHOD_DELIVER = 60
-    PROPERTIES_NAME_SIZE = 15
-    EXCHANGE_NAME_SIZE = 13
     FLAG_EXPIRATION = 0x0100
     SCRATCH_KEPT = 1 << 20
 
 
 WHOLE = 0       # all that was asked for, or all that the data holds
 FOREIGN = 1     # the record at next_offset needs Python
-
-cdef const char* PROPERTIES_NAME = b"amqp.properties"
-cdef const char* EXCHANGE_NAME = b"amqp.exchange"
 
 # One scratch buffer for the process: the loop is one thread, and nothing is kept in it between calls.
 cdef uint8_t* scratch = NULL

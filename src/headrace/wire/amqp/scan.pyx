@@ -13,7 +13,9 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
 from headrace.record.build cimport APPENDED, BatchWriter, header_size, put_header
-from headrace.record.fields cimport BAD, NEEDS_DECISION, check_properties
+from headrace.record.fields cimport (
+    BAD, EXCHANGE_NAME, EXCHANGE_NAME_SIZE, NEEDS_DECISION, PROPERTIES_NAME, PROPERTIES_NAME_SIZE, check_properties,
+)
 from headrace.record.raw cimport get16, get32, get64
 from headrace.wire.amqp.tags cimport TagRing
 
@@ -47,8 +49,6 @@ cdef enum:
     SEAL_AT = 1 << 20           # a batch past this is closed, so that one flush never becomes one huge batch
     ROUTES_MAX = 10_000
 
-cdef const char* PROPERTIES_NAME = b"amqp.properties"
-cdef const char* EXCHANGE_NAME = b"amqp.exchange"
 cdef uint64_t BODY_MAX = MESSAGE_BYTES_MAX
 
 
@@ -371,8 +371,10 @@ cdef class Scanner:
                 raise MemoryError
             self.head = <uint8_t*>grown
             self.head_capacity = need + 512
-        after = put_header(self.head, <const uint8_t*>PROPERTIES_NAME, 15, properties, properties_size)
-        after = put_header(after, <const uint8_t*>EXCHANGE_NAME, 13, p + 7, exchange_size)
+        after = put_header(
+            self.head, <const uint8_t*>PROPERTIES_NAME, PROPERTIES_NAME_SIZE, properties, properties_size
+        )
+        after = put_header(after, <const uint8_t*>EXCHANGE_NAME, EXCHANGE_NAME_SIZE, p + 7, exchange_size)
         if target.writers is None:
             target.open()
         for i in range(len(target.writers)):
