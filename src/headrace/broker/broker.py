@@ -112,7 +112,10 @@ class Broker:
         broker.report.restored += broker.catalog.restored
         broker.streams.attach(broker.shard)
         broker.cursors = Cursors(broker.streams, broker.shard, broker.clock)
-        groups = GroupSettings(session_timeout_ms_max=config.kafka_session_timeout_ms_max)
+        groups = GroupSettings(
+            session_timeout_ms_max=config.kafka_session_timeout_ms_max,
+            migration_policy=config.kafka_migration_policy,
+        )
         broker.coordination = Coordination(broker.shard, broker.streams, broker.clock, groups)
         broker.policies = Policies(broker.catalog)
         broker.users = Users(broker.catalog)

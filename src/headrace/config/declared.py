@@ -218,6 +218,13 @@ SETTINGS: tuple[Setting, ...] = (
         least=1000,
     ),
     Setting(
+        "kafka_migration_policy",
+        "choice",
+        "Which live Kafka groups change their protocol, as Kafka's `group.consumer.migration.policy`: `upgrade` is "
+        "from the classic one to the new one, `downgrade` is back.",
+        choices=("bidirectional", "upgrade", "downgrade", "disabled"),
+    ),
+    Setting(
         "amqp_product",
         "choice",
         "Product announced to AMQP clients; `rabbitmq` for clients that behave differently when they know the name.",

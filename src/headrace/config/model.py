@@ -12,6 +12,7 @@ Durability = Literal["sync", "os"]
 Profile = Literal["none", "throughput", "latency", "availability"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+MigrationPolicy = Literal["bidirectional", "upgrade", "downgrade", "disabled"]
 AmqpProduct = Literal["headrace", "rabbitmq"]
 
 
@@ -44,6 +45,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     retention_interval_ms: int = 30_000
     kafka_advertised: Address | None = None
     kafka_session_timeout_ms_max: int = 30 * 60 * 1000
+    kafka_migration_policy: MigrationPolicy = "bidirectional"
     amqp_product: AmqpProduct = "headrace"
     amqp_heartbeat_ms: int = 60_000
     amqp_channels_max: int = 2047

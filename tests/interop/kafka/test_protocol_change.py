@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupState, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.interop.kafka.broker import KafkaBroker
@@ -157,6 +157,36 @@ def test_a_kill_of_the_broker_moves_no_partition_in_a_group_of_both_protocols(
     wait_for(lambda: members.read() or len(members.seen) == 100)
     wait_for(lambda: members.read() or sum(members.committed()) == 100)
     assert {who: one.assignment() for who, one in members.consumers.items()} == before
+
+
+@pytest.fixture
+def broker_without_changes(tmp_path: Path) -> Iterator[KafkaBroker]:
+    started = KafkaBroker(tmp_path, "--kafka-migration-policy", "disabled").start()
+    yield started
+    started.stop()
+
+
+@pytest.mark.timeout(360)
+def test_a_classic_group_stays_one_where_the_broker_is_told_so(
+    broker_without_changes: KafkaBroker, name: Name, closing: list[Consumer]
+) -> None:
+    broker = broker_without_changes
+    members = Members(broker, name("g"), make_topic(broker, name("t"), PARTITIONS), closing)
+    members.start("old", **{"group.protocol": "classic"})
+    wait_for(members.is_stable)
+    members.start("new", **{"group.protocol": "consumer"})
+    refused: list[KafkaError] = []
+
+    def is_refused() -> bool:
+        message = members.consumers["new"].poll(0.1)
+        if message is not None and message.error() is not None:
+            refused.append(message.error())
+        return bool(refused)
+
+    wait_for(is_refused)
+    assert "group id does not exist" in str(refused[0]), refused
+    members.stop("new")
+    assert members.is_stable()
 
 
 class JavaReader:

@@ -158,9 +158,10 @@ class ConsumerGroup:
         return max(sorted(set(names)), key=names.count) if names else DEFAULT_ASSIGNOR
 
     @property
-    def has_only_classic(self) -> bool:
-        """Members, and none of them of the new protocol: it should be a classic group."""
-        return bool(self.members) and all(member.classic is not None for member in self.members.values())
+    def becomes_classic(self) -> bool:
+        """Members, and none of them of the new protocol: it should be a classic group, if that is allowed."""
+        has_only_classic = bool(self.members) and all(one.classic is not None for one in self.members.values())
+        return has_only_classic and self._settings.can_downgrade
 
     @property
     def seen(self) -> dict[str, int] | None:
@@ -399,7 +400,7 @@ class ConsumerGroup:
             self._instances.pop(member.instance_id, None)
         if not self.members:
             self.empty_since_ms = self._clock.now_ms()
-        if self.has_only_classic:  # their leader will assign, at an epoch that they know
+        if self.becomes_classic:  # their leader will assign, at an epoch that they know
             self._seen = ()
         else:
             self._retarget(True)

@@ -192,7 +192,7 @@ class Groups:
             raise UnknownMember(f"group {group_id!r} is a classic one by now")
         group = self._make_consumer(group_id)
         try:
-            mixed.host(classic, group)
+            mixed.host(classic, group, self.settings)
             answer = group.heartbeat(beat)
         except HeadraceError:
             group.close()
@@ -228,7 +228,7 @@ class Groups:
         )
 
     def _consumer_changed(self, group: ConsumerGroup) -> None:
-        if not group.has_only_classic:
+        if not group.becomes_classic:
             self._consumers.save(group)
             return
         group.close()

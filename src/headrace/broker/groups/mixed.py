@@ -3,7 +3,8 @@
 The first member of the new protocol turns a classic group into one of the new protocol, which hosts the classic
 members: they keep what they hold, and go on with the requests that they know. Their generation is their own epoch;
 when they have something to give up or to take, a heartbeat says so and they join again. When the last member of the
-new protocol is gone, those that are left are a classic group again.
+new protocol is gone, those that are left are a classic group again. Either way can be closed by a setting, as in Kafka:
+then the newcomer is refused, or the group goes on as it is.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -45,8 +46,10 @@ from headrace.errors import (
 PLAIN_ASSIGNORS = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
 
 
-def host(classic: ClassicGroup, group: ConsumerGroup) -> None:
+def host(classic: ClassicGroup, group: ConsumerGroup, settings: GroupSettings) -> None:
     """Fill a new group with the members of a classic one, which is not changed. Raises if they can not be hosted."""
+    if not settings.can_upgrade:
+        raise GroupStaysClassic(classic.group_id, "kafka_migration_policy does not let it change")
     if classic.protocol_type != CONSUMER:
         raise GroupStaysClassic(classic.group_id, f"its members speak {classic.protocol_type!r}")
     try:

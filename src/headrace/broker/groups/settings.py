@@ -12,3 +12,12 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     offsets_retention_ms: int = 7 * 24 * 3600 * 1000  # of a group without members
     consumer_session_timeout_ms: int = 45_000  # groups of the new protocol are told theirs
     consumer_heartbeat_interval_ms: int = 5_000
+    migration_policy: str = "bidirectional"  # or upgrade (to the new protocol), downgrade, disabled
+
+    @property
+    def can_upgrade(self) -> bool:
+        return self.migration_policy in ("bidirectional", "upgrade")
+
+    @property
+    def can_downgrade(self) -> bool:
+        return self.migration_policy in ("bidirectional", "downgrade")

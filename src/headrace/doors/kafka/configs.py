@@ -171,6 +171,7 @@ def broker_configs(door: "KafkaDoor", listener: tuple[str, int]) -> list[Config]
         ("broker.id", door.node_id, INT),
         ("compression.type", PRODUCER, STRING),
         ("default.replication.factor", 1, INT),
+        ("group.consumer.migration.policy", config.kafka_migration_policy, STRING),
         ("listeners", address, LIST),
         ("log.cleanup.policy", config.stream.cleanup_policy, LIST),
         ("log.dirs", config.data_dir, STRING),
