@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from headrace.broker.group_config import DEFAULTS, GroupConfig
 from headrace.broker.groups.coordinator import Groups
 from headrace.broker.groups.members import Join, Joined, Synced
 from headrace.broker.groups.settings import GroupSettings
@@ -119,10 +120,14 @@ class World:
         self.journal = MemoryJournal()
         self.topics = dict(topics or {})
         self.settings = GroupSettings(**settings)
+        self.told: dict[str, GroupConfig] = {}
         self.groups = self.open()
 
     def open(self) -> Groups:
-        groups = Groups(self.settings, self.clock, self.timers, self.journal.begin, lambda: self.topics)
+        groups = Groups(
+            self.settings, self.clock, self.timers, self.journal.begin, lambda: self.topics,
+            lambda group_id: self.told.get(group_id, DEFAULTS),
+        )  # fmt: skip
         groups.load(self.journal.items)
         return groups
 

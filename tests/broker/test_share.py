@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.broker.group_config import DEFAULTS
 from headrace.broker.share import (
     ACCEPT,
     REJECT,
@@ -14,7 +15,6 @@ from headrace.broker.share import (
     SavedShare,
     SharePartition,
 )
-from headrace.broker.share_settings import DEFAULTS
 from headrace.errors import InvalidRecordState
 
 
@@ -157,3 +157,26 @@ def test_every_record_is_settled_once_whatever_happens(steps: list[tuple[str, in
             share.acknowledge("b", offset, offset, [ACCEPT], 0)
     assert not left & settled
     assert share.start == end
+
+
+def test_what_nobody_is_to_have_any_more_is_done_but_for_what_is_out() -> None:
+    share = SharePartition(0)
+    assert share.acquire("m", 0, 2, 2, 10.0) == [Acquired(0, 1, 1)]
+    share.acknowledge("m", 0, 0, [RELEASE], 10.0)
+    share.archive(0, 4)
+    assert share.available(0, 6) == 4
+    assert share.acquire("m", 4, 6, 9, 10.0) == [Acquired(4, 5, 1)]
+    share.acknowledge("m", 1, 1, [RELEASE], 10.0)
+    assert share.available(0, 6) == 1, "its holder had it before"
+    share.archive(0, 4)
+    assert share.available(0, 6) is None
+    assert share.start == 4
+
+
+def test_what_came_back_waits_while_it_is_above_the_end() -> None:
+    """A group that is told to read what is committed has been given what is not."""
+    share = SharePartition(0)
+    share.acquire("m", 0, 3, 3, 10.0)
+    share.release_member("m")
+    assert share.available(0, 0) is None
+    assert share.available(0, 3) == 0

@@ -81,11 +81,20 @@ def committed(data: bytes | memoryview, aborted: Sequence[Aborted]) -> list[Batc
     return [info for info in infos if not _is_aborted(info, aborted)] if aborted else infos
 
 
+def aborted_batches(chunk: Any, aborted: Sequence[Aborted]) -> list[BatchInfo]:
+    near = _near(chunk, aborted)
+    return [info for info in codec.scan(chunk.data, verify_crc=False) if _is_aborted(info, near)] if near else []
+
+
+def _near(chunk: Any, aborted: Sequence[Aborted]) -> list[Aborted]:
+    at = bisect_left(aborted, Aborted(chunk.base_offset, -1, -1))
+    return [one for one in aborted[at:] if one.first_offset < chunk.next_offset]
+
+
 def without_aborted(chunk: Any, aborted: Sequence[Aborted]) -> Any:
     """The chunk without the batches of aborted transactions. It ends with the last one that is left, if any is:
     readers come as far as the data goes, and what is behind it is empty when they go on."""
-    at = bisect_left(aborted, Aborted(chunk.base_offset, -1, -1))
-    near = [one for one in aborted[at:] if one.first_offset < chunk.next_offset]
+    near = _near(chunk, aborted)
     if not near:
         return chunk
     infos = [info for info in committed(chunk.data, near) if info.base_offset < chunk.next_offset]

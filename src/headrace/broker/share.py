@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace.broker.group_config import DEFAULTS, GroupConfig
 from headrace.broker.settle import RangeSet
-from headrace.broker.share_settings import DEFAULTS, ShareSettings
 from headrace.errors import InvalidRecordState
 
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
@@ -40,7 +40,7 @@ class SavedShare(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharePartition:
-    def __init__(self, start: int, saved: SavedShare | None = None, settings: ShareSettings = DEFAULTS) -> None:
+    def __init__(self, start: int, saved: SavedShare | None = None, settings: GroupConfig = DEFAULTS) -> None:
         self.settings = settings
         self.start = saved.start if saved else start  # everything below is done
         self.next = self.start  # nothing at or above was ever out
@@ -66,14 +66,14 @@ class SharePartition:
     # Taking.
 
     def available(self, log_start: int, end: int) -> int | None:
-        """The first offset that can be handed out, None if there is none."""
+        """The first offset below end that can be handed out, None if there is none."""
         if log_start > self.start:
             self._settle(self.start, log_start)  # retention was faster than the group
         if self.locked >= self.settings.locks_max:
             return None
         returned = self._returned.first()
         if returned is not None:
-            return returned[0]
+            return returned[0] if returned[0] < end else None  # not, if the group was told to wait for commits
         self._skip_settled()
         return self.next if self.next < end else None
 
@@ -100,6 +100,13 @@ class SharePartition:
             room -= 1
             offset += 1
         return taken
+
+    def archive(self, start: int, end: int) -> None:
+        """Nobody is to have these any more. Those that somebody has got are looked at again when they come back."""
+        held = sorted(offset for offset in self._locks if start <= offset < end)
+        for first, last in zip([start, *(offset + 1 for offset in held)], [*held, end], strict=True):
+            if first < last:
+                self._settle(first, last)
 
     def _skip_settled(self) -> None:
         while True:

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from headrace.broker.group_config import DEFAULTS, EARLIEST, GroupConfig, decode, encode
 from headrace.broker.groups.coordinator import check_group_id
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.broker.share import SavedShare, SharePartition
-from headrace.broker.share_settings import DEFAULTS, EARLIEST, ShareSettings, decode, encode
 from headrace.clock import Clock
 from headrace.errors import (
     FencedMemberEpoch,
@@ -72,7 +72,7 @@ class ShareGroups:
         self._timers = timers
         self._topics = topics
         self._groups: dict[str, ShareGroup] = {}
-        self._settings: dict[str, ShareSettings] = {}  # by group, of those where somebody set something
+        self._settings: dict[str, GroupConfig] = {}  # by group, of those where somebody set something
         self._lock_timer: Timer | None = None
         self._lock_look = 0.0  # when it goes off
         self._beginning = asyncio.Lock()
@@ -112,11 +112,15 @@ class ShareGroups:
             raise GroupNotFound(group_id)
         return group
 
-    def settings_of(self, group_id: str) -> ShareSettings:
+    def settings_of(self, group_id: str) -> GroupConfig:
         return self._settings.get(group_id, DEFAULTS)
 
+    def configured(self) -> list[str]:
+        """Groups, of whatever kind, that were told something; they need not be there yet."""
+        return [group_id for group_id, config in self._settings.items() if config != DEFAULTS]
+
     async def configure(self, group_id: str, values: Mapping[str, Any]) -> None:
-        """Changes what is named, see ShareSettings.changed."""
+        """Changes what is named, see GroupConfig.changed."""
         check_group_id(group_id)
         async with self._configuring:  # two come at once: the second changes what the first has left
             settings = self.settings_of(group_id).changed(values)

@@ -1,18 +1,20 @@
-"""What a share group can be told about itself under Kafka's names."""
+"""What a group can be told about itself under Kafka's names."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
+from headrace.broker.group_config import GroupConfig, decode, encode
+from headrace.broker.groups.consumer import Heartbeat
 from headrace.broker.share_groups import ShareGroups
-from headrace.broker.share_settings import ShareSettings, decode, encode
 from headrace.clock import ManualClock
-from headrace.doors.kafka.configs import GROUP, SOURCE_DEFAULT
+from headrace.doors.kafka.configs import GROUP, SOURCE_DEFAULT, TOPIC
 from headrace.doors.kafka.errors import Code
 from headrace.doors.kafka.group_configs import SETTINGS
 from headrace.wire.kafka.apis import Api
 from tests.broker.group_world import ManualTimers
+from tests.broker.group_world import World as GroupWorld
 from tests.doors.kafka.test_share_offsets import take
 from tests.doors.kafka.world import Client, batch, world_at
 
@@ -38,7 +40,7 @@ async def test_of_two_who_change_a_group_at_once_none_loses_its_change(tmp_path:
     async with world_at(tmp_path) as world:
         shares = world.door.coordination.shares
         await asyncio.gather(shares.configure("s", {"lock_ms": 20_000}), shares.configure("s", {"attempts_max": 7}))
-        assert shares.settings_of("s") == ShareSettings(lock_ms=20_000, attempts_max=7)
+        assert shares.settings_of("s") == GroupConfig(lock_ms=20_000, attempts_max=7)
 
 
 async def test_what_a_group_is_told_about_itself_holds_for_it_and_after_a_restart(tmp_path: Path) -> None:
@@ -73,6 +75,9 @@ async def test_what_a_group_is_told_about_itself_holds_for_it_and_after_a_restar
         ("share_auto_offset_reset", "middle"),
         ("share_record_lock_duration_ms", "14999"),
         ("share_delivery_count_limit", "11"),
+        ("share_isolation_level", "read_nothing"),
+        ("consumer_session_timeout_ms", "44999"),
+        ("consumer_heartbeat_interval_ms", "15001"),
         ("share_partition_max_record_locks", "many"),
         ("share_nonsense", "1"),
     ],
@@ -109,5 +114,52 @@ async def test_locks_of_one_group_end_though_those_of_another_last_longer(tmp_pa
 
 
 def test_what_a_group_was_told_when_there_was_one_thing_to_tell_is_still_known() -> None:
-    assert decode(b"earliest") == ShareSettings(start="earliest")
-    assert decode(encode(ShareSettings(lock_ms=20_000))) == ShareSettings(lock_ms=20_000)
+    assert decode(b"earliest") == GroupConfig(start="earliest")
+    assert decode(encode(GroupConfig(lock_ms=20_000))) == GroupConfig(lock_ms=20_000)
+
+
+async def test_groups_that_were_told_something_are_listed_though_they_are_not_there_yet(tmp_path: Path) -> None:
+    """kafka-configs says of one that is not that it has no settings."""
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+
+        async def listed(version: int, *kinds: int) -> list[str]:
+            asked = {"resource_types": list(kinds)} if version else {}
+            found = (await client.call(Api.LIST_CONFIG_RESOURCES, version, **asked)).config_resources
+            return [one.resource_name for one in found]
+
+        assert await listed(1, GROUP) == []
+        await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, share_isolation_level="read_committed")
+        assert await listed(1, GROUP) == ["s"]
+        assert await listed(1, TOPIC) == ["t"]
+        assert set(await listed(1)) == {"t", "s", str(world.door.node_id)}
+        assert await listed(0) == [], "it asks for settings of clients' metrics only"
+        await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, share_isolation_level=None)
+        assert await listed(1, GROUP) == []
+
+
+async def test_a_consumer_group_is_told_its_session_and_how_often_its_members_are_heard_of(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        client = await world.client()
+        told = {"consumer_session_timeout_ms": "50000", "consumer_heartbeat_interval_ms": "7000"}
+        assert await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, **told) == (0, None)
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        joined = await client.call(
+            Api.CONSUMER_GROUP_HEARTBEAT, 1, group_id="s", member_id="m", member_epoch=0, rebalance_timeout=9000,
+            subscribed_topic_names=["t"], topic_partitions=[],
+        )  # fmt: skip
+        assert (joined.error_code, joined.heartbeat_interval) == (0, 7000)
+
+
+def test_the_session_of_a_member_of_a_consumer_group_is_as_long_as_the_group_was_told() -> None:
+    world = GroupWorld({"t": 1})
+    world.told["g"] = GroupConfig(consumer_session_timeout_ms=60_000)
+    for group in ("g", "other"):
+        world.groups.heartbeat(group, Heartbeat(member_id="m", epoch=0, topics=frozenset({"t"})))
+    world.timers.advance(50)
+    assert [len(world.groups.consumer(group).members) for group in ("g", "other")] == [1, 0]
+    world.timers.advance(11)
+    assert not world.groups.consumer("g").members

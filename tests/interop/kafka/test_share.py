@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import ShareConsumer
+from confluent_kafka import Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from tests.interop.kafka.broker import KafkaBroker
@@ -16,8 +16,13 @@ Name = Callable[[str], str]
 
 
 def begin_at_start(broker: KafkaBroker, group: str) -> str:
-    """As kafka-configs --entity-type groups does: a new share group begins at the end otherwise."""
-    entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+    """A new share group begins at the end otherwise."""
+    return tell(broker, group, "share.auto.offset.reset", "earliest")
+
+
+def tell(broker: KafkaBroker, group: str, setting: str, value: str) -> str:
+    """As kafka-configs --entity-type groups does."""
+    entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": broker.address})
     for future in admin.incremental_alter_configs([resource]).values():
@@ -74,6 +79,59 @@ def test_what_is_not_accepted_before_closing_comes_back(broker: KafkaBroker, nam
     second.subscribe([topic])
     assert read([second], 2) == {0: [b"b", b"c"]}
     second.close()
+
+
+def transactional(broker: KafkaBroker, name: str) -> Producer:
+    producer = Producer({"bootstrap.servers": broker.address, "transactional.id": name})
+    producer.init_transactions(SECONDS)
+    return producer
+
+
+def test_a_group_that_reads_what_is_committed_gets_nothing_of_other_transactions(
+    broker: KafkaBroker, name: Name
+) -> None:
+    topic, group = make_topic(broker, name("t")), begin_at_start(broker, name("g"))
+    tell(broker, group, "share.isolation.level", "read_committed")
+    one, two = transactional(broker, name("x")), transactional(broker, name("y"))
+    one.begin_transaction()
+    one.produce(topic, b"aborted")
+    one.flush(SECONDS)
+    produce(broker, topic, [b"plain"])
+    two.begin_transaction()
+    two.produce(topic, b"committed")
+    two.flush(SECONDS)
+    two.commit_transaction(SECONDS)
+    consumer = ShareConsumer({"bootstrap.servers": broker.address, "group.id": group})
+    consumer.subscribe([topic])
+    assert not consumer.poll(1.0), "before it is known what becomes of the first"
+    one.abort_transaction(SECONDS)
+    produce(broker, topic, [b"last"])
+    assert read([consumer], 3) == {0: [b"plain", b"committed", b"last"]}
+    consumer.close()
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+def test_the_share_consumer_of_kafka_gets_nothing_of_aborted_transactions(broker: KafkaBroker, name: Name) -> None:
+    topic, group = make_topic(broker, name("t")), begin_at_start(broker, name("g"))
+    where = ("--entity-type", "groups", "--entity-name", group)
+    kafka_configs(broker, *where, "--alter", "--add-config", "share.isolation.level=read_committed")
+    assert "share.isolation.level=read_committed" in kafka_configs(broker, *where, "--describe")
+    producer = transactional(broker, name("x"))
+    for value in (b"one", b"two", b"three", b"four"):
+        producer.begin_transaction()
+        producer.produce(topic, value)
+        producer.flush(SECONDS)
+        if value in (b"one", b"three"):
+            producer.abort_transaction(SECONDS)
+        else:
+            producer.commit_transaction(SECONDS)
+    read_two = ("--topic", topic, "--group", group, "--max-messages", "2", "--timeout-ms", "90000")
+    assert java(broker, "ConsoleShareConsumer", *read_two).splitlines()[:2] == ["two", "four"]
+
+
+def kafka_configs(broker: KafkaBroker, *arguments: str) -> str:
+    return run_java(kafka_tools(), "kafka.admin.ConfigCommand", "--bootstrap-server", broker.address, *arguments)
 
 
 @pytest.mark.peer

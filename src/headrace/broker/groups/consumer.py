@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from headrace.broker.group_config import DEFAULTS, GroupConfig
 from headrace.broker.groups.assign import ASSIGNORS, DEFAULT_ASSIGNOR, TopicPartition
 from headrace.broker.groups.patterns import compile_pattern
 from headrace.broker.groups.settings import GroupSettings
@@ -121,6 +122,7 @@ class ConsumerGroup:
         timers: Timers,
         topics: Callable[[], Mapping[str, int]],
         changed: Callable[["ConsumerGroup"], None] = lambda group: None,
+        told: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
     ) -> None:
         self.group_id = group_id
         self.epoch = 0
@@ -130,6 +132,7 @@ class ConsumerGroup:
         self.touched: set[str] = set()  # members that may have come, gone or changed; whoever saves them clears it
         self.empty_since_ms = clock.now_ms()
         self._changed = changed
+        self._told = told  # by group, what it was told about itself
         self._topics = topics  # name to number of partitions, of all topics there are
         self._seen: tuple[Mapping[str, int], ...] = ()
         self._instances: dict[str, str] = {}
@@ -436,7 +439,7 @@ class ConsumerGroup:
     # Sessions.
 
     def _session_s(self, member: ConsumerMember) -> float:
-        own, classic = self._settings.consumer_session_timeout_ms, member.classic
+        own, classic = self._told(self.group_id).consumer_session_timeout_ms, member.classic
         return (own if classic is None else classic.session_timeout_ms) / 1000
 
     def _keep_alive(self, member: ConsumerMember) -> None:

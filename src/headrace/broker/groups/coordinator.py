@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headrace.broker.group_config import DEFAULTS, GroupConfig
 from headrace.broker.groups import consumer, mixed
 from headrace.broker.groups.classic import ClassicGroup
 from headrace.broker.groups.consumer import JOIN_EPOCH, ConsumerGroup, Heartbeat
@@ -72,8 +73,10 @@ class Groups:
         timers: Timers,
         begin: Callable[[], StagedEntry],
         topics: Callable[[], Mapping[str, int]],
+        told: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
     ) -> None:
         self.settings = settings
+        self.told = told  # by group, what it was told about itself
         self.offsets = OffsetStore(begin)
         self._consumers = ConsumerStore(begin)
         self._clock = clock
@@ -224,7 +227,7 @@ class Groups:
 
     def _make_consumer(self, group_id: str) -> ConsumerGroup:
         return ConsumerGroup(
-            group_id, self.settings, self._clock, self._timers, self._topics, self._consumer_changed
+            group_id, self.settings, self._clock, self._timers, self._topics, self._consumer_changed, self.told
         )
 
     def _consumer_changed(self, group: ConsumerGroup) -> None:

@@ -10,8 +10,6 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     members_max: int = 10_000
     offset_metadata_bytes_max: int = 4096
     offsets_retention_ms: int = 7 * 24 * 3600 * 1000  # of a group without members
-    consumer_session_timeout_ms: int = 45_000  # groups of the new protocol are told theirs
-    consumer_heartbeat_interval_ms: int = 5_000
     migration_policy: str = "bidirectional"  # or upgrade (to the new protocol), downgrade, disabled
 
     @property

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.streams import Stream
 from headrace.doors.kafka import access
+from headrace.doors.kafka.configs import BROKER, GROUP, TOPIC
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError
@@ -197,13 +198,19 @@ async def push_telemetry(door: "KafkaDoor", request: Request, fields: Any) -> di
 
 
 async def list_config_resources(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    wanted = set(fields.resource_types)
-    resources: list[dict[str, Any]] = []
-    if not wanted or 2 in wanted:
-        resources += [{"resource_name": stream.name, "resource_type": 2} for stream in door.topics.all()]
-    if not wanted or 4 in wanted:
-        resources.append({"resource_name": str(door.node_id), "resource_type": 4})
-    return {"config_resources": resources}
+    if request.version == 0:  # of settings for the metrics of clients, and of nothing else
+        return {"config_resources": []}
+    names = {
+        TOPIC: [stream.name for stream in door.topics.all()],
+        BROKER: [str(door.node_id)],
+        GROUP: door.coordination.shares.configured(),
+    }
+    wanted = set(fields.resource_types) or set(names)
+    return {
+        "config_resources": [
+            {"resource_name": name, "resource_type": kind} for kind in names if kind in wanted for name in names[kind]
+        ]
+    }
 
 
 async def describe_client_quotas(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:

@@ -53,7 +53,7 @@ async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: 
     values: dict[str, Any] = {
         "member_id": answer.member_id,
         "member_epoch": answer.epoch,
-        "heartbeat_interval": groups.settings.consumer_heartbeat_interval_ms,
+        "heartbeat_interval": groups.told(fields.group_id).consumer_heartbeat_interval_ms,
     }
     if answer.assignment is not None:
         values["assignment"] = {"topic_partitions": by_topic(door, answer.assignment)}

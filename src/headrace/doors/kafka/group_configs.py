@@ -1,8 +1,8 @@
-"""Settings of share groups under Kafka's names. They come into effect at once, for members that are there, too."""
+"""Settings of groups under Kafka's names. They come into effect at once, for members that are there, too."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.broker.share_settings import DEFAULTS
+from headrace.broker.group_config import DEFAULTS
 from headrace.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -12,14 +12,17 @@ DELETE = 1
 
 
 class GroupSetting(NamedTuple):
-    field: str  # of ShareSettings
+    field: str  # of GroupConfig
     is_number: bool = True
 
 
 SETTINGS: dict[str, GroupSetting] = {
+    "consumer.heartbeat.interval.ms": GroupSetting("consumer_heartbeat_interval_ms"),
+    "consumer.session.timeout.ms": GroupSetting("consumer_session_timeout_ms"),
     "share.auto.offset.reset": GroupSetting("start", is_number=False),
     "share.delivery.count.limit": GroupSetting("attempts_max"),
     "share.heartbeat.interval.ms": GroupSetting("heartbeat_interval_ms"),
+    "share.isolation.level": GroupSetting("isolation", is_number=False),
     "share.partition.max.record.locks": GroupSetting("locks_max"),
     "share.record.lock.duration.ms": GroupSetting("lock_ms"),
     "share.session.timeout.ms": GroupSetting("session_timeout_ms"),

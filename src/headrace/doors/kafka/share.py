@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.group_config import GroupConfig
 from headrace.broker.partition import Partition, when_loaded
+from headrace.broker.reading import aborted_batches
 from headrace.broker.share import ACCEPT, SharePartition
 from headrace.broker.share_groups import ShareGroup
 from headrace.doors.kafka import access
@@ -255,12 +257,13 @@ async def take(
         if not door.admits(request):  # while it waited
             return {}
         # As of before the look: reading from disk takes a while, and what comes in the meantime is not seen any more.
-        ends, came_back = visible_ends(door, session), group.changed
+        config = door.coordination.shares.settings_of(group.group_id)
+        ends, came_back = visible_ends(door, session, config), group.changed
         read = await take_loaded(door, request, group, session, member_id, fields)
         left_s = deadline - door.loop.time()
         if read or left_s <= 0 or request.connection.is_closed:
             return read
-        await wait_for_more(ends, came_back, left_s)
+        await wait_for_more(ends, came_back, left_s, committed=config.reads_committed)
 
 
 async def take_loaded(
@@ -277,7 +280,8 @@ async def take_loaded(
         try:
             partition = topics.partition(*key)
             share = shares.partition(group, partition.log)
-            found = await when_loaded(partial(_next_chunk, partition, share, min(CHUNK_BYTES, bytes_left)))
+            find = partial(_next_chunk, door, partition, share, min(CHUNK_BYTES, bytes_left))
+            found = await when_loaded(find)
             if request.connection.is_closed:
                 break  # while it was read: nobody would give back what it takes now
             if found is None:
@@ -307,24 +311,42 @@ async def take_loaded(
     return read
 
 
-def _next_chunk(partition: Partition, share: SharePartition, bytes_max: int) -> tuple[int, Any] | None:
+def _next_chunk(
+    door: "KafkaDoor", partition: Partition, share: SharePartition, bytes_max: int
+) -> tuple[int, Any] | None:
     """Asked anew after waiting for the disk: another member may have taken what was available."""
-    first = share.available(partition.log.start_offset, partition.log.visible_end)
-    return None if first is None else (first, partition.read_now(first, bytes_max))
+    log, reads_committed = partition.log, share.settings.reads_committed
+    aborted = door.coordination.producers.aborted(log) if reads_committed else ()
+    while True:
+        end = end_of(partition, share.settings)
+        first = share.available(log.start_offset, end)
+        if first is None:
+            return None
+        chunk = partition.read_now(first, bytes_max, end=end)
+        for info in aborted_batches(chunk, aborted):
+            share.archive(info.base_offset, info.next_offset)
+        if share.available(log.start_offset, end) == first:
+            return first, chunk
 
 
-def visible_ends(door: "KafkaDoor", session: ShareSession) -> dict[Partition, int]:
+def end_of(partition: Partition, config: GroupConfig) -> int:
+    return partition.log.stable_end if config.reads_committed else partition.log.visible_end
+
+
+def visible_ends(door: "KafkaDoor", session: ShareSession, config: GroupConfig) -> dict[Partition, int]:
     ends: dict[Partition, int] = {}
     for key in session.wanted:
         with contextlib.suppress(HeadraceError):
             partition = door.topics.partition(*key)
-            ends[partition] = partition.log.visible_end
+            ends[partition] = end_of(partition, config)
     return ends
 
 
-async def wait_for_more(ends: dict[Partition, int], came_back: asyncio.Event, seconds: float) -> None:
+async def wait_for_more(
+    ends: dict[Partition, int], came_back: asyncio.Event, seconds: float, *, committed: bool
+) -> None:
     event = asyncio.Event()
-    waiters = [partition.wait(end, event.set, committed=False) for partition, end in ends.items()]
+    waiters = [partition.wait(end, event.set, committed=committed) for partition, end in ends.items()]
     tasks = [asyncio.ensure_future(one.wait()) for one in (came_back, event)]
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

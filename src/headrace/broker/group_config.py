@@ -1,0 +1,66 @@
+"""What a share group, or one of the new consumer protocol, can be told about itself; what it was not told is as in
+Kafka, and so are the bounds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.errors import InvalidInput
+
+LATEST, EARLIEST = "latest", "earliest"
+READ_UNCOMMITTED, READ_COMMITTED = "read_uncommitted", "read_committed"
+WORDS = {"start": (LATEST, EARLIEST), "isolation": (READ_UNCOMMITTED, READ_COMMITTED)}
+SESSION_MS, HEARTBEAT_MS = (45_000, 60_000), (5_000, 15_000)
+BOUNDS = {
+    "lock_ms": (15_000, 60_000),
+    "session_timeout_ms": SESSION_MS,
+    "heartbeat_interval_ms": HEARTBEAT_MS,
+    "attempts_max": (2, 10),
+    "locks_max": (100, 10_000),
+    "consumer_session_timeout_ms": SESSION_MS,
+    "consumer_heartbeat_interval_ms": HEARTBEAT_MS,
+}
+
+
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of a share group, but for the two of consumer groups."""
+
+    start: str = LATEST  # on partitions that the group has not read yet
+    isolation: str = READ_UNCOMMITTED
+    lock_ms: int = 30_000
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    attempts_max: int = 5
+    locks_max: int = 2_000  # records out at once, per partition
+    consumer_session_timeout_ms: int = 45_000
+    consumer_heartbeat_interval_ms: int = 5_000
+
+    @property
+    def reads_committed(self) -> bool:
+        return self.isolation == READ_COMMITTED
+
+    def changed(self, values: Mapping[str, Any]) -> "GroupConfig":
+        """None is what holds by itself."""
+        given = {name: getattr(DEFAULTS, name) if value is None else value for name, value in values.items()}
+        for name, value in given.items():
+            least, most = BOUNDS.get(name, (None, None))
+            if least is not None and most is not None and not least <= value <= most:
+                raise InvalidInput(f"{value} is not between {least} and {most}")
+            words = WORDS.get(name)
+            if words is not None and value not in words:
+                raise InvalidInput(f"{value!r} is neither {' nor '.join(words)}")
+        return msgspec.structs.replace(self, **given)
+
+
+DEFAULTS = GroupConfig()
+
+
+def encode(settings: GroupConfig) -> bytes:
+    return msgspec.msgpack.encode(settings)
+
+
+def decode(saved: bytes) -> GroupConfig:
+    if saved in (b"earliest", b"latest"):  # all that there was to be told, once
+        return GroupConfig(start=saved.decode())
+    return msgspec.msgpack.decode(saved, type=GroupConfig)
