@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,9 +18,11 @@ from headrace.broker.group_config import DEFAULTS, EARLIEST, GroupConfig, decode
 from headrace.broker.groups.coordinator import check_group_id
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.broker.share import SavedShare, SharePartition
+from headrace.broker.share_members import SHARE_MEMBERS, ShareMember, check_sizes, restored
 from headrace.clock import Clock
 from headrace.errors import (
     FencedMemberEpoch,
+    GroupFull,
     GroupNotEmpty,
     GroupNotFound,
     HeadraceError,
@@ -27,27 +30,14 @@ from headrace.errors import (
     InvalidRecordState,
     UnknownMember,
 )
+from headrace.log.group import Group as Entry
 from headrace.log.log import Log
 from headrace.log.shard import Shard
 
 SHARES = "shares"
 CONFIGS = "group.configs"
-LEAVE_EPOCH = -1
-TopicPartition = tuple[str, int]
-
-
-@dataclass(slots=True)
-class ShareMember:
-    member_id: str
-    client_id: str = ""
-    client_host: str = ""
-    rack_id: str | None = None
-    topics: frozenset[str] = frozenset()
-    epoch: int = 0
-    assigned: frozenset[TopicPartition] = frozenset()
-    timer: Timer | None = None
-    deadline: float = 0.0
-    is_outdated: bool = False  # it was told of a topic that is gone
+JOIN_EPOCH, LEAVE_EPOCH = 0, -1
+MEMBERS_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -87,6 +77,12 @@ class ShareGroups:
             if int(log_id) in self._shard.logs:
                 group = self.group(group_id.decode())
                 group.partitions[int(log_id)] = SharePartition(0, saved, self.settings_of(group.group_id))
+        for key, value in self._shard.state.items(SHARE_MEMBERS):
+            named, _, member_id = key.partition(b"\0")
+            group, member = self.group(named.decode()), restored(member_id.decode(), value)
+            group.members[member.member_id] = member
+            group.epoch = max(group.epoch, member.epoch)
+            self._keep_alive(group, member)  # it has one session to be heard of
 
     def close(self) -> None:
         for group in self._groups.values():
@@ -146,22 +142,16 @@ class ShareGroups:
         topics: frozenset[str] | None,
     ) -> tuple[ShareMember, bool]:
         """(the member, whether its assignment is news to it)."""
-        group = self.group(group_id)
-        member = group.members.get(member_id)
+        check_sizes(member_id, client_id, rack_id, topics)
+        if epoch == JOIN_EPOCH:
+            group, member = self._join(group_id, member_id, topics)
+        else:
+            group, member = self._known_member(group_id, member_id)
         if epoch == LEAVE_EPOCH:
-            if member is None:
-                raise UnknownMember(f"no member {member_id!r} in group {group_id!r}")
             self._drop(group, member)
             member.epoch = LEAVE_EPOCH
             return member, False
-        if epoch == 0:
-            if topics is None:
-                raise InvalidInput("a member that joins says what it subscribes to")
-            member = member or ShareMember(member_id or str(uuid.uuid4()))
-            group.members[member.member_id] = member
-        elif member is None:
-            raise UnknownMember(f"no member {member_id!r} in group {group_id!r}")
-        elif epoch > member.epoch or epoch < member.epoch - 1:
+        if epoch not in (JOIN_EPOCH, member.epoch, member.previous_epoch):
             raise FencedMemberEpoch(f"epoch {epoch}, the member is at {member.epoch}")
         member.client_id, member.client_host, member.rack_id = client_id, client_host, rack_id
         if topics is not None:
@@ -171,12 +161,50 @@ class ShareGroups:
         wanted = frozenset(
             (topic, number) for topic in member.topics if topic in counts for number in range(counts[topic])
         )
-        is_news = wanted != member.assigned or epoch == 0 or member.is_outdated
+        is_news = wanted != member.assigned or epoch == JOIN_EPOCH or member.is_outdated
         if is_news:
             member.is_outdated = False
             group.epoch += 1
-            member.assigned, member.epoch = wanted, group.epoch
+            member.previous_epoch, member.epoch = epoch, group.epoch
+            member.assigned = wanted
+        self._save_member(group, member)
         return member, is_news or epoch != member.epoch
+
+    def _join(self, group_id: str, member_id: str, topics: frozenset[str] | None) -> tuple[ShareGroup, ShareMember]:
+        check_group_id(group_id)
+        if topics is None:
+            raise InvalidInput("a member that joins says what it subscribes to")
+        group = self._groups.get(group_id) or ShareGroup(group_id)
+        member = group.members.get(member_id)
+        if member is None:
+            if len(group.members) >= MEMBERS_MAX:
+                raise GroupFull(f"group {group_id!r} has {MEMBERS_MAX} members")
+            member = ShareMember(member_id or str(uuid.uuid4()))
+            group.members[member.member_id] = member
+        self._groups[group_id] = group
+        return group, member
+
+    def _known_member(self, group_id: str, member_id: str) -> tuple[ShareGroup, ShareMember]:
+        group = self._groups.get(group_id)
+        member = group.members.get(member_id) if group is not None else None
+        if group is None or member is None:
+            raise UnknownMember(f"no member {member_id!r} in group {group_id!r}")
+        return group, member
+
+    def _save_member(self, group: ShareGroup, member: ShareMember) -> None:
+        now = member.save()
+        if now != member.saved:
+            member.saved = now
+            self._stage(lambda entry: entry.put(SHARE_MEMBERS, member_key(group, member), now))
+
+    def _stage(self, change: Callable[[Entry], None]) -> None:
+        """Nobody waits for it: what a crash takes back is done again."""
+        entry = self._shard.group()
+        change(entry)
+        try:
+            entry.commit(lazy=True)
+        except HeadraceError:
+            pass  # the disk's failure is told to whoever waits for it
 
     def check_member(self, group_id: str, member_id: str) -> ShareGroup:
         group = self._groups.get(group_id)
@@ -205,6 +233,7 @@ class ShareGroups:
             member.timer.cancel()
             member.timer = None
         group.members.pop(member.member_id, None)
+        self._stage(lambda entry: entry.delete(SHARE_MEMBERS, member_key(group, member)))
         group.epoch += 1
         self.release_member(group, member.member_id)
         if not group.members and not group.partitions:
@@ -261,9 +290,7 @@ class ShareGroups:
         now = self._clock.monotonic()
         deadlines = []
         for group in self._groups.values():
-            came_back = [one.release_expired(now) for one in group.partitions.values()]
-            if any(came_back):
-                self._wake(group)
+            self._came_back(group, [one for one, share in group.partitions.items() if share.release_expired(now)])
             deadlines += [left for one in group.partitions.values() if (left := one.next_deadline()) is not None]
         if deadlines:
             left_s = max(0.01, min(deadlines) - now)
@@ -277,8 +304,13 @@ class ShareGroups:
             self.release_member(group, member_id)
 
     def release_member(self, group: ShareGroup, member_id: str) -> None:
-        came_back = [one.release_member(member_id) for one in group.partitions.values()]
-        if any(came_back):
+        held = [one for one, share in group.partitions.items() if share.release_member(member_id)]
+        self._came_back(group, held)
+
+    def _came_back(self, group: ShareGroup, log_ids: list[int]) -> None:
+        """How often a record was tried, and that it was tried often enough, outlives a restart."""
+        if log_ids:
+            self._stage(lambda entry: self._put(entry, group, log_ids))
             self._wake(group)
 
     def _wake(self, group: ShareGroup) -> None:
@@ -288,10 +320,13 @@ class ShareGroups:
     async def save(self, group: ShareGroup, log_ids: list[int]) -> None:
         """Durable on return. Also wakes those who wait for what was released."""
         entry = self._shard.group()
-        for log_id in log_ids:
-            entry.put(SHARES, share_key(group, log_id), group.partitions[log_id].save())
+        self._put(entry, group, log_ids)
         await entry.commit()
         self._wake(group)
+
+    def _put(self, entry: Entry, group: ShareGroup, log_ids: list[int]) -> None:
+        for log_id in log_ids:
+            entry.put(SHARES, share_key(group, log_id), group.partitions[log_id].save())
 
     # Administration. What a member holds or waits for may not be pulled away from under it.
 
@@ -351,16 +386,19 @@ class ShareGroups:
         for group in self._groups.values():
             for member in group.members.values():  # one made under its name is news to them: it has another id
                 member.is_outdated = member.is_outdated or any(name == topic for name, _ in member.assigned)
+                self._save_member(group, member)
             gone = [log_id for log_id in log_ids if group.partitions.pop(log_id, None) is not None]
             if gone:
-                entry = self._shard.group()
-                for log_id in gone:
-                    entry.delete(SHARES, share_key(group, log_id))
-                try:
-                    entry.commit(lazy=True)
-                except HeadraceError:
-                    return  # whoever loads it finds no log of that number
+                self._stage(partial(self._remove, group, gone))
+
+    def _remove(self, group: ShareGroup, log_ids: list[int], entry: Entry) -> None:
+        for log_id in log_ids:
+            entry.delete(SHARES, share_key(group, log_id))
 
 
 def share_key(group: ShareGroup, log_id: int) -> bytes:
     return group.group_id.encode() + b"\0" + str(log_id).encode()
+
+
+def member_key(group: ShareGroup, member: ShareMember) -> bytes:
+    return group.group_id.encode() + b"\0" + member.member_id.encode()
