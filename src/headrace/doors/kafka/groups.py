@@ -5,14 +5,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.groups.classic import ClassicGroup
-from headrace.broker.groups.consumer import ConsumerGroup
 from headrace.broker.groups.coordinator import Listed
 from headrace.broker.groups.members import GroupState, Join, Joined, Synced
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.pipe import Request
-from headrace.errors import AccessRefused, HeadraceError, MemberIdRequired
+from headrace.errors import AccessRefused, GroupKindMismatch, HeadraceError, MemberIdRequired
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -30,6 +29,12 @@ def future_answer(door: "KafkaDoor") -> tuple["asyncio.Future[Any]", Callable[[A
             future.set_result(value)
 
     return future, answer
+
+
+def is_share_group(door: "KafkaDoor", group_id: str) -> bool:
+    """And not one of another kind: a group stays what it is until it is deleted."""
+    known = door.coordination
+    return known.shares.find(group_id) is not None and not known.groups.exists(group_id)
 
 
 async def find_coordinator(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
@@ -68,6 +73,8 @@ async def join_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[s
     )
     future, answer = future_answer(door)
     try:
+        if is_share_group(door, fields.group_id):
+            raise GroupKindMismatch(f"{fields.group_id!r} is a share group")
         door.coordination.groups.classic(fields.group_id).join(join, answer)
         joined = await future
         if isinstance(joined, HeadraceError):
@@ -182,28 +189,29 @@ def describe_group(door: "KafkaDoor", request: Request, group_id: str) -> dict[s
     refused = group_refused(access.of(door, request), group_id)
     if refused is not None:
         return {**answer, **refused}
-    group = door.coordination.groups.find(group_id)
-    if isinstance(group, ConsumerGroup):
-        return {**answer, "group_state": group.state, "protocol_type": "consumer", "members": []}
+    groups = door.coordination.groups
+    group = groups.find(group_id)
     if not isinstance(group, ClassicGroup):
-        if door.coordination.groups.exists(group_id):
+        if group is None and groups.exists(group_id):
             return {**answer, "group_state": GroupState.EMPTY.value}
-        code = Code.GROUP_ID_NOT_FOUND if request.version >= 6 else Code.NONE
-        message = f"Group {group_id} not found." if code else None
-        return {**answer, "error_code": code, "error_message": message, "group_state": "Dead"}
+        is_other = group is not None or is_share_group(door, group_id)
+        why = "is not a classic group" if is_other else "not found"
+        missing = {"error_code": Code.GROUP_ID_NOT_FOUND, "error_message": f"Group {group_id} {why}."}
+        return {**answer, **(missing if request.version >= 6 else {}), "group_state": "Dead"}
+    is_stable = group.state is GroupState.STABLE
     return {
         **answer,
         "group_state": group.state.value,
         "protocol_type": group.protocol_type,
-        "protocol_data": group.protocol if group.state is GroupState.STABLE else "",
+        "protocol_data": group.protocol if is_stable else "",
         "members": [
             {
                 "member_id": member.member_id,
                 "group_instance_id": member.instance_id,
                 "client_id": member.client_id,
                 "client_host": member.client_host,
-                "member_metadata": member.metadata(group.protocol),
-                "member_assignment": member.assignment if group.state is GroupState.STABLE else b"",
+                "member_metadata": member.metadata(group.protocol) if is_stable else b"",
+                "member_assignment": member.assignment if is_stable else b"",
             }
             for member in group.members.values()
         ],
