@@ -186,23 +186,27 @@ class Groups:
         return group
 
     def heartbeat(self, group_id: str, beat: Heartbeat) -> consumer.Answer:
-        """Of a member of the new protocol. The first that joins a classic group makes it one of the new."""
-        classic = self._groups.get(group_id)
-        if not isinstance(classic, ClassicGroup) or not classic.members:
-            return self.consumer(group_id).heartbeat(beat)
+        """Of a member of the new protocol. The first that joins a classic group makes it one of the new; one that is
+        refused makes none."""
+        check_group_id(group_id)
+        before = self._groups.get(group_id)
+        if isinstance(before, ConsumerGroup):
+            return before.heartbeat(beat)
         if beat.epoch != JOIN_EPOCH:
             # Kafka says that there is no such group, which ends a Java consumer that was only late: it may join again.
-            raise UnknownMember(f"group {group_id!r} is a classic one by now")
+            raise UnknownMember(f"group {group_id!r} is not one of the new protocol, or not any more")
         group = self._make_consumer(group_id)
         try:
-            mixed.host(classic, group, self.settings)
+            if before is not None and before.members:
+                mixed.host(before, group, self.settings)
             answer = group.heartbeat(beat)
         except HeadraceError:
             group.close()
             raise
-        classic.close(RebalanceInProgress(group_id))
         self._groups[group_id] = group
-        self._forget_classic(group_id)
+        if before is not None:
+            before.close(RebalanceInProgress(group_id))
+            self._forget_classic(group_id)
         return answer
 
     def consumer(self, group_id: str) -> ConsumerGroup:
@@ -286,7 +290,7 @@ class Groups:
             group.check_commit(member_id, instance_id, generation, transactional=transactional)
         elif isinstance(group, ConsumerGroup):
             group.check_commit(member_id, generation)
-        elif generation >= 0 or member_id:
+        elif generation >= 0:
             raise IllegalGeneration(f"group {group_id!r} has no members")
 
     def commit(self, entries: list[Committed], answer: Answer) -> None:

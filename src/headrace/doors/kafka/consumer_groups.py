@@ -7,9 +7,9 @@ from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code
-from headrace.doors.kafka.groups import future_answer, group_refused
+from headrace.doors.kafka.groups import future_answer, group_refused, is_share_group
 from headrace.doors.kafka.pipe import Request
-from headrace.errors import HeadraceError, StreamNotFound
+from headrace.errors import GroupNotFound, HeadraceError, StreamNotFound
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -37,6 +37,8 @@ async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: 
         may_read=known.reads.shows if known is not None else None,
     )
     try:
+        if is_share_group(door, fields.group_id):
+            raise GroupNotFound(fields.group_id)  # as a consumer group
         answer = groups.heartbeat(fields.group_id, beat)
         future, done = future_answer(door)
         groups.when_kept(fields.group_id, done)

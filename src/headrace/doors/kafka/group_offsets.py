@@ -9,7 +9,7 @@ from headrace.broker.streams import Stream
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code
-from headrace.doors.kafka.groups import future_answer
+from headrace.doors.kafka.groups import future_answer, is_share_group
 from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import (
@@ -90,6 +90,8 @@ async def offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dic
     entries, answers = collect(door, allowed.reads, fields.group_id, fields.topics, request.version)
     try:
         allowed.group(fields.group_id)
+        if is_share_group(door, fields.group_id):
+            raise GroupNotFound(fields.group_id)  # as one that commits
         groups.check_commit(
             fields.group_id, fields.member_id, fields.group_instance_id, fields.generation_id_or_member_epoch
         )

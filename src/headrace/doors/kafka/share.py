@@ -19,7 +19,7 @@ from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.groups import group_refused
 from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
-from headrace.errors import AccessRefused, GroupKindMismatch, HeadraceError, PartitionNotFound, StreamNotFound
+from headrace.errors import AccessRefused, GroupNotFound, HeadraceError, PartitionNotFound, StreamNotFound
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -87,9 +87,10 @@ async def begin(
 
 
 def check_kind(door: "KafkaDoor", group_id: str) -> None:
-    group = door.coordination.groups.find(group_id)
-    if group is not None and group.members:
-        raise GroupKindMismatch(f"group {group_id!r} is not a share group")
+    """A group stays what it is until it is deleted."""
+    known = door.coordination
+    if known.groups.exists(group_id) and known.shares.find(group_id) is None:
+        raise GroupNotFound(group_id)  # as a share group
 
 
 async def share_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
@@ -186,6 +187,8 @@ async def acknowledge_all(
 
 
 async def share_acknowledge(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    if fields.share_session_epoch == NEW:  # sessions begin with a fetch
+        return {"error_code": Code.INVALID_SHARE_SESSION_EPOCH}
     session, code = open_session(door, request.connection, fields)
     if session is None:
         return {"error_code": code}

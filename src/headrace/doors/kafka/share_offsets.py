@@ -7,8 +7,9 @@ from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import code_of
 from headrace.doors.kafka.pipe import Request
+from headrace.doors.kafka.share import check_kind
 from headrace.doors.kafka.topic_index import Topics
-from headrace.errors import AccessRefused, GroupNotFound, HeadraceError, InvalidInput, StreamNotFound
+from headrace.errors import AccessRefused, HeadraceError, InvalidInput, StreamNotFound
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -91,9 +92,7 @@ async def alter_share_group_offsets(door: "KafkaDoor", request: Request, fields:
         topic_id = id_of(door, readable, topic.topic_name)
         responses.append({"topic_name": topic.topic_name, "topic_id": topic_id, "partitions": parts})
     try:
-        other = door.coordination.groups.find(fields.group_id)
-        if other is not None and other.members:
-            raise GroupNotFound(fields.group_id)  # as a share group
+        check_kind(door, fields.group_id)
         await door.coordination.shares.move(fields.group_id, starts)
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error)}

@@ -1,0 +1,80 @@
+"""A group is of one kind until it is deleted; and who is refused makes none."""
+
+from pathlib import Path
+
+from headrace.doors.kafka.errors import Code
+from headrace.wire.kafka.apis import Api
+from tests.doors.kafka.group_members import beat_consumer, beat_share, classic_member, commit, join_classic
+from tests.doors.kafka.world import Client, world_at
+
+
+async def listed(client: Client) -> list[tuple[str, str]]:
+    return sorted((one.group_id, one.group_type) for one in (await client.call(Api.LIST_GROUPS, 5)).groups)
+
+
+async def delete(client: Client, group: str) -> int:
+    [result] = (await client.call(Api.DELETE_GROUPS, 2, groups_names=[group])).results
+    code: int = result.error_code
+    return code
+
+
+async def test_a_share_group_is_no_consumer_group_with_members_or_without(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        for epoch in (0, -1):
+            await beat_share(client, "g", epoch)
+            assert (await join_classic(client, "g")).error_code == Code.INCONSISTENT_GROUP_PROTOCOL
+            assert (await beat_consumer(client, "g")).error_code == Code.GROUP_ID_NOT_FOUND
+            assert await commit(client, "g") == Code.GROUP_ID_NOT_FOUND
+            assert await listed(client) == [("g", "share")]
+        assert await delete(client, "g") == 0
+        assert (await beat_consumer(client, "g")).error_code == 0
+
+
+async def test_a_consumer_group_is_no_share_group_with_members_or_without(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        joined = await classic_member(client, "classic")
+        await commit(client, "simple")
+        for epoch in (0, -1):
+            await beat_consumer(client, "new", epoch)
+            for group in ("new", "classic", "simple"):
+                assert (await beat_share(client, group)).error_code == Code.GROUP_ID_NOT_FOUND
+            assert await listed(client) == [("classic", "classic"), ("new", "consumer"), ("simple", "classic")]
+            gone = [{"member_id": joined.member_id}]
+            await client.call(Api.LEAVE_GROUP, 4, group_id="classic", members=gone)
+        assert await delete(client, "new") == 0
+        assert (await beat_share(client, "new")).error_code == 0
+
+
+async def test_a_heartbeat_of_nobody_makes_no_group(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        client = await world.client()
+        for epoch in (3, -1):
+            assert (await beat_consumer(client, "g", epoch)).error_code == Code.UNKNOWN_MEMBER_ID
+            assert (await beat_share(client, "g", epoch)).error_code == Code.UNKNOWN_MEMBER_ID
+        refused = await client.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, group_id="g", member_id="m", member_epoch=0)
+        assert refused.error_code == Code.INVALID_REQUEST, "it does not say what it subscribes to"
+        assert await listed(client) == []
+
+
+async def test_a_group_that_is_not_there_takes_a_commit_that_names_no_generation(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        assert await commit(client, "g", 3, "m") == Code.ILLEGAL_GENERATION
+        assert await commit(client, "g", -1, "m") == 0
+
+
+async def test_a_share_session_does_not_begin_with_an_acknowledgement(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        await beat_share(client, "g")
+        for epoch, code in ((0, Code.INVALID_SHARE_SESSION_EPOCH), (1, Code.SHARE_SESSION_NOT_FOUND)):
+            answer = await client.call(
+                Api.SHARE_ACKNOWLEDGE, 1, group_id="g", member_id="m", share_session_epoch=epoch, topics=[]
+            )
+            assert answer.error_code == code
