@@ -130,3 +130,32 @@ async def test_a_commit_that_the_disk_has_no_room_for_is_tried_again(
         assert await commit(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
         assert await commit_in_transaction(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
     assert await commit(client, epoch) == Code.NONE
+
+
+async def test_a_transaction_that_the_disk_has_no_room_for_is_tried_again(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Kafka: a storage error is not what producers expect of a coordinator."""
+
+    async def full(*args: object, **options: object) -> None:
+        raise DiskFull("no space left")
+
+    async def init() -> Any:
+        return await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout=60_000)
+
+    producer = await init()
+    who = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
+    monkeypatch.setattr(world.door.coordination.transactions, "_put", full)
+    monkeypatch.setattr(world.door.coordination.transactions, "end", full)
+    added = await client.call(
+        Api.ADD_PARTITIONS_TO_TXN, 3, v3_and_below_transactional_id="x",
+        **{f"v3_and_below_{name}": value for name, value in who.items()},
+        v3_and_below_topics=[{"name": "t", "partitions": [0]}],
+    )  # fmt: skip
+    codes = [
+        added.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code,
+        (await client.call(Api.ADD_OFFSETS_TO_TXN, 3, transactional_id="x", group_id="g", **who)).error_code,
+        (await client.call(Api.END_TXN, 3, transactional_id="x", committed=True, **who)).error_code,
+        (await init()).error_code,
+    ]
+    assert codes == [Code.COORDINATOR_NOT_AVAILABLE] * 4

@@ -19,10 +19,11 @@ STATES = {"Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit",
 
 
 def fencing_code(error: HeadraceError, version: int, since: int) -> Code:
-    """PRODUCER_FENCED is newer than fencing: older versions of an API say it with an epoch."""
+    """PRODUCER_FENCED is newer than fencing: older versions of an API say it with an epoch. Of a disk that said no
+    producers are told as members of groups are: they try again."""
     if isinstance(error, ProducerFenced) and version < since:
         return Code.INVALID_PRODUCER_EPOCH
-    return code_of(error)
+    return group_code(code_of(error))
 
 
 async def init_producer_id(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
@@ -116,7 +117,7 @@ async def txn_offset_commit(door: "KafkaDoor", request: Request, fields: Any) ->
     except StaleMemberEpoch:
         fail_all(answers, Code.ILLEGAL_GENERATION)  # the producer can abort; Java gives up on a code of members
     except HeadraceError as error:
-        fail_all(answers, group_code(fencing_code(error, request.version, 99)))
+        fail_all(answers, fencing_code(error, request.version, 99))
     return {"topics": answers}
 
 
