@@ -375,6 +375,23 @@ async def test_a_producer_whose_transaction_timed_out_may_start_over_and_a_stran
             await transactions.begin_producer("x", 1000, pid, epoch)
 
 
+async def test_a_producer_whose_transaction_timed_out_hears_what_it_can_go_on_from(tmp_path: Path) -> None:
+    """Of a batch, that its epoch is old: a fence ends Java's producers. And that it is aborted, as it asks then."""
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        pid, epoch = await begin(broker)
+        transactions = broker.coordination.transactions
+        await time_out(broker)
+        with pytest.raises(InvalidProducerEpoch):
+            transactions.check_append(pid, epoch, ("t", 0))
+        await transactions.end("x", pid, epoch, commit=False)
+        with pytest.raises(ProducerFenced):
+            await transactions.end("x", pid, epoch - 1, commit=False)
+        assert await transactions.begin_producer("x", 1000, pid, epoch) == (pid, epoch + 2)
+        with pytest.raises(ProducerFenced):
+            await transactions.end("x", pid, epoch, commit=False)
+
+
 async def test_what_a_transaction_may_not_do(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")

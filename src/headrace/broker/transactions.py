@@ -36,6 +36,7 @@ from headrace.errors import (
     ConcurrentTransactions,
     HeadraceError,
     InvalidInput,
+    InvalidProducerEpoch,
     InvalidTransactionState,
     InvalidTransactionTimeout,
     ProducerFenced,
@@ -156,8 +157,8 @@ class Transactions:
         one = self._by_producer.get(producer_id)
         if one is None:
             raise UnknownProducer(f"producer {producer_id} has no transactional id")
-        if epoch != one.epoch:
-            raise ProducerFenced(f"producer {producer_id} is at epoch {one.epoch}, not {epoch}")
+        if epoch != one.epoch:  # perhaps because its time was up: it may start over, and from a fence Java does not
+            raise InvalidProducerEpoch(f"producer {producer_id} is at epoch {one.epoch}, not {epoch}")
         # A topic made anew under the name is not in it: its log would get no marker.
         if one.state != ONGOING or one.partitions.get(where) not in self._shard.logs:
             raise InvalidTransactionState(f"{where[0]}-{where[1]} is not in the transaction")
@@ -218,6 +219,9 @@ class Transactions:
         }
 
     async def end(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> None:
+        known = self._by_id.get(transactional_id)
+        if known is not None and not commit and known.state == ABORTED and known.last == (producer_id, epoch):
+            return  # its time was up, and this is what became of it: who is told so starts over
         one = self._check(transactional_id, producer_id, epoch)
         if one.state == (COMMITTED if commit else ABORTED):
             return  # the answer was lost

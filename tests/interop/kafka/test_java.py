@@ -108,6 +108,17 @@ def test_transactions_of_the_java_client_with_the_versions_we_offer(tool: Tool, 
     assert len(read.splitlines()) >= 2000
 
 
+def test_a_java_producer_whose_transaction_timed_out_aborts_and_goes_on(
+    broker: KafkaBroker, tool: Tool, name: Name
+) -> None:
+    topic = name("t")
+    program = str(Path(__file__).parent / "LateProducer.java")
+    assert run_java(kafka_tools(), program, broker.address, topic, name("x")) == "committed\n"
+    committed = ("--command-property", "isolation.level=read_committed", "--max-messages", "1")
+    read = tool(CONSUME, "--topic", topic, "--from-beginning", "--timeout-ms", "90000", *committed)
+    assert read.splitlines()[0] == "in time"
+
+
 def test_the_small_tools_run(tool: Tool, name: Name, tmp_path: Path) -> None:
     topic = name("t")
     tool(PRODUCE, "--topic", topic, stdin="a\nb\nc\n")
