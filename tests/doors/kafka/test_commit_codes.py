@@ -159,3 +159,37 @@ async def test_a_transaction_that_the_disk_has_no_room_for_is_tried_again(
         (await init()).error_code,
     ]
     assert codes == [Code.COORDINATOR_NOT_AVAILABLE] * 4
+
+
+async def test_a_producer_id_that_the_disk_has_no_room_for_is_asked_for_again(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java looks for the coordinator of its transactional id if that is not there, and has none."""
+
+    async def full() -> int:
+        raise DiskFull("no space left")
+
+    monkeypatch.setattr(world.door.coordination.producers, "new_id", full)
+    asked = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=60_000)
+    assert asked.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+
+
+async def test_a_share_group_that_the_disk_has_no_room_for_is_joined_again(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other code ends a Java share consumer."""
+
+    async def full(*args: object) -> None:
+        raise DiskFull("no space left")
+
+    monkeypatch.setattr(world.door.coordination.shares, "_set", full)
+    joins = {"group_id": "s", "member_id": "m", "member_epoch": 0, "subscribed_topic_names": ["t"]}
+    assert (await client.call(Api.SHARE_GROUP_HEARTBEAT, 1, **joins)).error_code == Code.COORDINATOR_NOT_AVAILABLE
+    topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
+    fetched = await client.call(
+        Api.SHARE_FETCH, 1, group_id="s", member_id="m", max_bytes=1000, max_records=10,
+        topics=[{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}],
+    )  # fmt: skip
+    assert fetched.error_code == Code.KAFKA_STORAGE_ERROR
+    monkeypatch.undo()
+    assert (await client.call(Api.SHARE_GROUP_HEARTBEAT, 1, **joins)).error_code == 0

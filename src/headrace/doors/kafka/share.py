@@ -15,7 +15,7 @@ from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.consumer_groups import by_topic
-from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.groups import group_refused
 from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
@@ -60,7 +60,7 @@ async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any
             await begin(door, door.topics, shares.group(fields.group_id), member.assigned)
     except HeadraceError as error:
         return {
-            "error_code": code_of(error),
+            "error_code": group_code(code_of(error)),
             "error_message": str(error),
             "member_id": fields.member_id,
             "member_epoch": fields.member_epoch,
@@ -233,7 +233,10 @@ async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[
     if fields.share_session_epoch == FINAL:
         shares.release_member(group, member_id)
     else:
-        await begin(door, readable, group, session.wanted)
+        try:
+            await begin(door, readable, group, session.wanted)
+        except HeadraceError as error:
+            return {"error_code": code_of(error), "error_message": str(error)}
         read = await take(door, request, group, session, member_id, fields)
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for key in {**results, **read}:

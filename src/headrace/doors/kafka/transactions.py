@@ -38,11 +38,10 @@ async def init_producer_id(door: "KafkaDoor", request: Request, fields: Any) -> 
                 fields.producer_epoch,
             )
     except HeadraceError as error:
-        return {
-            "error_code": fencing_code(error, request.version, 4),
-            "producer_id": -1,
-            "producer_epoch": -1,
-        }
+        code = fencing_code(error, request.version, 4)
+        if code is Code.COORDINATOR_NOT_AVAILABLE and fields.transactional_id is None:
+            code = Code.COORDINATOR_LOAD_IN_PROGRESS  # try again as well; without an id Java can look for none
+        return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     return {"producer_id": producer_id, "producer_epoch": epoch}
 
 
