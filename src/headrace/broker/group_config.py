@@ -1,6 +1,7 @@
 """What a share group, or one of the new consumer protocol, can be told about itself; what it was not told is as in
 Kafka, and so are the bounds."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,11 @@ import msgspec
 
 from headrace.errors import InvalidInput
 
-LATEST, EARLIEST = "latest", "earliest"
+LATEST, EARLIEST, BY_DURATION = "latest", "earliest", "by_duration:"
+DURATION = re.compile(
+    r"P(?=.)(?:(\d{1,6})D)?(?:T(?=.)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9}(?:\.\d{0,9})?)S)?)?", re.IGNORECASE
+)
+DURATION_S = (86400, 3600, 60, 1)
 READ_UNCOMMITTED, READ_COMMITTED = "read_uncommitted", "read_committed"
 WORDS = {"start": (LATEST, EARLIEST), "isolation": (READ_UNCOMMITTED, READ_COMMITTED)}
 SESSION_MS, HEARTBEAT_MS = (45_000, 60_000), (5_000, 15_000)
@@ -26,7 +31,7 @@ BOUNDS = {
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a share group, but for the two of consumer groups."""
 
-    start: str = LATEST  # on partitions that the group has not read yet
+    start: str = LATEST  # on partitions that the group has not read yet; or by_duration:PT1H, that long ago
     isolation: str = READ_UNCOMMITTED
     lock_ms: int = 30_000
     session_timeout_ms: int = 45_000
@@ -35,6 +40,11 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     locks_max: int = 2_000  # records out at once, per partition
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
+
+    @property
+    def start_age_ms(self) -> int | None:
+        """How long ago the group begins, if it was told that."""
+        return _age_ms(self.start) if self.start.startswith(BY_DURATION) else None
 
     @property
     def reads_committed(self) -> bool:
@@ -48,9 +58,16 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             if least is not None and most is not None and not least <= value <= most:
                 raise InvalidInput(f"{value} is not between {least} and {most}")
             words = WORDS.get(name)
-            if words is not None and value not in words:
+            if words is not None and value not in words and (name != "start" or _age_ms(value) is None):
                 raise InvalidInput(f"{value!r} is neither {' nor '.join(words)}")
         return msgspec.structs.replace(self, **given)
+
+
+def _age_ms(start: str) -> int | None:
+    found = DURATION.fullmatch(start.removeprefix(BY_DURATION)) if start.startswith(BY_DURATION) else None
+    if found is None:
+        return None
+    return round(1000 * sum(float(one) * unit for one, unit in zip(found.groups("0"), DURATION_S, strict=True)))
 
 
 DEFAULTS = GroupConfig()

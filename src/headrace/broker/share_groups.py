@@ -17,6 +17,7 @@ import msgspec
 from headrace.broker.group_config import DEFAULTS, EARLIEST, GroupConfig, decode, encode
 from headrace.broker.groups.coordinator import check_group_id
 from headrace.broker.groups.timers import Timer, Timers
+from headrace.broker.partition import when_loaded
 from headrace.broker.share import SavedShare, SharePartition
 from headrace.broker.share_members import SHARE_MEMBERS, ShareMember, check_sizes, restored
 from headrace.clock import Clock
@@ -247,15 +248,18 @@ class ShareGroups:
         if not logs:
             return
         async with self._beginning:  # two members come at once: the first one's beginning holds
-            from_start = self.settings_of(group.group_id).start == EARLIEST
-            await self._set(
-                group,
-                {
-                    log: SharePartition(log.start_offset if from_start else log.visible_end)
-                    for log in logs
-                    if log.id not in group.partitions
-                },
-            )
+            config = self.settings_of(group.group_id)
+            starts = {log: await self._beginning_of(log, config) for log in logs if log.id not in group.partitions}
+            await self._set(group, {log: SharePartition(offset) for log, offset in starts.items()})
+
+    async def _beginning_of(self, log: Log, config: GroupConfig) -> int:
+        if config.start == EARLIEST:
+            return log.start_offset
+        if config.start_age_ms is None:
+            return log.visible_end
+        since_ms = max(0, self._clock.now_ms() - config.start_age_ms)
+        found = await when_loaded(lambda: log.offset_for_timestamp_now(since_ms))
+        return log.visible_end if found is None else found[0]
 
     async def _set(self, group: ShareGroup, started: Mapping[Log, SharePartition]) -> None:
         entry = self._shard.group()

@@ -12,10 +12,11 @@ from headrace.clock import ManualClock
 from headrace.doors.kafka.configs import GROUP, SOURCE_DEFAULT, TOPIC
 from headrace.doors.kafka.errors import Code
 from headrace.doors.kafka.group_configs import SETTINGS
+from headrace.record import codec as records
 from headrace.wire.kafka.apis import Api
 from tests.broker.group_world import ManualTimers
 from tests.broker.group_world import World as GroupWorld
-from tests.doors.kafka.test_share_offsets import take
+from tests.doors.kafka.test_share_offsets import beat, take
 from tests.doors.kafka.world import Client, batch, world_at
 
 
@@ -73,6 +74,10 @@ async def test_what_a_group_is_told_about_itself_holds_for_it_and_after_a_restar
     ("name", "value"),
     [
         ("share_auto_offset_reset", "middle"),
+        ("share_auto_offset_reset", "by_duration:an hour"),
+        ("share_auto_offset_reset", "by_duration:-PT1H"),
+        ("share_auto_offset_reset", "by_duration:PT"),
+        ("share_auto_offset_reset", "by_duration:"),
         ("share_record_lock_duration_ms", "14999"),
         ("share_delivery_count_limit", "11"),
         ("share_isolation_level", "read_nothing"),
@@ -163,3 +168,47 @@ def test_the_session_of_a_member_of_a_consumer_group_is_as_long_as_the_group_was
     assert [len(world.groups.consumer(group).members) for group in ("g", "other")] == [1, 0]
     world.timers.advance(11)
     assert not world.groups.consumer("g").members
+
+
+async def test_nothing_is_appended_to_a_setting_of_a_group_or_taken_from_it(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        client = await world.client()
+        for operation in (2, 3):
+            change = {"name": "share.isolation.level", "value": "read_committed", "config_operation": operation}
+            asked = [{"resource_type": GROUP, "resource_name": "s", "configs": [change]}]
+            [answer] = (await client.call(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked)).responses
+            assert answer.error_code == Code.INVALID_CONFIG
+        assert await configured(client) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("PT0S", 0), ("PT1.5S", 1.5), ("P1D", 86400), ("P2DT3H4M5S", 183845), ("pt10m", 600), ("PT36H", 129600)],
+)
+def test_a_group_begins_as_long_ago_as_a_duration_says(text: str, seconds: float) -> None:
+    assert GroupConfig().changed({"start": f"by_duration:{text}"}).start_age_ms == 1000 * seconds
+
+
+async def test_a_group_begins_with_what_came_in_the_last_hour(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        now_ms = world.broker.clock.now_ms()
+        for age_ms in (7_200_000, 3_900_000, 1_800_000, 0):
+            await client.produce("t", records.build([(None, b"x", (), now_ms - age_ms)]))
+        told = {"share_auto_offset_reset": "by_duration:PT1H"}
+        assert await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, **told) == (0, None)
+        await beat(client)
+        assert await take(world, client) == [(2, 3)]
+
+
+async def test_a_group_begins_at_the_end_where_nothing_came_as_lately_as_it_was_told(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        await client.produce("t", batch(b"old"))
+        await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, share_auto_offset_reset="by_duration:PT1S")
+        await beat(client)
+        assert await take(world, client) == []
+        await client.produce("t", batch(b"new"))
+        assert await take(world, client) == [(1, 1)]

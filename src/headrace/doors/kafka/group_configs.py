@@ -8,7 +8,7 @@ from headrace.errors import InvalidInput
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
-DELETE = 1
+SET, DELETE = 0, 1
 
 
 class GroupSetting(NamedTuple):
@@ -60,7 +60,10 @@ async def alter(door: "KafkaDoor", group_id: str, given: Any, *, replaces: bool,
     """All of it or, where something is wrong, nothing."""
     values: dict[str, Any] = dict.fromkeys(one.field for one in SETTINGS.values()) if replaces else {}
     for one in given:
-        taken_back = getattr(one, "config_operation", None) == DELETE
+        operation = getattr(one, "config_operation", SET)
+        if operation not in (SET, DELETE):
+            raise InvalidInput(f"{one.name} is not a list")
+        taken_back = operation == DELETE
         field, value = parse(one.name, None if taken_back else one.value)
         values[field] = value
     shares = door.coordination.shares
