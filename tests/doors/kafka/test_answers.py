@@ -135,6 +135,24 @@ async def test_an_epoch_ends_where_the_next_one_begins(
     assert (part.error_code, part.leader_epoch, part.end_offset) == (0, epoch, end)
 
 
+@pytest.mark.parametrize("asked", [8, -1])
+async def test_nothing_is_known_of_where_an_epoch_ends_that_never_was(
+    world: World, client: Client, asked: int
+) -> None:
+    """Whoever has read in one that is still to come has read another log, before an older copy was put in its place:
+    it begins anew, as with Kafka, instead of going on in the midst of other records."""
+    topic = await world.topic(f"never{asked}")
+    log = world.broker.streams.get(topic).partitions[0].log
+    await client.produce(topic, batch(b"a", b"b"))
+    log.epoch, log.epochs = 7, [(3, 0), (7, 1)]
+    wanted = [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": asked}]
+    answer = await client.call(
+        Api.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=[{"topic": topic, "partitions": wanted}]
+    )
+    [part] = answer.topics[0].partitions
+    assert (part.error_code, part.leader_epoch, part.end_offset) == (0, -1, -1)
+
+
 async def test_a_client_with_another_epoch_is_told(world: World, client: Client) -> None:
     await world.topic("epochs")
     epoch = world.broker.streams.get("epochs").partitions[0].log.epoch

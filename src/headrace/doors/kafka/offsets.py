@@ -110,7 +110,7 @@ async def offset_for_leader_epoch(door: "KafkaDoor", request: Request, fields: A
                 check = epoch_error(partition, wanted.current_leader_epoch)
                 if check is not None:
                     answer["error_code"] = check
-                else:
+                elif 0 <= wanted.leader_epoch <= partition.log.epoch:  # else who asks has read another log
                     epoch, end = partition.log.epoch_end(wanted.leader_epoch)
                     answer.update(leader_epoch=epoch, end_offset=end)
             except HeadraceError as error:
