@@ -153,6 +153,21 @@ async def test_nothing_is_known_of_where_an_epoch_ends_that_never_was(
     assert (part.error_code, part.leader_epoch, part.end_offset) == (0, -1, -1)
 
 
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [([[1]], Code.INVALID_REPLICA_ASSIGNMENT), ([[1], [9]], Code.INVALID_REPLICA_ASSIGNMENT), ([[1], [1]], Code.NONE)],
+)
+async def test_partitions_that_are_told_where_to_be_are_one_node_each(
+    world: World, client: Client, given: list[list[int]], code: int
+) -> None:
+    topic = await world.topic(f"grows-{given}".translate(str.maketrans("[], ", "....")))
+    where = [{"broker_ids": ids} for ids in given]
+    asked = [{"name": topic, "count": 3, "assignments": where}]
+    [answer] = (await client.call(Api.CREATE_PARTITIONS, 3, topics=asked, timeout=1000)).results
+    assert answer.error_code == code
+    assert len(world.broker.streams.get(topic).partitions) == (1 if code else 3)
+
+
 async def test_a_client_with_another_epoch_is_told(world: World, client: Client) -> None:
     await world.topic("epochs")
     epoch = world.broker.streams.get("epochs").partitions[0].log.epoch

@@ -43,6 +43,10 @@ class InvalidReplicas(InvalidInput):
     """There is one node, so there is one replica."""
 
 
+class InvalidAssignment(InvalidInput):
+    """Says where partitions are to be, and they can not be there."""
+
+
 class InvalidName(InvalidInput):
     """Not a name for a topic."""
 
@@ -52,6 +56,8 @@ def creation_code(error: HeadraceError) -> Code:
         return Code.INVALID_PARTITIONS
     if isinstance(error, InvalidReplicas):
         return Code.INVALID_REPLICATION_FACTOR
+    if isinstance(error, InvalidAssignment):
+        return Code.INVALID_REPLICA_ASSIGNMENT
     if isinstance(error, InvalidName):
         return Code.INVALID_TOPIC
     if isinstance(error, InvalidSetting | configs.InvalidConfig):
@@ -91,10 +97,10 @@ def count_partitions(door: "KafkaDoor", topic: Any) -> int:
         if topic.num_partitions != DEFAULT or topic.replication_factor != DEFAULT:
             raise InvalidInput("either a number of partitions, or where each is")
         if any(one.broker_ids != [door.node_id] for one in topic.assignments):
-            raise InvalidReplicas(f"there is one node, {door.node_id}")
+            raise InvalidAssignment(f"there is one node, {door.node_id}")
         numbers = sorted(one.partition_index for one in topic.assignments)
         if numbers != list(range(len(numbers))):
-            raise InvalidInput("partitions are numbered from 0")
+            raise InvalidAssignment("partitions are numbered from 0")
         return len(numbers)
     if topic.replication_factor not in (DEFAULT, 1):
         raise InvalidReplicas(f"Replication factor: {topic.replication_factor} larger than available brokers: 1.")
@@ -148,6 +154,9 @@ async def create_partitions(door: "KafkaDoor", request: Request, fields: Any) ->
             have = len(stream.partitions)
             if topic.count <= have:
                 raise InvalidPartitions(f"Topic currently has {have} partitions, {topic.count} are not more.")
+            given = [one.broker_ids for one in topic.assignments or ()]
+            if given and given != [[door.node_id]] * (topic.count - have):
+                raise InvalidAssignment(f"{topic.count - have} more partitions, and one node, {door.node_id}")
             if topic.count > door.config.partitions_max:
                 raise InvalidPartitions(f"a topic has at most {door.config.partitions_max:,} partitions")
             if not fields.validate_only:
