@@ -120,14 +120,7 @@ class SharePartition:
     def acknowledge(self, member: str, first: int, last: int, types: Sequence[int], deadline: float) -> None:
         """One type for the whole range, or one for each offset. Raises, and changes nothing, unless the member
         holds them all."""
-        if last < first or last - first >= self.locked or len(types) not in (1, last - first + 1):
-            raise InvalidRecordState(f"{len(types)} acknowledgements for {first} to {last}")
-        if any(not GAP <= kind <= RENEW for kind in types):
-            raise InvalidRecordState(f"acknowledgements of types {sorted(set(types))}")
-        for offset in range(first, last + 1):
-            lock = self._locks.get(offset)
-            if lock is None or lock.member != member:
-                raise InvalidRecordState(f"offset {offset} is not held by {member!r}")
+        self.check(member, first, last, types)
         for offset in range(first, last + 1):
             kind = types[0] if len(types) == 1 else types[offset - first]
             if kind == RENEW:
@@ -137,6 +130,16 @@ class SharePartition:
             else:
                 del self._locks[offset]
                 self._settle(offset, offset + 1)
+
+    def check(self, member: str, first: int, last: int, types: Sequence[int]) -> None:
+        if last < first or last - first >= self.locked or len(types) not in (1, last - first + 1):
+            raise InvalidRecordState(f"{len(types)} acknowledgements for {first} to {last}")
+        if any(not GAP <= kind <= RENEW for kind in types):
+            raise InvalidRecordState(f"acknowledgements of types {sorted(set(types))}")
+        for offset in range(first, last + 1):
+            lock = self._locks.get(offset)
+            if lock is None or lock.member != member:
+                raise InvalidRecordState(f"offset {offset} is not held by {member!r}")
 
     def release_member(self, member: str) -> bool:
         """The member is gone: what it held comes back."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.doors.kafka import share
+from headrace.doors.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.test_share_offsets import beat, take
 from tests.doors.kafka.world import Client, Closed, World, batch, world_at
@@ -141,3 +142,28 @@ async def test_a_client_has_its_session_though_there_may_be_no_more(
         await take(world, client)
         monkeypatch.setattr(share, "SESSIONS_MAX", 1)
         await take(world, client)  # anew, in the place of the one it had
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [[(0, 1, [1]), (1, 1, [1])], [(0, 0, [2]), (7, 7, [1])], [(0, 0, [1]), (1, 1, [9])], [(1, 1, [1]), (0, 1, [3])]],
+)
+async def test_of_acknowledgements_of_a_partition_all_hold_or_none(
+    tmp_path: Path, batches: list[tuple[int, int, list[int]]]
+) -> None:
+    async with world_at(tmp_path) as world:
+        client, other = await two_members(world)
+        await client.produce("t", batch(b"a", b"b"))
+        assert await take(world, client) == [(0, 1)]
+        topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
+        said = [
+            {"first_offset": first, "last_offset": last, "acknowledge_types": types} for first, last, types in batches
+        ]
+        wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": 0, "acknowledgement_batches": said}]}]
+        answer = await client.call(
+            Api.SHARE_ACKNOWLEDGE, 1, group_id="s", member_id="m", share_session_epoch=1, topics=wanted
+        )
+        assert answer.responses[0].partitions[0].error_code == Code.INVALID_RECORD_STATE
+        assert await take(world, other, "other") == [], "it has both of them"
+        await gone(world, client)
+        assert await take(world, other, "other") == [(0, 1)]

@@ -19,7 +19,14 @@ from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.groups import group_refused
 from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
-from headrace.errors import AccessRefused, GroupNotFound, HeadraceError, PartitionNotFound, StreamNotFound
+from headrace.errors import (
+    AccessRefused,
+    GroupNotFound,
+    HeadraceError,
+    InvalidRecordState,
+    PartitionNotFound,
+    StreamNotFound,
+)
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -165,15 +172,9 @@ async def acknowledge_all(
             key = (topic.topic_id, part.partition_index)
             try:
                 log = readable.partition(topic.topic_id, part.partition_index).log
-                share = shares.partition(group, log)
-                for one in part.acknowledgement_batches:
-                    share.acknowledge(
-                        member_id,
-                        one.first_offset,
-                        one.last_offset,
-                        one.acknowledge_types or [ACCEPT],
-                        shares.lock_deadline(group),
-                    )
+                acknowledge(
+                    shares.partition(group, log), member_id, part.acknowledgement_batches, shares.lock_deadline(group)
+                )
                 changed.append(log.id)
                 results[key] = (Code.NONE, None)
             except HeadraceError as error:
@@ -184,6 +185,18 @@ async def acknowledge_all(
         except HeadraceError as error:
             return dict.fromkeys(results, (code_of(error), str(error)))
     return results
+
+
+def acknowledge(share: SharePartition, member_id: str, batches: Any, deadline: float) -> None:
+    """All of them or none: who is told of an error takes nothing as done."""
+    ranges = [(one.first_offset, one.last_offset, one.acknowledge_types or [ACCEPT]) for one in batches]
+    ranges.sort(key=lambda one: one[0])
+    for (first, last, types), before in zip(ranges, [-1, *(last for _, last, _ in ranges)], strict=False):
+        share.check(member_id, first, last, types)
+        if first <= before:
+            raise InvalidRecordState(f"offset {first} is acknowledged twice")
+    for first, last, types in ranges:
+        share.acknowledge(member_id, first, last, types, deadline)
 
 
 async def share_acknowledge(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
