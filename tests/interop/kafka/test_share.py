@@ -105,6 +105,10 @@ def test_a_group_that_reads_what_is_committed_gets_nothing_of_other_transactions
     consumer.subscribe([topic])
     assert not consumer.poll(1.0), "before it is known what becomes of the first"
     one.abort_transaction(SECONDS)
+    two.begin_transaction()
+    two.produce(topic, b"aborted, too")
+    two.flush(SECONDS)
+    two.abort_transaction(SECONDS)
     produce(broker, topic, [b"last"])
     assert read([consumer], 3) == {0: [b"plain", b"committed", b"last"]}
     consumer.close()
