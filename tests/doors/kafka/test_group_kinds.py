@@ -18,6 +18,17 @@ async def delete(client: Client, group: str) -> int:
     return code
 
 
+async def commit_in_transaction(client: Client, group: str) -> int:
+    producer = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout=60_000)
+    known = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
+    who = {"transactional_id": "x", "group_id": group, **known}
+    assert (await client.call(Api.ADD_OFFSETS_TO_TXN, 3, **who)).error_code == 0
+    topics = [{"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 0}]}]
+    answer = await client.call(Api.TXN_OFFSET_COMMIT, 3, **who, generation_id=-1, topics=topics)
+    code: int = answer.topics[0].partitions[0].error_code
+    return code
+
+
 async def test_a_share_group_is_no_consumer_group_with_members_or_without(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
@@ -27,6 +38,7 @@ async def test_a_share_group_is_no_consumer_group_with_members_or_without(tmp_pa
             assert (await join_classic(client, "g")).error_code == Code.INCONSISTENT_GROUP_PROTOCOL
             assert (await beat_consumer(client, "g")).error_code == Code.GROUP_ID_NOT_FOUND
             assert await commit(client, "g") == Code.GROUP_ID_NOT_FOUND
+            assert await commit_in_transaction(client, "g") == Code.GROUP_ID_NOT_FOUND
             assert await listed(client) == [("g", "share")]
         assert await delete(client, "g") == 0
         assert (await beat_consumer(client, "g")).error_code == 0
@@ -78,3 +90,13 @@ async def test_a_share_session_does_not_begin_with_an_acknowledgement(tmp_path: 
                 Api.SHARE_ACKNOWLEDGE, 1, group_id="g", member_id="m", share_session_epoch=epoch, topics=[]
             )
             assert answer.error_code == code
+
+
+async def test_offsets_of_a_topic_that_is_not_there_are_not_said_to_be_deleted(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        assert await commit(client, "g") == 0
+        asked = [{"name": name, "partitions": [{"partition_index": 0}]} for name in ("t", "nowhere")]
+        answer = await client.call(Api.OFFSET_DELETE, 0, group_id="g", topics=asked)
+        assert [one.partitions[0].error_code for one in answer.topics] == [0, Code.UNKNOWN_TOPIC_OR_PARTITION]

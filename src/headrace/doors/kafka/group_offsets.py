@@ -253,8 +253,8 @@ async def offset_delete(door: "KafkaDoor", request: Request, fields: Any) -> dic
         read = group is not None and bool(group.members) and subscribes(group, topic.name)
         code = Code.GROUP_SUBSCRIBED_TO_TOPIC if read else Code.NONE
         try:
-            readable.check(topic.name)
-        except AccessRefused as refused:
+            readable.find(topic.name)
+        except (AccessRefused, StreamNotFound) as refused:
             code = code_of(refused)
         for one in topic.partitions:
             if not code:

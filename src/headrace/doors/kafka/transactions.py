@@ -2,14 +2,16 @@
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.groups.coordinator import check_group_id
 from headrace.broker.groups.patterns import compile_pattern
 from headrace.broker.producers import Producer
 from headrace.broker.transaction import ONGOING
 from headrace.doors.kafka import access
 from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.group_offsets import collect, fail_all
+from headrace.doors.kafka.groups import is_share_group
 from headrace.doors.kafka.pipe import Request
-from headrace.errors import HeadraceError, InvalidPattern, ProducerFenced, StaleMemberEpoch
+from headrace.errors import GroupNotFound, HeadraceError, InvalidPattern, ProducerFenced, StaleMemberEpoch
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -102,6 +104,9 @@ async def txn_offset_commit(door: "KafkaDoor", request: Request, fields: Any) ->
     try:
         allowed.transaction(fields.transactional_id)
         allowed.group(fields.group_id)
+        check_group_id(fields.group_id)
+        if is_share_group(door, fields.group_id):
+            raise GroupNotFound(fields.group_id)  # as one that commits
         if fields.generation_id >= 0 or fields.member_id:
             door.coordination.groups.check_commit(
                 fields.group_id,
