@@ -2,6 +2,8 @@
 
 import pytest
 
+from headrace.broker.groups.consumer import Heartbeat
+from headrace.broker.groups.coordinator import SWEEP_S
 from headrace.broker.groups.offsets import Committed
 from headrace.errors import (
     GroupNotFound,
@@ -102,3 +104,18 @@ def test_offsets_of_the_group_without_a_name_do_not_keep_others_from_expiring() 
     world.timers.advance(2000)
     assert not world.groups.exists("g")
     assert not world.groups.exists("")
+
+
+def test_an_empty_group_that_committed_nothing_is_forgotten_soon() -> None:
+    """Until then there can be none of another kind under its name."""
+    world = World({"t": 1})
+    world.stable("classic", 1)
+    world.stable("kept", 1)
+    world.groups.commit([committed(5, "kept", commit_ms=world.clock.now_ms())], lambda error: None)
+    world.groups.heartbeat("new", Heartbeat(member_id="m", epoch=0, topics=frozenset({"t"})))
+    world.timers.advance(SWEEP_S - 1)
+    assert {one.group_id for one in world.groups.listing()} == {"classic", "new", "kept"}
+    world.timers.advance(1)
+    assert {one.group_id for one in world.groups.listing()} == {"kept"}
+    world.restart()
+    assert {one.group_id for one in world.groups.listing()} == {"kept"}

@@ -30,6 +30,7 @@ from headrace.errors import (
 
 GROUPS = "groups"
 SWEEP_S = 600.0
+EMPTY_MS_MAX = 60_000
 GROUP_ID_BYTES_MAX = 10_000
 
 Group = ClassicGroup | ConsumerGroup
@@ -327,12 +328,15 @@ class Groups:
 
     def _sweep_now(self) -> None:
         self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
-        horizon_ms = self._clock.now_ms() - self.settings.offsets_retention_ms
+        now_ms = self._clock.now_ms()
+        horizon_ms = now_ms - self.settings.offsets_retention_ms
         for group_id in [*self._groups, *self.offsets.groups()]:
             group = self._groups.get(group_id)
-            if group is not None and (group.members or group.empty_since_ms > horizon_ms):
-                continue
             offsets = self.offsets.of(group_id)
+            # One that has committed nothing has nothing to keep, and is in the way of one of another kind.
+            kept_since_ms = horizon_ms if offsets else now_ms - EMPTY_MS_MAX
+            if group is not None and (group.members or group.empty_since_ms > kept_since_ms):
+                continue
             old = [which for which, one in offsets.items() if one.commit_ms < horizon_ms]
             if len(old) == len(offsets) and self.exists(group_id):
                 self.delete(group_id, lambda error: None)
