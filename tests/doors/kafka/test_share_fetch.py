@@ -144,6 +144,20 @@ async def test_a_client_has_its_session_though_there_may_be_no_more(
         await take(world, client)  # anew, in the place of the one it had
 
 
+async def test_a_client_for_which_there_is_no_session_is_told_that_it_is_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world_at(tmp_path) as world:
+        client, other = await two_members(world)
+        await take(world, client)
+        monkeypatch.setattr(share, "SESSIONS_MAX", 1)
+        asked = {"group_id": "s", "max_wait": 10, "max_bytes": 1000, "max_records": 10, "topics": []}
+        refused = await other.call(Api.SHARE_FETCH, 1, member_id="other", **asked)
+        assert refused.error_code == Code.SHARE_SESSION_LIMIT_REACHED
+        await gone(world, client)
+        assert (await other.call(Api.SHARE_FETCH, 1, member_id="other", **asked)).error_code == 0
+
+
 @pytest.mark.parametrize(
     "batches",
     [[(0, 1, [1]), (1, 1, [1])], [(0, 0, [2]), (7, 7, [1])], [(0, 0, [1]), (1, 1, [9])], [(1, 1, [1]), (0, 1, [3])]],

@@ -142,7 +142,7 @@ def open_session(door: "KafkaDoor", connection: Connection, fields: Any) -> tupl
         if session_or_none is not None:
             session_or_none.owner.discard(key)  # the member came back before we knew that it was gone
         elif len(door.share_sessions) >= SESSIONS_MAX:
-            return None, Code.SHARE_SESSION_NOT_FOUND
+            return None, Code.SHARE_SESSION_LIMIT_REACHED
         session = door.share_sessions[key] = ShareSession(connection.share_sessions)
         connection.share_sessions.add(key)
         return session, Code.NONE
@@ -227,6 +227,8 @@ async def share_acknowledge(door: "KafkaDoor", request: Request, fields: Any) ->
 async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     session, code = open_session(door, request.connection, fields)
     if session is None:
+        if code is Code.SHARE_SESSION_LIMIT_REACHED:  # as long as with nothing to read: it tries again at once
+            await asyncio.sleep(min(fields.max_wait, door.config.read_wait_ms_max) / 1000)
         return {"error_code": code}
     member_id = fields.member_id or ""
     shares = door.coordination.shares
