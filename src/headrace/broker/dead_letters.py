@@ -19,6 +19,7 @@ from headrace.broker.browsing import READY, browse, state_of
 from headrace.broker.dead_letter import routing_keys
 from headrace.broker.message import Message, from_record
 from headrace.broker.queue import Queue
+from headrace.broker.rounds import Author
 from headrace.broker.turns import Turns
 from headrace.broker.view import View
 from headrace.errors import HeadraceError, InvalidInput, LimitReached, NotFound
@@ -327,10 +328,12 @@ class DeadLetterOffice:
         while offset < until:
             share = min(BATCH_MESSAGES, max(1, round(replay.rate * TICK_S))) if replay.rate else BATCH_MESSAGES
             began = clock.monotonic()
-            moved, offset = self._move_some(replay, queue, view, offset, until, share)
+            author, rounds = Author(), queue.vhost.rounds
+            with rounds.written_by(author):
+                moved, offset = self._move_some(replay, queue, view, offset, until, share)
             # Whoever watches is told of what is on the disk, also if the replay is stopped before it is there.
-            queue.vhost.rounds.after(partial(_count, replay, moved))
-            await queue.vhost.rounds.settle_down()
+            rounds.after(partial(_count, replay, moved, author))
+            await rounds.stored(author)
             if clock.monotonic() - saved_at > SAVE_EVERY_S:
                 saved_at = clock.monotonic()
                 await self._save(replay)
@@ -397,6 +400,6 @@ class DeadLetterOffice:
         await group.commit()
 
 
-def _count(replay: Replay, moved: int, error: HeadraceError | None) -> None:
-    if error is None:
+def _count(replay: Replay, moved: int, author: Author, error: HeadraceError | None) -> None:
+    if author.outcome(error) is None:
         replay.moved += moved

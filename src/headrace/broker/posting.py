@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.message import Message
 from headrace.broker.queue import Queue
+from headrace.broker.rounds import Author
 from headrace.errors import AccessRefused
 
 if TYPE_CHECKING:
@@ -27,12 +28,13 @@ async def post(host: "VirtualHost", message: Message, keys: Sequence[str]) -> in
     host.pressure.check()
     now_ms = host.clock.now_ms()
     exchange = host.routing.exchange(message.exchange)
-    if exchange.delayed and host.delays.delay(exchange, message, now_ms, keys):
-        await host.rounds.settle_down()
-        return 1
-    queues = route(host, message, keys)
-    taken = sum(queue.publish(message, now_ms) for queue in queues)
+    author = Author()
+    with host.rounds.written_by(author):
+        if exchange.delayed and host.delays.delay(exchange, message, now_ms, keys):
+            taken = 1
+        else:
+            taken = sum(queue.publish(message, now_ms) for queue in route(host, message, keys))
     host.rounds.flush_memory()
-    if any(queue.durable and not queue.exclusive for queue in queues):
-        await host.rounds.settle_down()
+    if author.stores:
+        await host.rounds.stored(author)
     return taken

@@ -10,7 +10,8 @@ a transaction) is put between begin_atomic and end_atomic, and becomes one group
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,17 +26,46 @@ SETTLE_TABLE = "settle"
 HELD_BYTES_MAX = 1 << 20  # more than this does not wait for the running round: work on it can begin
 RETRY_S = 1.0
 Waiter = Callable[[HeadraceError | None], object]
-Authors = frozenset[object]  # who published something: see Rounds.author
+
+
+class Author:
+    """Who published something, between two answers: what became of it is told apart from all else in the flush."""
+
+    __slots__ = ("_targets", "stores")
+
+    def __init__(self) -> None:
+        self.stores = False  # some of it goes to the disk
+        self._targets: list[Any] = []
+
+    def wrote(self, target: Any, *, durable: bool) -> None:
+        self.stores = self.stores or durable
+        if target is not None:
+            self._targets.append(target)
+
+    def leave(self) -> None:
+        """What is published from now on is another's: writers that were opened for this one are asked for anew."""
+        for target in self._targets:
+            target.reset()
+        self._targets.clear()
+
+    def outcome(self, error: HeadraceError | None) -> HeadraceError | None:
+        """What the end of a flush means for this author."""
+        if error is None or not self.stores:
+            return None
+        return error.outcome_for(self) if isinstance(error, PartlyStored) else error
+
+
+Authors = frozenset[Author]
 
 
 class PartlyStored(StorageError):
-    """Some queues of a flush have it and some do not: who published to both kinds may be told neither."""
+    """Some queues of a flush have it and some do not."""
 
     def __init__(self, cause: HeadraceError, stored: Authors, refused: Authors) -> None:
         super().__init__(str(cause))
         self._cause, self._stored, self._refused = cause, stored, refused
 
-    def outcome_for(self, author: object) -> HeadraceError | None:
+    def outcome_for(self, author: Author) -> HeadraceError | None:
         if author in self._refused:
             return self if author in self._stored else self._cause
         return None if author in self._stored else self  # of whom nothing is known, nothing is promised
@@ -121,7 +151,8 @@ class Rounds:
         self._was_refused = False  # something of the flushes that are not over
         self._scheduled = False
         self._closed = False
-        self.author: object | None = None  # whose publishes are being read: what becomes of them is told apart
+        self.author: Author | None = None  # of what is being published now, if anybody asks
+        self.refusing: set[View] = set()  # whose log took nothing the last time
         self.flushes = 0
         self.batches = 0
         self.records = 0
@@ -196,6 +227,26 @@ class Rounds:
         """Calls the waiter once everything said so far is on stable storage, or has failed."""
         self._waiters.append(waiter)
         self.schedule()
+
+    @contextmanager
+    def written_by(self, author: Author) -> Iterator[None]:
+        """What is published in here is the author's."""
+        before, self.author = self.author, author
+        try:
+            yield
+        finally:
+            self.author = before
+            author.leave()
+
+    async def stored(self, author: Author) -> None:
+        """Waits until what the author published is on stable storage, whatever becomes of all else."""
+        error = author.outcome(await self._waiter_for(self._waiters))
+        if error is not None:
+            raise error
+
+    async def over(self) -> None:
+        """Waits until it is known what became of everything published so far."""
+        await self._waiter_for(self._waiters)
 
     async def settle_down(self) -> None:
         """Waits until everything published so far, and settled together with that, is on stable storage."""
@@ -290,6 +341,7 @@ class Rounds:
             if isinstance(error, LogClosed) and views and all(view.log.is_deleted for view in views):
                 error = None
             flush.parts.append((authors, error))
+            (self.refusing.difference_update if error is None else self.refusing.update)(views)
             (undo if error is not None else stored)()
 
         try:
@@ -381,6 +433,7 @@ class Rounds:
             self._dirty_memory.remove(view)
         self._unsaved.pop(view, None)
         self._atomic.discard(view)
+        self.refusing.discard(view)
         self._closed_groups = [
             _Taken(
                 [pair for pair in group.batches if pair[0] is not view],

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from headrace.broker.delivery_counts import DeliveryCounts, pack, unpack
 from headrace.broker.producers import Aborted
 from headrace.broker.reading import without_aborted
-from headrace.broker.rounds import Rounds
+from headrace.broker.rounds import Author, Rounds
 from headrace.broker.settle import RangeSet
 from headrace.errors import OffsetOutOfRange
 from headrace.record.codec import BatchWriter
@@ -135,7 +135,7 @@ class View:
         self._writer: BatchWriter | None = None
         self._sealed: list[bytearray] = []
         self._targets: list[Any] = []
-        self.authors: set[object] = set()  # of what waits for the next flush, as far as they want to know
+        self.authors: set[Author] = set()  # of what waits for the next flush, as far as they want to know
         self._in_round = 0
         self.purged_to = 0
 
@@ -192,8 +192,10 @@ class View:
             self._rounds.must_join(self)
         if target is not None:
             self._targets.append(target)
-        if self._rounds.author is not None:
-            self.authors.add(self._rounds.author)
+        author = self._rounds.author
+        if author is not None:
+            self.authors.add(author)
+            author.wrote(target, durable=self.durable)
         return self._writer
 
     def seal(self) -> None:

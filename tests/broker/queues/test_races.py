@@ -9,6 +9,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.dead_letters import death_of
 from headrace.broker.history import History
 from headrace.broker.message import Message
+from headrace.broker.posting import post
 from headrace.broker.queue import Queue
 from headrace.broker.vhost import VirtualHost
 from headrace.errors import StorageError
@@ -223,3 +224,16 @@ async def test_housekeeping_goes_on_when_a_chore_fails_whatever_it_says(broker: 
     await until(lambda: len(done) >= 2 or task.done())
     assert not task.done()
     task.cancel()
+
+
+async def test_what_is_posted_has_the_answer_of_its_own_queues(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else's queue refused, and whoever posted to another one was told so."""
+    good, bad = await declare(host, "good"), await declare(host, "bad")
+    monkeypatch.setattr(bad.view.log, "append", refuse)
+    say(bad, b"x")
+    assert await post(host, Message("", "good", b"\0\0", b"1"), ["good"]) == 1
+    with pytest.raises(StorageError):
+        await post(host, Message("", "bad", b"\0\0", b"1"), ["bad"])
+    assert bodies(good) == [b"1"]

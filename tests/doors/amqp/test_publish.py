@@ -284,44 +284,127 @@ def test_a_full_disk_is_a_nack_and_heals_itself_d5(running: Running, name: str) 
     assert bodies(channel, name) == [b"before", b"after"]
 
 
-@pytest.mark.parametrize("properties", [b"\0\0", encode_properties({"expiration": "3600000"})])
-def test_a_queue_that_refuses_is_no_trouble_of_those_who_publish_to_others(
-    running: Running, name: str, monkeypatch: pytest.MonkeyPatch, properties: bytes
-) -> None:
-    """The connections of all who published at that time were closed with 541."""
+def refuse(*_: object) -> None:
+    raise StorageError("damaged")
+
+
+@pytest.fixture
+def good_and_bad(running: Running, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Two queues; what the second is to store is refused."""
     good, bad = f"{name}.good", f"{name}.bad"
     for queue in (good, bad):
         running.channel().queue_declare(queue, durable=True)
+    monkeypatch.setattr(running.queue(bad).view.log, "append", refuse)
+    return good, bad
+
+
+@contextmanager
+def one_flush(running: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever is published in the block is stored together, at its end."""
     rounds = running.server.broker.vhosts.rounds
+    with monkeypatch.context() as held:
+        held.setattr(rounds, "flush", lambda: None)
+        yield
+    running.call(rounds.flush)
 
-    def refuse(*_: object) -> None:
-        raise StorageError("damaged")
 
-    def publisher(*queues: str) -> Raw:
+def pending(running: Running, *queues: str) -> tuple[int, ...]:
+    return tuple(running.queue(queue).view.pending for queue in queues)
+
+
+@pytest.mark.parametrize("properties", [b"\0\0", encode_properties({"expiration": "3600000"})])
+def test_a_queue_that_refuses_is_no_trouble_of_those_who_publish_to_others(
+    running: Running, good_and_bad: tuple[str, str], monkeypatch: pytest.MonkeyPatch, properties: bytes
+) -> None:
+    """The connections of all who published at that time were closed with 541."""
+    good, bad = good_and_bad
+
+    def publisher(queue: str) -> Raw:
         client = Raw(running.port).open().channel().method(1, commands.Confirm.Select)
         client.expect(commands.Confirm.SelectOk)
-        for queue in queues:
-            client.method(1, commands.Basic.Publish, exchange="", routing_key=queue)
-            client.send(raw_frame(2, 1, content_header(1, properties)) + raw_frame(3, 1, b"x"))
+        publish(client, queue)
         return client
 
-    with monkeypatch.context() as patched, ExitStack() as clients:
-        patched.setattr(running.queue(bad).view.log, "append", refuse)
-        with monkeypatch.context() as held:  # all of it is one flush
-            held.setattr(rounds, "flush", lambda: None)
+    def publish(client: Raw, queue: str) -> None:
+        client.method(1, commands.Basic.Publish, exchange="", routing_key=queue)
+        client.send(raw_frame(2, 1, content_header(1, properties)) + raw_frame(3, 1, b"x"))
+
+    with ExitStack() as clients:
+        with one_flush(running, monkeypatch):
             to_good, to_bad, to_both = (
-                clients.enter_context(closing(publisher(*queues))) for queues in ((good, good), (bad,), (good, bad))
+                clients.enter_context(closing(publisher(queue))) for queue in (good, bad, good)
             )
-            eventually(lambda: (running.queue(good).view.pending, running.queue(bad).view.pending) == (3, 2))
-        running.call(rounds.flush)
-        while to_good.expect(commands.Basic.Ack).delivery_tag < 2:
-            pass
+            eventually(lambda: pending(running, good, bad) == (2, 1))
+            publish(to_both, bad)
+            eventually(lambda: pending(running, good, bad) == (2, 2))
+        assert to_good.expect(commands.Basic.Ack).delivery_tag == 1
         assert to_bad.expect(commands.Basic.Nack).delivery_tag == 1
-        assert to_both.expect(commands.Connection.Close).reply_code == 541
-        to_good.method(1, commands.Basic.Publish, exchange="", routing_key=good)
-        to_good.send(raw_frame(2, 1, content_header(1, properties)) + raw_frame(3, 1, b"x"))
-        assert to_good.expect(commands.Basic.Ack).delivery_tag == 3
-    assert depth(running.channel(), good) == 4
+        assert to_both.expect(commands.Basic.Ack).delivery_tag == 1
+        assert to_both.expect(commands.Basic.Nack).delivery_tag == 2
+        publish(to_good, good)
+        assert to_good.expect(commands.Basic.Ack).delivery_tag == 2
+    assert depth(running.channel(), good) == 3
+
+
+@pytest.fixture
+def answered(running: Running) -> tuple[BlockingChannel, dict[int, str]]:
+    """A channel whose publishes wait for nothing, and what each was told in the end."""
+    channel = running.channel()
+    told: dict[int, str] = {}
+
+    def hear(found: Any) -> None:
+        method = found.method
+        for tag in range(1, method.delivery_tag + 1) if method.multiple else [method.delivery_tag]:
+            told.setdefault(tag, method.NAME)
+
+    channel._impl.confirm_delivery(hear, lambda _: None)
+    return channel, told
+
+
+def test_of_a_read_with_publishes_to_both_kinds_each_has_its_own_answer(
+    running: Running, good_and_bad: tuple[str, str], answered: tuple[BlockingChannel, dict[int, str]]
+) -> None:
+    """The connection was closed with 541. That the queue refuses is known from a publish before them."""
+    good, bad = good_and_bad
+    channel, told = answered
+
+    def hears(count: int) -> bool:
+        channel.connection.process_data_events(0.01)
+        return len(told) == count
+
+    channel._impl.basic_publish("", bad, b"x")
+    eventually(lambda: hears(1))
+    for queue in (good, bad, good, bad, bad, good):
+        channel._impl.basic_publish("", queue, b"x")
+    eventually(lambda: hears(7))
+    kinds = {"Basic.Ack": good, "Basic.Nack": bad}
+    assert [kinds[told[tag]] for tag in range(1, 8)] == [bad, good, bad, good, bad, bad, good]
+    assert depth(channel, good) == 3
+
+
+def test_whoever_is_refused_a_message_may_look_at_queues(running: Running, good_and_bad: tuple[str, str]) -> None:
+    """The declaration behind it was told 541, and the connection ended."""
+    bad = good_and_bad[1]
+    with closing(Raw(running.port).open().channel()) as client:
+        client.send(message(bad, {}) + frame(1, commands.Queue.Declare, queue=bad, passive=True))
+        assert client.expect(commands.Queue.DeclareOk).message_count == 0
+
+
+def test_a_transaction_is_done_although_a_queue_of_others_refuses(
+    running: Running, good_and_bad: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told 541 for what somebody else had published meanwhile."""
+    good, bad = good_and_bad
+    client = Raw(running.port).open().channel().method(1, commands.Tx.Select)
+    with closing(client):
+        client.expect(commands.Tx.SelectOk)
+        with one_flush(running, monkeypatch):
+            running.channel().basic_publish("", bad, b"x")
+            eventually(lambda: pending(running, bad) == (1,))
+            client.send(message(good, {})).method(1, commands.Tx.Commit)
+            eventually(lambda: pending(running, good) == (1,))
+        client.expect(commands.Tx.CommitOk)
+    assert depth(running.channel(), good) == 1
 
 
 def test_a_dead_letter_that_finds_no_room_stays_where_it_is_d10(running: Running, name: str) -> None:

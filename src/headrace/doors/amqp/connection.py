@@ -13,7 +13,7 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from headrace.broker.message import Message
-from headrace.broker.rounds import PartlyStored
+from headrace.broker.rounds import Author
 from headrace.broker.vhost import VirtualHost
 from headrace.doors.amqp import handshake, opening, publish
 from headrace.doors.amqp.access import Access
@@ -60,6 +60,7 @@ class Connection(Link):
         self._unread = b""
         self._steps: Steps | None = None
         self._flushing = 0
+        self._author, self._author_at = Author(), 0  # of what was published since the last answer was asked for
         self._in_method = False
         self._after_method: list[bytes] = []
         self._messages_seen = self._bytes_seen = 0
@@ -143,9 +144,9 @@ class Connection(Link):
             data = self._take_header(data)
         if self.stage in (Stage.HEADER, Stage.CLOSED) or not data:
             return
-        author, self.rounds.author = self.rounds.author, self
+        author, self.rounds.author = self.rounds.author, self._author
         try:
-            used = self._scanner.feed(data, self.broker.clock.now_ms())
+            used = self._feed(data)
         except ProtocolError as error:
             self.after_feed()
             self.close(*reply(error), error.class_id, error.method_id)
@@ -159,6 +160,21 @@ class Connection(Link):
         self._unread = data[used:] if used < len(data) else b""
         self.after_feed()
         self.door.flow.received(self, len(data))
+
+    def _feed(self, data: bytes) -> int:
+        """How many bytes were used. While some queue's log refuses what comes, one frame at a time: what is published
+        together has one answer, and would be refused with it."""
+        now_ms = self.broker.clock.now_ms()
+        if not self.rounds.refusing or self.stage in handshake.EXPECTED:  # which stops for reasons of its own
+            return self._scanner.feed(data, now_ms)
+        used, left = 0, memoryview(data)
+        while step := self._scanner.feed(left[: protocol.frame_size(left)], now_ms):
+            used += step
+            left = left[step:]
+            self.after_feed()
+            if self._steps is not None or "output" in self._holds or self.stage is Stage.CLOSED:
+                break
+        return used
 
     def _take_header(self, data: bytes) -> bytes:
         if not PROTOCOL_HEADER.startswith(data[:8]):
@@ -204,30 +220,36 @@ class Connection(Link):
             state.touched_disk = False
         if touched or waiting:
             self._flushing += 1
-            self.rounds.after(partial(self._flushed, waiting, touched))
+            self._author.stores |= touched
+            self.rounds.after(partial(self._flushed, waiting, self._author if touched else None))
             if self.broker.shard.pending_bytes > self.broker.pressure.staged_bytes_max:
                 self.hold_reading("disk", True)
                 self.broker.shard.on_drain(partial(self.hold_reading, "disk", False))
         if not answered and scanner.bytes - self._bytes_seen < QUICK_ACK_BYTES_MAX:
             self.acknowledge_now()
         self._messages_seen, self._bytes_seen = scanner.messages, scanner.bytes
+        if waiting or self._author_at != self.rounds.flushes:  # where nobody asks, once for each flush will do
+            self._next_author()
         self.door.flow.published(self)
 
-    def _flushed(self, waiting: list[tuple[Channel, int]], touched: bool, error: HeadraceError | None) -> None:
+    def _next_author(self) -> None:
+        """What is published from now on has an answer of its own."""
+        author, self._author, self._author_at = self._author, Author(), self.rounds.flushes
+        author.leave()
+        if self.rounds.author is author:
+            self.rounds.author = self._author
+
+    def _flushed(
+        self, waiting: list[tuple[Channel, int]], author: Author | None, error: HeadraceError | None
+    ) -> None:
+        """Without an author it waited for what was published before it, and that has its answer."""
         self._flushing -= 1
-        if not touched:
-            error = None  # it waited for what was published before it, and that has its answer
-        elif isinstance(error, PartlyStored):
-            error = error.outcome_for(self)
-        if error is None:
-            for channel, sequence in waiting:
-                channel.stored(sequence)
-        elif isinstance(error, PartlyStored):
-            # Some queues have it, some do not: neither ack nor nack would be true.
-            self.close(*reply(error))
-        else:
+        if author is not None and author.outcome(error) is not None:
             for channel, sequence in waiting:
                 channel.failed(sequence)
+        else:
+            for channel, sequence in waiting:
+                channel.stored(sequence)
 
     def enter(self, vhost: VirtualHost) -> None:
         access = Access(self.users, self.user, vhost.name, self.peer)
@@ -248,7 +270,7 @@ class Connection(Link):
         self.after_feed()
         self.rounds.flush_memory()
         if self._flushing:
-            await self.rounds.settle_down()
+            await self.rounds.over()
 
     # What the scanner says. True stops the scan: the rest is processed when the method is done.
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
+from headrace.broker.rounds import Author
 from headrace.doors.amqp import basic_methods, publish
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.tx import Transaction
@@ -56,16 +57,18 @@ async def commit(channel: "Channel", method: commands.Tx.Commit) -> None:
         tx.clear()
         raise
     is_whole = True
+    author = Author()
     rounds.begin_atomic()
     try:
-        for held in tx.publishes:
-            is_whole = publish.route_message(channel, *held) and is_whole
-        for settle in tx.settles:
-            basic_methods.apply(channel, settle)
+        with rounds.written_by(author):
+            for held in tx.publishes:
+                is_whole = publish.route_message(channel, *held) and is_whole
+            for settle in tx.settles:
+                basic_methods.apply(channel, settle)
     finally:
         rounds.end_atomic()
         tx.clear()
-    await rounds.settle_down()
+    await rounds.stored(author)
     if not is_whole:  # a full queue refused some of it: as RabbitMQ says it
         raise ChannelError(PRECONDITION_FAILED, "partial tx completion")
     channel.connection.write(frame(channel.number, commands.Tx.CommitOk))

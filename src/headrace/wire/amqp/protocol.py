@@ -61,6 +61,11 @@ REPLY_NAMES: Final = {
 }
 
 
+def frame_size(data: memoryview) -> int:
+    """Of the frame that begins here; for less than its first seven bytes, more than there is of it."""
+    return int.from_bytes(data[3:7], "big") + FRAME_OVERHEAD
+
+
 class ProtocolError(InvalidInput):
     """The peer broke the protocol: the whole connection ends with this reply code."""
 
