@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from headrace.broker.arguments import from_plain, to_plain
+from headrace.broker.message import Message
 from headrace.record.properties import Timestamp
 from tests.broker.queue_world import declare, declare_exchange, opened
 
@@ -35,7 +36,8 @@ async def test_a_binding_on_any_value_holds_after_a_restart_and_can_be_removed(t
         host = broker.vhosts.get("/")
         exchange, queue = host.routing.exchange("e"), host.queue("q")
         assert exchange.arguments == queue.arguments == {"x-own": value}
-        assert host.routing.route_message(exchange, [""], {"header": value}, host.queues) == [queue]
+        message = Message("e", "", b"\0\0", b"")
+        assert host.routing.route_message(exchange, [""], message, host.queues, {"header": value}) == [queue]
         await host.unbind("e", queue, "", arguments)
         assert not exchange.bindings
     async with opened(tmp_path) as broker:

@@ -91,7 +91,7 @@ class DeadLetters:
         if exchange.delayed and self._vhost.delays.delay(exchange, dead, now_ms, keys):
             self.moved += 1
             return 1
-        targets = self._vhost.routing.route_message(exchange, keys, dead_headers, self._vhost.queues)
+        targets = self._vhost.routing.route_message(exchange, keys, dead, self._vhost.queues, dead_headers)
         sent = 0
         for target in targets:
             if not self._goes_in_circles(target.name, headers, queue.name, reason):

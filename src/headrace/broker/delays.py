@@ -156,7 +156,7 @@ class DelayLog:
                 headers = message.headers()
                 keys = [message.routing_key, *_keys_of(record, headers)]
                 message = _waited(message, headers)
-                for queue in vhost.routing.route_message(self._exchange, keys, headers, vhost.queues):
+                for queue in vhost.routing.route_message(self._exchange, keys, message, vhost.queues, headers):
                     queue.publish(message, now_ms)
             self.view.settle(offset, offset + 1)
         finally:

@@ -56,6 +56,7 @@ class Exchange:
     kind: ClassVar[str]
     needs_headers: ClassVar[bool] = False
     delayed: ClassVar[bool] = False
+    hash_property: Any = None  # of the message: its value is what this exchange takes for the routing key
 
     def __init__(
         self, name: str, *, durable: bool = False, auto_delete: bool = False, internal: bool = False,
@@ -193,13 +194,13 @@ class ConsistentHash(Exchange):
         self._numbers = count(1)
         self._numbered: dict[int, Binding] = {}
         self._header = self.arguments.get("hash-header")
-        self._property = self.arguments.get("hash-property")
-        if self._header and self._property:
+        self.hash_property = self.arguments.get("hash-property")
+        if self._header and self.hash_property:
             raise InvalidInput("hash-header and hash-property exclude each other")
 
     @property
     def hashes_headers(self) -> bool:
-        return bool(self._header or self._property)
+        return bool(self._header or self.hash_property)
 
     def check(self, binding: Binding) -> None:
         if not binding.key.isdecimal() or not 0 < int(binding.key) <= self.WEIGHT_MAX:
@@ -228,8 +229,6 @@ class ConsistentHash(Exchange):
             return ()
         if self._header:
             key = str((headers or {}).get(str(self._header), ""))
-        elif self._property:
-            key = str((headers or {}).get(f"\x00{self._property}", ""))
         if not self._is_sorted:
             self._ring.sort()
             self._is_sorted = True

@@ -12,6 +12,7 @@ from headrace.record.types import Record
 NO_PROPERTIES = b"\x00\x00"
 EXPIRES_MS_MAX = 2**53
 KEY_BYTES_MAX = 255
+HASHED = ("message_id", "correlation_id", "timestamp")
 
 
 def to_bytes(text: str) -> bytes:
@@ -84,6 +85,10 @@ class Message:
     def expiration_ms(self) -> int | None:
         text = self.expiration()
         return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 20 else None
+
+    def hashable(self, name: str) -> str:
+        """A property that a consistent hash may be asked to use."""
+        return str(self._property(name) or "") if name in HASHED else ""
 
     def take_receivers(self) -> list[str]:
         """Its routing key and those of its CC and BCC headers; BCC is removed from what is delivered."""

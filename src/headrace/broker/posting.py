@@ -20,7 +20,7 @@ def route(host: "VirtualHost", message: Message, keys: Sequence[str]) -> list[Qu
     if not exchange.name:
         for key in keys:
             host.find_topic(key)  # a topic becomes a stream queue when it is first published to
-    return host.routing.route_message(exchange, keys, message.headers(), host.queues)
+    return host.routing.route_message(exchange, keys, message, host.queues)
 
 
 async def post(host: "VirtualHost", message: Message, keys: Sequence[str]) -> int:

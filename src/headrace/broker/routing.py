@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.exchanges import Arguments, Binding, ConsistentHash, Destination, Exchange
+from headrace.broker.message import Message
 from headrace.errors import ExchangeNotFound
 
 if TYPE_CHECKING:
@@ -89,17 +90,29 @@ class Routing:
         return found
 
     def route_message(
-        self, exchange: Exchange, keys: Iterable[str], headers: Arguments, queues: dict[str, "Queue"]
+        self,
+        exchange: Exchange,
+        keys: Iterable[str],
+        message: Message,
+        queues: dict[str, "Queue"],
+        headers: Arguments | None = None,
     ) -> list["Queue"]:
-        """The queues of one message, each once, whatever its number of keys (CC, BCC)."""
+        """The queues of one message, each once, whatever its number of keys (CC, BCC). `headers`: its own, where they
+        are known."""
         found: dict[int, Queue] = {}
+        headers = message.headers() if headers is None else headers
         for key in keys:
-            for queue in self._walk(exchange, key, headers, queues).queues:
+            for queue in self._walk(exchange, key, headers, queues, message).queues:
                 found[id(queue)] = queue
         return list(found.values())
 
     def _walk(
-        self, first: Exchange, key: str, headers: Arguments | None, queues: dict[str, "Queue"]
+        self,
+        first: Exchange,
+        key: str,
+        headers: Arguments | None,
+        queues: dict[str, "Queue"],
+        message: Message | None = None,
     ) -> Route:
         found: dict[int, Queue] = {}
         seen = {first.name}
@@ -113,7 +126,7 @@ class Routing:
                 or (isinstance(exchange, ConsistentHash) and exchange.hashes_headers)
             )
             matched = False
-            for destination in self._matches(exchange, key, headers, queues):
+            for destination in self._matches(exchange, key, headers, queues, message):
                 matched = True
                 if not isinstance(destination, Exchange):
                     found[id(destination)] = destination  # type: ignore[assignment]
@@ -129,9 +142,15 @@ class Routing:
 
     @staticmethod
     def _matches(
-        exchange: Exchange, key: str, headers: Arguments | None, queues: dict[str, "Queue"]
+        exchange: Exchange,
+        key: str,
+        headers: Arguments | None,
+        queues: dict[str, "Queue"],
+        message: Message | None,
     ) -> Iterable[Destination]:
         if exchange.name == "":  # every queue is bound to the default exchange by its name
             queue = queues.get(key)
             return () if queue is None else (queue,)
+        if exchange.hash_property:
+            key = message.hashable(str(exchange.hash_property)) if message is not None else ""
         return exchange.match(key, headers)

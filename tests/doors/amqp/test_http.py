@@ -9,7 +9,7 @@ import pika
 import pytest
 
 from headrace.config import Address
-from tests.doors.amqp.running import PATIENCE_S, Running, eventually
+from tests.doors.amqp.running import PATIENCE_S, Running, bodies, eventually
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +83,37 @@ def test_messages_published_over_amqp_are_readable_over_http_at_once_with_their_
     assert [(method.exchange, method.routing_key) for method, _, _ in got] == [("amq.topic", "eu.de")] * 2
     assert got[0][1].headers == got[1][1].headers == properties.headers
     assert got[1][1].correlation_id == "c-1" and got[0][2] == got[1][2] == b"body"
+
+
+def test_a_hash_of_a_property_sees_it_however_the_message_came(running: Running) -> None:
+    """All that came by HTTP, had waited or was dead went to one queue."""
+    channel = running.channel()
+    channel.exchange_declare("hash", "x-consistent-hash", arguments={"hash-property": "message_id"})
+    channel.exchange_declare("wait", "x-delayed-message", arguments={"x-delayed-type": "fanout"})
+    channel.exchange_bind("hash", "wait")
+    channel.queue_declare("dying", arguments={"x-dead-letter-exchange": "hash", "x-message-ttl": 1})
+    for n in range(4):
+        channel.queue_declare(f"hashed{n}")
+        channel.queue_bind(f"hashed{n}", "hash", "1")
+    for n in range(20):
+        for way, exchange, key in (("amqp", "hash", ""), ("delayed", "wait", ""), ("dead", "", "dying")):
+            headers = {"x-delay": 1} if way == "delayed" else None
+            properties = pika.BasicProperties(message_id=f"id{n}", headers=headers)
+            channel.basic_publish(exchange, key, f"{way} {n}".encode(), properties)
+        body = {
+            "properties": {"message_id": f"id{n}"}, "routing_key": "", "payload": f"http {n}",
+            "payload_encoding": "string",
+        }  # fmt: skip
+        call(running, "POST", "/api/exchanges/%2F/hash/publish", body)
+    found: list[set[bytes]] = [set() for _ in range(4)]
+
+    def all_came() -> bool:
+        for n in range(4):
+            found[n].update(bodies(channel, f"hashed{n}"))
+        return sum(map(len, found)) == 80
+
+    eventually(all_came)
+    for n in range(20):
+        there = [queue for queue in range(4) if f"amqp {n}".encode() in found[queue]]
+        assert {f"{way} {n}".encode() for way in ("amqp", "delayed", "dead", "http")} <= found[there[0]]
+    assert all(found)

@@ -1,6 +1,6 @@
 """Publishing: the route of a key for the fast path, and the careful way for messages that need a look."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pamqp import commands
 
@@ -116,7 +116,7 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
         if not connection.door.replies.deliver(found) and bits & MANDATORY:
             _return(channel, found)
         return True
-    queues = vhost.routing.route_message(exchange, keys, _matchable(found), vhost.queues)
+    queues = vhost.routing.route_message(exchange, keys, found, vhost.queues)
     if not queues:
         if bits & MANDATORY:
             _return(channel, found)
@@ -129,13 +129,6 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
     connection.door.stats.messages_in += 1
     connection.door.stats.bytes_in += len(body)
     return all(accepted)
-
-
-def _matchable(found: Message) -> dict[str, Any]:
-    headers = dict(found.headers())
-    for name in ("message_id", "correlation_id", "timestamp"):  # what a consistent hash may be asked to use
-        headers[f"\x00{name}"] = property_of(found.properties, name) or ""
-    return headers
 
 
 def _check(connection: "Connection", found: Message) -> None:
