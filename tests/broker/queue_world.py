@@ -86,7 +86,7 @@ async def delayed(host: VirtualHost, *texts: bytes) -> Queue:
     await host.bind("x", queue, "", {})
     for body in texts:
         properties = edit(b"\0\0", headers={"x-delay": 50})
-        assert host.delays.delay(exchange, Message("x", "", properties, body), host.clock.now_ms())
+        assert host.delays.route(exchange, Message("x", "", properties, body), host.clock.now_ms(), [""]).waits_in
     await host.rounds.settle_down()
     await until(lambda: host.delays.waiting("x") == len(texts))
     return queue

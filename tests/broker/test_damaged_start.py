@@ -44,7 +44,7 @@ async def test_delayed_messages_that_are_damaged_stop_no_start(
         host = broker.vhosts.get("/")
         exchange = await declare_exchange(host, "x", DELAYED, arguments={"x-delayed-type": "fanout"})
         later = Message("x", "", edit(b"\0\0", headers={"x-delay": 3_600_000}), b"x" * 1000)
-        assert host.delays.delay(exchange, later, host.clock.now_ms())
+        assert host.delays.route(exchange, later, host.clock.now_ms(), [""]).waits_in
         await sound_queue(broker)
     damage(tmp_path, "amq-delayed-x")
     async with opened(tmp_path) as broker:

@@ -88,12 +88,9 @@ class DeadLetters:
             keys += further_keys(headers)
         dead, dead_headers = self._with_death(queue, message, headers, reason, now_ms)
         dead.exchange, dead.routing_key = exchange.name, keys[0]
-        if exchange.delayed and self._vhost.delays.delay(exchange, dead, now_ms, keys):
-            self.moved += 1
-            return 1
-        targets = self._vhost.routing.route_message(exchange, keys, dead, self._vhost.queues, dead_headers)
-        sent = 0
-        for target in targets:
+        routed = self._vhost.delays.route(exchange, dead, now_ms, keys, dead_headers)
+        sent = len(routed.waits_in)
+        for target in routed.queues:
             if not self._goes_in_circles(target.name, headers, queue.name, reason):
                 sent += target.publish(dead, now_ms)
         self.moved += sent

@@ -5,7 +5,7 @@ message is due, its routing and the settling of its delayed copy are one group.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +14,7 @@ from headrace.broker.dead_letter import further_keys
 from headrace.broker.exchanges import Exchange
 from headrace.broker.message import Message, from_record, to_bytes, to_text
 from headrace.broker.partition import ReadWaits
+from headrace.broker.routing import Routed
 from headrace.broker.timers import DueIndex
 from headrace.broker.view import Run, View
 from headrace.errors import HeadraceError
@@ -156,7 +157,7 @@ class DelayLog:
                 headers = message.headers()
                 keys = [message.routing_key, *_keys_of(record, headers)]
                 message = _waited(message, headers)
-                for queue in vhost.routing.route_message(self._exchange, keys, message, vhost.queues, headers):
+                for queue in vhost.delays.route(self._exchange, message, now_ms, keys).queues:
                     queue.publish(message, now_ms)
             self.view.settle(offset, offset + 1)
         finally:
@@ -189,13 +190,25 @@ class Delays:
         if view is not None:
             self._logs[exchange.name] = DelayLog(self._vhost, exchange, view)
 
-    def delay(self, exchange: Exchange, message: Message, now_ms: int, keys: Sequence[str] = ()) -> bool:
-        """False when the message has no delay and is to be routed now. `keys`: all that it goes by, its own first."""
-        wanted = _delay_of(message.headers().get("x-delay")) if message.has_headers else None
-        if wanted is None:
-            return False
-        self._logs[exchange.name].add(message, now_ms + min(wanted, DELAY_MAX_MS), now_ms, keys)
-        return True
+    def route(
+        self,
+        exchange: Exchange,
+        message: Message,
+        now_ms: int,
+        keys: Sequence[str],
+        headers: Mapping[str, Any] | None = None,
+    ) -> Routed:
+        """Where a message goes now. Whichever exchange that delays it comes to, by bindings too, keeps it until it is
+        due. `keys`: all that it goes by, its own first."""
+        headers = message.headers() if headers is None else headers
+        wanted = _delay_of(headers.get("x-delay"))
+        host = self._vhost
+        routed = host.routing.route_message(
+            exchange, keys, message, host.queues, headers, delays=wanted is not None
+        )
+        for delaying in routed.waits_in:
+            self._logs[delaying.name].add(message, now_ms + min(wanted or 0, DELAY_MAX_MS), now_ms, keys)
+        return routed
 
     async def forget(self, exchange: Exchange) -> None:
         log = self._logs.pop(exchange.name, None)

@@ -16,6 +16,12 @@ ROUTES_CACHED_MAX = 10_000
 class Route(NamedTuple):
     queues: tuple["Queue", ...]
     needs_headers: bool  # asks the message, so the route holds for this one only
+    waits_in: tuple[Exchange, ...] = ()
+
+
+class Routed(NamedTuple):
+    queues: list["Queue"]
+    waits_in: list[Exchange]  # exchanges that it came to and that delay it: it goes on from there later
 
 
 class Routing:
@@ -96,15 +102,19 @@ class Routing:
         message: Message,
         queues: dict[str, "Queue"],
         headers: Arguments | None = None,
-    ) -> list["Queue"]:
-        """The queues of one message, each once, whatever its number of keys (CC, BCC). `headers`: its own, where they
-        are known."""
+        *,
+        delays: bool = False,
+    ) -> Routed:
+        """Where one message goes, to each once, whatever its number of keys (CC, BCC). `headers`: its own, where they
+        are known. `delays`: it waits where it comes to an exchange that delays; see delays.py."""
         found: dict[int, Queue] = {}
+        waits: dict[str, Exchange] = {}
         headers = message.headers() if headers is None else headers
         for key in keys:
-            for queue in self._walk(exchange, key, headers, queues, message).queues:
-                found[id(queue)] = queue
-        return list(found.values())
+            route = self._walk(exchange, key, headers, queues, message, delays=delays)
+            found |= {id(queue): queue for queue in route.queues}
+            waits |= {delaying.name: delaying for delaying in route.waits_in}
+        return Routed(list(found.values()), list(waits.values()))
 
     def _walk(
         self,
@@ -113,8 +123,11 @@ class Routing:
         headers: Arguments | None,
         queues: dict[str, "Queue"],
         message: Message | None = None,
+        *,
+        delays: bool = False,
     ) -> Route:
         found: dict[int, Queue] = {}
+        waits_in: list[Exchange] = []
         seen = {first.name}
         waiting = [first]
         needs_headers = False
@@ -123,8 +136,12 @@ class Routing:
             needs_headers = (
                 needs_headers
                 or exchange.needs_headers
+                or exchange.delayed
                 or (isinstance(exchange, ConsistentHash) and exchange.hashes_headers)
             )
+            if delays and exchange.delayed:
+                waits_in.append(exchange)
+                continue
             matched = False
             for destination in self._matches(exchange, key, headers, queues, message):
                 matched = True
@@ -138,7 +155,7 @@ class Routing:
                 alternate = self.exchanges.get(exchange.alternate)
                 if alternate is not None:
                     waiting.append(alternate)
-        return Route(tuple(found.values()), needs_headers)
+        return Route(tuple(found.values()), needs_headers, tuple(waits_in))
 
     @staticmethod
     def _matches(

@@ -113,7 +113,7 @@ async def test_a_delayed_exchange_that_is_declared_again_at_once_keeps_what_it_d
     exchange = await declare_exchange(host, "x", DELAYED, **options)
     await deletion
     properties = edit(b"\0\0", headers={"x-delay": 3_600_000})
-    assert host.delays.delay(exchange, Message("x", "q", properties, b"later"), broker.clock.now_ms())
+    assert host.delays.route(exchange, Message("x", "q", properties, b"later"), broker.clock.now_ms(), [""]).waits_in
     await host.rounds.settle_down()
     await until(lambda: host.delays.waiting("x") == 1)
 

@@ -44,7 +44,7 @@ async def test_whatever_the_clock_does_what_is_due_is_looked_for_within_a_minute
     """Timers of the loop stand still while the machine sleeps, and know nothing of a clock that is set."""
     exchange = await declare_exchange(host, "x", DELAYED, arguments={"x-delayed-type": "fanout"})
     properties = edit(b"\0\0", headers={"x-delay": 50 * 60_000})
-    assert host.delays.delay(exchange, Message("x", "", properties, b"later"), host.clock.now_ms())
+    assert host.delays.route(exchange, Message("x", "", properties, b"later"), host.clock.now_ms(), [""]).waits_in
     mortal = await declare(host, "q", x_message_ttl=50 * 60_000)
     say(mortal, b"old")
     await host.rounds.settle_down()

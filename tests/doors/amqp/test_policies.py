@@ -262,6 +262,43 @@ def test_a_delayed_message_waits_and_then_is_routed(channel: BlockingChannel, na
     assert depth(channel, name) == 0
 
 
+@pytest.mark.parametrize("way", ["binding", "alternate", "dead letter"])
+def test_a_message_waits_in_a_delayed_exchange_that_it_comes_to_through_another(
+    running: Running, channel: BlockingChannel, name: str, way: str
+) -> None:
+    """It was routed on at once. What else is bound on its way gets it now, as with RabbitMQ's plugin."""
+    first, delaying, second = f"{name}.first", f"{name}.delaying", f"{name}.second"
+    first_arguments = {"alternate-exchange": delaying} if way == "alternate" else {}
+    channel.exchange_declare(first, "fanout", durable=True, arguments=first_arguments)
+    for exchange in (delaying, second):
+        arguments = {"x-delayed-type": "direct"}
+        channel.exchange_declare(exchange, "x-delayed-message", durable=True, arguments=arguments)
+    channel.exchange_bind(second, delaying, "a")
+    for queue, exchange in ((f"{name}.now", first), (f"{name}.later", delaying), (f"{name}.last", second)):
+        channel.queue_declare(queue, durable=True)
+        if exchange != first or way != "alternate":
+            channel.queue_bind(queue, exchange, "a")
+    if way != "alternate":
+        channel.exchange_bind(delaying, first)
+    channel.confirm_delivery()
+    long, short = pika.BasicProperties(headers={"x-delay": 600_000}), pika.BasicProperties(headers={"x-delay": 40})
+    if way == "dead letter":
+        channel.queue_declare(name, durable=True, arguments={"x-dead-letter-exchange": first, "x-message-ttl": 1,
+                                                             "x-dead-letter-routing-key": "a"})  # fmt: skip
+    for properties in (long, short):
+        if way == "dead letter":
+            channel.basic_publish("", name, b"x", properties, mandatory=True)
+        else:
+            channel.basic_publish(first, "a", b"x", properties, mandatory=True)
+    for queue in (f"{name}.later", f"{name}.last"):
+        assert take(channel, queue, auto_ack=True)[1].headers["x-delay"] == -40, "it has waited, and once"
+    host = running.server.broker.vhosts.get("/")
+    eventually(lambda: running.call(lambda: host.delays.waiting(delaying)) == 1)
+    assert running.call(lambda: host.delays.waiting(second)) == 0
+    assert depth(channel, f"{name}.now") == (0 if way == "alternate" else 2)
+    assert depth(channel, f"{name}.later") == 0
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_delayed_message_reaches_its_cc_and_bcc(channel: BlockingChannel, name: str, durable: bool) -> None:
     channel.exchange_declare(name, "x-delayed-message", durable=durable, arguments={"x-delayed-type": "direct"})

@@ -55,7 +55,7 @@ def target(connection: "Connection", exchange_name: bytes, key: bytes, bits: int
     route = vhost.routing.route(exchange, text, vhost.queues)
     if not route.queues and not exchange.name and vhost.find_topic(text):
         route = vhost.routing.route(exchange, text, vhost.queues)
-    slow, durable = route.needs_headers or exchange.delayed, False
+    slow, durable = route.needs_headers, False
     for queue in route.queues:
         slow = slow or queue.needs_python
         durable = durable or is_disk(queue)
@@ -109,21 +109,18 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
     _reply_address(channel, found)
     now_ms = connection.broker.clock.now_ms()
     vhost = connection.vhost
-    if exchange.delayed and vhost.delays.delay(exchange, found, now_ms, keys):
-        channel.state.touched_disk = True
-        return True
     if not exchange_name and key.startswith(PREFIX):
         if not connection.door.replies.deliver(found) and bits & MANDATORY:
             _return(channel, found)
         return True
-    queues = vhost.routing.route_message(exchange, keys, found, vhost.queues)
+    queues, waits_in = vhost.delays.route(exchange, found, now_ms, keys)
+    if any(delaying.durable for delaying in waits_in) or any(is_disk(queue) for queue in queues):
+        channel.state.touched_disk = True
     if not queues:
-        if bits & MANDATORY:
+        if bits & MANDATORY and not waits_in:
             _return(channel, found)
         return True
     accepted = [queue.publish(found, now_ms) for queue in queues]
-    if any(is_disk(queue) for queue in queues):
-        channel.state.touched_disk = True
     if not all(accepted):
         channel.refuse(channel.state.sequence)
     connection.door.stats.messages_in += 1
