@@ -115,6 +115,35 @@ def test_a_kafka_fetch_waits_for_the_disk_alone(live: Live, disk: SlowDisk, asid
     consumer.close()
 
 
+@pytest.mark.parametrize("how", ["summary", "messages", "plan", "replay"])
+def test_whoever_looks_at_dead_letters_waits_for_the_disk_alone(
+    live: Live, disk: SlowDisk, aside: ThreadPoolExecutor, how: str
+) -> None:
+    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port(live, "amqp")))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("cold", durable=True)
+    channel.queue_declare("back", durable=True)
+    channel.basic_publish("", "cold", b"from disk")
+    disk.is_cold = True
+    dead = "/api/headrace/dead-letters/%2F/cold"
+
+    def looked() -> object:
+        if how == "summary":
+            return live.get(dead).json()["groups"][0]["messages"]
+        if how == "messages":
+            return len(live.get(f"{dead}/messages").json()["messages"])
+        asked = {"to": "back", "dry_run": how == "plan"}
+        return live.request("POST", f"{dead}/replay", json=asked).json()["matched"]
+
+    waiting = aside.submit(looked)
+    others_are_served(live, disk)
+    assert not waiting.done()
+    disk.answers.set()
+    assert waiting.result(SECONDS_MAX) == 1
+    connection.close()
+
+
 @pytest.mark.parametrize("how", ["consume", "get"])
 def test_an_amqp_queue_waits_for_the_disk_alone(
     live: Live, disk: SlowDisk, aside: ThreadPoolExecutor, how: str

@@ -1,8 +1,10 @@
 """Looking at messages without touching them: by offset, by time, by what is in them. Nobody's view moves."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from headrace.broker.partition import when_loaded
 from headrace.broker.producers import Aborted
 from headrace.broker.reading import committed
 from headrace.broker.view import View
@@ -24,7 +26,7 @@ class Found(NamedTuple):
     scanned: int
 
 
-def browse(
+async def browse(
     log: Any,
     offset: int,
     *,
@@ -34,18 +36,16 @@ def browse(
     wanted: Callable[[Record], bool] | None = None,
     aborted: Sequence[Aborted] = (),
     scan_max: int = SCAN_RECORDS_MAX,
-    waits: bool = True,
 ) -> Found:
     """Committed records from an offset on that are wanted; stops at the limit, the end, or after scanning enough.
-    ReadWaits when not all is in memory and the caller must not wait."""
-    read = log.read if waits else log.read_now
+    Others are served while the disk is read: what was wanted then may be somebody's by the end."""
     found: list[Record] = []
     size = scanned = looked = 0
     offset = max(offset, log.start_offset)
     end = log.stable_end
     while offset < end and len(found) < limit:
         try:
-            chunk = read(offset, READ_BYTES)
+            chunk = await when_loaded(partial(log.read_now, offset, READ_BYTES))
         except OffsetOutOfRange as error:  # retention was faster
             if error.start <= offset:
                 raise

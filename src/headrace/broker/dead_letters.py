@@ -9,13 +9,13 @@ once more lies past the range, so that no replay runs in circles.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from headrace.broker.browsing import READY, browse, state_of
+from headrace.broker.browsing import READY, Found, browse, state_of
 from headrace.broker.dead_letter import routing_keys
 from headrace.broker.message import Message, from_record
 from headrace.broker.queue import Queue
@@ -168,7 +168,7 @@ class DeadLetterOffice:
         """How many died of what and where, of the first so many that are ready; and how many were looked at."""
         groups: dict[tuple[str, str], dict[str, Any]] = {}
         looked = 0
-        async for death in Turns().each(self._deaths(queue, SUMMARY_RECORDS_MAX)):
+        async for death in self._deaths(queue, SUMMARY_RECORDS_MAX):
             looked += 1
             key = (death.queue, death.reason) if death is not None else ("", "")
             group = groups.setdefault(
@@ -181,29 +181,34 @@ class DeadLetterOffice:
                 group["exchange"] = death.exchange
         return sorted(groups.values(), key=lambda group: -group["messages"]), looked
 
-    def _deaths(self, queue: Queue, limit: int) -> Iterator[Death | None]:
+    async def _deaths(self, queue: Queue, limit: int) -> AsyncIterator[Death | None]:
+        turns = Turns()
         for view in queue.views:
-            for record in self._ready(view, view.log.stable_end, limit):
+            async for record in self._ready(view, view.log.stable_end, limit, turns):
                 yield death_of(from_record(record))
 
-    def _ready(self, view: View, until: int, limit: int) -> Iterator[Record]:
+    async def _ready(self, view: View, until: int, limit: int, turns: Turns) -> AsyncIterator[Record]:
         """Ready messages of a view in order, a page in memory at a time."""
         offset = view.low
         while offset < until and limit > 0:
-            page = browse(
-                view.log,
-                offset,
-                limit=min(limit, BATCH_MESSAGES),
-                bytes_max=BATCH_BYTES,
-                decompressed_bytes_max=self._broker.config.decompressed_bytes_max,
-                wanted=lambda record: record.offset < until and state_of(view, record.offset) == READY,
-                aborted=view.aborted(),
-            )
+            page = await self._look(view, offset, until, min(limit, BATCH_MESSAGES))
             limit -= len(page.records)
-            yield from page.records
+            async for record in turns.each(page.records):
+                yield record
             if page.next_offset <= offset:
                 return
             offset = page.next_offset
+
+    async def _look(self, view: View, offset: int, until: int, limit: int) -> Found:
+        return await browse(
+            view.log,
+            offset,
+            limit=limit,
+            bytes_max=BATCH_BYTES,
+            decompressed_bytes_max=self._broker.config.decompressed_bytes_max,
+            wanted=lambda record: record.offset < until and state_of(view, record.offset) == READY,
+            aborted=view.aborted(),
+        )
 
     # Replaying.
 
@@ -216,7 +221,7 @@ class DeadLetterOffice:
         is_cut = False
         turns = Turns()
         for view in queue.views:
-            async for record in turns.each(self._ready(view, until[view.level], 1 << 60)):
+            async for record in self._ready(view, until[view.level], 1 << 60, turns):
                 message = from_record(record)
                 death = death_of(message)
                 if not wanted.fits(message, death):
@@ -328,9 +333,11 @@ class DeadLetterOffice:
         while offset < until:
             share = min(BATCH_MESSAGES, max(1, round(replay.rate * TICK_S))) if replay.rate else BATCH_MESSAGES
             began = clock.monotonic()
+            page = await self._look(view, offset, until, share)
+            offset = max(page.next_offset, offset + 1)
             author, rounds = Author(), queue.vhost.rounds
             with rounds.written_by(author):
-                moved, offset = self._move_some(replay, queue, view, offset, until, share)
+                moved = self._move_some(replay, queue, view, page.records)
             # Whoever watches is told of what is on the disk, also if the replay is stopped before it is there.
             rounds.after(partial(_count, replay, moved, author))
             await rounds.stored(author)
@@ -342,23 +349,13 @@ class DeadLetterOffice:
             else:
                 await asyncio.sleep(0)
 
-    def _move_some(
-        self, replay: Replay, queue: Queue, view: View, offset: int, until: int, share: int
-    ) -> tuple[int, int]:
-        """How many were moved, and where to go on. Runs in one turn of the loop: nobody else takes them meanwhile."""
-        page = browse(
-            view.log,
-            offset,
-            limit=share,
-            bytes_max=BATCH_BYTES,
-            decompressed_bytes_max=self._broker.config.decompressed_bytes_max,
-            wanted=lambda record: record.offset < until and state_of(view, record.offset) == READY,
-        )
+    def _move_some(self, replay: Replay, queue: Queue, view: View, records: Sequence[Record]) -> int:
+        """How many were moved. Somebody may have taken others while the disk was read; from now on nobody does."""
         moved = 0
-        for record in page.records:
+        for record in records:
             message = from_record(record)
             death = death_of(message)
-            if not replay.wanted.fits(message, death):
+            if state_of(view, record.offset) != READY or not replay.wanted.fits(message, death):
                 continue
             name = replay.to if replay.to is not None else death.queue if death is not None else ""
             target = queue.vhost.queues.get(name)
@@ -366,7 +363,7 @@ class DeadLetterOffice:
                 replay.skipped += 1
                 continue
             moved += 1
-        return moved, max(page.next_offset, offset + 1)
+        return moved
 
     def _move(
         self, queue: Queue, view: View, offset: int, message: Message, target: Queue, death: Death | None

@@ -74,17 +74,14 @@ async def messages(site: Site, request: Request) -> Response:
     limit = number(query.get("limit"), "limit", LIMIT, least=1, most=LIMIT_MAX)
     wanted = _wanted(query)
     offset = await when_loaded(lambda: _start(log, query, limit, newest=wanted is None))
-    found = await when_loaded(
-        lambda: browse(
-            log,
-            offset,
-            limit=limit,
-            bytes_max=BYTES_MAX,
-            decompressed_bytes_max=site.config.decompressed_bytes_max,
-            wanted=wanted,
-            aborted=aborted_of(site, row, log),
-            waits=False,
-        )
+    found = await browse(
+        log,
+        offset,
+        limit=limit,
+        bytes_max=BYTES_MAX,
+        decompressed_bytes_max=site.config.decompressed_bytes_max,
+        wanted=wanted,
+        aborted=aborted_of(site, row, log),
     )
     return answer(
         {
@@ -146,7 +143,7 @@ class Tail(Response):
             await send({"type": "http.response.body", "body": events.HEARTBEAT, "more_body": True})
             while not (gone.done() or stopping.done()):
                 self._allowance.check()
-                for data in self._news():
+                for data in await self._news():
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 await asyncio.wait({gone, stopping}, timeout=TAIL_INTERVAL_S)
                 if not gone.done() and not await self._wait(gone):
@@ -175,14 +172,14 @@ class Tail(Response):
             for waiter in waiters:
                 waiter.cancel()
 
-    def _news(self) -> list[bytes]:
+    async def _news(self) -> list[bytes]:
         data = []
         for partition, log in enumerate(self._row.logs):
             start, end = self._at[partition], log.stable_end
             if start >= end:
                 continue
             first = max(start, end - TAIL_MESSAGES)
-            found = browse(
+            found = await browse(
                 log,
                 first,
                 limit=TAIL_MESSAGES,

@@ -100,7 +100,7 @@ async def messages(site: Site, request: Request) -> Response:
         while offset < view.log.stable_end:
             if len(found) >= limit or left <= 0 or size >= BYTES_MAX:
                 return answer({"messages": found, "next": {"partition": view.level, "offset": offset}})
-            page = browse(
+            page = await browse(
                 view.log,
                 offset,
                 limit=limit - len(found),
