@@ -163,9 +163,9 @@ class Broker:
                     await task
         self.coordination.close()
         await self.dead_letters.close()
+        self.policies.close()  # what is being applied to thousands of queues ends here
         await self.vhosts.close()
         await self.ledger.close()
-        self.policies.close()
         self.users.close()
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[BaseException | None] = loop.create_future()

@@ -21,6 +21,7 @@ from headrace.broker.patterns import compile_pattern
 from headrace.broker.policy import CLASSIC, QUORUM, STREAM, QueuePolicy, parse_arguments
 from headrace.broker.queue import Queue
 from headrace.broker.streams import Stream, Streams
+from headrace.broker.turns import Turns
 from headrace.errors import ArgumentMismatch, InvalidInput, InvalidPattern, NotFound, StorageError
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ class Policies:
         self._operator: dict[tuple[str, str], Policy] = {}
         self._thread = ThreadPoolExecutor(1, "policies")
         self._changing = asyncio.Lock()
+        self._is_closed = False
         self._hosts: Callable[[], Iterable[VirtualHost]] = tuple
         self._streams: Streams
         for kind, known in ((CATALOG_KIND, self._policies), (OPERATOR_KIND, self._operator)):
@@ -203,9 +205,11 @@ class Policies:
         self._streams = streams
         streams.on_create(self.apply_to_topic)
         for host in hosts():
-            self._apply_all(host)
+            for _ in self._applied(host):
+                pass
 
     def close(self) -> None:
+        self._is_closed = True
         self._thread.shutdown()
 
     # Looking.
@@ -238,7 +242,7 @@ class Policies:
             identity = (policy.vhost, policy.name)
             await self._in_thread(lambda: self._catalog.put(kind, identity, document))
             known[identity] = policy
-            self._changed(policy.vhost)
+            await self._changed(policy.vhost)
 
     @to_the_end
     async def delete(self, vhost: str, name: str, *, operator: bool = False) -> None:
@@ -247,7 +251,7 @@ class Policies:
             self.get(vhost, name, operator=operator)
             await self._in_thread(lambda: self._catalog.remove(kind, (vhost, name)))
             del known[vhost, name]
-            self._changed(vhost)
+            await self._changed(vhost)
 
     @to_the_end
     async def vhost_removed(self, vhost: str) -> None:
@@ -266,20 +270,32 @@ class Policies:
 
     # Applying.
 
-    def _changed(self, vhost: str) -> None:
+    async def _changed(self, vhost: str) -> None:
+        """Returns when it holds for everything. A start applies all that the catalog has: what a crash cuts off here
+        holds then."""
         for host in self._hosts():
             if host.name == vhost:
-                self._apply_all(host)
+                async for _ in Turns().each(self._applied(host)):
+                    pass
 
-    def _apply_all(self, host: "VirtualHost") -> None:
-        for queue in list(host.queues.values()):
-            self.apply_to_queue(queue)
-        for stream in self._streams:
-            if stream.vhost == host.name:
-                self.apply_to_topic(stream)
-        for exchange in list(host.routing.exchanges.values()):
-            self.apply_to_exchange(host.name, exchange)
-        host.routing.changed()
+    def _applied(self, host: "VirtualHost") -> Iterator[None]:
+        """Step by step, everything that can have a policy; others may have their turn after each step. What is
+        declared meanwhile has the policy from the beginning."""
+        streams = (stream for stream in self._streams if stream.vhost == host.name)
+        everything: tuple[Queue | Stream | Exchange, ...] = (
+            *host.queues.values(), *streams, *host.routing.exchanges.values(),
+        )  # fmt: skip
+        for found in everything:
+            if self._is_closed:
+                return
+            if isinstance(found, Exchange):
+                self.apply_to_exchange(host.name, found)
+                host.routing.changed()
+            elif isinstance(found, Stream):
+                self.apply_to_topic(found)
+            elif not found.is_deleted and self.apply_to_queue(found):
+                host.routing.changed()  # publishers remember whether a queue looks at each message
+            yield
 
     def apply_to_topic(self, stream: Stream) -> None:
         """A topic is bounded like a stream queue, also when no AMQP client ever asked for it."""
@@ -294,8 +310,8 @@ class Policies:
         sizes = [bound.bytes_max for bound in bounds if bound.bytes_max is not None]
         stream.bound(min(ages, default=None), min(sizes, default=None))
 
-    def apply_to_queue(self, queue: Queue) -> None:
-        """Gives a queue the policy that fits it best, or takes away the one it had."""
+    def apply_to_queue(self, queue: Queue) -> bool:
+        """Gives a queue the policy that fits it best, or takes away the one it had. False when nothing changes."""
         vhost = queue.vhost.name
         policy = self._best(vhost, lambda p: p.fits_queue(queue)) if self._policies else None
         operator = self._best(vhost, lambda p: p.fits_queue(queue), operator=True) if self._operator else None
@@ -305,8 +321,10 @@ class Policies:
                 effective = merge(effective, limits(found.definition))
         queue.policy_name = policy.name if policy is not None else None
         queue.operator_policy_name = operator.name if operator is not None else None
-        if effective != queue.policy:
-            queue.apply_policy(effective)
+        if effective == queue.policy:
+            return False
+        queue.apply_policy(effective)
+        return True
 
     def apply_to_exchange(self, vhost: str, exchange: Exchange) -> None:
         policy = self._best(vhost, lambda p: p.fits_exchange(exchange)) if self._policies else None

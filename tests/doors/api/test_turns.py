@@ -69,6 +69,22 @@ def test_others_get_the_loop_while_a_long_list_is_made(
     assert len(rests) >= QUEUES / 2 / STEP, "half of the queues are durable, and so topics"
 
 
+@pytest.mark.parametrize("kind", ["policies", "operator-policies"])
+def test_others_get_the_loop_while_a_policy_is_applied_to_many_queues(
+    crowded: Served, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody is told that it holds before it does for all of them."""
+    rests = counted_rests(monkeypatch)
+    path, body = f"/api/{kind}/%2F/crowd", {"pattern": "^crowd-", "definition": {"max-length": 7}}
+    name = "policy" if kind == "policies" else "operator_policy"
+    for method, wanted in (("PUT", "crowd"), ("DELETE", None)):
+        rests.clear()
+        crowded.request(method, path, json=body if method == "PUT" else None).raise_for_status()
+        assert len(rests) >= QUEUES / STEP
+        found = [q[name] for q in crowded.get("/api/queues").json() if q["name"].startswith("crowd-")]
+        assert len(found) == QUEUES and {value or None for value in found} == {wanted}
+
+
 @pytest.mark.parametrize("asked", ["", "/messages?contains=nothing", "/replay"])
 def test_others_get_the_loop_while_many_dead_letters_are_looked_at(
     live: Served, asked: str, monkeypatch: pytest.MonkeyPatch
