@@ -137,6 +137,7 @@ class Broker:
         broker.dead_letters = DeadLetterOffice(broker)
         broker._tick_at = loop.time()
         broker._tick()
+        await broker.vhosts.finish_deletions()
         await broker.ledger.finish_open()
         broker.housekeeping = Housekeeping(broker.shard, broker.streams, broker.cursors, broker.stats, broker.clock)
         broker.housekeeping.also(broker.staging.sweep)

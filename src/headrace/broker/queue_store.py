@@ -1,8 +1,8 @@
 """Where durable exchanges, queues and bindings are kept: the catalog for things, the state for bindings.
 
-A queue is a stream (its logs) and a queue document (what was declared). The stream is made first and
-removed last, so that a crash never leaves a queue without its logs; one that leaves a stream without
-its queue is healed by declaring the queue again.
+A queue is a stream (its logs) and a queue document (what was declared). The stream is made first, so that a crash
+never leaves a queue without its logs. A queue that is deleted has that in its document until nothing else is left of
+it: a deletion that a crash cuts off is finished by the next start.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ logger = logging.getLogger("headrace.broker")
 EXCHANGES = "exchanges"
 QUEUES = "queues"
 BINDINGS_TABLE = "bindings"
+FORGOTTEN_AT_ONCE = 1000  # an entry of the journal has a largest size
 T = TypeVar("T")
 
 
@@ -56,6 +57,7 @@ class _QueueDocument(msgspec.Struct, frozen=True, kw_only=True):
     auto_delete: bool
     arguments: dict[str, Any]
     owns_stream: bool
+    leaving: bool = False
 
 
 class QueueStore:
@@ -69,6 +71,7 @@ class QueueStore:
         self.rounds = rounds
         self._thread = ThreadPoolExecutor(1, "queues")
         self._documents: dict[tuple[str, str], dict[str, Any]] = {}
+        self._unfinished: list[_QueueDocument] = []  # of queues that were being deleted
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -196,12 +199,21 @@ class QueueStore:
         return queue
 
     async def remove_queue(self, vhost: str, queue: Queue) -> None:
-        await self._in_thread(lambda: self._catalog.remove(QUEUES, (vhost, queue.name)))
+        """After this the next start does not bring it back."""
+        document = self._documents.get((vhost, queue.name))
+        if document is not None:  # a topic that nobody declared has none
+            await self._in_thread(partial(self._mark, (vhost, queue.name), document))
+
+    def _mark(self, identity: tuple[str, str], document: dict[str, Any]) -> None:
+        try:
+            self._catalog.put(QUEUES, identity, document | {"leaving": True})
+        except OSError:  # the disk may be full: what is deleted makes room
+            self._catalog.remove(QUEUES, identity)
 
     async def keep_queue(self, vhost: str, queue: Queue) -> None:
         """After remove_queue, when the queue is to stay after all."""
         document = self._documents.get((vhost, queue.name))
-        if document is not None:  # a topic that nobody declared has none
+        if document is not None:
             await self._in_thread(lambda: self._catalog.put(QUEUES, (vhost, queue.name), document))
 
     async def remove_stream(self, vhost: str, queue: Queue) -> None:
@@ -214,11 +226,19 @@ class QueueStore:
         for view in queue.views:
             view.log.unsettled_from = None
         await self._forget_settles(queue.views)
+        await self._remove_document(vhost, queue.name)
+
+    async def _remove_document(self, vhost: str, name: str) -> None:
+        """Of a queue of which nothing else is left: what cannot be removed now is with the next start."""
+        try:
+            await self._in_thread(lambda: self._catalog.remove(QUEUES, (vhost, name)))
+        except StorageError as error:
+            logger.info("that queue %r in vhost %r is deleted stays in the catalog: %s", name, vhost, error)
 
     async def stream_deleted(self, vhost: str, queue: Queue) -> None:
         """What is left of a queue whose stream somebody else deletes."""
         self._documents.pop((vhost, queue.name), None)
-        await self.remove_queue(vhost, queue)
+        await self._in_thread(lambda: self._catalog.remove(QUEUES, (vhost, queue.name)))
         group = self._shard.group()
         for view in queue.views:
             group.delete(SETTLE_TABLE, view.key)
@@ -247,11 +267,8 @@ class QueueStore:
         await self._forget_settles([view])
 
     async def _forget_settles(self, views: Sequence[View]) -> None:
-        group = self._shard.group()
-        for view in views:
-            group.delete(SETTLE_TABLE, view.key)
         try:
-            await group.commit()
+            await self._forget_keys([view.key for view in views])
         except StorageError as error:
             if any(not view.log.is_deleted for view in views):
                 raise  # of a topic: a queue that is declared on it again would begin where this one was
@@ -314,13 +331,42 @@ class QueueStore:
         for _, value in self._shard.state.items(BINDINGS_TABLE):
             _load_binding(msgspec.json.decode(value), hosts)
 
+    async def finish_deletions(self) -> None:
+        """After loading, and before anybody declares anything: the end of what a crash cut off."""
+        unfinished, self._unfinished = self._unfinished, []
+        for document in unfinished:
+            vhost, name = document.identity
+            stream = self.streams.find(name, vhost)
+            if document.leaving and stream is not None:
+                if document.owns_stream and stream.kind == "queue":
+                    await self.streams.delete(name, vhost, only=stream)
+                else:
+                    await self._forget_keys([_key(partition.log.id) for partition in stream.partitions])
+            await self._remove_document(vhost, name)
+            logger.info("the deletion of queue %r in vhost %r is finished", name, vhost)
+
+    async def forget_gone(self) -> None:
+        """What was settled of logs that are not there any more."""
+        settled = (key for key, _ in self._shard.state.items(SETTLE_TABLE))
+        gone = [key for key in settled if self.streams.of_log(int.from_bytes(key, "big")) is None]
+        for at in range(0, len(gone), FORGOTTEN_AT_ONCE):
+            await self._forget_keys(gone[at : at + FORGOTTEN_AT_ONCE])
+
+    async def _forget_keys(self, keys: Sequence[bytes]) -> None:
+        group = self._shard.group()
+        for key in keys:
+            group.delete(SETTLE_TABLE, key)
+        await group.commit()
+
     def _load_queue(
         self, document: _QueueDocument, content: dict[str, Any], vhost_of: Callable[[str], "VirtualHost"]
     ) -> None:
         vhost, name = document.identity
         stream = self.streams.find(name, vhost)
-        if stream is None:
-            return  # its deletion was under way
+        # Whoever deletes its stream as a topic may make another topic of that name: that is not the queue's.
+        if document.leaving or stream is None or (document.owns_stream and stream.kind != "queue"):
+            self._unfinished.append(document)
+            return
         self._documents[vhost, name] = content
         host = vhost_of(vhost)
         arguments = loaded(document.arguments)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.changes import to_the_end
 from headrace.broker.declarations import PREDECLARED
+from headrace.broker.delays import STREAM_PREFIX
 from headrace.broker.policy import QueuePolicy
 from headrace.broker.queue import Queue
 from headrace.broker.queue_store import QueueStore
@@ -49,6 +50,22 @@ class VirtualHosts:
                         queue.drop_expired()
                 except HeadraceError as error:  # damage to one log is no reason to keep everybody from all others
                     logger.error("queue %r in vhost %r cannot drop what is too old: %s", queue.name, host.name, error)
+
+    async def finish_deletions(self) -> None:
+        """What a crash cut off: of queues, of exchanges that delay, and queues that were only half made. A stream that
+        is a topic stays, and so does whatever holds a message and was not being deleted."""
+        try:
+            await self.store.finish_deletions()
+            for stream in self.store.streams:
+                host = self._hosts.get(stream.vhost)
+                if stream.kind == "queue" and host is not None and stream.name not in host.queues:
+                    is_delay = stream.name.startswith(STREAM_PREFIX)
+                    is_used = is_delay and host.delays.exchange_of(stream.name) is not None
+                    if not is_used and (is_delay or not any(part.end_offset for part in stream.partitions)):
+                        await self.store.streams.delete(stream.name, stream.vhost, only=stream)
+            await self.store.forget_gone()
+        except HeadraceError as error:  # no reason not to start: the next one tries again
+            logger.error("what is left of deleted queues stays for now: %s", error)
 
     def _vhost_of(self, name: str) -> VirtualHost:
         if name not in self._hosts:

@@ -1,6 +1,8 @@
 """Vhosts, queues and their streams that are deleted while somebody uses them, and what must not come back."""
 
 import asyncio
+import errno
+from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,9 +90,29 @@ async def test_a_vhost_that_could_not_be_deleted_can_be_tried_again(
 # Deleted queues.
 
 
-async def test_a_deletion_that_is_cut_off_brings_nothing_back_that_was_settled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def settled(broker: Broker) -> list[bytes]:
+    return [key for key, _ in broker.shard.state.items("settle")]
+
+
+def documents(broker: Broker) -> list[Any]:
+    return list(broker.catalog.load("queues"))
+
+
+async def cut_off(broker: Broker, monkeypatch: pytest.MonkeyPatch, at: str, deletion: Coroutine[Any, Any, Any]) -> None:
+    """The broker is killed in the middle of a deletion."""
+    where = {"stream": broker.streams, "settles": broker.vhosts.store, "document": broker.catalog}[at]
+    step = {"stream": "delete", "settles": "_forget_settles", "document": "remove"}[at]
+    with monkeypatch.context() as patched:
+        patched.setattr(where, step, refuse)
+        with pytest.raises(StorageError):
+            await deletion
+
+
+@pytest.mark.parametrize("at", ["stream", "settles"])
+async def test_a_deletion_that_is_cut_off_is_finished_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
+    """Its stream stayed, or what was settled of it."""
     async with opened(tmp_path) as broker:
         host = broker.vhosts.get("/")
         queue = await declare(host, "q")
@@ -99,11 +121,93 @@ async def test_a_deletion_that_is_cut_off_brings_nothing_back_that_was_settled(
         taken = queue.get()
         assert taken is not None
         queue.settle(taken[0], taken[1], taken[1] + 1)
-        monkeypatch.setattr(broker.streams, "delete", refuse)  # the broker is killed here
-        with pytest.raises(StorageError):
-            await host.delete_queue("q")
+        await host.rounds.settles_stored()
+        await cut_off(broker, monkeypatch, at, host.delete_queue("q"))
     async with opened(tmp_path) as broker:
-        assert bodies(await declare(broker.vhosts.get("/"), "q")) == [b"open"]
+        assert broker.streams.find("q") is None
+        assert not settled(broker) and not documents(broker)
+        assert bodies(await declare(broker.vhosts.get("/"), "q")) == []
+    async with opened(tmp_path) as broker:
+        assert list(broker.vhosts.get("/").queues) == ["q"]
+
+
+async def test_the_topic_stays_whose_queue_was_being_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        await broker.streams.create("t")
+        queue = await declare(host, "t")
+        say(queue, b"1", b"2")
+        await host.rounds.settle_down()
+        await cut_off(broker, monkeypatch, "settles", host.delete_queue("t"))
+    async with opened(tmp_path) as broker:
+        assert broker.streams.get("t").partitions[0].end_offset == 2
+        assert not settled(broker) and not documents(broker)
+
+
+async def test_a_topic_made_anew_is_not_that_of_a_queue_whose_document_stayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue came back with the topic, and took it along when it was deleted."""
+    async with opened(tmp_path) as broker:
+        await declare(broker.vhosts.get("/"), "q")
+        kill = asyncio.get_running_loop().create_future()
+        with monkeypatch.context() as patched:  # killed before the document is gone
+            patched.setattr(broker.vhosts.store, "stream_deleted", lambda *_: kill)
+            kill.set_result(None)
+            await broker.streams.delete("q")
+        await broker.streams.create("q")
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        assert not host.queues and not documents(broker)
+        await host.delete_queue("q")
+        assert broker.streams.find("q") is not None
+
+
+async def test_what_an_exchange_delayed_that_was_being_deleted_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        await delayed(host, b"1")
+        await cut_off(broker, monkeypatch, "stream", host.delete_exchange("x"))
+    async with opened(tmp_path) as broker:
+        assert broker.streams.find("amq.delayed.x") is None
+        assert all(broker.streams.of_log(int.from_bytes(key, "big")) for key in settled(broker))
+
+
+async def test_of_a_declaration_that_was_cut_off_a_stream_stays_only_if_it_holds_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Kafka client may have used it meanwhile. An empty one with levels kept one without from being declared."""
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        put, kinds = broker.catalog.put, {"streams"}
+        monkeypatch.setattr(broker.catalog, "put", lambda kind, *rest: (put if kind in kinds else refuse)(kind, *rest))
+        for name in ("empty", "used"):
+            with pytest.raises(StorageError):
+                await declare(host, name, x_max_priority=3)
+        stream = broker.streams.get("used")
+        await broker.publish(stream, [(None, b"confirmed", (), 0, 1)])
+    async with opened(tmp_path) as broker:
+        assert broker.streams.find("empty") is None
+        assert broker.streams.get("used").partitions[0].end_offset == 1
+        await declare(broker.vhosts.get("/"), "empty")
+
+
+async def test_a_queue_is_deleted_where_there_is_no_room_to_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        await declare(host, "q")
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "no room")
+
+        monkeypatch.setattr(broker.catalog, "put", full)
+        await host.delete_queue("q")
+    async with opened(tmp_path) as broker:
+        assert broker.streams.find("q") is None and not documents(broker)
 
 
 async def test_a_queue_goes_with_its_stream_that_somebody_deletes_as_a_topic(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pika
 import pytest
+from pika.exceptions import ConnectionClosedByBroker
 
 from headrace.broker.broker import Broker
 from headrace.broker.message import Message
 from headrace.broker.queue import Queue
 from headrace.config import Config
+from tests.broker.queue_world import refuse
 from tests.doors.amqp.running import Running, bodies, depth, eventually, take
 
 
@@ -103,6 +105,22 @@ def test_a_deleted_queue_does_not_come_back_nor_its_messages(fresh: Running) -> 
     channel = fresh.channel()
     assert depth(channel, "q") == 0
     channel.basic_publish("amq.direct", "k", b"unbound")
+    assert depth(channel, "q") == 0
+
+
+def test_a_queue_whose_deletion_was_cut_off_is_new_when_it_is_declared_again(
+    fresh: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = fresh.channel()
+    channel.queue_declare("q", durable=True)
+    channel.confirm_delivery()
+    channel.basic_publish("", "q", b"old")
+    with monkeypatch.context() as patched, pytest.raises(ConnectionClosedByBroker):
+        patched.setattr(fresh.server.broker.streams, "delete", refuse)  # as if it were killed here
+        channel.queue_delete("q")
+    fresh.restart()
+    channel = fresh.channel()
+    channel.queue_declare("q", durable=True, arguments={"x-max-priority": 2})
     assert depth(channel, "q") == 0
 
 
