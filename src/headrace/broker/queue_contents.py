@@ -483,6 +483,20 @@ class QueueContents:
         if self._bytes is not None:
             message = self._read(view, Run(offset, offset + 1, 0, True))
             self._bytes.came_back(view, offset, len(message.body) if message is not None else 0)
+        self._came_back()
+
+    @property
+    def gives_back_runs(self) -> bool:
+        """Whether messages come back without a look at each: at how often it did, or how large it is."""
+        return self._bytes is None and not self.policy.counts_deliveries
+
+    def give_back_run(self, view: View, start: int, end: int) -> None:
+        start = max(start, view.log.start_offset)
+        if start < end and not self.is_deleted:
+            view.give_back(start, end)
+            self._came_back()
+
+    def _came_back(self) -> None:
         self.wake()
         self._head_changed()
         self._check_after_flush_if_bounded()

@@ -141,6 +141,8 @@ class StreamQueue(Queue):
     def give_back(self, view: View, offset: int, *, counts: bool = True) -> None:
         """A stream is read again by attaching at an offset, not by returning messages."""
 
+    def give_back_run(self, view: View, start: int, end: int) -> None: ...
+
     def reject(self, view: View, offset: int, reason: str = "rejected") -> None: ...
 
     async def purge(self) -> int:

@@ -145,6 +145,24 @@ def test_unacked_messages_come_back_in_place_and_flagged_d2(running: Running, na
     assert [(redelivered, body) for _, redelivered, body in got] == [(True, b"%d" % n) for n in (0, 2, 3, 4, 5)]
 
 
+def test_what_a_client_without_a_prefetch_had_comes_back_in_one_piece(
+    running: Running, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of a million came back alone, and everybody waited for that."""
+    fill(running.channel(), name, 3000)
+    hoarder = running.channel()
+    Inbox(hoarder, name).wait(3000)
+    pieces: list[tuple[int, int]] = []
+    view = running.queue(name).view
+    give_back = view.give_back
+    monkeypatch.setattr(view, "give_back", lambda *run: pieces.append(run) or give_back(*run))
+    hoarder.connection.close()
+    inbox = Inbox(running.channel(), name).wait(3000)
+    assert inbox.bodies == [b"%d" % n for n in range(3000)]
+    assert all(redelivered for _, redelivered, _ in inbox.got)
+    assert pieces == [(0, 3000)]
+
+
 def test_nack_and_reject_requeue_in_place(channel: BlockingChannel, name: str) -> None:
     fill(channel, name, 4)
     tags = [channel.basic_get(name)[0].delivery_tag for _ in range(3)]

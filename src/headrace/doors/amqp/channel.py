@@ -76,25 +76,38 @@ class Channel:
         if self.prefetch_global:  # credit of one consumer is credit of all
             self.wake()
 
-    def take(self, tag: int, multiple: bool) -> list[tuple[Source, int]]:
+    def take(self, tag: int, multiple: bool) -> list[tuple[Source, int, int]]:
+        """What was out under the tags, as runs of offsets: a client without a prefetch has a million when it goes."""
         found = self.state.tags.take(tag, multiple)
         if found is None:
             raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
-        return [(self.sources[number], offset) for number, offset in found]
+        runs: list[tuple[Source, int, int]] = []
+        last = start = end = -1
+        for number, offset in found:
+            if number != last or offset != end:
+                if last >= 0:
+                    runs.append((self.sources[last], start, end))
+                last, start = number, offset
+            end = offset + 1
+        if last >= 0:
+            runs.append((self.sources[last], start, end))
+        return runs
 
-    def reject(self, taken: Iterable[tuple[Source, int]], *, requeue: bool) -> None:
+    def reject(self, taken: Iterable[tuple[Source, int, int]], *, requeue: bool) -> None:
         woken: set[Queue] = set()
         failed: Exception | None = None
-        for source, offset in taken:
-            try:
-                if requeue:
-                    source.queue.give_back(source.view, offset)
-                else:
-                    source.queue.reject(source.view, offset)
-            except Exception as error:  # noqa: BLE001 - it cannot be read, say: it stays, the others have their turn
-                source.view.give_back(offset, offset + 1)
-                failed = failed or error
-            woken.add(source.queue)
+        for source, start, end in taken:
+            queue, view = source.queue, source.view
+            woken.add(queue)
+            if requeue and queue.gives_back_runs:
+                queue.give_back_run(view, start, end)
+                continue
+            for offset in range(start, end):
+                try:
+                    (queue.give_back if requeue else queue.reject)(view, offset)
+                except Exception as error:  # noqa: BLE001 - it cannot be read, say: it stays, the others have their turn
+                    view.give_back(offset, offset + 1)
+                    failed = failed or error
         self._credit_came(woken)
         if failed is not None:
             raise failed
