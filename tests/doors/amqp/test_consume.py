@@ -205,6 +205,30 @@ def test_cancelling_stops_deliveries_and_leaves_what_is_out(channel: BlockingCha
     assert len(inbox.idle().got) == 1
 
 
+@pytest.mark.parametrize("how", ["consume", "get"])
+def test_a_channel_keeps_nothing_of_consumers_that_are_gone(running: Running, name: str, how: str) -> None:
+    """It kept each of them, and with it a queue that was deleted, for as long as it was open."""
+    channel = running.channel()
+    fill(channel, name, 2)
+    late = Inbox(channel, name).wait(2)
+    channel.basic_cancel(late.tag)
+    for n in range(20):
+        channel.queue_declare(f"{name}.{n}", exclusive=True)
+        channel.basic_publish("", f"{name}.{n}", b"x")
+        if how == "get":
+            channel.basic_get(f"{name}.{n}", auto_ack=True)
+        else:
+            channel.basic_cancel(Inbox(channel, f"{name}.{n}", auto_ack=True).wait(1).tag)
+        channel.queue_delete(f"{name}.{n}")
+    link = running.link_of(channel.connection._impl._transport._sock)
+    assert running.call(lambda: len(link.channels[1].sources)) <= 3
+    channel.basic_ack(late.got[0][0])  # what the first one has out is still its own
+    channel.basic_nack(late.got[1][0], requeue=True)
+    again = Inbox(channel, name).wait(1)
+    assert again.bodies == [b"1"]
+    assert depth(channel, name) == 0
+
+
 def test_consumers_hear_that_their_queue_was_deleted(running: Running, name: str) -> None:
     channel = running.channel()
     fill(running.channel(), name, 0)

@@ -42,6 +42,7 @@ class Channel:
         self.reply_token: str | None = None
         self.reply_tag = ""
         self._getters: dict[View, Source] = {}
+        self._ended: list[int] = []  # numbers of sources that nothing more is delivered from
 
     @property
     def can_deliver(self) -> bool:
@@ -50,7 +51,17 @@ class Channel:
     # Deliveries out.
 
     def add_source(self, queue: Queue, view: View, consumer: AmqpConsumer | None) -> Source:
-        source = Source(self.state.tags.add_source(), queue, view, consumer)
+        """Under the number of one that nothing will come from any more, if there is one: a channel may live long, and
+        have a consumer for each question that it asks."""
+        tags = self.state.tags
+        if self._ended:
+            self.settle()  # an ack that is on its way names its number
+        number = next((number for number in self._ended if not tags.in_flight(number)), None)
+        if number is not None:
+            self._ended.remove(number)
+            source = self.sources[number] = Source(number, queue, view, consumer)
+            return source
+        source = Source(tags.add_source(), queue, view, consumer)
         self.sources.append(source)
         return source
 
@@ -58,6 +69,8 @@ class Channel:
         """The source of basic.get on a queue."""
         found = self._getters.get(view)
         if found is None or found.queue is not queue:
+            gone = [known for known, source in self._getters.items() if source.queue.is_deleted or known is view]
+            self._ended += [self._getters.pop(known).number for known in gone]
             found = self._getters[view] = self.add_source(queue, view, None)
         return found
 
@@ -158,6 +171,7 @@ class Channel:
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
             self.connection.door.consumers_count -= 1
+            self._ended += consumer.sources
         return consumer
 
     # Going away.

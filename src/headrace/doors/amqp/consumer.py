@@ -49,6 +49,10 @@ class AmqpConsumer:
         return found
 
     @property
+    def sources(self) -> list[int]:
+        return [source.number for source in self._sources.values()]
+
+    @property
     def in_flight(self) -> int:
         tags = self.channel.state.tags
         total = 0
