@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pika
@@ -161,6 +162,25 @@ def test_an_amqp_queue_waits_for_the_disk_alone(
         return next(channel.consume("cold", auto_ack=True))[2]
 
     waiting = aside.submit(taken)
+    others_are_served(live, disk)
+    assert not waiting.done()
+    disk.answers.set()
+    assert waiting.result(SECONDS_MAX) == b"from disk"
+    connection.close()
+
+
+@pytest.mark.parametrize("offset", ["last", datetime.fromtimestamp(0, UTC)])
+def test_a_stream_is_read_from_the_disk_for_who_asks_where_to_begin_alone(
+    live: Live, disk: SlowDisk, aside: ThreadPoolExecutor, offset: object
+) -> None:
+    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port(live, "amqp")))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.basic_qos(prefetch_count=1)
+    channel.queue_declare("cold", durable=True, arguments={"x-queue-type": "stream"})
+    channel.basic_publish("", "cold", b"from disk")
+    disk.is_cold = True
+    waiting = aside.submit(lambda: next(channel.consume("cold", arguments={"x-stream-offset": offset}))[2])
     others_are_served(live, disk)
     assert not waiting.done()
     disk.answers.set()

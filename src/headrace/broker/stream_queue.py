@@ -51,7 +51,8 @@ class StreamQueue(Queue):
             stream.bound(policy.max_age_ms, policy.bytes_max)
 
     def start_offset(self, wanted: Any) -> int:
-        """What x-stream-offset asks for: first, last, next, a number, or a time."""
+        """What x-stream-offset asks for: first, last, next, a number, or a time. ReadWaits where that is to be looked
+        up in something that is not in memory."""
         log = self.view.log
         if wanted is None or wanted == "next":
             return int(log.stable_end)
@@ -60,17 +61,17 @@ class StreamQueue(Queue):
         if wanted == "last":
             # RabbitMQ: the last chunk. Here: the last batch.
             end = log.stable_end
-            return int(log.read(end - 1).base_offset) if end > log.start_offset else int(end)
+            return int(log.read_now(end - 1).base_offset) if end > log.start_offset else int(end)
         if isinstance(wanted, Timestamp):
-            found = log.offset_for_timestamp(int(wanted) * 1000)
+            found = log.offset_for_timestamp_now(int(wanted) * 1000)
             return int(log.stable_end if found is None else found[0])
         if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:
             return int(min(max(wanted, log.start_offset), log.stable_end))
         raise ArgumentMismatch(f"invalid arg 'x-stream-offset': {wanted!r}")
 
-    def attach(self, consumer: Consumer, wanted: Any) -> None:
-        """Called before add_consumer."""
-        self._readers[id(consumer)] = Reader(self.view.log, self.start_offset(wanted))
+    def attach(self, consumer: Consumer, offset: int) -> None:
+        """Where it begins; called with add_consumer, in one turn of the loop."""
+        self._readers[id(consumer)] = Reader(self.view.log, offset)
 
     def reader(self, consumer: Consumer) -> Any:
         return self._readers[id(consumer)]

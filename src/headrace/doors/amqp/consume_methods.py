@@ -1,16 +1,19 @@
 """basic.qos, consume, cancel."""
 
+from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
 from headrace.broker.declarations import server_name
+from headrace.broker.partition import when_loaded
 from headrace.broker.stream_queue import StreamQueue
 from headrace.doors.amqp.consumer import AmqpConsumer
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.queue_methods import find_to_read
 from headrace.doors.amqp.replies import PSEUDO_QUEUE
-from headrace.errors import LimitReached
+from headrace.errors import LimitReached, QueueNotFound
 from headrace.wire.amqp.methods import frame
 from headrace.wire.amqp.protocol import NOT_ALLOWED, NOT_IMPLEMENTED, PRECONDITION_FAILED, ProtocolError
 
@@ -35,14 +38,14 @@ def qos(channel: "Channel", method: commands.Basic.Qos) -> None:
     channel.wake()
 
 
-def consume(channel: "Channel", method: commands.Basic.Consume) -> None:
+def consume(channel: "Channel", method: commands.Basic.Consume) -> Coroutine[Any, Any, None] | None:
     arguments: dict[str, Any] = method.arguments
     tag = method.consumer_tag or server_name("amq.ctag-")
     if tag in channel.consumers:
         raise ProtocolError(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'", 60, 20)
     if method.queue == PSEUDO_QUEUE:
         _consume_replies(channel, method, tag)
-        return
+        return None
     door = channel.connection.door
     if door.consumers_count >= door.config.amqp_consumers_max:
         raise LimitReached(f"there are {door.config.amqp_consumers_max:,} consumers, which is the limit")
@@ -55,20 +58,37 @@ def consume(channel: "Channel", method: commands.Basic.Consume) -> None:
         prefetch=channel.prefetch, arguments=arguments,
     )
     if isinstance(queue, StreamQueue):
-        if not channel.prefetch and not channel.prefetch_global and not method.no_ack:
-            raise ChannelError(
-                PRECONDITION_FAILED,
-                f"consumer prefetch count is not set for 'queue '{queue.name}' in vhost '{queue.vhost.name}''",
-            )
-        queue.attach(consumer, arguments.get("x-stream-offset"))
+        return _consume_stream(consumer, queue, method)
+    _begin(consumer, method)
+    return None
+
+
+async def _consume_stream(consumer: AmqpConsumer, queue: StreamQueue, method: commands.Basic.Consume) -> None:
+    channel = consumer.channel
+    if not channel.prefetch and not channel.prefetch_global and not method.no_ack:
+        raise ChannelError(
+            PRECONDITION_FAILED,
+            f"consumer prefetch count is not set for 'queue '{queue.name}' in vhost '{queue.vhost.name}''",
+        )
+    offset = await when_loaded(partial(queue.start_offset, consumer.arguments.get("x-stream-offset")))
+    if not channel.is_open:
+        return  # gone while we waited
+    if queue.is_deleted:
+        raise QueueNotFound(queue.vhost.name, queue.name)
+    _begin(consumer, method)
+    queue.attach(consumer, offset)
+
+
+def _begin(consumer: AmqpConsumer, method: commands.Basic.Consume) -> None:
+    """Deliveries start in the next turn of the loop, so the client hears consume-ok first."""
+    channel, queue = consumer.channel, consumer.queue
     queue.add_consumer(consumer)
     channel.add_consumer(consumer)
-    limit_ms = arguments.get("x-consumer-timeout", queue.policy.consumer_timeout_ms)
+    limit_ms = consumer.arguments.get("x-consumer-timeout", queue.policy.consumer_timeout_ms)
     if isinstance(limit_ms, int) and limit_ms > 0 and not method.no_ack:
-        door.timeouts.watch(channel, limit_ms)
-    # Deliveries start in the next turn of the loop, so the client hears consume-ok first.
+        channel.connection.door.timeouts.watch(channel, limit_ms)
     if not method.nowait:
-        channel.connection.write(frame(channel.number, commands.Basic.ConsumeOk, consumer_tag=tag))
+        channel.connection.write(frame(channel.number, commands.Basic.ConsumeOk, consumer_tag=consumer.tag))
 
 
 def _consume_replies(channel: "Channel", method: commands.Basic.Consume, tag: str) -> None:
