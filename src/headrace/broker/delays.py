@@ -5,6 +5,7 @@ message is due, its routing and the settling of its delayed copy are one group.
 """
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,12 +52,14 @@ class DelayLog:
         self._timer_at = 0.0
         self._asked_at = -1
         self._indexing = False
+        self._due: deque[int] = deque()  # on their way out, soonest first
+        self._is_loading = False
         self.is_closed = False
         view.on_put_back = self._moves_failed
         self.index_new()
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._index) + len(self._due)
 
     def add(self, message: Message, due_ms: int, now_ms: int, keys: Sequence[str]) -> None:
         writer = self.view.open_writer()
@@ -121,17 +124,28 @@ class DelayLog:
 
     def _fire(self) -> None:
         self._timer = None
-        if self.is_closed:
+        if self.is_closed or self._is_loading:
             return
         now_ms = self._vhost.clock.now_ms()
-        for offset in self._index.take(now_ms, FIRE_MAX):
+        self._due.extend(self._index.take(now_ms, FIRE_MAX - len(self._due)))
+        while self._due:
+            offset = self._due[0]
             try:
                 self._release(offset, now_ms)
+            except ReadWaits as cold:  # it may have waited for a day: nobody else is to wait for the disk
+                self._is_loading = True
+                cold.then(self._loaded)
+                return
             except HeadraceError as error:  # this one alone: the others are due, too
                 name = self._exchange.name
                 logger.error("message %d that exchange %r delays is due and cannot be sent: %s", offset, name, error)
                 self._index.add(now_ms + RETRY_MS, offset)
+            self._due.popleft()
         self._arm()
+
+    def _loaded(self) -> None:
+        self._is_loading = False
+        self._fire()
 
     def _moves_failed(self) -> None:
         """What was due and found no room where it was to go is due again."""
@@ -147,7 +161,9 @@ class DelayLog:
     def _release(self, offset: int, now_ms: int) -> None:
         if offset < self.view.log.start_offset:
             return  # somebody deleted it
-        chunk = self.view.chunk(Run(offset, offset + 1, 0, True))
+        run = Run(offset, offset + 1, 0, True)
+        self.view.load_chunk(run)
+        chunk = self.view.chunk(run)
         found = codec.records(chunk.data, from_offset=offset, to_offset=offset + 1, limit=1)
         vhost = self._vhost
         vhost.rounds.begin_atomic()

@@ -1,6 +1,7 @@
 """Messages that wait for their time, whatever the clock, the disk or their publisher does."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from headrace.broker.delays import DUE_HEADER
 from headrace.broker.exchanges import DELAYED
 from headrace.broker.message import Message
 from headrace.broker.vhost import VirtualHost
+from headrace.log.loading import Loads
 from headrace.record.properties import edit
 from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange, delayed, pass_time, refuse, say, until
 
@@ -64,6 +66,33 @@ async def test_a_delayed_message_that_found_no_room_when_it_was_due_comes_later(
         await until(lambda: 0 in refusing.times)
     await until(lambda: queue.ready == 2)
     assert bodies(queue) == [b"1", b"2"]
+
+
+async def test_a_delayed_message_that_is_not_in_memory_is_read_before_it_is_sent_and_keeps_nobody(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop read it, and everybody waited for the disk."""
+    queue = await delayed(host, b"1", b"2")
+    log = host.delays._logs["x"].view.log
+    loads = Loads(broker.shard.loader)
+    disk = threading.Event()
+    read_now = log.read_now
+
+    def cold(offset: int, size: int) -> Any:
+        loads.result(offset, lambda: disk.wait(60))
+        return read_now(offset, size)
+
+    monkeypatch.setattr(log, "read_now", cold)
+    monkeypatch.setattr(log, "read", refuse)
+    pass_time(broker)
+    await until(lambda: loads._running)
+    say(queue, b"meanwhile")
+    await until(lambda: queue.ready == 1)
+    assert host.delays.waiting("x") == 2
+    disk.set()
+    await until(lambda: queue.ready == 3)
+    assert bodies(queue) == [b"meanwhile", b"1", b"2"]
+    assert host.delays.waiting("x") == 0
 
 
 async def test_a_delayed_message_that_cannot_be_read_does_not_hold_back_the_others(
