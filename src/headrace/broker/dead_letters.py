@@ -288,7 +288,7 @@ class DeadLetterOffice:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         if replay.state == RUNNING:
-            await self._broker.vhosts.rounds.settle_down()  # what it last moved is counted
+            await self._broker.vhosts.rounds.over()  # what it last moved is counted
             await self._end(replay, STOPPED)
         return replay
 

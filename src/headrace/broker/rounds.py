@@ -253,9 +253,10 @@ class Rounds:
         await _outcome(self._waiter_for(self._waiters))
 
     async def settles_stored(self) -> None:
-        """Waits until everything settled so far is on stable storage. Acks alone are written and synced later."""
+        """Waits until everything settled so far is on stable storage, whatever becomes of what was published. Acks
+        alone are written and synced later."""
         published, settled = self._waiter_for(self._waiters), self._waiter_for(self._settle_waiters)
-        await _outcome(published)
+        await published
         await _outcome(settled)
 
     def _waiter_for(self, waiters: list[Waiter]) -> "asyncio.Future[HeadraceError | None]":

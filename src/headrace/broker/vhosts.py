@@ -174,7 +174,7 @@ class VirtualHosts:
         for host in self:
             await host.close()
         try:
-            await self.rounds.settle_down()
+            await self.rounds.over()
             group = self._broker.shard.group()
             for _, view in self.views():
                 group.merge(SETTLE_TABLE, view.key, view.take_unsaved(exact=True).encode())

@@ -1,12 +1,14 @@
 """Queues whose rounds, moves and chores fail for one of them: that must stay alone."""
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.dead_letters import death_of
+from headrace.broker.dead_letters import Wanted, death_of
 from headrace.broker.history import History
 from headrace.broker.message import Message
 from headrace.broker.posting import post
@@ -14,7 +16,9 @@ from headrace.broker.queue import Queue
 from headrace.broker.vhost import VirtualHost
 from headrace.errors import StorageError
 from headrace.record.properties import edit
-from tests.broker.queue_world import Refusing, bodies, declare, refuse, say, until
+from tests.broker.queue_world import Refusing, bodies, declare, opened, refuse, say, until
+
+T = TypeVar("T")
 
 # Rounds.
 
@@ -237,3 +241,47 @@ async def test_what_is_posted_has_the_answer_of_its_own_queues(
     with pytest.raises(StorageError):
         await post(host, Message("", "bad", b"\0\0", b"1"), ["bad"])
     assert bodies(good) == [b"1"]
+
+
+async def beside_a_refusal(
+    host: VirtualHost, monkeypatch: pytest.MonkeyPatch, work: Coroutine[Any, Any, T]
+) -> T:
+    """The outcome of something that waits for a flush in which another queue's log refuses what it is to store."""
+    bad = await declare(host, "bad")
+    monkeypatch.setattr(bad.view.log, "append", refuse)
+    with monkeypatch.context() as held:
+        held.setattr(host.rounds, "flush", lambda: None)
+        say(bad, b"x")
+        task = asyncio.ensure_future(work)
+        await until(lambda: host.rounds._waiters)
+    host.rounds.flush()
+    return await task
+
+
+async def test_a_clean_stop_flags_nothing_although_a_queue_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        good = await declare(host, "good")
+        say(good, b"1")
+        await host.rounds.settle_down()
+        await good.prepare_get()  # reserved, and not handed out
+        await beside_a_refusal(host, monkeypatch, broker.close())
+    async with opened(tmp_path) as broker:
+        taken = broker.vhosts.get("/").queue("good").get()
+        assert taken is not None
+        assert (taken[2].body, taken[3]) == (b"1", False)
+
+
+async def test_a_replay_can_be_stopped_although_a_queue_refuses(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = await declare(host, "dead")
+    await declare(host, "back")
+    say(dead, *[b"x"] * 10)
+    await host.rounds.settle_down()
+    replay = await broker.dead_letters.replay(dead, Wanted(), replay_id="r", to="back", rate=0.01)
+    await until(lambda: replay.moved == 1)
+    await beside_a_refusal(host, monkeypatch, broker.dead_letters.stop("r"))
+    assert replay.state == "stopped"

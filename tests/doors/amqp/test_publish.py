@@ -407,6 +407,22 @@ def test_a_transaction_is_done_although_a_queue_of_others_refuses(
     assert depth(running.channel(), good) == 1
 
 
+def test_a_purge_is_done_although_a_queue_of_others_refuses(
+    running: Running, good_and_bad: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = good_and_bad
+    channel = running.channel()
+    channel.confirm_delivery()
+    channel.basic_publish("", good, b"x")
+    with closing(Raw(running.port).open().channel()) as client:
+        with one_flush(running, monkeypatch):
+            running.channel().basic_publish("", bad, b"x")
+            eventually(lambda: pending(running, bad) == (1,))
+            client.method(1, commands.Queue.Purge, queue=good)
+            eventually(lambda: not running.call(lambda: running.queue(good).ready))
+        assert client.expect(commands.Queue.PurgeOk).message_count == 1
+
+
 def test_a_dead_letter_that_finds_no_room_stays_where_it_is_d10(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name + ".dead", durable=True)

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.broker.queue import Queue
 from headrace.errors import CorruptLog
+from tests.broker.queue_world import refuse, say
 from tests.doors.amqp.running import eventually
 from tests.doors.api.conftest import Served
 
@@ -39,6 +40,25 @@ def take(live: Served, name: str, mode: str = "ack_requeue_false", count: int = 
 
 def depth(live: Served, name: str) -> int:
     return int(live.get(f"/api/queues/%2F/{name}").json()["messages"])
+
+
+def test_what_was_taken_is_handed_out_although_a_queue_of_others_refuses(
+    live: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was settled, and the answer an error: nobody ever saw it."""
+    for name in ("refusal.good", "refusal.bad"):
+        put_queue(live, name)
+    post(live, "refusal.good", "only once")
+    good, bad = (live.server.broker.vhosts.get("/").queues[name] for name in ("refusal.good", "refusal.bad"))
+    get = good.get
+
+    def get_while_others_publish() -> object:
+        say(bad, b"x")
+        return get()
+
+    monkeypatch.setattr(bad.view.log, "append", refuse)
+    monkeypatch.setattr(good, "get", get_while_others_publish)
+    assert [message["payload"] for message in take(live, "refusal.good")] == ["only once"]
 
 
 def test_the_password_is_checked_and_nobody_local_needs_one(live: Served) -> None:

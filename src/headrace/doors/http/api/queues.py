@@ -181,7 +181,7 @@ async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool
             queue.settle(view, offset, offset + 1)
         else:
             queue.reject(view, offset)
-    await queue.vhost.rounds.settle_down()
+    await queue.vhost.rounds.over()  # whatever else went wrong in it: these are out, and nobody else would see them
     return [(message, redelivered) for _, _, message, redelivered in taken]
 
 
