@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
+from headrace.doors.amqp import connection as door_connection
 from headrace.doors.amqp import link as door_link
 from headrace.wire.amqp.methods import frame
 from headrace.wire.amqp.protocol import PROTOCOL_HEADER
@@ -267,6 +268,25 @@ def test_a_broker_that_was_held_up_does_not_take_its_own_silence_for_the_clients
 
     running.call(wake_up_late)
     client.channel()
+
+
+def test_a_client_that_does_not_read_is_gone_soon_after_it_was_closed(
+    running: Running, client: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed among the connections, with all that was to be written to it."""
+    for module in (door_link, door_connection):
+        monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.05)
+    other = running.channel()
+    other.queue_declare("unread", durable=True)
+    for _ in range(40):
+        other.basic_publish("", "unread", b"x" * 1_000_000)
+    client.open().channel().method(1, commands.Basic.Consume, queue="unread", consumer_tag="c")
+    link = running.link_of(client.socket)
+    eventually(lambda: running.call(lambda: not link.is_writable))
+    running.call(lambda: link.close(320, "CONNECTION_FORCED - in a test"))
+    eventually(lambda: running.call(lambda: link not in running.door.connections))
+    other.queue_delete("unread")
+    other.connection.close()
 
 
 def test_heartbeats_are_sent_to_a_client_that_asked(client: Raw) -> None:

@@ -142,8 +142,10 @@ class Link(asyncio.Protocol):
     # Hanging up.
 
     def drop(self) -> None:
+        """What is written goes out first, if the client reads it soon: one that does not would stay for ever."""
         self.stage = Stage.CLOSED
         self._transport.close()
+        self._arm(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def abort(self) -> None:
         self._transport.abort()
