@@ -39,11 +39,12 @@ class Binding:
 
     @property
     def properties_key(self) -> str:
-        """The name RabbitMQ's HTTP API gives to a binding."""
+        """The name RabbitMQ's HTTP API gives to a binding; "~" stands between its parts, and for an empty key."""
+        key = self.key.replace("%", "%25").replace("~", "%7E") or "~"
         if not self.arguments:
-            return self.key or "~"
+            return key
         digest = hashlib.blake2s(canonical(self.arguments).encode(), digest_size=8).hexdigest()
-        return f"{self.key or '~'}~{digest}"
+        return f"{key}~{digest}"
 
 
 def canonical(arguments: Arguments) -> str:

@@ -179,8 +179,12 @@ async def bind(site: Site, request: Request) -> Response:
 
 
 def _one_binding(host: VirtualHost, source: str, destination: Queue | Exchange, properties_key: str) -> Binding:
-    for binding in _between(host, source, destination):
-        if binding.properties_key == properties_key or (properties_key == "~" and not binding.key):
+    found = _between(host, source, destination)
+    for binding in found:
+        if binding.properties_key == properties_key:
+            return binding
+    for binding in found:  # tools that make the name themselves take the routing key as it is
+        if binding.key == properties_key and not binding.arguments:
             return binding
     raise NotFound("no such binding")
 

@@ -1,0 +1,37 @@
+"""Bindings over the management API: each has a name of its own."""
+
+from typing import Any
+
+from tests.doors.api.conftest import Served
+from tests.doors.api.test_api import put_queue
+
+KEYS = ("", "~", "%7E", "50%", "a/b c?", "ключ", "~~")
+
+
+def make(live: Served, name: str) -> str:
+    """The address of the bindings between an exchange and a queue of that name."""
+    put_queue(live, name)
+    assert live.request("PUT", f"/api/exchanges/%2F/{name}", json={"type": "headers"}).status_code == 201
+    return f"/api/bindings/%2F/e/{name}/q/{name}"
+
+
+def listed(live: Served, address: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(one["routing_key"], one["arguments"]) for one in live.get(address).json()]
+
+
+def test_the_binding_without_arguments_is_removed_and_not_one_with(live: Served) -> None:
+    address = make(live, "tilde")
+    for arguments in ({"a": 1}, {}, {"b": 2}):
+        assert live.request("POST", address, json={"arguments": arguments}).status_code == 201
+    assert live.request("DELETE", f"{address}/~").status_code == 204
+    assert listed(live, address) == [("", {"a": 1}), ("", {"b": 2})]
+    assert live.request("DELETE", f"{address}/~").status_code == 404
+
+
+def test_no_two_bindings_have_the_same_name(live: Served) -> None:
+    address = make(live, "names")
+    for key in KEYS:
+        for arguments in ({}, {"a": 1}):
+            live.request("POST", address, json={"routing_key": key, "arguments": arguments})
+    names = [one["properties_key"] for one in live.get(address).json()]
+    assert len(set(names)) == len(names) == 2 * len(KEYS)
