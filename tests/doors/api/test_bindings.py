@@ -1,11 +1,13 @@
-"""Bindings over the management API: each has a name of its own."""
+"""Bindings over the management API: each has a name of its own, and an address that leads to it."""
 
 from typing import Any
+
+import pytest
 
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import put_queue
 
-KEYS = ("", "~", "%7E", "50%", "a/b c?", "ключ", "~~")
+KEYS = ("", "~", "%7E", "50%", "a/b c?", "ключ", "line\r\nbreak", "~~")
 
 
 def make(live: Served, name: str) -> str:
@@ -35,3 +37,13 @@ def test_no_two_bindings_have_the_same_name(live: Served) -> None:
             live.request("POST", address, json={"routing_key": key, "arguments": arguments})
     names = [one["properties_key"] for one in live.get(address).json()]
     assert len(set(names)) == len(names) == 2 * len(KEYS)
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("arguments", [{}, {"a": 1}], ids=["plain", "arguments"])
+def test_the_location_of_a_new_binding_leads_to_it(live: Served, key: str, arguments: dict[str, Any]) -> None:
+    address = make(live, f"leads-{KEYS.index(key)}-{len(arguments)}")
+    made = live.request("POST", address, json={"routing_key": key, "arguments": arguments})
+    assert made.status_code == 201
+    found = live.get(made.headers["location"]).json()
+    assert (found["routing_key"], found["arguments"]) == (key, arguments)

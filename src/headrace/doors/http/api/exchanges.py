@@ -1,6 +1,7 @@
 """Exchanges and bindings: list, declare, look at, delete, publish."""
 
 from collections.abc import Iterable
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -174,8 +175,8 @@ async def bind(site: Site, request: Request) -> Response:
     _check_key(request, host, source, key)
     await host.bind(source, destination, key, arguments)
     properties_key = Binding(source, destination, key, arguments).properties_key
-    location = f"/api{request.scope['path'].removeprefix('/api').rstrip('/')}/{properties_key}"
-    return Response(status_code=201, headers={"location": location.encode("ascii", "replace").decode()})
+    location = f"/api{request.scope['path'].removeprefix('/api').rstrip('/')}/{quote(properties_key, safe='~')}"
+    return Response(status_code=201, headers={"location": location})
 
 
 def _one_binding(host: VirtualHost, source: str, destination: Queue | Exchange, properties_key: str) -> Binding:
