@@ -93,7 +93,8 @@ class History:
         return sample
 
     async def _sum_queues(self) -> None:
-        ready = unacked = delivered = acked = 0
+        ready = unacked = 0
+        delivered, acked = self._broker.stats.gone.delivered, self._broker.stats.gone.acked
         queues = [queue for host in self._broker.vhosts for queue in host.queues.values()]
         async for queue in Turns().each(queues):
             delivered += queue.delivered

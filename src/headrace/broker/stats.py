@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from headrace.log.counters import Histogram
 
@@ -26,10 +27,36 @@ class DoorStats:
         self.events[event] = self.events.get(event, 0) + 1
 
 
+class Counted(Protocol):
+    """What a queue counts."""
+
+    delivered: int
+    acked: int
+    redelivered: int
+    dead_lettered: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """What queues did that are gone: totals over all queues would fall with each of them, and no counter may."""
+
+    delivered: int = 0
+    acked: int = 0
+    redelivered: int = 0
+    dead_lettered: int = 0
+
+    def add(self, queue: Counted) -> None:
+        self.delivered += queue.delivered
+        self.acked += queue.acked
+        self.redelivered += queue.redelivered
+        self.dead_lettered += queue.dead_lettered
+
+
 @dataclass(slots=True)
 class Stats:
     started_ms: int = 0
     doors: dict[str, DoorStats] = field(default_factory=dict)
+    gone: Tally = field(default_factory=Tally)
     loop_stall_s: Histogram = field(default_factory=lambda: Histogram(STALL_BUCKETS_S))
     gc_pause_s: Histogram = field(default_factory=lambda: Histogram(GC_BUCKETS_S))
     maintenance_runs: int = 0

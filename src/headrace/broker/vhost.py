@@ -51,6 +51,7 @@ class VirtualHost:
         self.spill = broker.spill
         self.pressure = broker.pressure
         self.store = store
+        self._gone = broker.stats.gone
         self.routing = Routing(name)
         self._bindings_max = broker.config.amqp_bindings_max
         self.queues: dict[str, Queue] = {}
@@ -302,6 +303,7 @@ class VirtualHost:
         """The queue's end as others see it: no routes to it, no consumers, no deliveries."""
         if self.queues.get(queue.name) is queue:
             del self.queues[queue.name]
+            self._gone.add(queue)
         gone = self.routing.drop_destination(queue)
         queue.close()
         self._remove_bindings_soon(gone)

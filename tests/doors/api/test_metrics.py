@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pika
+
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue
 
@@ -26,6 +28,41 @@ def test_queues_and_topics_have_the_names_of_rabbitmq_and_the_kafka_exporter(liv
     broad = values(live.get("/metrics").text)
     assert broad["rabbitmq_queues"] >= 1 and broad["kafka_brokers"] == 1
     assert broad['rabbitmq_global_messages_received_total{protocol="http"}'] >= 3
+
+
+def counters(live: Served) -> dict[str, float]:
+    """Taken from counts of this moment: those of a sample are up to a second old."""
+
+    async def sample() -> None:
+        await live.broker.history._sum_queues()
+        live.broker.history.take()
+
+    live.call(sample())
+    return {name: value for name, value in values(live.get("/metrics").text).items() if "_total" in name}
+
+
+def test_no_counter_falls_when_a_queue_goes_or_a_virtual_host(live: Served) -> None:
+    live.request("PUT", "/api/vhosts/passing")
+    for vhost in ("%2F", "passing"):
+        live.request("PUT", f"/api/queues/{vhost}/passing.dead", json={})
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "passing.dead"}
+        live.request("PUT", f"/api/queues/{vhost}/passing", json={"arguments": arguments})
+        connection = pika.BlockingConnection(pika.URLParameters(live.amqp_url.replace("%2F", vhost)))
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=1)
+        for _ in range(2):
+            channel.basic_publish("", "passing", b"x")
+        settle = (channel.basic_nack, channel.basic_ack, lambda tag: channel.basic_reject(tag, requeue=False))
+        for done, (method, _, _) in zip(settle, channel.consume("passing"), strict=False):
+            done(method.delivery_tag)
+        connection.close()
+    before = counters(live)
+    for name in ("acknowledged", "dead_lettered", "redelivered"):
+        assert before[f"rabbitmq_global_messages_{name}_total"] >= 2
+    live.request("DELETE", "/api/queues/%2F/passing")
+    live.request("DELETE", "/api/vhosts/passing")
+    after = counters(live)
+    assert {name: (value, after[name]) for name, value in before.items() if after[name] < value} == {}
 
 
 def test_every_name_the_grafana_dashboard_asks_for_exists(live: Served) -> None:

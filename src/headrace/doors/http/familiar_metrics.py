@@ -35,7 +35,8 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     sample = broker.history.latest()
     queues = [queue for host in broker.vhosts for queue in host.queues.values()]
     clients = broker.clients.all()
-    channels = consumers = redelivered = dead = 0
+    channels = consumers = 0
+    redelivered, dead = broker.stats.gone.redelivered, broker.stats.gone.dead_lettered
     for number, client in enumerate(clients):
         channels += client.describe()["channels"]
         if number % REST_AFTER == 0:
