@@ -2,9 +2,11 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pika
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue
@@ -28,6 +30,22 @@ def test_queues_and_topics_have_the_names_of_rabbitmq_and_the_kafka_exporter(liv
     broad = values(live.get("/metrics").text)
     assert broad["rabbitmq_queues"] >= 1 and broad["kafka_brokers"] == 1
     assert broad['rabbitmq_global_messages_received_total{protocol="http"}'] >= 3
+
+
+def test_no_series_is_there_twice_whatever_queues_are_called(live: Served) -> None:
+    live.request("PUT", "/api/vhosts/twin")
+    for name in ("twin", "a%22b%5Cc%0Ad%7Be%7D"):
+        for vhost in ("%2F", "twin"):
+            assert live.request("PUT", f"/api/queues/{vhost}/{name}", json={}).status_code == 201
+    for path in ("/metrics", "/metrics/detailed"):
+        text = live.get(path).text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        seen = Counter((s.name, *sorted(s.labels.items())) for s in samples)
+        assert [series for series, times in seen.items() if times > 1] == []
+        described = Counter(re.findall(r"^# (?:HELP|TYPE) \S+", text, re.M))
+        assert [line for line, times in described.items() if times > 1] == []
+        if path.endswith("detailed"):
+            assert ("rabbitmq_detailed_queue_messages", ("queue", 'a"b\\c\nd{e}'), ("vhost", "twin")) in seen
 
 
 def counters(live: Served) -> dict[str, float]:

@@ -214,7 +214,7 @@ def per_object(broker: Broker) -> "Iterator[Metric | None]":
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
     yield from familiar_metrics.per_object(broker)
-    labels = ["topic", "partition"]
+    labels = ["vhost", "topic", "partition"]
     start = Gauge("headrace_partition_start_offset", "First offset that can be read", labels=labels)
     end = Gauge("headrace_partition_end_offset", "First offset not yet durable", labels=labels)
     size = Gauge("headrace_partition_size_bytes", "Bytes of its segments", labels=labels)
@@ -229,7 +229,7 @@ def per_object(broker: Broker) -> "Iterator[Metric | None]":
                 left_out += 1
                 continue
             named += 1
-            values = [stream.name, str(partition.number)]
+            values = [stream.vhost, stream.name, str(partition.number)]
             start.add_metric(values, partition.start_offset)
             end.add_metric(values, partition.durable_end)
             size.add_metric(values, partition.log.size_bytes)
