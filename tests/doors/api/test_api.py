@@ -355,6 +355,15 @@ def test_health_checks_tell_the_truth(live: Served) -> None:
     assert overview["object_totals"]["queues"] > 0 and overview["node"] == live.get("/api/nodes").json()[0]["name"]
 
 
+def test_counts_are_whole_numbers(live: Served) -> None:
+    put_queue(live, "counted")
+    post(live, "counted", "x")
+    for path in ("/api/overview", "/api/queues/%2F/counted"):
+        stats = live.get(path).json()["message_stats"]
+        counts = {name: value for name, value in stats.items() if not name.endswith("_details")}
+        assert "publish" in counts and all(type(value) is int for value in counts.values()), counts
+
+
 def test_what_is_not_there_is_a_404_and_what_is_no_json_a_400(live: Served) -> None:
     for path in ("/api/nothing", "/api/queues/nowhere", "/api/queues/%2F/none", "/api/exchanges/%2F/none", "/api"):
         answer = live.get(path)

@@ -51,10 +51,10 @@ def totals(site: Site) -> tuple[Shape, Shape]:
     """Queue totals and message stats of the whole broker."""
     sample, rate = recent_rates(site)
     counters = {
-        "publish": float(sum(sample.messages_in.values())),
-        "deliver_get": float(sample.delivered),
-        "ack": float(sample.acked),
-        "disk_writes": float(sample.records_written),
+        "publish": sum(sample.messages_in.values()),
+        "deliver_get": sample.delivered,
+        "ack": sample.acked,
+        "disk_writes": sample.records_written,
     }
     rates = {
         "publish": rate["published"],

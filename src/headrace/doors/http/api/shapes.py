@@ -20,8 +20,8 @@ def rates_of(site: Site) -> Rates:
     return site.rates
 
 
-def with_rates(counters: Mapping[str, float], rates: Mapping[str, float]) -> Shape:
-    """RabbitMQ's message_stats: a count and its rate side by side."""
+def with_rates(counters: Mapping[str, int], rates: Mapping[str, float]) -> Shape:
+    """RabbitMQ's message_stats: a count and its rate side by side. Tools written in Go take no 7.0 for a count."""
     stats: Shape = {}
     for name, value in counters.items():
         stats[name] = value
@@ -29,7 +29,7 @@ def with_rates(counters: Mapping[str, float], rates: Mapping[str, float]) -> Sha
     return stats
 
 
-def queue_counters(queue: Queue) -> dict[str, float]:
+def queue_counters(queue: Queue) -> dict[str, int]:
     """Published is what its logs were given: nobody counts on the way in."""
     return {
         "publish": sum(view.log.visible_end for view in queue.views),
