@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import socket
+import time
 from typing import Any
 
 import pika
@@ -353,6 +354,18 @@ def test_health_checks_tell_the_truth(live: Served) -> None:
     assert live.get("/api/health/checks/protocol-listener/amqp091").status_code == 200
     overview = live.get("/api/overview").json()
     assert overview["object_totals"]["queues"] > 0 and overview["node"] == live.get("/api/nodes").json()[0]["name"]
+
+
+def test_a_certificate_that_expires_soon_fails_its_check(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = "/api/health/checks/certificate-expiration"
+    assert live.get(f"{check}/3/years").status_code == 200  # no TLS, nothing that expires
+    monkeypatch.setattr(live.broker.stats, "certificate_expires_s", lambda: time.time() + 10 * 86_400)
+    assert [live.get(f"{check}/{within}").status_code for within in ("9/days", "1/weeks")] == [200, 200]
+    failed = live.get(f"{check}/2/weeks")
+    assert failed.status_code == 503 and "expires in" in failed.json()["reason"]
+    monkeypatch.setattr(live.broker.stats, "certificate_expires_s", lambda: time.time() - 1)
+    assert live.get(f"{check}/0/days").status_code == 503
+    assert [live.get(f"{check}/{wrong}").status_code for wrong in ("1/bananas", "x/days", "-1/days")] == [400] * 3
 
 
 def test_counts_are_whole_numbers(live: Served) -> None:

@@ -21,12 +21,13 @@ from headrace.doors.http.api.values import Shape, answer, listing, name_of, one
 from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import whole_number
 from headrace.doors.http.site import Site
-from headrace.errors import Conflict, NotFound
+from headrace.errors import Conflict, InvalidInput, NotFound
 from headrace.version import __version__
 
 KINDS = ("direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message")
 ALIVENESS_QUEUE = "aliveness-test"
 LOOK_BACK_S = 5.0
+DAYS = {"days": 1, "weeks": 7, "months": 30, "years": 365}
 
 
 def rates_between(new: Sample, old: Sample) -> dict[str, float]:
@@ -334,6 +335,22 @@ async def health(site: Site, request: Request) -> Response:
     if reason is None:
         return answer({"status": "ok"})
     return answer({"status": "failed", "reason": reason}, 503)
+
+
+async def health_certificate(site: Site, request: Request) -> Response:
+    """Whether the certificate of the doors is good for some time yet; without TLS there is none to expire."""
+    unit, within = name_of(request, "unit"), whole_number(name_of(request, "within"), most=2**31)
+    if unit not in DAYS:
+        raise InvalidInput(f"a time is counted in {', '.join(DAYS)}, not {unit[:80]!r}")
+    if within is None:
+        raise InvalidInput("the time is a whole number")
+    expires_s = site.broker.stats.certificate_expires_s
+    left_s = None if expires_s is None else expires_s() - site.broker.clock.now_ms() / 1000
+    if left_s is None or left_s > within * DAYS[unit] * 86_400:
+        return answer({"status": "ok"})
+    end = f"expires in {left_s / 86_400:.1f} days" if left_s > 0 else "has expired"
+    reason = f"the certificate of the doors {end}"
+    return answer({"status": "failed", "reason": reason, "expired": [{"cert_path": site.config.tls_cert}]}, 503)
 
 
 async def health_port(site: Site, request: Request) -> Response:

@@ -157,7 +157,7 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("GET", "/health/checks/node-is-quorum-critical", overview.health, management),
     ("GET", "/health/checks/is-in-service", overview.health, management),
     ("GET", "/health/checks/below-node-connection-limit", overview.health, management),
-    ("GET", "/health/checks/certificate-expiration/{within}/{unit}", overview.health, management),
+    ("GET", "/health/checks/certificate-expiration/{within}/{unit}", overview.health_certificate, management),
     ("GET", "/health/checks/port-listener/{port}", overview.health_port, management),
     ("GET", "/health/checks/protocol-listener/{protocol}", overview.health_protocol, management),
     ("PUT", "/rebalance/queues", overview.nothing, administrator),
