@@ -1,4 +1,4 @@
-"""Bindings over the management API: each has a name of its own, and an address that leads to it."""
+"""Exchanges and bindings over the management API: each binding has a name of its own, and an address that leads to it."""
 
 from typing import Any
 
@@ -28,6 +28,12 @@ def test_the_binding_without_arguments_is_removed_and_not_one_with(live: Served)
     assert live.request("DELETE", f"{address}/~").status_code == 204
     assert listed(live, address) == [("", {"a": 1}), ("", {"b": 2})]
     assert live.request("DELETE", f"{address}/~").status_code == 404
+
+
+def test_an_exchange_of_which_no_type_is_said_is_direct(live: Served) -> None:
+    assert live.request("PUT", "/api/exchanges/%2F/plain", json={}).status_code == 201
+    assert live.get("/api/exchanges/%2F/plain").json()["type"] == "direct"
+    assert live.request("PUT", "/api/exchanges/%2F/plain", json={"type": None}).status_code == 400
 
 
 def test_no_two_bindings_have_the_same_name(live: Served) -> None:

@@ -55,7 +55,7 @@ async def get(site: Site, request: Request) -> Response:
 async def put(site: Site, request: Request) -> Response:
     host, name = host_of(site, request), name_of(request, "name")
     fields = await body_of(request)
-    kind = text(fields.get("type"), "type")
+    kind = text(fields.get("type", "direct"), "type")  # as RabbitMQ
     if not is_kind(kind):
         raise InvalidInput(f"unknown exchange type {kind[:80]!r}")
     known = name in host.routing.exchanges
