@@ -2,8 +2,17 @@ import { html, useState, useData, api, attempt, q, query, setParams, count, shor
 import { Table, Badge, Failure, Empty, Dialog, Pager } from "/ui/parts.js";
 
 export function Connections({ params }) {
+  const tab = params.show === "channels" ? "channels" : "connections";
+  return html`
+    <div class="head"><h1>Connections</h1></div>
+    <div class="bar"><input type="search" data-filter placeholder="Filter by name  ( / )" aria-label="Filter by name" value=${params.filter || ""} onInput=${(e) => setParams({ filter: e.target.value, page: "" })} />
+      <div class="choice" role="group" aria-label="Show">${[["connections", "Connections"], ["channels", "Channels"]].map(([key, label]) => html`<button aria-pressed=${tab === key} onClick=${() => setParams({ show: key, page: "" })}>${label}</button>`)}</div></div>
+    <${List} key=${tab} tab=${tab} params=${params} />`;
+}
+
+// Each with data of its own: a channel has not what is shown of a connection.
+function List({ tab, params }) {
   const page = Number(params.page) || 1;
-  const tab = params.show || "connections";
   const { data, error, reload } = useData(`/api/${tab}` + query({ page, page_size: 50, name: params.filter }));
   const [closing, setClosing] = useState(null);
   const connections = [
@@ -26,9 +35,6 @@ export function Connections({ params }) {
     { key: "unconfirmed", label: "Unconfirmed", right: true, cell: (c) => count(c.messages_unconfirmed) },
   ];
   return html`
-    <div class="head"><h1>Connections</h1></div>
-    <div class="bar"><input type="search" data-filter placeholder="Filter by name  ( / )" aria-label="Filter by name" value=${params.filter || ""} onInput=${(e) => setParams({ filter: e.target.value, page: "" })} />
-      <div class="choice" role="group" aria-label="Show">${[["connections", "Connections"], ["channels", "Channels"]].map(([key, label]) => html`<button aria-pressed=${tab === key} onClick=${() => setParams({ show: key, page: "" })}>${label}</button>`)}</div></div>
     <${Failure} error=${error} stale=${!!data} />
     ${data && data.items.length > 0 && html`<${Table} caption=${tab} rows=${data.items} keyOf=${(c) => c.name} columns=${tab === "channels" ? channels : connections} />
       <${Pager} page=${data.page} pages=${data.page_count} total=${data.total_count} filtered=${data.filtered_count} onPage=${(n) => setParams({ page: n })} />`}
