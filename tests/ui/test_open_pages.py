@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.doors.api.conftest import Served
+from tests.doors.api.test_api import put_queue
 from tests.ui.conftest import View
 
 
@@ -14,3 +15,31 @@ def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any
     page.get_by_role("button", name="Connections").click()
     page.get_by_role("columnheader", name="Protocol").wait_for()
     page.get_by_text("AMQP 0-9-1").first.wait_for()
+
+
+def test_a_double_click_moves_a_reader_once(live: Served, view: View) -> None:
+    live.create("moved")
+    live.publish("moved", *({"value": str(n)} for n in range(10)))
+    live.request("PUT", "/cursors/mover", json={"topic": "moved", "partitions": [{"partition": 0, "offset": 1}]})
+    page = view.open("reader/cursor/mover")
+    page.get_by_label("To", exact=True).select_option("shift")
+    page.get_by_label("Where", exact=True).fill("3")
+    page.get_by_role("button", name="Preview").click()
+    page.get_by_role("button", name="Move it there").dblclick()
+    view.sees("Moved.")
+    page.get_by_role("button", name="Move it there").wait_for(state="detached")
+    (topic,) = live.get("/cursors/mover").json()["topics"]
+    assert topic["partitions"][0]["offset"] == 4
+
+
+def test_a_double_click_publishes_once(live: Served, view: View) -> None:
+    put_queue(live, "once")
+    page = view.open("stream/%2F/once/publish")
+    held: list[Any] = []
+    page.route("**/amq.default/publish", lambda route: held.append(route))  # answered when both clicks are done
+    page.get_by_role("button", name="Publish").dblclick()
+    view.until("document.querySelector('button[type=submit]').disabled")
+    for route in held:
+        route.continue_()
+    view.sees("Published, and on disk.")
+    assert len(held) == 1

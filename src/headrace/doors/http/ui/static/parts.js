@@ -15,6 +15,13 @@ export const Empty = ({ title, children }) => html`<div class="empty"><h3>${titl
 export const Failure = ({ error, stale }) => error && html`
   <div class="banner bad" role="alert">${stale ? "This may be old: " : ""}${error.message}</div>`;
 
+// A button that waits for what it began: a second click would begin it once more.
+export function Act({ act, disabled, children, ...rest }) {
+  const [busy, setBusy] = useState(false);
+  const click = async () => { setBusy(true); try { await act(); } finally { setBusy(false); } };
+  return html`<button type="button" ...${rest} disabled=${disabled || busy} onClick=${click}>${children}</button>`;
+}
+
 export const Snippet = ({ title, code }) => html`
   <figure class="snippet">
     <figcaption>${title}<button class="quiet" onClick=${() => copy(code)} aria-label=${"Copy " + title}>Copy</button></figcaption>

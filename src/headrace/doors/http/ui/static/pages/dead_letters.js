@@ -1,5 +1,5 @@
 import { html, useState, useData, api, attempt, q, query, setParams, count, short, ago, streamLink } from "/ui/lib.js";
-import { Table, Badge, Failure, Empty, Field, Snippet, Tile } from "/ui/parts.js";
+import { Act, Table, Badge, Failure, Empty, Field, Snippet, Tile } from "/ui/parts.js";
 import { Message } from "/ui/pages/messages.js";
 
 const link = (row) => `#/dead-letter/${q(row.vhost)}/${q(row.name)}`;
@@ -60,7 +60,7 @@ export function DeadLetterQueue({ parts, params }) {
         <${Field} label="Messages per second"><input type="number" min="1" value=${rate} onInput=${set(setRate)} placeholder="as fast as the disk" /><//>
         <${Field} label="To"><input value=${to} onInput=${set(setTo)} placeholder="where each died" /><//>
         <div class="actions"><button type="submit">Preview</button>
-          ${plan && html`<button type="button" class="primary" disabled=${!plan.matched} onClick=${async () => { if (await attempt(() => ask(false), "The replay has begun.")) { setPlan(null); reload(); } }}>Replay ${count(plan.matched)} messages</button>`}</div>
+          ${plan && html`<${Act} class="primary" disabled=${!plan.matched} act=${async () => { if (await attempt(() => ask(false), "The replay has begun.")) { setPlan(null); reload(); } }}>Replay ${count(plan.matched)} messages<//>`}</div>
       </form>
       ${plan && html`<p data-plan>${plan.matched ? "Would go to " : "Nothing fits."}${Object.entries(plan.targets).map(([target, n], i) => html`${i > 0 && ", "}<b class="name">${target}</b> (${count(n)})`)}
         ${Object.entries(plan.missing).map(([target, n]) => html`<br /><span class="warn-text">${count(n)} stay: the queue <b class="name">${target || "they came from"}</b> is not there.</span>`)}</p>`}

@@ -1,5 +1,5 @@
 import { html, useData, api, attempt, q, count, rate, ms, ago, short } from "/ui/lib.js";
-import { Badge, Failure, Empty, Snippet, Tile } from "/ui/parts.js";
+import { Act, Badge, Failure, Empty, Snippet, Tile } from "/ui/parts.js";
 
 const TONES = { running: "good", starting: "blue", stopped: "", failed: "bad", lost: "warn" };
 const list = (value) => (Array.isArray(value) ? value : value === undefined ? [] : [value]);
@@ -66,8 +66,8 @@ function Pipeline({ one, reload }) {
   return html`<section class="card">
     <div class="head"><h2 class="name">${one.name}</h2><${Badge} tone=${TONES[one.state]}>${one.state}<//>${one.stop_requested && one.state === "running" && html`<${Badge} tone="warn">asked to stop<//>`}
       <span class="muted">reported ${ago(one.updated)}, begun ${ago(one.started)}</span><span class="grow"></span>
-      ${one.state === "running" && !one.stop_requested && html`<button class="quiet danger" onClick=${() => attempt(() => api(`/pipelines/${q(one.name)}/stop`, { method: "POST" }), "It stops after its batch.").then(reload)}>Stop</button>`}
-      ${["stopped", "failed", "lost"].includes(one.state) && html`<button class="quiet" onClick=${() => attempt(() => api(`/pipelines/${q(one.name)}`, { method: "DELETE" })).then(reload)}>Forget</button>`}</div>
+      ${one.state === "running" && !one.stop_requested && html`<${Act} class="quiet danger" act=${() => attempt(() => api(`/pipelines/${q(one.name)}/stop`, { method: "POST" }), "It stops after its batch.").then(reload)}>Stop<//>`}
+      ${["stopped", "failed", "lost"].includes(one.state) && html`<${Act} class="quiet" act=${() => attempt(() => api(`/pipelines/${q(one.name)}`, { method: "DELETE" })).then(reload)}>Forget<//>`}</div>
     ${details.last_error && html`<div class="banner bad" role="status"><b>Last error</b><pre>${words(details.last_error)}</pre></div>`}
     <div class="tiles">
       <${Tile} label="Comes in" value=${rate(details.input_rows_per_second)} unit="rows/s" />

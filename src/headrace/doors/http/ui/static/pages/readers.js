@@ -1,5 +1,5 @@
 import { html, useState, useData, api, attempt, q, query, go, setParams, count, short, time, ago } from "/ui/lib.js";
-import { Table, Badge, Failure, Empty, Dialog, Field, Snippet, Tile, Pager } from "/ui/parts.js";
+import { Act, Table, Badge, Failure, Empty, Dialog, Field, Snippet, Tile, Pager } from "/ui/parts.js";
 
 const link = (row) => `#/reader/${row.kind}/${q(row.name)}`;
 const tone = (state) => ({ Stable: "good", Empty: "", Dead: "bad" }[state] ?? "warn");
@@ -73,6 +73,6 @@ function Reset({ kind, name, topics, onDone }) {
         { key: "partition", label: "Partition", right: true, cell: (m) => m.partition },
         { key: "from", label: "From", right: true, cell: (m) => count(m.from) }, { key: "to", label: "To", right: true, cell: (m) => count(m.to) },
         { key: "again", label: "Read again", right: true, cell: (m) => count(m.again) }, { key: "skipped", label: "Skipped", right: true, cell: (m) => count(m.skipped) }]} />
-      <div class="actions"><button class="primary" onClick=${async () => { if (await attempt(() => ask(false), "Moved.")) { setPlan(null); onDone(); } }}>Move it there</button></div>`}
+      <div class="actions"><${Act} class="primary" act=${async () => { if (await attempt(() => ask(false), "Moved.")) { setPlan(null); onDone(); } }}>Move it there<//></div>`}
   </section>`;
 }

@@ -99,9 +99,11 @@ function Publish({ data }) {
   const [text, setText] = useState('{"hello": "world"}');
   const [key, setKey] = useState("");
   const [headers, setHeaders] = useState("");
-  const send = (event) => {
+  const [busy, setBusy] = useState(false);
+  const send = async (event) => {
     event.preventDefault();
-    attempt(async () => {
+    setBusy(true);
+    await attempt(async () => {
       const given = parseJson(headers, "Headers");
       if (given === undefined) return null;
       if (isQueue || data.vhost !== "/") {
@@ -113,11 +115,12 @@ function Publish({ data }) {
       }
       return true;
     }, "Published, and on disk.");
+    setBusy(false);
   };
   return html`<section class="card"><form class="stack" onSubmit=${send}>
     ${!isQueue && html`<${Field} label="Key" hint="decides the partition"><input value=${key} onInput=${(e) => setKey(e.target.value)} /><//>`}
     <${Field} label="Message"><textarea rows="6" value=${text} onInput=${(e) => setText(e.target.value)}></textarea><//>
     <${Field} label="Headers" hint="JSON, may be empty"><textarea rows="2" value=${headers} onInput=${(e) => setHeaders(e.target.value)} placeholder='{"source": "dashboard"}'></textarea><//>
-    <div class="actions"><button class="primary" type="submit">Publish</button></div>
+    <div class="actions"><button class="primary" type="submit" disabled=${busy}>Publish</button></div>
   </form></section>`;
 }
