@@ -43,3 +43,19 @@ def test_a_double_click_publishes_once(live: Served, view: View) -> None:
         route.continue_()
     view.sees("Published, and on disk.")
     assert len(held) == 1
+
+
+def test_what_is_no_json_is_neither_published_nor_said_to_be(live: Served, view: View) -> None:
+    put_queue(live, "not-json")
+    page = view.open("stream/%2F/not-json/publish")
+    page.get_by_label("Headers").fill("{")
+    page.get_by_role("button", name="Publish").click()
+    view.sees("Headers is not JSON.")
+    assert page.get_by_text("Published, and on disk.").count() == 0
+    view.open("streams")
+    page.get_by_role("button", name="New stream").click()
+    page.locator("dialog").get_by_label("Name").fill("not-made")
+    page.locator("dialog").get_by_label("Arguments").fill("{")
+    page.get_by_role("button", name="Create").click()
+    view.sees("Arguments is not JSON.")
+    assert page.locator("dialog[open]").count() == 1 and page.get_by_text("Created.").count() == 0

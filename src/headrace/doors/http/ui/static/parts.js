@@ -1,5 +1,5 @@
 // Pieces of pages: tables, tiles, dialogs, plots, snippets.
-import { html, useState, useEffect, useRef, copy, say } from "/ui/lib.js";
+import { html, useState, useEffect, useRef, copy } from "/ui/lib.js";
 import uPlot from "/ui/vendor/uplot.js";
 
 export const Tile = ({ label, value, unit, tone, title }) => html`
@@ -141,5 +141,5 @@ export function Field({ label, hint, children }) {
 
 export const parseJson = (text, what) => {
   if (!text.trim()) return {};
-  try { return JSON.parse(text); } catch { say(`${what} is not JSON.`, "bad"); return undefined; }
+  try { return JSON.parse(text); } catch { throw new Error(`${what} is not JSON.`); }
 };

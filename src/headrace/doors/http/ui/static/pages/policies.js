@@ -31,7 +31,6 @@ function Editor({ policy, onClose, onDone }) {
   const [definition, setDefinition] = useState(policy.definition ? JSON.stringify(policy.definition, null, 2) : '{"max-length": 10000}');
   const save = () => attempt(async () => {
     const parsed = parseJson(definition, "The definition");
-    if (parsed === undefined) return null;
     await api(`/api/policies/${q(vhost)}/${q(name)}`, { method: "PUT", body: { pattern, "apply-to": apply, priority: Number(priority), definition: parsed } });
     onDone();
     return true;

@@ -105,7 +105,6 @@ function Publish({ data }) {
     setBusy(true);
     await attempt(async () => {
       const given = parseJson(headers, "Headers");
-      if (given === undefined) return null;
       if (isQueue || data.vhost !== "/") {
         const body = { routing_key: data.name, payload: text, payload_encoding: "string", properties: { delivery_mode: 2, headers: given } };
         const answer = await api(`/api/exchanges/${q(data.vhost)}/amq.default/publish`, { method: "POST", body });

@@ -58,12 +58,10 @@ function NewStream({ onClose, onMade }) {
   const make = () => attempt(async () => {
     if (kind === "topic") {
       const config = parseJson(args, "Settings");
-      if (config === undefined) return null;
       await api("/topics", { method: "POST", body: { name, partitions: Number(partitions), config } });
       go(`stream/${q("/")}/${q(name)}`);
     } else {
       const given = parseJson(args, "Arguments");
-      if (given === undefined) return null;
       await api(`/api/queues/${q(vhost)}/${q(name)}`, { method: "PUT", body: { durable: true, arguments: { "x-queue-type": kind, ...given } } });
       go(`stream/${q(vhost)}/${q(name)}`);
     }
