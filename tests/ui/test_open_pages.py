@@ -7,6 +7,18 @@ from tests.doors.api.test_api import put_queue
 from tests.ui.conftest import View
 
 
+def test_a_list_that_got_shorter_shows_its_last_page(live: Served, view: View) -> None:
+    for number in range(55):
+        put_queue(live, f"shrink-{number:02d}")
+    page = view.open("streams?filter=shrink-&page=2")
+    page.get_by_role("link", name="shrink-54").wait_for()
+    for number in range(10, 55):
+        live.request("DELETE", f"/api/queues/%2F/shrink-{number}")
+    page.get_by_role("link", name="shrink-00").wait_for()
+    assert page.locator(".banner.bad").count() == 0
+    view.complaints = [text for text in view.complaints if "status of 400" not in text]  # the page that is gone
+
+
 def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any) -> None:
     page = view.open("connections")
     page.get_by_role("columnheader", name="Protocol").wait_for()

@@ -102,6 +102,14 @@ export function useData(path, every = 2) {
   return { ...state, reload: load };
 }
 
+// One page of a list. Lists get shorter: whoever looks at a page that is gone gets the last one.
+export function usePage(path, { page, ...wanted }) {
+  const found = useData(path + query({ page: Number(page) || 1, page_size: 50, ...wanted }));
+  const gone = found.error && /page_out_of_range: .* of (\d+)/.exec(found.error.message);
+  useEffect(() => { if (gone) setParams({ page: gone[1] }); }, [gone && gone[0]]);
+  return { ...found, error: gone ? null : found.error };
+}
+
 // Numbers for people.
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });

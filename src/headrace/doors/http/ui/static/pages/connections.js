@@ -1,4 +1,4 @@
-import { html, useState, useData, api, attempt, q, query, setParams, count, short, ago } from "/ui/lib.js";
+import { html, useState, usePage, api, attempt, q, setParams, count, short, ago } from "/ui/lib.js";
 import { Table, Badge, Failure, Empty, Dialog, Pager } from "/ui/parts.js";
 
 export function Connections({ params }) {
@@ -12,8 +12,7 @@ export function Connections({ params }) {
 
 // Each with data of its own: a channel has not what is shown of a connection.
 function List({ tab, params }) {
-  const page = Number(params.page) || 1;
-  const { data, error, reload } = useData(`/api/${tab}` + query({ page, page_size: 50, name: params.filter }));
+  const { data, error, reload } = usePage(`/api/${tab}`, { page: params.page, name: params.filter });
   const [closing, setClosing] = useState(null);
   const connections = [
     { key: "name", label: "Connection", wide: true, cell: (c) => html`<span class="name">${c.user_provided_name || c.name}</span>${c.user_provided_name && html`<br /><span class="muted name">${c.name}</span>`}` },

@@ -1,12 +1,11 @@
-import { html, useState, useData, api, attempt, q, query, go, setParams, count, short, time, ago } from "/ui/lib.js";
+import { html, useState, useData, api, attempt, q, usePage, go, setParams, count, short, time, ago } from "/ui/lib.js";
 import { Act, Table, Badge, Failure, Empty, Dialog, Field, Snippet, Tile, Pager } from "/ui/parts.js";
 
 const link = (row) => `#/reader/${row.kind}/${q(row.name)}`;
 const tone = (state) => ({ Stable: "good", Empty: "", Dead: "bad" }[state] ?? "warn");
 
 export function Readers({ params }) {
-  const page = Number(params.page) || 1;
-  const { data, error } = useData("/api/headrace/readers" + query({ page, page_size: 50, name: params.filter }));
+  const { data, error } = usePage("/api/headrace/readers", { page: params.page, name: params.filter });
   return html`
     <div class="head"><h1>Readers</h1><span class="muted">Kafka groups, Spark jobs and named cursors: who reads, and how far behind</span></div>
     <div class="bar"><input type="search" data-filter placeholder="Filter by name  ( / )" aria-label="Filter by name" value=${params.filter || ""} onInput=${(e) => setParams({ filter: e.target.value, page: "" })} /></div>

@@ -1,8 +1,7 @@
-import { html, useState, useEffect, useData, query, q, setParams, go, streamLink, api, attempt, count, short, rate, bytes } from "/ui/lib.js";
+import { html, useState, useEffect, usePage, q, setParams, go, streamLink, api, attempt, count, short, rate, bytes } from "/ui/lib.js";
 import { Table, Pager, Badge, Failure, Empty, Snippet, Dialog, Field, parseJson } from "/ui/parts.js";
 import { snippets } from "/ui/pages/overview.js";
 
-const SIZE = 50;
 const COLUMNS = [
   { key: "name", label: "Name", sortable: true, wide: true, cell: (row) => html`<a class="name" href=${streamLink(row.vhost, row.name)}>${row.name}</a>${row.vhost !== "/" && html` <${Badge}>${row.vhost}<//>`}` },
   { key: "kind", label: "Kind", sortable: true, cell: (row) => html`<${Badge} tone=${row.kind === "topic" ? "blue" : ""}>${row.kind === "topic" ? "topic" : row.type + " queue"}<//>${!row.durable && html` <${Badge} tone="warn">memory<//>`}` },
@@ -18,7 +17,6 @@ const COLUMNS = [
 ];
 
 export function Streams({ params }) {
-  const page = Number(params.page) || 1;
   const sort = params.sort || "name";
   const reverse = params.reverse === "1";
   const [text, setText] = useState(params.filter || "");
@@ -27,8 +25,7 @@ export function Streams({ params }) {
     const timer = setTimeout(() => { if (text !== (params.filter || "")) setParams({ filter: text, page: "" }); }, 200);
     return () => clearTimeout(timer);
   }, [text]);
-  const path = "/api/headrace/streams" + query({ page, page_size: SIZE, name: params.filter, sort, sort_reverse: reverse, kind: params.kind });
-  const { data, error, reload } = useData(path);
+  const { data, error, reload } = usePage("/api/headrace/streams", { page: params.page, name: params.filter, sort, sort_reverse: reverse, kind: params.kind });
   const sortBy = (key) => setParams({ sort: key, reverse: key === sort ? (reverse ? "" : "1") : key === "name" || key === "kind" ? "" : "1", page: "" });
   return html`
     <div class="head"><h1>Streams</h1><span class="grow"></span><button class="primary" onClick=${() => setAdding(true)}>New stream</button></div>
