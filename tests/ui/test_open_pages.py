@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.doors.api.conftest import Served
-from tests.doors.api.test_api import put_queue
+from tests.doors.api.test_api import post, put_queue
 from tests.ui.conftest import View
 
 
@@ -17,6 +17,40 @@ def test_a_list_that_got_shorter_shows_its_last_page(live: Served, view: View) -
     page.get_by_role("link", name="shrink-00").wait_for()
     assert page.locator(".banner.bad").count() == 0
     view.complaints = [text for text in view.complaints if "status of 400" not in text]  # the page that is gone
+
+
+def test_numbers_that_javascript_would_round_are_shown_as_they_are(live: Served, view: View) -> None:
+    put_queue(live, "exact")
+    payload = '{"id":12345678901234567890,"price":1.0,"same":1,"same":2,"empty":{},"none":[ ],"s":"a\\"{b}, [c]: 1"}'
+    post(live, "exact", payload, headers={"snowflake": 9007199254740993})
+    page = view.open("stream/%2F/exact/messages")
+    page.locator(".message-line").first.click()
+    shown = page.locator(".payload").inner_text()
+    assert shown.splitlines() == [
+        "{",
+        '  "id": 12345678901234567890,',
+        '  "price": 1.0,',
+        '  "same": 1,',
+        '  "same": 2,',
+        '  "empty": {},',
+        '  "none": [],',
+        '  "s": "a\\"{b}, [c]: 1"',
+        "}",
+    ]
+    assert page.locator(".message-body dd", has_text="9007199254740993").count() == 1
+    with page.expect_response("**/exact/stream"):
+        page.get_by_role("button", name="Follow live").click()
+    post(live, "exact", payload, headers={"snowflake": 9007199254740995})
+    page.locator(".message-line").first.click()
+    page.locator(".message-body dd", has_text="9007199254740995").wait_for()
+
+
+def test_a_message_of_nothing_but_brackets_is_laid_out(live: Served, view: View) -> None:
+    put_queue(live, "brackets")
+    post(live, "brackets", "[" * 30_000 + "]" * 30_000)
+    page = view.open("stream/%2F/brackets/messages")
+    page.locator(".message-line").first.click()
+    view.until("document.querySelector('.payload')?.textContent.includes('[]')")
 
 
 def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any) -> None:

@@ -6,6 +6,10 @@ export class Refused extends Error {
   constructor(status, reason) { super(reason); this.status = status; }
 }
 
+// A whole number that JavaScript would round stays the text it was sent as, where the browser tells.
+const exact = (key, value, context) => (Number.isInteger(value) && !Number.isSafeInteger(value) && context ? context.source : value);
+export const parse = (text) => JSON.parse(text, /\d{16}/.test(text) ? exact : undefined);
+
 export async function api(path, { method = "GET", body } = {}) {
   const options = { method, headers: { accept: "application/json" } };
   if (body !== undefined) {
@@ -15,7 +19,7 @@ export async function api(path, { method = "GET", body } = {}) {
   const answer = await fetch(path, options);
   const text = await answer.text();
   let content = null;
-  try { content = text ? JSON.parse(text) : null; } catch { content = null; }
+  try { content = text ? parse(text) : null; } catch { content = null; }
   if (!answer.ok) {
     const reason = content && (content.detail || content.reason || content.error);
     throw new Refused(answer.status, String(reason || `${answer.status} ${answer.statusText}`));

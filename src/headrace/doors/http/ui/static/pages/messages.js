@@ -1,14 +1,28 @@
-import { html, useState, useEffect, useRef, useData, query, q, setParams, copy, shellQuote, clock, time, bytes, count } from "/ui/lib.js";
+import { html, useState, useEffect, useRef, useData, query, parse, q, setParams, copy, shellQuote, clock, time, bytes, count } from "/ui/lib.js";
 import { Badge, Failure, Empty } from "/ui/parts.js";
 
 const KEPT = 500;
+const DEPTH_SHOWN = 32;  // ten thousand brackets, each line longer than the last, would be all of the memory
 const toBytes = (part) => {
   if (!part) return new Uint8Array();
   if (part.text !== undefined) return new TextEncoder().encode(part.text);
   return Uint8Array.from(atob(part.base64), (c) => c.charCodeAt(0));
 };
 export const asText = (part) => (!part ? "" : part.text !== undefined ? part.text : `(${toBytes(part).length} bytes)`);
-const asJson = (part) => { try { return JSON.stringify(JSON.parse(part.text), null, 2); } catch { return null; } };
+// Laid out, not printed from what was parsed: that would round large numbers and leave out what is there twice.
+const asJson = (part) => {
+  try { JSON.parse(part.text); } catch { return null; }
+  let depth = 0;
+  const line = () => "\n" + "  ".repeat(Math.min(depth, DEPTH_SHOWN));
+  return part.text.replace(/"[^"\\]*(?:\\.[^"\\]*)*"|\{\s*\}|\[\s*\]|[{}[\],:]|\s+/g, (token) => {
+    if (token[0] === '"') return token;
+    if (/^\s/.test(token)) return "";
+    if (token.length > 1) return token[0] + token.at(-1);
+    if (token === "{" || token === "[") { depth += 1; return token + line(); }
+    if (token === "}" || token === "]") { depth -= 1; return line() + token; }
+    return token === "," ? token + line() : ": ";
+  });
+};
 const asHex = (part) => {
   const data = toBytes(part).slice(0, 4096);
   const lines = [];
@@ -72,7 +86,7 @@ export function Messages({ vhost, name, partitions, params }) {
     if (!tail) return undefined;
     const source = new EventSource(`${base}/stream`);
     source.onmessage = (event) => {
-      const news = JSON.parse(event.data);
+      const news = parse(event.data);
       setSkipped((n) => n + news.skipped);
       setTailed((old) => [...news.messages.reverse(), ...old].slice(0, KEPT));
     };
