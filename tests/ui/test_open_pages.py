@@ -1,10 +1,14 @@
 """What goes on while a page is open: lists get shorter, rights are taken away, fingers are quick, searches go on."""
 
+from pathlib import Path
 from typing import Any
 
+from headrace.broker.rights import EVERYTHING
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue
 from tests.ui.conftest import View
+
+PASSWORD = "correct horse battery staple"
 
 
 def test_a_list_that_got_shorter_shows_its_last_page(live: Served, view: View) -> None:
@@ -51,6 +55,33 @@ def test_a_message_of_nothing_but_brackets_is_laid_out(live: Served, view: View)
     page = view.open("stream/%2F/brackets/messages")
     page.locator(".message-line").first.click()
     view.until("document.querySelector('.payload')?.textContent.includes('[]')")
+
+
+def test_whoever_loses_the_right_to_be_here_is_told_so(browser: Any, tmp_path: Path) -> None:
+    live = Served(tmp_path / "data")
+    users = live.broker.users
+    live.call(users.put_user("leaving", password=PASSWORD, tags=["management"]))
+    live.call(users.set_permission("/", "leaving", EVERYTHING))
+    live.call(users.remove_user("guest"))
+    try:
+        credentials = {"username": "leaving", "password": PASSWORD}
+        view = View(browser.new_context(http_credentials=credentials), live.base)
+        view.open("streams")
+        view.sees("live")
+        live.call(users.put_user("leaving", tags=[]))
+        view.sees("This dashboard is not for you.")
+        assert view.page.locator("nav.side").count() == 0
+        view.page.context.close()
+    finally:
+        live.stop()
+
+
+def test_a_proxy_without_its_broker_is_not_taken_for_a_refused_login(live: Served, view: View) -> None:
+    view.page.route("**/api/whoami", lambda route: route.fulfill(status=502, body="Bad Gateway"))
+    view.open("streams")
+    view.sees("live")
+    assert view.page.get_by_text("You are not logged in.").count() == 0
+    view.complaints = [text for text in view.complaints if "status of 502" not in text]
 
 
 def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any) -> None:

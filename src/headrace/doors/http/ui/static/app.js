@@ -1,5 +1,5 @@
 // The frame around every page: navigation, theme, the state of the connection, and keys.
-import { html, render, useState, useEffect, connect, pause, useLive, route, go, remarks, ago, who, introduce, hasTag } from "/ui/lib.js";
+import { html, render, useState, useEffect, connect, pause, useLive, useRefused, route, go, remarks, ago, who, introduce, hasTag } from "/ui/lib.js";
 import { Overview } from "/ui/pages/overview.js";
 import { Streams } from "/ui/pages/streams.js";
 import { Stream } from "/ui/pages/stream.js";
@@ -99,6 +99,10 @@ function Who() {
 }
 
 function App() {
+  return useRefused() ? html`<${Refusal} />` : html`<${Frame} />`;
+}
+
+function Frame() {
   const at = useRoute();
   const inner = INNER[at.page];
   const section = inner ? inner[1] : at.page;
@@ -135,9 +139,5 @@ addEventListener("keydown", keys);
 await introduce();
 const root = document.getElementById("app");
 root.textContent = "";
-if (who.refused) {
-  render(html`<${Refusal} />`, root);
-} else {
-  connect();
-  render(html`<${App} />`, root);
-}
+if (!who.refused) connect();
+render(html`<${App} />`, root);

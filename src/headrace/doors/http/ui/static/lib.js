@@ -27,13 +27,15 @@ export async function api(path, { method = "GET", body } = {}) {
   return content;
 }
 
-// Who we are, as the broker knows us: asked once, before anything else, so that the browser asks for a login once.
+// Who we are, as the broker knows us: asked before anything else, so that the browser asks for a login once, and again
+// when we are no longer let in.
 export const who = { name: null, tags: [], refused: null };
 export async function introduce() {
   try {
     Object.assign(who, await api("/api/whoami"));
   } catch (error) {
-    if (error instanceof Refused) who.refused = error;  // a broker that is away says so everywhere
+    // A broker that is away, or one that is only passed on as away, says so everywhere.
+    if (error instanceof Refused && [401, 403, 429].includes(error.status)) who.refused = error;
   }
 }
 export const hasTag = (...tags) => who.name === null || who.tags.includes("administrator") || tags.some((tag) => who.tags.includes(tag));
@@ -56,14 +58,26 @@ export function connect() {
     if (!live.paused) { live.data = JSON.parse(event.data); live.tick += 1; }
     tell();
   };
-  source.onerror = () => {
+  source.onerror = async () => {
     live.connected = false;
     tell();
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+    if (source.readyState !== EventSource.CLOSED) return;  // the browser tries again by itself
+    await introduce();
+    if (who.refused) tell(); else setTimeout(connect, 2000);
   };
-  setInterval(() => { if (live.at && Date.now() - live.at > 4000) { live.connected = false; tell(); } }, 1000);
 }
+setInterval(() => { if (live.at && Date.now() - live.at > 4000) { live.connected = false; tell(); } }, 1000);
 export function pause(paused) { live.paused = paused; tell(); }
+// Why we are no longer let in, once that is so.
+export function useRefused() {
+  const [refused, setRefused] = useState(who.refused);
+  useEffect(() => {
+    const listener = () => setRefused(who.refused);
+    live.listeners.add(listener);
+    return () => live.listeners.delete(listener);
+  }, []);
+  return refused;
+}
 export function useLive() {
   const [, redraw] = useState(0);
   useEffect(() => {
