@@ -84,6 +84,20 @@ def test_a_proxy_without_its_broker_is_not_taken_for_a_refused_login(live: Serve
     view.complaints = [text for text in view.complaints if "status of 502" not in text]
 
 
+def test_a_refusal_is_seen_before_the_dialog_it_is_about(live: Served, view: View) -> None:
+    page = view.page
+    page.set_viewport_size({"width": 400, "height": 800})
+    view.open("streams")
+    page.get_by_role("button", name="New stream").click()
+    page.locator("dialog").get_by_label("Name").fill("amq.reserved")
+    page.get_by_role("button", name="Create").click()
+    page.locator("dialog .remark").wait_for()
+    box = page.locator("dialog .remark").bounding_box()
+    middle = f"{box['x'] + box['width'] / 2}, {box['y'] + box['height'] / 2}"
+    assert page.evaluate(f"document.elementFromPoint({middle}).closest('.remark') !== null")
+    view.complaints = [text for text in view.complaints if "status of 4" not in text]
+
+
 def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any) -> None:
     page = view.open("connections")
     page.get_by_role("columnheader", name="Protocol").wait_for()

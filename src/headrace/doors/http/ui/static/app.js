@@ -1,5 +1,6 @@
 // The frame around every page: navigation, theme, the state of the connection, and keys.
-import { html, render, useState, useEffect, connect, pause, useLive, useRefused, route, go, remarks, ago, who, introduce, hasTag } from "/ui/lib.js";
+import { html, render, useState, useEffect, connect, pause, useLive, useRefused, route, go, ago, who, introduce, hasTag } from "/ui/lib.js";
+import { Remarks } from "/ui/parts.js";
 import { Overview } from "/ui/pages/overview.js";
 import { Streams } from "/ui/pages/streams.js";
 import { Stream } from "/ui/pages/stream.js";
@@ -67,12 +68,6 @@ function Stale() {
   const state = useLive();
   if (state.connected || !state.at) return null;
   return html`<div class="banner bad" role="alert">The connection to the broker is lost. What you see is from ${ago(state.at)}; trying again.</div>`;
-}
-
-function Remarks() {
-  const [, redraw] = useState(0);
-  useEffect(() => { remarks.listeners.add(() => redraw((n) => n + 1)); }, []);
-  return html`<div class="remarks" role="status" aria-live="polite">${remarks.list.map((one) => html`<div key=${one.id} class=${"remark " + one.kind}>${one.text}</div>`)}</div>`;
 }
 
 function Status() {

@@ -1,5 +1,5 @@
 // Pieces of pages: tables, tiles, dialogs, plots, snippets.
-import { html, useState, useEffect, useRef, copy } from "/ui/lib.js";
+import { html, useState, useEffect, useRef, copy, remarks } from "/ui/lib.js";
 import uPlot from "/ui/vendor/uplot.js";
 
 export const Tile = ({ label, value, unit, tone, title }) => html`
@@ -64,7 +64,18 @@ export function Tabs({ tabs, active, link }) {
     <a key=${key} href=${link(key)} aria-current=${key === active ? "page" : undefined}>${label}</a>`)}</nav>`;
 }
 
-// A question before something that cannot be undone. `confirm` is typed when the stakes are high.
+export function Remarks() {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    const listener = () => redraw((n) => n + 1);
+    remarks.listeners.add(listener);
+    return () => remarks.listeners.delete(listener);
+  }, []);
+  return html`<div class="remarks" role="status" aria-live="polite">${remarks.list.map((one) => html`<div key=${one.id} class=${"remark " + one.kind}>${one.text}</div>`)}</div>`;
+}
+
+// A question before something that cannot be undone. `confirm` is typed when the stakes are high. It has remarks of its
+// own: those of the page are behind it, and not read out.
 export function Dialog({ title, children, action, tone, confirm, onDone, onClose }) {
   const ref = useRef();
   const [typed, setTyped] = useState("");
@@ -89,6 +100,7 @@ export function Dialog({ title, children, action, tone, confirm, onDone, onClose
           <button type="submit" class=${tone || "primary"} disabled=${busy || (confirm && typed !== confirm)}>${action}</button>
         </div>
       </form>
+      <${Remarks} />
     </dialog>`;
 }
 
