@@ -98,6 +98,19 @@ def test_a_refusal_is_seen_before_the_dialog_it_is_about(live: Served, view: Vie
     view.complaints = [text for text in view.complaints if "status of 4" not in text]
 
 
+def test_the_keyboard_goes_on_where_a_dialog_was_opened(live: Served, view: View) -> None:
+    put_queue(live, "focused")
+    page = view.open("stream/%2F/focused")
+    button = page.get_by_role("button", name="Delete")
+    for leave in (lambda: page.keyboard.press("Escape"), lambda: page.get_by_role("button", name="Cancel").click()):
+        button.focus()
+        page.keyboard.press("Enter")
+        page.locator("dialog[open]").wait_for()
+        leave()
+        page.locator("dialog").wait_for(state="detached")
+        assert page.evaluate("document.activeElement.innerText") == "Delete"
+
+
 def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any) -> None:
     page = view.open("connections")
     page.get_by_role("columnheader", name="Protocol").wait_for()

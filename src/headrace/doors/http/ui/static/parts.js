@@ -80,7 +80,11 @@ export function Dialog({ title, children, action, tone, confirm, onDone, onClose
   const ref = useRef();
   const [typed, setTyped] = useState("");
   const [busy, setBusy] = useState(false);
-  useEffect(() => { ref.current.showModal(); }, []);
+  useEffect(() => {
+    const before = document.activeElement;
+    ref.current.showModal();
+    return () => queueMicrotask(() => before.focus());  // taken away, not closed: the browser would begin at the top
+  }, []);
   const act = async (event) => {
     event.preventDefault();
     setBusy(true);
