@@ -111,6 +111,15 @@ def test_the_keyboard_goes_on_where_a_dialog_was_opened(live: Served, view: View
         assert page.evaluate("document.activeElement.innerText") == "Delete"
 
 
+def test_the_filter_says_what_is_shown(live: Served, view: View) -> None:
+    put_queue(live, "unfiltered")
+    page = view.open("streams?filter=nothing-like-it")
+    view.sees("Nothing fits.")
+    page.get_by_role("link", name="Streams", exact=True).click()
+    page.get_by_role("link", name="unfiltered").wait_for()
+    assert page.get_by_label("Filter by name").input_value() == ""
+
+
 def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any) -> None:
     page = view.open("connections")
     page.get_by_role("columnheader", name="Protocol").wait_for()

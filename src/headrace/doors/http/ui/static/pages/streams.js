@@ -1,4 +1,4 @@
-import { html, useState, useEffect, usePage, q, setParams, go, streamLink, api, attempt, count, short, rate, bytes } from "/ui/lib.js";
+import { html, useState, useEffect, useRef, usePage, q, setParams, go, streamLink, api, attempt, count, short, rate, bytes } from "/ui/lib.js";
 import { Table, Pager, Badge, Failure, Empty, Snippet, Dialog, Field, parseJson } from "/ui/parts.js";
 import { snippets } from "/ui/pages/overview.js";
 
@@ -19,12 +19,15 @@ const COLUMNS = [
 export function Streams({ params }) {
   const sort = params.sort || "name";
   const reverse = params.reverse === "1";
-  const [text, setText] = useState(params.filter || "");
+  const filter = params.filter || "";
+  const [text, setText] = useState(filter);
+  const asked = useRef(filter);
   const [adding, setAdding] = useState(false);
   useEffect(() => {
-    const timer = setTimeout(() => { if (text !== (params.filter || "")) setParams({ filter: text, page: "" }); }, 200);
+    const timer = setTimeout(() => { if (text !== filter) { asked.current = text; setParams({ filter: text, page: "" }); } }, 200);
     return () => clearTimeout(timer);
   }, [text]);
+  useEffect(() => { if (filter !== asked.current) { asked.current = filter; setText(filter); } }, [filter]);  // by a link
   const { data, error, reload } = usePage("/api/headrace/streams", { page: params.page, name: params.filter, sort, sort_reverse: reverse, kind: params.kind });
   const sortBy = (key) => setParams({ sort: key, reverse: key === sort ? (reverse ? "" : "1") : key === "name" || key === "kind" ? "" : "1", page: "" });
   return html`
