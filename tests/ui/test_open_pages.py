@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from headrace.broker.rights import EVERYTHING
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue
@@ -118,6 +120,12 @@ def test_the_filter_says_what_is_shown(live: Served, view: View) -> None:
     page.get_by_role("link", name="Streams", exact=True).click()
     page.get_by_role("link", name="unfiltered").wait_for()
     assert page.get_by_label("Filter by name").input_value() == ""
+
+
+@pytest.mark.parametrize("path", ["readers", "connections"])
+def test_a_filter_that_finds_nothing_does_not_say_that_there_is_nothing(live: Served, view: View, path: str) -> None:
+    view.open(f"{path}?filter=nothing-like-it")
+    view.sees("Nothing fits.")
 
 
 def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any) -> None:

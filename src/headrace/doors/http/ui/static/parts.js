@@ -12,6 +12,8 @@ export const Badge = ({ children, tone }) => html`<span class=${"badge" + (tone 
 
 export const Empty = ({ title, children }) => html`<div class="empty"><h3>${title}</h3>${children}</div>`;
 
+export const NothingFits = () => html`<${Empty} title="Nothing fits."><p>None is as the filter asks for.</p><//>`;
+
 export const Failure = ({ error, stale }) => error && html`
   <div class="banner bad" role="alert">${stale ? "This may be old: " : ""}${error.message}</div>`;
 

@@ -1,5 +1,5 @@
 import { html, useState, usePage, api, attempt, q, setParams, count, short, ago } from "/ui/lib.js";
-import { Table, Badge, Failure, Empty, Dialog, Pager } from "/ui/parts.js";
+import { Table, Badge, Failure, Empty, NothingFits, Dialog, Pager } from "/ui/parts.js";
 
 export function Connections({ params }) {
   const tab = params.show === "channels" ? "channels" : "connections";
@@ -37,7 +37,8 @@ function List({ tab, params }) {
     <${Failure} error=${error} stale=${!!data} />
     ${data && data.items.length > 0 && html`<${Table} caption=${tab} rows=${data.items} keyOf=${(c) => c.name} columns=${tab === "channels" ? channels : connections} />
       <${Pager} page=${data.page} pages=${data.page_count} total=${data.total_count} filtered=${data.filtered_count} onPage=${(n) => setParams({ page: n })} />`}
-    ${data && !data.items.length && html`<${Empty} title="Nobody is connected."><p>Publishers and consumers of AMQP and Kafka appear here while they are connected. HTTP clients come and go.</p><//>`}
+    ${data && !data.items.length && params.filter && html`<${NothingFits} />`}
+    ${data && !data.items.length && !params.filter && html`<${Empty} title="Nobody is connected."><p>Publishers and consumers of AMQP and Kafka appear here while they are connected. HTTP clients come and go.</p><//>`}
     ${closing && html`<${Dialog} title="Close this connection?" action="Close it" tone="danger" onClose=${() => setClosing(null)}
       onDone=${async () => { const ok = await attempt(() => api(`/api/connections/${q(closing.name)}`, { method: "DELETE" }), "Closed."); reload(); return ok; }}>
       <p><b class="name">${closing.name}</b> is told to go. What it has not acknowledged goes back to its queues. Most clients connect again.</p><//>`}`;

@@ -1,5 +1,5 @@
 import { html, useState, useEffect, useRef, usePage, q, setParams, go, streamLink, api, attempt, count, short, rate, bytes } from "/ui/lib.js";
-import { Table, Pager, Badge, Failure, Empty, Snippet, Dialog, Field, parseJson } from "/ui/parts.js";
+import { Table, Pager, Badge, Failure, Empty, NothingFits, Snippet, Dialog, Field, parseJson } from "/ui/parts.js";
 import { snippets } from "/ui/pages/overview.js";
 
 const COLUMNS = [
@@ -43,7 +43,7 @@ export function Streams({ params }) {
         keyOf=${(row) => row.vhost + "/" + row.name} onOpen=${(row) => { location.hash = streamLink(row.vhost, row.name); }} />
       <${Pager} page=${data.page} pages=${data.page_count} total=${data.total_count} filtered=${data.filtered_count} onPage=${(n) => setParams({ page: n })} />`}
     ${data && !data.items.length && (params.filter || params.kind
-      ? html`<${Empty} title="Nothing fits."><p>No stream has a name like that.</p><//>`
+      ? html`<${NothingFits} />`
       : html`<${Empty} title="No streams yet."><p>A queue or topic appears as soon as somebody declares it or publishes to it:</p>
           <div class="snippets">${snippets().map((one) => html`<${Snippet} ...${one} />`)}</div><//>`)}
     ${adding && html`<${NewStream} onClose=${() => setAdding(false)} onMade=${reload} />`}`;
