@@ -1,11 +1,13 @@
 """What goes on while a page is open: lists get shorter, rights are taken away, fingers are quick, searches go on."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.broker.rights import EVERYTHING
+from headrace.doors.http.api import browse
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue
 from tests.ui.conftest import View
@@ -136,6 +138,21 @@ def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any
     page.get_by_role("button", name="Connections").click()
     page.get_by_role("columnheader", name="Protocol").wait_for()
     page.get_by_text("AMQP 0-9-1").first.wait_for()
+
+
+def test_a_search_by_key_goes_on_to_the_end(
+    live: Served, view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browse, "browse", functools.partial(browse.browse, scan_max=5))
+    live.create("far")
+    for number in range(12):
+        live.publish("far", {"key": "rare" if number == 11 else "usual", "value": str(number)})
+    page = view.open("stream/%2F/far/messages?from=key&at=rare")
+    for _ in range(2):
+        page.get_by_role("button", name="Go on").click()
+    view.until("document.querySelector('.message .offset')?.innerText === '0:11'")
+    page.get_by_role("button", name="Back to the start").click()
+    view.sees("No messages here.")
 
 
 def test_a_double_click_moves_a_reader_once(live: Served, view: View) -> None:

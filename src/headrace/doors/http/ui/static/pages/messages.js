@@ -79,8 +79,10 @@ export function Messages({ vhost, name, partitions, params }) {
   const [tail, setTail] = useState(false);
   const [tailed, setTailed] = useState([]);
   const [skipped, setSkipped] = useState(0);
-  const wanted = { partition, limit: 50, contains: params.contains, key: from === "key" ? params.at : "",
-    offset: from === "offset" ? params.at || 0 : from === "oldest" ? 0 : "", timestamp: from === "time" && params.at ? Date.parse(params.at) : "" };
+  const start = params.next ? { offset: params.next } : from === "offset" ? { offset: params.at || 0 } : from === "oldest" ? { offset: 0 }
+    : from === "time" && params.at ? { timestamp: Date.parse(params.at) } : {};
+  const wanted = { partition, limit: 50, contains: params.contains, key: from === "key" ? params.at : "", ...start };
+  const search = (changes) => setParams({ ...changes, next: "" });
   const { data, error, reload } = useData(tail ? null : `${base}/messages${query(wanted)}`, from === "newest" && !params.contains ? 2 : 0);
   useEffect(() => {
     if (!tail) return undefined;
@@ -93,15 +95,15 @@ export function Messages({ vhost, name, partitions, params }) {
     return () => source.close();
   }, [tail, base]);
   const list = tail ? tailed : data ? (from === "newest" && !params.contains ? [...data.messages].reverse() : data.messages) : [];
-  const apply = (event) => { event.preventDefault(); setParams({ at }); };
+  const apply = (event) => { event.preventDefault(); search({ at }); };
   return html`
     <form class="bar" onSubmit=${apply}>
-      ${partitions > 1 && html`<select aria-label="Partition" value=${partition} onChange=${(e) => setParams({ partition: e.target.value })} disabled=${tail}>
+      ${partitions > 1 && html`<select aria-label="Partition" value=${partition} onChange=${(e) => search({ partition: e.target.value })} disabled=${tail}>
         ${Array.from({ length: partitions }, (_, n) => html`<option value=${n}>partition ${n}</option>`)}</select>`}
-      <select aria-label="Start at" value=${from} onChange=${(e) => { setAt(""); setParams({ from: e.target.value, at: "" }); }} disabled=${tail}>
+      <select aria-label="Start at" value=${from} onChange=${(e) => { setAt(""); search({ from: e.target.value, at: "" }); }} disabled=${tail}>
         <option value="newest">newest first</option><option value="oldest">oldest first</option><option value="offset">from offset</option><option value="time">from time</option><option value="key">with key</option></select>
-      ${["offset", "time", "key"].includes(from) && html`<input aria-label="Where" type=${from === "time" ? "datetime-local" : from === "offset" ? "number" : "text"} value=${at} onInput=${(e) => setAt(e.target.value)} onChange=${() => setParams({ at })} disabled=${tail} />`}
-      <input type="search" data-filter placeholder="Containing  ( / )" aria-label="Containing" value=${params.contains || ""} onChange=${(e) => setParams({ contains: e.target.value })} disabled=${tail} />
+      ${["offset", "time", "key"].includes(from) && html`<input aria-label="Where" type=${from === "time" ? "datetime-local" : from === "offset" ? "number" : "text"} value=${at} onInput=${(e) => setAt(e.target.value)} onChange=${() => search({ at })} disabled=${tail} />`}
+      <input type="search" data-filter placeholder="Containing  ( / )" aria-label="Containing" value=${params.contains || ""} onChange=${(e) => search({ contains: e.target.value })} disabled=${tail} />
       <span class="grow"></span>
       <button type="button" aria-pressed=${tail} class=${tail ? "primary" : ""} onClick=${() => { setTailed([]); setSkipped(0); setTail(!tail); }}>${tail ? "Stop following" : "Follow live"}</button>
     </form>
@@ -110,7 +112,8 @@ export function Messages({ vhost, name, partitions, params }) {
     <${Failure} error=${error} stale=${!!data} />
     <ol class="messages">${list.map((message) => html`<${Message} key=${message.partition + ":" + message.offset} message=${message} vhost=${vhost} name=${name} />`)}</ol>
     ${!tail && data && !list.length && html`<${Empty} title="No messages here."><p>${data.end > data.start ? `Offsets ${data.start} to ${data.end} exist; ${count(data.scanned)} were looked at.` : "The log is empty."}</p><//>`}
-    ${!tail && data && data.next < data.end && (from !== "newest" || params.contains) && html`
-      <nav class="pager"><span>up to offset ${count(data.next)} of ${count(data.end)}</span>
-      <button onClick=${() => { setAt(String(data.next)); setParams({ from: from === "key" ? "key" : "offset", at: from === "key" ? params.at : String(data.next) }); }} disabled=${from === "key"}>Go on</button></nav>`}`;
+    ${!tail && data && (from !== "newest" || params.contains) && (params.next || data.next < data.end) && html`
+      <nav class="pager" aria-label="Further"><span>up to offset ${count(data.next)} of ${count(data.end)}</span>
+      ${params.next && html`<button onClick=${() => search({})}>Back to the start</button>`}
+      <button onClick=${() => setParams({ next: data.next })} disabled=${data.next >= data.end}>Go on</button></nav>`}`;
 }
