@@ -183,6 +183,19 @@ def test_a_double_click_publishes_once(live: Served, view: View) -> None:
     assert len(held) == 1
 
 
+def test_following_a_queue_that_is_deleted_ends_with_a_word(live: Served, view: View) -> None:
+    put_queue(live, "short-lived")
+    page = view.open("stream/%2F/short-lived/messages")
+    with page.expect_response("**/short-lived/stream"):
+        page.get_by_role("button", name="Follow live").click()
+    page.get_by_role("button", name="Stop following").wait_for()
+    live.request("DELETE", "/api/queues/%2F/short-lived")
+    page.get_by_role("button", name="Follow live").wait_for()
+    page.locator(".remark.bad").first.wait_for()
+    page.goto("about:blank")  # it would go on asking for what is deleted now
+    view.complaints = [text for text in view.complaints if "status of 404" not in text]
+
+
 def test_what_is_no_json_is_neither_published_nor_said_to_be(live: Served, view: View) -> None:
     put_queue(live, "not-json")
     page = view.open("stream/%2F/not-json/publish")

@@ -19,7 +19,7 @@ from headrace.doors.http.api.values import Shape, answer, encode, number, query_
 from headrace.doors.http.needs import Allowance
 from headrace.doors.http.requests import hung_up
 from headrace.doors.http.site import Site
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, QueueNotFound
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
 from headrace.wire.http import bodies, events
@@ -143,6 +143,7 @@ class Tail(Response):
             await send({"type": "http.response.body", "body": events.HEARTBEAT, "more_body": True})
             while not (gone.done() or stopping.done()):
                 self._allowance.check()
+                self._check_there()
                 for data in await self._news():
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 await asyncio.wait({gone, stopping}, timeout=TAIL_INTERVAL_S)
@@ -154,6 +155,13 @@ class Tail(Response):
         finally:
             gone.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _check_there(self) -> None:
+        """QueueNotFound when it was deleted: one of the same name that is made afterwards is another one."""
+        row = self._row
+        followed: Any = row.queue if row.stream is None else row.stream
+        if followed.is_deleted:
+            raise QueueNotFound(row.vhost, row.name)
 
     async def _wait(self, gone: "asyncio.Future[None]") -> bool:
         """True when there is something new or an end to it, False after a while without."""

@@ -1,4 +1,4 @@
-import { html, useState, useEffect, useRef, useData, query, parse, q, setParams, copy, shellQuote, clock, time, bytes, count } from "/ui/lib.js";
+import { html, useState, useEffect, useRef, useData, query, parse, q, setParams, copy, say, shellQuote, clock, time, bytes, count } from "/ui/lib.js";
 import { Badge, Failure, Empty } from "/ui/parts.js";
 
 const KEPT = 500;
@@ -91,6 +91,11 @@ export function Messages({ vhost, name, partitions, params }) {
       const news = parse(event.data);
       setSkipped((n) => n + news.skipped);
       setTailed((old) => [...news.messages.reverse(), ...old].slice(0, KEPT));
+    };
+    source.onerror = (event) => {
+      if (!event.data && source.readyState !== EventSource.CLOSED) return;  // the browser tries again by itself
+      say(event.data ? parse(event.data).detail : "The broker no longer lets this be followed.", "bad");
+      setTail(false);
     };
     return () => source.close();
   }, [tail, base]);
