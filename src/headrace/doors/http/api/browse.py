@@ -163,13 +163,18 @@ class Tail(Response):
         if followed.is_deleted:
             raise QueueNotFound(row.vhost, row.name)
 
+    def _logs(self) -> list[Any]:
+        logs = self._row.logs
+        self._at += [log.start_offset for log in logs[len(self._at) :]]  # partitions that were added meanwhile
+        return logs
+
     async def _wait(self, gone: "asyncio.Future[None]") -> bool:
         """True when there is something new or an end to it, False after a while without."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         waiters = [
             log.wait(at, lambda: None if ready.done() else ready.set_result(None))
-            for log, at in zip(self._row.logs, self._at, strict=True)
+            for log, at in zip(self._logs(), self._at, strict=True)
         ]
         try:
             done, _ = await asyncio.wait(
@@ -182,7 +187,7 @@ class Tail(Response):
 
     async def _news(self) -> list[bytes]:
         data = []
-        for partition, log in enumerate(self._row.logs):
+        for partition, log in enumerate(self._logs()):
             start, end = self._at[partition], log.stable_end
             if start >= end:
                 continue
