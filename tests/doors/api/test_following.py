@@ -34,3 +34,16 @@ def test_following_goes_on_to_partitions_that_are_added(live: Served) -> None:
         while len(seen) < 2:
             seen += next(events)[2]["messages"]
     assert sorted((one["partition"], one["value"]["text"]) for one in seen) == [(0, "to 0"), (2, "to 2")]
+
+
+def test_of_large_messages_that_come_together_none_is_left_out_unsaid(live: Served) -> None:
+    live.create("heavy")
+    with live.events(f"{STREAMS}/heavy/stream") as events:
+        live.publish("heavy", *({"value": f"{n:02d}" + "x" * 100_000} for n in range(90)))
+        numbers: list[int] = []
+        skipped = 0
+        while len(numbers) + skipped < 90:
+            data = next(events)[2]
+            numbers += [one["offset"] for one in data["messages"]]
+            skipped += data["skipped"]
+    assert numbers == sorted(set(numbers)) and numbers[-1] == 89

@@ -200,12 +200,13 @@ class Tail(Response):
                 decompressed_bytes_max=self._site.config.decompressed_bytes_max,
                 aborted=aborted_of(self._site, self._row, log),
             )
-            self._at[partition] = end
+            # Large messages are more than one answer may hold: the rest of them is the next one's.
+            self._at[partition] = min(end, found.next_offset) if found.next_offset > first else end
             content = {
                 "messages": [record_shape(self._row, partition, record) for record in found.records],
                 "skipped": first - start,
             }
-            data.append(events.event(encode(content), f"{partition}:{end}"))
+            data.append(events.event(encode(content), f"{partition}:{self._at[partition]}"))
         return data
 
 
