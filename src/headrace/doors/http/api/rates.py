@@ -7,10 +7,12 @@ SEEN_MAX = 50_000
 
 
 class Rates:
-    def __init__(self) -> None:
-        self._seen: dict[object, tuple[float, Mapping[str, float], dict[str, float]]] = {}
+    """By names, not by what has them: a queue that is gone would be kept, with all that is in it."""
 
-    def of(self, key: object, now_s: float, counters: Mapping[str, float]) -> dict[str, float]:
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, ...], tuple[float, Mapping[str, float], dict[str, float]]] = {}
+
+    def of(self, key: tuple[str, ...], now_s: float, counters: Mapping[str, float]) -> dict[str, float]:
         seen = self._seen.get(key)
         if seen is None:
             if len(self._seen) >= SEEN_MAX:

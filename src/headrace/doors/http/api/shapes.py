@@ -43,7 +43,7 @@ def queue_shape(site: Site, queue: Queue) -> Shape:
     ready, unacked = queue.ready, queue.unacked
     now_s = site.broker.clock.monotonic()
     counters = queue_counters(queue)
-    rates = site.rates.of(queue, now_s, counters)
+    rates = site.rates.of(("queue", queue.vhost.name, queue.name), now_s, counters)
     consumers = len(queue.consumers)
     size = sum(view.log.size_bytes for view in queue.views)
     policy = queue.policy
