@@ -432,3 +432,12 @@ def test_a_queue_that_is_gone_is_not_kept_because_somebody_looked(live: Served) 
         kept = weakref.ref(live.broker.vhosts.get("/").queues["looked-at"])
         live.request("DELETE", "/api/queues/%2F/looked-at")
         eventually(lambda: gc.collect() is not None and kept() is None, "nobody holds it")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_message_says_how_many_are_behind_it(live: Served, mode: str) -> None:
+    put_queue(live, "behind")
+    live.request("DELETE", "/api/queues/%2F/behind/contents")
+    for number in range(3):
+        post(live, "behind", str(number))
+    assert [one["message_count"] for one in take(live, "behind", mode, 2)] == [2, 1]

@@ -149,16 +149,16 @@ async def get_messages(site: Site, request: Request) -> Response:
         raise InvalidInput("encoding is auto or base64")
     truncate = number(fields.get("truncate"), "truncate", GET_BYTES_MAX)
     taken = await _peek_stream(site, queue, count) if queue.is_stream else await _take(queue, count, mode)
-    left = queue.ready
     return answer(
         [
             message_shape(message, redelivered=redelivered, left=left, base64_always=encoding == "base64", cut=truncate)
-            for message, redelivered in taken
+            for message, redelivered, left in taken
         ]
     )
 
 
-async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool]]:
+async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool, int]]:
+    """Messages, whether they were delivered before, and how many are ready behind each."""
     taken: list[Any] = []
     size = 0
     queue.vhost.rounds.flush_memory()
@@ -171,9 +171,9 @@ async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool
             break  # these first: they are out, and nobody else would ever give them back
         if found is None:
             break
-        taken.append(found)
+        taken.append((*found, queue.ready))
         size += len(found[2].body)
-    for view, offset, _, _ in taken:
+    for view, offset, _, _, _ in taken:
         if mode.endswith("requeue_true"):
             # Looking at a message through this API is no delivery: it counts towards no limit.
             queue.give_back(view, offset, counts=False)
@@ -182,13 +182,14 @@ async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool
         else:
             queue.reject(view, offset)
     await queue.vhost.rounds.over()  # whatever else went wrong in it: these are out, and nobody else would see them
-    return [(message, redelivered) for _, _, message, redelivered in taken]
+    return [(message, redelivered, left) for _, _, message, redelivered, left in taken]
 
 
-async def _peek_stream(site: Site, queue: Queue, count: int) -> list[tuple[Message, bool]]:
+async def _peek_stream(site: Site, queue: Queue, count: int) -> list[tuple[Message, bool, int]]:
     """A stream is not consumed: its first messages, and they stay."""
     stream = site.broker.streams.get(queue.name, queue.vhost.name)
     partition = stream.partitions[0]
     start = partition.start_offset
     page = await site.broker.read(stream, partition, start, limit=count, bytes_max=GET_BYTES_MAX)
-    return [(from_record(record), False) for record in page.records]
+    end = partition.end_offset
+    return [(from_record(record), False, end - record.offset - 1) for record in page.records]
