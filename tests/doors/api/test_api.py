@@ -423,15 +423,15 @@ def test_a_large_message_is_published_over_the_api(live: Served) -> None:
     assert message["payload_bytes"] == 5 << 20
 
 
-def test_a_queue_that_is_gone_is_not_kept_because_somebody_looked(live: Served) -> None:
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_queue_that_is_gone_is_not_kept_because_somebody_looked(live: Served, durable: bool) -> None:
     """Flower and others ask for all queues again and again, and Celery makes and drops them by the thousand."""
-    for durable in (True, False):
-        live.request("PUT", "/api/queues/%2F/looked-at", json={"durable": durable})
-        live.get("/api/queues")
-        live.get("/api/headrace/streams/%2F/looked-at")
-        kept = weakref.ref(live.broker.vhosts.get("/").queues["looked-at"])
-        live.request("DELETE", "/api/queues/%2F/looked-at")
-        eventually(lambda: gc.collect() is not None and kept() is None, "nobody holds it")
+    live.request("PUT", "/api/queues/%2F/looked-at", json={"durable": durable})
+    live.get("/api/queues")
+    live.get("/api/headrace/streams/%2F/looked-at")
+    kept = weakref.ref(live.broker.vhosts.get("/").queues["looked-at"])
+    live.request("DELETE", "/api/queues/%2F/looked-at")
+    eventually(lambda: gc.collect() is not None and kept() is None, "nobody holds it")
 
 
 @pytest.mark.parametrize("mode", MODES)

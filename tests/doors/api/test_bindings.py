@@ -1,4 +1,4 @@
-"""Exchanges and bindings over the management API: each binding has a name of its own, and an address that leads to it."""
+"""Exchanges and bindings over the management API: each binding has a name, and an address that leads to it."""
 
 from typing import Any
 

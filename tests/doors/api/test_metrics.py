@@ -1,5 +1,6 @@
 """Numbers under the names that other people's dashboards ask for."""
 
+import functools
 import json
 import re
 from collections import Counter
@@ -70,7 +71,7 @@ def test_no_counter_falls_when_a_queue_goes_or_a_virtual_host(live: Served) -> N
         channel.basic_qos(prefetch_count=1)
         for _ in range(2):
             channel.basic_publish("", "passing", b"x")
-        settle = (channel.basic_nack, channel.basic_ack, lambda tag: channel.basic_reject(tag, requeue=False))
+        settle = (channel.basic_nack, channel.basic_ack, functools.partial(channel.basic_reject, requeue=False))
         for done, (method, _, _) in zip(settle, channel.consume("passing"), strict=False):
             done(method.delivery_tag)
         connection.close()

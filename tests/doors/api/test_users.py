@@ -438,3 +438,17 @@ def test_the_live_numbers_end_with_the_user(live: Served) -> None:
         assert next(lines)
         assert ask(live, None, "DELETE", "users/looker").status_code == 204
         assert any("Login failed" in line for line in lines), "and then it ends"
+
+
+def test_the_overview_counts_what_is_in_the_virtual_hosts_of_its_user(live: Served) -> None:
+    put(live, "vhosts/counted-home", {})
+    put(live, "users/counter", {"password": PASSWORD, "tags": "management"})
+    put(live, "permissions/counted-home/counter", ALL)
+    for vhost, messages in (("%2F", 5), ("counted-home", 2)):
+        put(live, f"queues/{vhost}/counted", {})
+        for _ in range(messages):
+            body = {**BODY, "routing_key": "counted"}
+            ask(live, None, "POST", f"exchanges/{vhost}/amq.default/publish", json=body)
+    seen = ask(live, "counter", "GET", "overview").json()
+    assert seen["queue_totals"]["messages_ready"] == 2 and seen["message_stats"]["publish"] == 2
+    assert seen["object_totals"]["queues"] == 1

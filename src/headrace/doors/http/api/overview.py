@@ -3,6 +3,7 @@
 import os
 import platform
 import resource
+from collections import Counter
 from typing import Any
 
 from starlette.requests import Request
@@ -11,8 +12,10 @@ from starlette.responses import Response
 from headrace.broker.history import Sample
 from headrace.broker.message import NO_PROPERTIES, Message
 from headrace.broker.posting import post
+from headrace.broker.queue import Queue
 from headrace.broker.turns import Turns
 from headrace.broker.vhost import VirtualHost
+from headrace.doors.http.access import MONITORING
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.definitions import RABBITMQ_VERSION
 from headrace.doors.http.api.queues import host_of
@@ -63,24 +66,40 @@ def totals(site: Site) -> tuple[Shape, Shape]:
         "ack": rate["acked"],
         "disk_writes": rate["records_written"],
     }
-    queue_totals = {
-        "messages": sample.ready + sample.unacked,
+    return queue_totals(sample.ready, sample.unacked), shapes.with_rates(counters, rates)
+
+
+def queue_totals(ready: int, unacked: int) -> Shape:
+    return {
+        "messages": ready + unacked,
         "messages_details": {"rate": 0.0},
-        "messages_ready": sample.ready,
+        "messages_ready": ready,
         "messages_ready_details": {"rate": 0.0},
-        "messages_unacknowledged": sample.unacked,
+        "messages_unacknowledged": unacked,
         "messages_unacknowledged_details": {"rate": 0.0},
     }
-    return queue_totals, shapes.with_rates(counters, rates)
+
+
+async def totals_of(site: Site, queues: list[Queue], user: str) -> tuple[Shape, Shape]:
+    """The same of some queues, for a user who sees no others."""
+    turns = Turns()
+    ready = sum(await turns.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
+    unacked = sum(await turns.map(lambda queue: queue.unacked, queues))
+    counters: Counter[str] = Counter(dict.fromkeys(("publish", "deliver_get", "ack"), 0))
+    async for queue in turns.each(queues):
+        counters.update(shapes.queue_counters(queue))
+    rates = site.rates.of(("overview", user), site.broker.clock.monotonic(), counters)
+    return queue_totals(ready, unacked), shapes.with_rates(counters, rates)
 
 
 async def overview(site: Site, request: Request) -> Response:
-    queue_totals, message_stats = totals(site)
-    hosts = hosts_seen(site, request)
+    hosts, caller = hosts_seen(site, request), caller_of(request)
     clients = clients_seen(site, request)
     turns = Turns()
     channels = sum(await turns.map(lambda client: len(client.describe_channels()), clients))
     queues = [queue for host in hosts for queue in host.queues.values()]
+    sees_all = caller.is_one_of(MONITORING)
+    depths, message_stats = totals(site) if sees_all else await totals_of(site, queues, caller.name)
     consumers = sum(await turns.map(lambda queue: len(queue.consumers), queues))
     return one(
         request,
@@ -104,7 +123,7 @@ async def overview(site: Site, request: Request) -> Response:
             "enable_queue_totals": True,
             "message_stats": message_stats,
             "churn_rates": churn(site),
-            "queue_totals": queue_totals,
+            "queue_totals": depths,
             "object_totals": {
                 "channels": channels,
                 "connections": len(clients),
