@@ -12,6 +12,10 @@ from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue
 from tests.ui.conftest import View
 
+HIDDEN = """
+Object.defineProperty(document, "visibilityState", { value: "hidden", configurable: true });
+document.dispatchEvent(new Event("visibilitychange"));
+"""
 PASSWORD = "correct horse battery staple"
 
 
@@ -210,3 +214,21 @@ def test_what_is_no_json_is_neither_published_nor_said_to_be(live: Served, view:
     page.get_by_role("button", name="Create").click()
     view.sees("Arguments is not JSON.")
     assert page.locator("dialog[open]").count() == 1 and page.get_by_text("Created.").count() == 0
+
+
+def test_tabs_that_nobody_looks_at_leave_room_for_another(live: Served, view: View) -> None:
+    """A browser has six connections for one address, and each open stream of events takes one."""
+    for number in range(9):
+        if number < 7:
+            view.open("overview")
+            view.sees("live")
+        else:  # opened behind the others
+            view.page.add_init_script(HIDDEN)
+            view.open("overview")
+            view.sees("Messages per second")
+        view.page.evaluate(HIDDEN)
+        view = View(view.page.context, live.base)
+    first = view.page.context.pages[0]
+    with first.expect_response("**/overview/stream"):
+        first.evaluate(HIDDEN.replace('"hidden"', '"visible"'))
+    first.get_by_role("button", name="live").wait_for()

@@ -49,8 +49,14 @@ export const query = (values) => {
 // Live numbers: one event stream for the whole page; pages refresh on its ticks, so a lost connection stops all.
 export const live = { data: null, connected: false, at: 0, paused: false, tick: 0, listeners: new Set() };
 const tell = () => live.listeners.forEach((listener) => listener());
+// A browser has six connections for all tabs: one that nobody looks at keeps none, or the seventh tab would never open.
+const isHidden = () => document.visibilityState === "hidden";
 let source = null;
+let begun = false;
 export function connect() {
+  begun = true;
+  if (source) source.close();
+  if (isHidden()) return;
   source = new EventSource("/api/headrace/overview/stream");
   source.onmessage = (event) => {
     live.connected = true;
@@ -66,7 +72,8 @@ export function connect() {
     if (who.refused) tell(); else setTimeout(connect, 2000);
   };
 }
-setInterval(() => { if (live.at && Date.now() - live.at > 4000) { live.connected = false; tell(); } }, 1000);
+document.addEventListener("visibilitychange", () => { if (begun && !who.refused) connect(); });
+setInterval(() => { if (!isHidden() && live.at && Date.now() - live.at > 4000) { live.connected = false; tell(); } }, 1000);
 export function pause(paused) { live.paused = paused; tell(); }
 // Why we are no longer let in, once that is so.
 export function useRefused() {

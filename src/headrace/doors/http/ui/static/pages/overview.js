@@ -2,6 +2,7 @@ import { html, useEffect, useState, useRef, useLive, useData, short, rate, bytes
 import { Tile, Plot, Snippet, Failure, Badge } from "/ui/parts.js";
 
 const WINDOW = 600;
+const GAP_S = 5;
 const NAMES = ["at", "published", "delivered", "acked", "ready", "unacked", "sync_ms", "bytes_written"];
 
 export const snippets = (addresses, tls) => {
@@ -27,11 +28,12 @@ export function Overview() {
   const [columns, setColumns] = useState(null);
   const seen = useRef(0);
   useEffect(() => {
-    if (first.data && !columns) setColumns(NAMES.map((name) => first.data.history[name]));
+    if (first.data) setColumns(NAMES.map((name) => first.data.history[name]));
   }, [first.data]);
   useEffect(() => {
     const last = state.data && state.data.last;
     if (!columns || !last || !last.at.length || last.at[0] <= (columns[0].at(-1) || 0)) return;
+    if (last.at[0] - columns[0].at(-1) > GAP_S) { first.reload(); return; }  // nobody looked, or the broker was away
     setColumns(columns.map((values, i) => [...values.slice(-WINDOW), last[NAMES[i]][0]]));
   }, [state.tick, columns === null]);
   const now = state.data || first.data;
