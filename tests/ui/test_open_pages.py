@@ -10,6 +10,7 @@ from headrace.broker.rights import EVERYTHING
 from headrace.doors.http.api import browse
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue
+from tests.doors.api.test_dead_letters import kill_all, make_mortal
 from tests.ui.conftest import View
 
 HIDDEN = """
@@ -232,3 +233,14 @@ def test_tabs_that_nobody_looks_at_leave_room_for_another(live: Served, view: Vi
     with first.expect_response("**/overview/stream"):
         first.evaluate(HIDDEN.replace('"hidden"', '"visible"'))
     first.get_by_role("button", name="live").wait_for()
+
+
+def test_letters_without_a_history_are_not_offered_as_a_choice(live: Served, view: View) -> None:
+    make_mortal(live, "chosen")
+    post(live, "chosen", "died")
+    kill_all(live, "chosen")
+    post(live, "chosen.dead", "published here")
+    page = view.open("dead-letter/%2F/chosen.dead")
+    rows = page.get_by_role("region", name="Deaths").locator("tbody tr")
+    assert rows.filter(has_text="rejected").get_by_role("button", name="Only these").count() == 1
+    assert rows.filter(has_text="no history").get_by_role("button", name="Only these").count() == 0, "it would choose all"

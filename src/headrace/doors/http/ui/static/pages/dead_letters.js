@@ -47,7 +47,7 @@ export function DeadLetterQueue({ parts, params }) {
         { key: "messages", label: "Messages", right: true, cell: (g) => html`<b>${count(g.messages)}</b>` },
         { key: "deaths", label: "Died up to", right: true, cell: (g) => `${count(g.deaths_max)}×` },
         { key: "last", label: "Last", cell: (g) => ago(g.last) },
-        { key: "pick", label: "", cell: (g) => html`<button class="quiet" onClick=${() => narrow({ reason: g.reason, origin: g.origin })}>Only these</button>` }]} />
+        { key: "pick", label: "", cell: (g) => (g.reason || g.origin) && html`<button class="quiet" onClick=${() => narrow({ reason: g.reason, origin: g.origin })}>Only these</button>` }]} />
         ${data.looked_at < data.ready && html`<p class="muted">Of the first ${count(data.looked_at)}; ${count(data.ready)} are ready.</p>`}`
         : html`<p class="muted">No dead letters. Nothing to do.</p>`}
     </section>
