@@ -3,6 +3,7 @@
 import functools
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -233,6 +234,20 @@ def test_tabs_that_nobody_looks_at_leave_room_for_another(live: Served, view: Vi
     with first.expect_response("**/overview/stream"):
         first.evaluate(HIDDEN.replace('"hidden"', '"visible"'))
     first.get_by_role("button", name="live").wait_for()
+
+
+def test_a_queue_whose_name_cannot_be_typed_is_deleted(live: Served, view: View) -> None:
+    name = "two\nlines\tand  more "
+    live.request("PUT", f"/api/queues/%2F/{quote(name)}", json={})
+    page = view.open(f"stream/%2F/{quote(name)}")
+    page.get_by_role("button", name="Delete").click()
+    delete = page.locator("dialog").get_by_role("button", name="Delete")
+    assert delete.is_disabled()
+    page.locator("dialog input").press_sequentially("two lines and more")
+    with page.expect_response(lambda answer: answer.request.method == "DELETE") as deleted:
+        delete.click()
+    assert deleted.value.status == 204
+    view.until("location.hash === '#/streams'")
 
 
 def test_letters_without_a_history_are_not_offered_as_a_choice(live: Served, view: View) -> None:

@@ -76,6 +76,9 @@ export function Remarks() {
   return html`<div class="remarks" role="status" aria-live="polite">${remarks.list.map((one) => html`<div key=${one.id} class=${"remark " + one.kind}>${one.text}</div>`)}</div>`;
 }
 
+// A name as it can be typed on one line: whoever has a line break in one wants to be rid of it, most of all.
+const typeable = (name) => name.replace(/\s+/g, " ").trim();
+
 // A question before something that cannot be undone. `confirm` is typed when the stakes are high. It has remarks of its
 // own: those of the page are behind it, and not read out.
 export function Dialog({ title, children, action, tone, confirm, onDone, onClose }) {
@@ -103,7 +106,7 @@ export function Dialog({ title, children, action, tone, confirm, onDone, onClose
           <input value=${typed} onInput=${(e) => setTyped(e.target.value)} autocomplete="off" autofocus /></label>`}
         <div class="actions">
           <button type="button" class="quiet" onClick=${onClose}>Cancel</button>
-          <button type="submit" class=${tone || "primary"} disabled=${busy || (confirm && typed !== confirm)}>${action}</button>
+          <button type="submit" class=${tone || "primary"} disabled=${busy || (confirm && typeable(typed) !== typeable(confirm))}>${action}</button>
         </div>
       </form>
       <${Remarks} />
