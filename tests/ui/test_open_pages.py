@@ -259,3 +259,14 @@ def test_letters_without_a_history_are_not_offered_as_a_choice(live: Served, vie
     rows = page.get_by_role("region", name="Deaths").locator("tbody tr")
     assert rows.filter(has_text="rejected").get_by_role("button", name="Only these").count() == 1
     assert rows.filter(has_text="no history").get_by_role("button", name="Only these").count() == 0, "it would choose all"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_browsers_take_for_a_folder_is_said_to_be_out_of_reach(
+    live: Served, view: View, amqp: Any, name: str
+) -> None:
+    amqp.queue_declare(name, durable=True)
+    page = view.open("streams")
+    page.get_by_role("link", name=name, exact=True).click()
+    view.sees("A browser cannot ask for a name of dots alone")
+    amqp.queue_delete(name)

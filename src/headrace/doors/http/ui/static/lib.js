@@ -11,6 +11,8 @@ const exact = (key, value, context) => (Number.isInteger(value) && !Number.isSaf
 export const parse = (text) => JSON.parse(text, /\d{16}/.test(text) ? exact : undefined);
 
 export async function api(path, { method = "GET", body } = {}) {
+  // The browser would take them out, and ask for, or delete, something else.
+  if (path.split("?")[0].split("/").some((part) => part === "." || part === "..")) throw new Error("A browser cannot ask for a name of dots alone; the command line can.");
   const options = { method, headers: { accept: "application/json" } };
   if (body !== undefined) {
     options.body = JSON.stringify(body);
