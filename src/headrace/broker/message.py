@@ -11,6 +11,7 @@ from headrace.record.types import Record
 
 NO_PROPERTIES = b"\x00\x00"
 EXPIRES_MS_MAX = 2**53
+EXPIRATION_DIGITS_MAX = 16
 KEY_BYTES_MAX = 255
 HASHED = ("message_id", "correlation_id", "timestamp")
 
@@ -22,6 +23,11 @@ def to_bytes(text: str) -> bytes:
 
 def to_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
+
+
+def is_expiration(text: object) -> bool:
+    """What the property may be: milliseconds, in digits."""
+    return isinstance(text, str) and text.isdecimal() and len(text) <= EXPIRATION_DIGITS_MAX
 
 
 @dataclass(slots=True)

@@ -441,3 +441,12 @@ def test_each_message_says_how_many_are_behind_it(live: Served, mode: str) -> No
     for number in range(3):
         post(live, "behind", str(number))
     assert [one["message_count"] for one in take(live, "behind", mode, 2)] == [2, 1]
+
+
+@pytest.mark.parametrize("expiration", ["soon", "-1", "1.5", ""])
+def test_a_message_with_an_expiration_that_is_none_is_refused_as_over_amqp(live: Served, expiration: str) -> None:
+    put_queue(live, "expired-how")
+    body = {"routing_key": "expired-how", "payload": "x", "properties": {"expiration": expiration}}
+    answer = live.request("POST", "/api/exchanges/%2F/amq.default/publish", json=body)
+    assert answer.status_code == 400 and "expiration" in answer.json()["reason"]
+    assert depth(live, "expired-how") == 0

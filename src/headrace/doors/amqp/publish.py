@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from pamqp import commands
 
 from headrace.broker.exchanges import Exchange
-from headrace.broker.message import Message, to_text
+from headrace.broker.message import Message, is_expiration, to_text
 from headrace.broker.queue import Queue
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.replies import PREFIX, PSEUDO_QUEUE
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 MANDATORY, IMMEDIATE = 1, 2
 TX_BYTES_MAX = 16 << 20  # a group must fit half a journal file
-EXPIRATION_DIGITS_MAX = 16
 REPLY_KEY = PREFIX.encode()
 
 
@@ -131,7 +130,7 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
 def _check(connection: "Connection", found: Message) -> None:
     if found.has_expiration:
         text = property_of(found.properties, "expiration")
-        if not isinstance(text, str) or not text.isdecimal() or len(text) > EXPIRATION_DIGITS_MAX:
+        if not is_expiration(text):
             raise ChannelError(protocol.PRECONDITION_FAILED, f"invalid expiration {text!r:.60}")
     if found.has_user_id:
         claimed = property_of(found.properties, "user_id")
