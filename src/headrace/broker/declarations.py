@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from headrace.broker.exchanges import Exchange
+from headrace.broker.message import KEY_BYTES_MAX, to_bytes
 from headrace.broker.policy import CLASSIC, QueuePolicy, check_equivalent, parse_arguments
 from headrace.broker.queue import Queue
-from headrace.errors import AccessRefused, ArgumentMismatch
+from headrace.errors import AccessRefused, ArgumentMismatch, InvalidInput
 
 PREDECLARED = {
     "": "direct",
@@ -26,7 +27,14 @@ def server_name(prefix: str = "amq.gen-") -> str:
     return prefix + urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=").decode()
 
 
+def check_length(what: str, name: str) -> None:
+    """AMQP has a byte for it; what comes by another door may be longer."""
+    if len(to_bytes(name)) > KEY_BYTES_MAX:
+        raise InvalidInput(f"{what} has at most {KEY_BYTES_MAX} bytes: '{name[:40]}...'")
+
+
 def check_not_reserved(what: str, name: str) -> None:
+    check_length("the name of a queue or exchange", name)
     if name.startswith(RESERVED):
         raise AccessRefused(f"{what} name '{name}' contains reserved prefix 'amq.*'")
 

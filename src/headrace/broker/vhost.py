@@ -14,6 +14,7 @@ from headrace.broker.declarations import (
     PREDECLARED,
     ExchangeDeclared,
     QueueDeclared,
+    check_length,
     check_not_reserved,
     server_name,
 )
@@ -341,6 +342,7 @@ class VirtualHost:
         self, source: str, destination: Queue | Exchange, key: str, arguments: Mapping[str, Any]
     ) -> None:
         exchange = self._bindable(source)
+        check_length("a routing key", key)
         binding = Binding(source, destination, key, arguments)
         if self.routing.bindings_count >= self._bindings_max and not self.routing.has(exchange, binding):
             raise LimitReached(f"vhost '{self.name}' has {self._bindings_max:,} bindings, which is the limit")

@@ -450,3 +450,17 @@ def test_a_message_with_an_expiration_that_is_none_is_refused_as_over_amqp(live:
     answer = live.request("POST", "/api/exchanges/%2F/amq.default/publish", json=body)
     assert answer.status_code == 400 and "expiration" in answer.json()["reason"]
     assert depth(live, "expired-how") == 0
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_names_and_keys_that_amqp_cannot_say_are_refused(live: Served, durable: bool) -> None:
+    put_queue(live, "shortly")
+    long = "ä" * 128  # 256 bytes
+    for path, body in (
+        (f"/api/queues/%2F/{long}", {"durable": durable}),
+        (f"/api/exchanges/%2F/{long}", {"durable": durable, "type": "fanout"}),
+    ):
+        answer = live.request("PUT", path, json=body)
+        assert answer.status_code == 400 and "255" in answer.json()["reason"], path
+    answer = live.request("POST", "/api/bindings/%2F/e/amq.topic/q/shortly", json={"routing_key": long})
+    assert answer.status_code == 400 and "255" in answer.json()["reason"]
