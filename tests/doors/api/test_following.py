@@ -47,3 +47,27 @@ def test_of_large_messages_that_come_together_none_is_left_out_unsaid(live: Serv
             numbers += [one["offset"] for one in data["messages"]]
             skipped += data["skipped"]
     assert numbers == sorted(set(numbers)) and numbers[-1] == 89
+
+
+def test_whoever_comes_back_goes_on_where_they_were(live: Served) -> None:
+    """A browser connects again by itself, and says what it had: after a restart of the broker, or of a proxy."""
+    live.create("resumed", 2)
+    with live.events(f"{STREAMS}/resumed/stream") as events:
+        live.publish("resumed", {"value": "first", "partition": 1})
+        _, last, data = next(events)
+        assert [one["value"]["text"] for one in data["messages"]] == ["first"]
+    for partition in (0, 1):
+        live.publish("resumed", {"value": f"meanwhile {partition}", "partition": partition})
+    with live.events(f"{STREAMS}/resumed/stream", headers={"last-event-id": last}) as events:
+        seen = [one["value"]["text"] for _ in range(2) for one in next(events)[2]["messages"]]
+    assert sorted(seen) == ["meanwhile 0", "meanwhile 1"]
+
+
+@pytest.mark.parametrize("last", ["", "x", "1,2,3,4", "-1,-1", "99999999999999999999,1", "٣,٤", "5"])
+def test_what_was_never_said_begins_with_what_comes(live: Served, last: str) -> None:
+    live.request("POST", "/topics", json={"name": "unsaid", "partitions": 2})
+    live.publish("unsaid", {"value": "old", "partition": 0})
+    headers = {"last-event-id": last.encode()}
+    with live.events(f"{STREAMS}/unsaid/stream", headers=headers) as events:
+        live.publish("unsaid", {"value": f"new {last}", "partition": 0})
+        assert [one["value"]["text"] for one in next(events)[2]["messages"]] == [f"new {last}"]

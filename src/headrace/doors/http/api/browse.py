@@ -17,7 +17,7 @@ from headrace.doors.http.api.messages import properties_shape
 from headrace.doors.http.api.own import Row, partition_log, row_of
 from headrace.doors.http.api.values import Shape, answer, encode, number, query_of
 from headrace.doors.http.needs import Allowance
-from headrace.doors.http.requests import hung_up
+from headrace.doors.http.requests import hung_up, whole_number
 from headrace.doors.http.site import Site
 from headrace.errors import HeadraceError, QueueNotFound
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
@@ -122,6 +122,18 @@ def _start(log: Any, query: dict[str, str], limit: int, *, newest: bool) -> int:
     return max(start, int(log.stable_end) - limit) if newest else start
 
 
+def _places(last: str, logs: Sequence[Any]) -> list[int]:
+    """Where to go on: at the ends, or where an earlier answer got to, as its last event said."""
+    said = [whole_number(text) for text in last.split(",")]
+    ends = [int(log.stable_end) for log in logs]
+    if len(said) != len(ends):
+        return ends
+    return [
+        end if at is None else min(max(at, int(log.start_offset)), end)
+        for at, end, log in zip(said, ends, logs, strict=True)
+    ]
+
+
 class Tail(Response):
     """What comes from now on, of all partitions. Whoever cannot keep up is told how much was left out."""
 
@@ -130,7 +142,7 @@ class Tail(Response):
         del self.headers["content-length"]
         self._site, self._row = site, row
         self._allowance = Allowance(site, request)
-        self._at = [log.stable_end for log in row.logs]
+        self._at = _places(request.headers.get("last-event-id", ""), row.logs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -206,7 +218,7 @@ class Tail(Response):
                 "messages": [record_shape(self._row, partition, record) for record in found.records],
                 "skipped": first - start,
             }
-            data.append(events.event(encode(content), f"{partition}:{self._at[partition]}"))
+            data.append(events.event(encode(content), ",".join(map(str, self._at))))
         return data
 
 
