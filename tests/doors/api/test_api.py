@@ -358,6 +358,13 @@ def test_health_checks_tell_the_truth(live: Served) -> None:
     assert overview["object_totals"]["queues"] > 0 and overview["node"] == live.get("/api/nodes").json()[0]["name"]
 
 
+def test_a_question_about_no_port_and_no_node_is_not_answered_as_one(live: Served) -> None:
+    """A mistake in a check is not a broker in trouble, and the other way round."""
+    assert live.get("/api/health/checks/port-listener/amqp").status_code == 400
+    node = live.get("/api/nodes").json()[0]["name"]
+    assert [live.get(f"/api/nodes/{name}/memory").status_code for name in (node, "another")] == [200, 404]
+
+
 def test_a_certificate_that_expires_soon_fails_its_check(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     check = "/api/health/checks/certificate-expiration"
     assert live.get(f"{check}/3/years").status_code == 200  # no TLS, nothing that expires

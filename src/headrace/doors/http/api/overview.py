@@ -250,13 +250,18 @@ async def nodes(site: Site, request: Request) -> Response:
     return await listing(site, request, [node_shape(site)], lambda shape: shape)
 
 
-async def node(site: Site, request: Request) -> Response:
+def _check_node(request: Request) -> None:
     if name_of(request, "name") != shapes.NODE:
         raise NotFound("no such node")
+
+
+async def node(site: Site, request: Request) -> Response:
+    _check_node(request)
     return one(request, node_shape(site))
 
 
 async def node_memory(site: Site, request: Request) -> Response:
+    _check_node(request)
     used = memory_bytes()
     total = {"erlang": used, "rss": used, "allocated": used}
     return answer({"memory": {"total": total, "strategy": "rss", "other_proc": used}})
@@ -373,11 +378,12 @@ async def health_certificate(site: Site, request: Request) -> Response:
 
 
 async def health_port(site: Site, request: Request) -> Response:
-    port = name_of(request, "port")
+    port = whole_number(name_of(request, "port"))
+    if port is None:
+        raise InvalidInput("a port is a whole number")
     ports = [listener["port"] for listener in listeners(site)]
-    number = whole_number(port)
-    if number in ports:
-        return answer({"status": "ok", "port": number})
+    if port in ports:
+        return answer({"status": "ok", "port": port})
     return answer({"status": "failed", "reason": "No active listener", "missing": port, "ports": ports}, 503)
 
 
