@@ -61,7 +61,7 @@ def test_malformed_requests_are_refused_and_the_connection_ends(live: Live, requ
     ("method", "path", "status"),
     [
         ("PUT", "/sinks/writer/batches/{}", 400),
-        ("GET", "/api/health/checks/port-listener/{}", 503),
+        ("GET", "/api/health/checks/port-listener/{}", 400),
         ("GET", "/topics/t/messages?offset={}", 400),
     ],
 )
