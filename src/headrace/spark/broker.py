@@ -78,19 +78,26 @@ class BrokerLink:
     # Reading.
 
     def batches(
-        self, topic: str, partition: int, offset: int, size: int | None = None, *, of: tuple[int, int] | None = None
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        size: int | None = None,
+        *,
+        log: int | None = None,
+        of: tuple[int, int] | None = None,
     ) -> tuple[bytes, int]:
         """Whole batches from the one that holds offset, and where to go on.
 
-        Of a segment and its generation, if they are given: SegmentGone when that is not there any more."""
+        Of a log, or of a segment and its generation, if they are given: SegmentGone when that is not there any more."""
         path = path_of("topics", topic, "partitions", str(partition), "batches")
         wanted = size or self._read_bytes
         segment, generation = of or (None, None)
-        query = {"offset": offset, "max_bytes": wanted, "segment": segment, "generation": generation}
+        query = {"offset": offset, "max_bytes": wanted, "log": log, "segment": segment, "generation": generation}
         response = self._request("GET", path, query=query)
         if response.status == 400 and size is None and self._read_bytes is not None:
             self._read_bytes = None  # this broker answers with less: it knows how much
-            return self.batches(topic, partition, offset, of=of)
+            return self.batches(topic, partition, offset, log=log, of=of)
         raise_for(response)
         return response.body, int(response.headers["headrace-next-offset"])
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 
-from headrace.errors import OffsetOutOfRange, SegmentGone
+from headrace.errors import NotFound, OffsetOutOfRange
 from headrace.record import codec
 from headrace.record.layout import HEADER_BYTES, LEADER_EPOCH_AT
 from headrace.record.types import BatchInfo
@@ -124,14 +124,19 @@ class HttpFeed:
         segments = self._piece.segments
         at = bisect_right(segments, offset, key=lambda held: held.next_offset)
         held = segments[at] if at < len(segments) and segments[at].segment <= offset else None
+        place, log = self._piece.place, self._piece.log_id
         if held is not None:
             try:
-                return self._link.batches(*self._piece.place, offset, of=(held.segment, held.generation))
-            except (SegmentGone, OffsetOutOfRange) as gone:
+                return self._link.batches(*place, offset, log=log, of=(held.segment, held.generation))
+            except (NotFound, OffsetOutOfRange) as gone:
                 if self._fail_on_data_loss:
                     raise self._loss(offset, "is not held any more (time over, or broker restarted)", gone) from gone
         try:
-            return self._link.batches(*self._piece.place, offset)
+            return self._link.batches(*place, offset, log=log)
+        except NotFound as gone:
+            if self._fail_on_data_loss:
+                raise self._loss(offset, "went with its topic", gone) from gone
+            return b"", offset
         except OffsetOutOfRange as gone:
             if self._fail_on_data_loss or gone.start <= offset:
                 raise self._loss(offset, "was removed while it was being read", gone) from gone

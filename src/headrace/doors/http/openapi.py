@@ -116,6 +116,7 @@ WAIT = in_query(
     {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m)?$"},
     "How long to wait when there is nothing yet: seconds, or with a unit (500ms). Capped by read_wait_max.",
 )
+LOG = in_query("log", INT64, "The log that was planned on: 404 when the topic was deleted and made anew since then.")
 SEGMENT = in_query("segment", INT64, "First offset of a segment: read that one alone. Together with generation.")
 GENERATION = in_query("generation", INT64, "The generation of the segment that was planned on, as a lease answered it.")
 NEXT_OFFSET: Schema = {"description": "The offset to go on from.", "schema": INT64}
@@ -353,7 +354,7 @@ def _batches(max_bytes: dict[str, Any]) -> dict[str, Any]:
         "operationId": "batches",
         "summary": "Read whole record batches (Kafka's format, version 2) as they are stored",
         "description": "The first batch may begin before the offset asked for.",
-        "parameters": [OFFSET, SINCE, max_bytes, WAIT, SEGMENT, GENERATION],
+        "parameters": [OFFSET, SINCE, max_bytes, WAIT, LOG, SEGMENT, GENERATION],
         "responses": answers(
             {
                 200: {

@@ -14,7 +14,7 @@ from headrace.doors.http.needs import Allowance
 from headrace.doors.http.requests import Gone, Query, Share, hung_up
 from headrace.doors.http.site import Answer, Site, json_answer
 from headrace.doors.http.topics import topic_of
-from headrace.errors import InvalidInput, NotAcceptable, StreamNotFound
+from headrace.errors import InvalidInput, NotAcceptable, SegmentGone, StreamNotFound
 from headrace.record.types import Record
 from headrace.wire.http import bodies, messages
 
@@ -52,12 +52,14 @@ async def read(site: Site, request: Request) -> Response:
 
 async def batches(site: Site, request: Request) -> Response:
     """Whole record batches as they are stored. The first may begin before the offset asked for."""
-    query = Query(request, "offset", "timestamp", "max_bytes", "wait", "segment", "generation")
+    query = Query(request, "offset", "timestamp", "max_bytes", "wait", "log", "segment", "generation")
     stream = topic_of(site, request)
     text = request.path_params["partition"]
     if not text.isdecimal() or len(text) > 10:
         raise InvalidInput(f"a partition is a number, not {text[:80]!r}")
     partition = stream.partition(int(text))
+    if query.integer("log") not in (None, partition.log.id):
+        raise SegmentGone(f"topic {stream.name!r} was deleted and made anew: this is another log")
     bytes_max = bytes_wanted(site, query)
     wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
     segment, generation = query.integer("segment"), query.integer("generation")

@@ -1,0 +1,49 @@
+"""Topics that are deleted, and perhaps made anew under the same name, while somebody reads them. Without a JVM."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql.types import StructType
+
+from headrace.spark.access import DataLoss
+from headrace.spark.source import HeadraceSource
+from tests.spark.world import RunningBroker, numbered
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+
+SCHEMA = StructType().add("value", "binary")
+
+
+def source(broker: RunningBroker, way: str, **options: str) -> HeadraceSource:
+    where = {"path": broker.path} if way == "path" else {"bootstrap": broker.url}
+    return HeadraceSource(where | {"startingOffsets": "earliest"} | options)
+
+
+def values(
+    reader: "DataSourceReader | DataSourceStreamReader", pieces: "list[InputPartition] | tuple[InputPartition, ...]"
+) -> list[str]:
+    batches = [batch for piece in pieces for batch in reader.read(piece)]
+    return [value.decode() for batch in batches for value in batch.column(0).to_pylist()]
+
+
+def make_anew(broker: RunningBroker, topic: str, count: int) -> None:
+    broker.ok("DELETE", f"/topics/{topic}")
+    broker.create(topic)
+    broker.publish(topic, numbered(count, first=1000))
+
+
+def test_a_task_that_was_planned_on_a_topic_reads_nothing_of_another_one_of_that_name(
+    shared_broker: RunningBroker,
+) -> None:
+    """Through the broker, where a topic is only a name: the segments of both begin at 0."""
+    broker = shared_broker
+    broker.create("renewed")
+    broker.publish("renewed", numbered(10))
+    strict = source(broker, "bootstrap", topic="renewed").reader(SCHEMA)
+    lax = source(broker, "bootstrap", topic="renewed", failOnDataLoss="false").reader(SCHEMA)
+    plans = [(strict, strict.partitions()), (lax, lax.partitions())]
+    make_anew(broker, "renewed", 20)
+    with pytest.raises(DataLoss, match="made anew"):
+        values(*plans[0])
+    assert values(*plans[1]) == []
