@@ -47,3 +47,23 @@ def test_a_task_that_was_planned_on_a_topic_reads_nothing_of_another_one_of_that
     with pytest.raises(DataLoss, match="made anew"):
         values(*plans[0])
     assert values(*plans[1]) == []
+
+
+@pytest.mark.parametrize("way", ["path", "bootstrap"])
+def test_a_batch_that_is_repeated_takes_nothing_of_the_new_topic_that_the_next_one_reads(
+    shared_broker: RunningBroker, way: str
+) -> None:
+    """A driver dies in a batch, its topic is made anew, and the batch is done again: its end is one of the old log."""
+    broker, topic = shared_broker, f"repeated-{way}"
+    broker.create(topic)
+    broker.publish(topic, numbered(10))
+    stream = source(broker, way, topic=topic, failOnDataLoss="false").streamReader(SCHEMA)
+    try:
+        start = stream.initialOffset()
+        end = stream.latestOffset(start, stream.getDefaultReadLimit())
+        make_anew(broker, topic, 4)
+        repeated = values(stream, stream.partitions(start, end))
+        latest = stream.latestOffset(end, stream.getDefaultReadLimit())
+        assert repeated + values(stream, stream.partitions(end, latest)) == ["1000", "1001", "1002", "1003"]
+    finally:
+        stream.stop()

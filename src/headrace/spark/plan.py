@@ -178,8 +178,11 @@ class Planner:
                 continue
             if at == until:
                 continue
+            if until.log_id != state.log_id:
+                self._loss(f"topic {place.topic!r} was deleted and made anew")
+                continue  # what is there by now is for the next batch, which begins at its start
             begin = self._checked_start(place, at, state)
-            if until.log_id != state.log_id or until.offset > state.end:
+            if until.offset > state.end:
                 self._loss(f"partition {place.number} of {place.topic!r} no longer reaches {until.offset}")
             stop = min(until.offset, state.end)
             if begin < stop:
