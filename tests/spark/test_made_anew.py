@@ -67,3 +67,32 @@ def test_a_batch_that_is_repeated_takes_nothing_of_the_new_topic_that_the_next_o
         assert repeated + values(stream, stream.partitions(end, latest)) == ["1000", "1001", "1002", "1003"]
     finally:
         stream.stop()
+
+
+@pytest.mark.parametrize("way", ["path", "bootstrap"])
+def test_a_deleted_topic_does_not_end_a_stream_that_goes_on_with_what_is_there(
+    shared_broker: RunningBroker, way: str
+) -> None:
+    broker, name = shared_broker, f"one-of-two-{way}"
+    for topic in (f"{name}.a", f"{name}.b"):
+        broker.create(topic)
+        broker.publish(topic, numbered(2))
+    chosen = {"topics": f"{name}.a,{name}.b"}
+    lax = source(broker, way, failOnDataLoss="false", **chosen).streamReader(SCHEMA)
+    strict = source(broker, way, **chosen).streamReader(SCHEMA)
+    try:
+        start = lax.latestOffset(lax.initialOffset(), lax.getDefaultReadLimit())
+        broker.ok("DELETE", f"/topics/{name}.a")
+        broker.publish(f"{name}.b", numbered(2, first=1000))
+        with pytest.raises(DataLoss, match=f"topic '{name}.a' was deleted"):
+            strict.latestOffset(start, strict.getDefaultReadLimit())
+        end = lax.latestOffset(start, lax.getDefaultReadLimit())
+        assert values(lax, lax.partitions(start, end)) == ["1000", "1001"]
+        lax.reportLatestOffset()
+        broker.create(f"{name}.a")  # and when it is there again, it is read again
+        broker.publish(f"{name}.a", numbered(1, first=2000))
+        again = lax.latestOffset(end, lax.getDefaultReadLimit())
+        assert values(lax, lax.partitions(end, again)) == ["2000"]
+    finally:
+        lax.stop()
+        strict.stop()

@@ -39,6 +39,10 @@ class Planner:
     def states(self) -> dict[Partition, State]:
         return self.access.states(self.topics())
 
+    def states_left(self) -> dict[Partition, State]:
+        """As `states`, for a stream under way: of a topic that is gone `latest` and `pieces` say what is lost."""
+        return self.access.states([name for name in self.access.topics() if self.options.reads(name)])
+
     # Where to begin and end.
 
     def first(self, states: Mapping[Partition, State], default: Offsets) -> Positions:

@@ -115,14 +115,14 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._planner.states()
+        self._target = self._planner.states_left()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Called about every ten milliseconds: reads the slots, 64 bytes a log, and nothing else."""
         if self._options.stop_file is not None and Path(self._options.stop_file).exists():
             return start  # nothing new, so no further batch is begun
         began = from_json(start)
-        states = self._planner.states() if self._target is None else self._target
+        states = self._planner.states_left() if self._target is None else self._target
         latest = self._planner.latest(began, states)
         if self._target is not None:
             latest = {place: _further(began.get(place), position) for place, position in latest.items()}
@@ -136,11 +136,11 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return to_json(latest)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        states = self._planner.states()
+        states = self._planner.states_left()
         return to_json({place: Position(s.end, s.log_id, s.epoch) for place, s in states.items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        began, until, states = from_json(start), from_json(end), self._planner.states()
+        began, until, states = from_json(start), from_json(end), self._planner.states_left()
         planned, hold = self._planned(lambda: self._planner.pieces(began, until, states))
         if hold is not None:
             self._holding.append((end, hold))
