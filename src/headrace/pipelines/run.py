@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.pipelines import progress, stages
 from headrace.pipelines.declare import Pipeline
+from headrace.pipelines.sight import folder_in_sight
 from headrace.spark.broker import BrokerLink
 from headrace.spark.offsets import Positions, from_json
 from headrace.spark.options import ReadOptions, read_options
@@ -47,8 +48,7 @@ class Where:
         self.url = url
         self.link = BrokerLink(url, retry_s=20.0)
         status = self.link.get("status")
-        folder = Path(str(status.get("data_dir", "")))
-        self.path = str(folder) if local and (folder / "slots").is_file() else None
+        self.path = folder_in_sight(status) if local else None
 
     def reading(self) -> dict[str, str]:
         return {"bootstrap": self.url} | ({"path": self.path} if self.path is not None else {})

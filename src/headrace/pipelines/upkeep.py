@@ -25,6 +25,7 @@ from headrace.log.rewriting import Written, rewrite_file
 from headrace.log.segment import Segment
 from headrace.log.tier import read_tier
 from headrace.log.tiering import NotArchivable, parquet_path, write_parquet, write_segment
+from headrace.pipelines.sight import folder_in_sight
 from headrace.record.layout import CODECS
 from headrace.record.recompress import recompress
 from headrace.record.types import BatchInfo, Buffer
@@ -119,11 +120,12 @@ class Upkeep:
         self._on = on
         self._session = session
         status = self.link.get("status")
-        self.folder, self.tier_root = str(status["data_dir"]), str(status["tier_dir"])
-        if not Path(self.folder, "slots").is_file():
+        folder = folder_in_sight(status)
+        if folder is None:
             self.link.close()
             where = without_password(url)
-            raise NotFound(f"the data folder {self.folder} of {where} is not in sight: run this where it is")
+            raise NotFound(f"the data folder {status['data_dir']} of {where} is not in sight: run this where it is")
+        self.folder, self.tier_root = folder, str(status["tier_dir"])
         self._files = LogFiles(self.folder)
 
     def sealed(self, topic: str) -> list[SegmentItem]:
