@@ -57,10 +57,11 @@ def build(
     # Workers run the Python that runs this; whatever `python3` is on the PATH may lack our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    master = master or local_master(cores)
+    if master.startswith("local"):  # the workers of a cluster would look for the driver on their own machines
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
-    master = master or local_master(cores)
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in settings(master, cores or os.cpu_count() or 1, conf).items():
         builder = builder.config(key, value)
