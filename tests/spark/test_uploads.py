@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.errors import BatchTooLarge, HeadraceError
+from headrace.errors import BatchTooLarge, BrokerUnreachable, HeadraceError
 from headrace.spark import writer as writing
 from headrace.spark.broker import BrokerLink
 from headrace.spark.options import write_options
-from headrace.spark.writer import Staged, Task
+from headrace.spark.writer import Staged, StreamWriter, Task
 from tests.spark.world import RunningBroker
 
 if TYPE_CHECKING:
@@ -103,3 +103,17 @@ def test_a_row_that_no_batch_or_no_journal_entry_can_hold_is_refused_with_its_si
         link.discard(*staged.names)
     assert broker.count("huge-row") == 0
     assert broker.call("GET", "/sinks/huge-row")[0] == 404
+
+
+def test_a_broker_that_is_gone_is_not_waited_for_at_every_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark aborts a batch whose commit failed because there is no broker: a minute for each upload would be hours."""
+    asked: list[str] = []
+
+    def discard(_: BrokerLink, name: str) -> None:
+        asked.append(name)
+        raise BrokerUnreachable("no broker answers")
+
+    monkeypatch.setattr(BrokerLink, "discard", discard)
+    writer = StreamWriter(write_options({"bootstrap": "127.0.0.1:1", "topic": "t"}), ["value"])
+    writer.abort([Staged(query="q", names=["a", "b"]), Staged(query="q", names=["c"])], 0)
+    assert asked == ["a"]

@@ -1,16 +1,14 @@
 """A topic's records once more, to another topic: what a Spark task does, done here in a loop."""
 
-import contextlib
 from typing import TYPE_CHECKING
 
-from headrace.errors import HeadraceError
 from headrace.spark import options as parsing
 from headrace.spark.access import Hold, Piece
 from headrace.spark.broker import BrokerLink
 from headrace.spark.folder_access import FolderAccess
 from headrace.spark.plan import HOLD_MS, Planner, planned
 from headrace.spark.rows import Rows
-from headrace.spark.writer import Staged, Task
+from headrace.spark.writer import Staged, Task, throw_away
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,9 +45,7 @@ def replay(url: str, folder: str, topic: str, target: str, *, start: str, write_
         task.upload(everything=True)
         return int(link.commit(f"write:{write_id}", 0, staged.parts)["records"])
     except BaseException:
-        for name in staged.names:
-            with contextlib.suppress(HeadraceError):  # the broker sweeps what is left
-                link.discard(name)
+        throw_away(url, staged.names)
         raise
     finally:
         if hold is not None:

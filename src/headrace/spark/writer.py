@@ -5,16 +5,15 @@ Spark does after a failure, stores nothing twice. Abort throws uploads away, nev
 even after a commit that took effect and whose answer was lost.
 """
 
-import contextlib
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from headrace.errors import HeadraceError
+from headrace.errors import BrokerUnreachable, HeadraceError, Unconfirmed
 from headrace.record.codec import encode_headers
 from headrace.record.partitioned import BinaryRows, PartitionedWriter
 from headrace.spark.broker import BrokerLink
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 STAGE_BYTES = 16 << 20  # one upload, or one batch if that is larger; the broker takes 64 MB
+THROW_AWAY_RETRY_S = 1.0
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 
@@ -96,11 +96,23 @@ class _Writing:
         self._link.close()
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        for message in messages:
-            if isinstance(message, Staged):
-                for name in message.names:
-                    with contextlib.suppress(HeadraceError):  # the broker sweeps what is left
-                        self._link.discard(name)
+        throw_away(
+            self._options.bootstrap,
+            [name for message in messages if isinstance(message, Staged) for name in message.names],
+        )
+
+
+def throw_away(url: str, names: Iterable[str]) -> None:
+    """Uploads that nobody will commit. A broker that is gone is not waited for, least of all at every one of them."""
+    link = BrokerLink(url, retry_s=THROW_AWAY_RETRY_S)
+    for name in names:
+        try:
+            link.discard(name)
+        except (BrokerUnreachable, Unconfirmed):
+            break  # the broker sweeps what is left
+        except HeadraceError:
+            continue
+    link.close()
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
