@@ -58,7 +58,9 @@ class Planner:
     def last(self, states: Mapping[Partition, State]) -> Positions:
         options = self.options
         if options.ending_ms is not None:
-            return {place: self._at_time(place, state, options.ending_ms) for place, state in states.items()}
+            found = {place: self._at_time(place, state, options.ending_ms) for place, state in states.items()}
+            # What came since then may be where the time is: the batch ends where the log did when it was planned.
+            return {place: at._replace(offset=min(at.offset, states[place].end)) for place, at in found.items()}
         chosen = self._resolve("endingOffsets", options.ending or "latest", states, unnamed=LATEST)
         for place, position in chosen.items():
             if position.offset > states[place].end:
@@ -185,6 +187,8 @@ class Planner:
             if until.log_id != state.log_id:
                 self._loss(f"topic {place.topic!r} was deleted and made anew")
                 continue  # what is there by now is for the next batch, which begins at its start
+            if at is not None and at.log_id == until.log_id and at.offset > until.offset:
+                continue  # it is to begin at a time that the log had not come to when the batch was planned
             begin = self._checked_start(place, at, state)
             if until.offset > state.end:
                 self._loss(f"partition {place.number} of {place.topic!r} no longer reaches {until.offset}")
