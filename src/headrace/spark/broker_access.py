@@ -8,7 +8,6 @@ import msgspec
 
 from headrace.errors import NotFound, OffsetOutOfRange
 from headrace.record import codec
-from headrace.record.layout import HEADER_BYTES, LEADER_EPOCH_AT
 from headrace.record.types import BatchInfo
 from headrace.spark.access import DataLoss, Feed, Held, Hold, Piece, State
 from headrace.spark.broker import BrokerLink
@@ -50,9 +49,9 @@ class BrokerAccess:
         if offset <= state.start:
             return None
         data, _ = self._link.batches(place.topic, place.number, offset - 1, 1)
-        if len(data) < HEADER_BYTES:
-            return None
-        return int.from_bytes(data[LEADER_EPOCH_AT : LEADER_EPOCH_AT + 4], "big", signed=True)
+        first = next(iter(codec.scan(data, verify_crc=False)), None)
+        # Where compaction took the record, the broker answers with what comes next: that says nothing of it.
+        return first.leader_epoch if first is not None and first.base_offset < offset else None
 
     def size_between(self, place: Partition, state: State, start: int, end: int) -> int:
         held = max(1, state.end - state.start)
