@@ -1,6 +1,7 @@
 """Small promises of the log that others build on."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from headrace.log.files import Files
 from headrace.log.reading import LogFiles, SegmentGone, aborted_ranges
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.record import codec
+from headrace.record.types import BatchInfo
 from tests.log.helpers import SMALL, Bench, batch, values
 
 
@@ -106,3 +108,20 @@ def test_a_transaction_whose_marker_was_removed_is_not_taken_for_committed() -> 
     assert aborted_ranges([(begun, first)], 0) == []
     with pytest.raises(SegmentGone, match="producer 7 from offset 0"):
         aborted_ranges([(begun, first)], 1)
+
+
+def test_the_rest_of_a_log_is_not_looked_through_for_transactions_that_have_ended() -> None:
+    """Behind a slice with a transaction may lie terabytes without one."""
+    of_it: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    begun = codec.build([(None, b"x", (), 1)], **of_it)
+    ended = codec.build([(b"\0\0\0\0", b"\0" * 6, (), 1)], control=True, **of_it)
+    looked_at = []
+
+    def batches() -> Iterator[tuple[bytes, BatchInfo]]:
+        for offset, data in enumerate([begun, ended, *(codec.build([(None, b"x", (), 1)]) for _ in range(10))]):
+            codec.patch(data, 0, offset, 0)
+            looked_at.append(offset)
+            yield bytes(data), codec.scan(data)[0]
+
+    assert aborted_ranges(batches(), 3) == [(7, 0, 1)]
+    assert looked_at == [0, 1, 2, 3]

@@ -349,6 +349,8 @@ def aborted_ranges(
     open_since: dict[int, int] = {}
     found = []
     for data, info in batches:
+        if not open_since and info.base_offset >= end:
+            break
         if not info.is_transactional:
             continue
         if not info.is_control:
@@ -359,7 +361,7 @@ def aborted_ranges(
         if first is not None and not is_commit(data, info):
             found.append((info.producer_id, first, info.base_offset))
         if not open_since and info.next_offset >= end:
-            break
+            break  # without a look at what comes next, which may have to be read for it
     for producer_id, first in open_since.items():
         raise SegmentGone(f"how the transaction of producer {producer_id} from offset {first} on ended was removed")
     return found
