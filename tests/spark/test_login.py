@@ -2,9 +2,17 @@
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from headrace.client.management import Management
+from headrace.errors import CorruptLog
+from headrace.record import codec
+from headrace.spark.access import Piece
+from headrace.spark.broker import BrokerLink
+from headrace.spark.broker_access import BrokerAccess
+from headrace.spark.offsets import Partition
+from headrace.spark.rows import Rows
 from tests.spark.world import RunningBroker, numbered
 
 if TYPE_CHECKING:
@@ -32,3 +40,15 @@ def test_source_and_sink_log_in_with_the_address_and_keep_to_their_rights(
         spark.read.format("headrace").options(bootstrap=url, topic="other").load().count()
     assert "spark%27s" not in str(refused.value) and PASSWORD not in str(refused.value)
     assert PASSWORD not in broker.said() and "spark%27s" not in broker.said()
+
+
+def test_the_report_of_a_damaged_batch_does_not_tell_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes into logs, and into what a pipeline tells everybody of its last error."""
+    damaged = codec.build([(None, b"x", (), 1)])
+    damaged[-1] ^= 1
+    monkeypatch.setattr(BrokerLink, "batches", lambda *_, **__: (bytes(damaged), 1))
+    access = BrokerAccess("http://spark:secret@broker:15672", committed=True, fail_on_data_loss=True)
+    rows = Rows(access, ["value"], verify_crc=True, committed=True)
+    with pytest.raises(CorruptLog, match=r"spark:\*\*\*@broker") as reported:
+        list(rows.read(Piece(Partition("orders", 0), 1, 0, 1), pa.schema([("value", pa.binary())])))
+    assert "secret" not in str(reported.value)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import msgspec
 
+from headrace.client.exchange import without_password
 from headrace.errors import NotFound, OffsetOutOfRange
 from headrace.record import codec
 from headrace.record.types import BatchInfo
@@ -107,7 +108,7 @@ class HttpFeed:
         self._piece = piece
         self._fail_on_data_loss = fail_on_data_loss
         self._rest = memoryview(b"")
-        self.path = f"{link.url} {piece.place.topic}/{piece.place.number}"
+        self.path = f"{without_password(link.url)} {piece.place.topic}/{piece.place.number}"
 
     def read(self, offset: int) -> memoryview:
         while not self._rest and offset < self._piece.end:
