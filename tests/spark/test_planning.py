@@ -8,10 +8,12 @@ from headrace.broker.catalog import Catalog
 from headrace.errors import CorruptCatalog, InvalidInput
 from headrace.log.disk import RealDisk
 from headrace.pipelines.progress import lag_of
+from headrace.spark.access import State
+from headrace.spark.broker_access import BrokerAccess
 from headrace.spark.folder_access import FolderAccess
 from headrace.spark.offsets import Partition, Position, from_json, to_json
 from headrace.spark.options import BadOption, read_options, write_options
-from headrace.spark.plan import SPLIT_BYTES_LEAST, SPLIT_BYTES_MOST, split_for
+from headrace.spark.plan import SPLIT_BYTES_LEAST, SPLIT_BYTES_MOST, Planner, split_for
 from headrace.spark.ranges import spread
 
 A, B, C = Partition("a", 0), Partition("a", 1), Partition("b", 0)
@@ -71,3 +73,14 @@ def test_a_topic_whose_document_has_rotted_is_not_read_from_another_log(tmp_path
     file.write_bytes(file.read_bytes().replace(b"    2\n", b"    3\n"))
     with pytest.raises(CorruptCatalog, match=file.name):
         FolderAccess(str(tmp_path), committed=True, fail_on_data_loss=True).topics()
+
+
+@pytest.mark.parametrize("limit", [{"rows": 10}, {"size": 10}])
+def test_a_limited_stream_goes_back_with_a_log_that_was_cut_short(limit: dict[str, int]) -> None:
+    """A power cut took its last records, and losing them was allowed: what takes their place is read."""
+    access = BrokerAccess("127.0.0.1:1", committed=True, fail_on_data_loss=False)
+    chosen = read_options({"bootstrap": "127.0.0.1:1", "topic": "a", "failOnDataLoss": "false"})
+    planner, states = Planner(chosen, access), {A: State(1, 1, 0, 80)}
+    start = {A: Position(100, 1, 0)}
+    end = planner.limited(start, planner.latest(start, states), states, **limit)
+    assert end == {A: Position(80, 1, 1)}

@@ -144,7 +144,7 @@ class Planner:
         self, place: Partition, at: Position | None, end: Position, states: Mapping[Partition, State]
     ) -> int:
         if at is not None and at.log_id == end.log_id:
-            return at.offset
+            return min(at.offset, end.offset)  # back with a log that lost its last records: others take their place
         return self.access.start(place, states[place])
 
     def _by_size(
