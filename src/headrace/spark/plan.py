@@ -143,9 +143,12 @@ class Planner:
     def _begin(
         self, place: Partition, at: Position | None, end: Position, states: Mapping[Partition, State]
     ) -> int:
-        if at is not None and at.log_id == end.log_id:
-            return min(at.offset, end.offset)  # back with a log that lost its last records: others take their place
-        return self.access.start(place, states[place])
+        """Where a limit is counted from: what is there. Neither what retention took, which would be batches of nothing,
+        nor what a log has lost at its end: others take its place."""
+        if at is None or at.log_id != end.log_id:
+            return self.access.start(place, states[place])
+        first = states[place].start if place in states else 0
+        return min(max(at.offset, first), end.offset)
 
     def _by_size(
         self,
