@@ -82,11 +82,15 @@ class BatchReader(_Reading, DataSourceReader):
         options = self._options
         if options.cursor is not None:
             raise BadOption("cursor", "is for streams: a batch has no progress to keep")
-        states = self._planner.states()
-        start = self._planner.first(states, "earliest")
-        end = self._planner.last(states)
+
+        def plan() -> list[Piece]:
+            """With ends of its own every time: where retention was faster than the last, the earliest is another."""
+            states = self._planner.states()
+            start, end = self._planner.first(states, "earliest"), self._planner.last(states)
+            return self._planner.pieces(start, end, states)
+
         # Nobody says when a batch is done: what holds its files goes when its time is over.
-        planned, _ = self._planned(lambda: self._planner.pieces(start, end, states))
+        planned, _ = self._planned(plan)
         self._access.close()
         return planned
 
