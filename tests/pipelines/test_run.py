@@ -315,7 +315,7 @@ def test_a_flow_that_loses_sparks_race_to_start_python_is_started_again(
         raise RuntimeError(words)
 
     calls.clear()
-    with pytest.raises(RuntimeError, match="failed to connect back"):
+    with pytest.raises(PipelineFailed, match="failed to connect back"):
         Running(copying(broker, "race2", fail), spark, where, tmp_path, once=True, say=said.append).run()
     assert len(calls) == START_ATTEMPTS, "it is not tried for ever"
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.pipelines import progress, stages
 from headrace.pipelines.declare import Pipeline
+from headrace.pipelines.load import mistake
 from headrace.pipelines.sight import folder_in_sight
 from headrace.spark.broker import BrokerLink
 from headrace.spark.offsets import Positions, from_json
@@ -190,9 +191,18 @@ class Running:
             try:
                 self._start(flow)
                 return
+            except HeadraceError:
+                raise
             except Exception as error:
                 if not self._may_try_again(flow, error):
-                    raise
+                    raise PipelineFailed(f"flow {flow!r} cannot be started: {self._reason(flow, error)}") from error
+
+    def _reason(self, flow: str, error: Exception) -> str:
+        """Of Spark's errors the line that says what happened, of those of the flow's function where in its file."""
+        if type(error).__module__.startswith(("pyspark.", "py4j.")):
+            return _first_line(error)
+        code = getattr(self._pipeline.flows[flow][0], "__code__", None)
+        return mistake(error, code.co_filename if code is not None else "")
 
     def _restart(self, name: str, error: Exception) -> bool:
         """Try again what failed only because the machine was busy."""

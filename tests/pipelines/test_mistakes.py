@@ -1,0 +1,61 @@
+"""Mistakes in a pipeline's file are told as such: with what is wrong and where, not as a bug of ours. Without a JVM."""
+
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+from pyspark.errors import AnalysisException
+
+from headrace.errors import InvalidInput
+from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.run import PipelineFailed, Running, Where
+from tests.spark.world import RunningBroker
+
+FILE = """
+from headrace.pipelines import Pipeline, Sink, Source
+
+pipeline = Pipeline("mistaken", sources={"orders": Source("orders")}, sinks={"out": Sink("out")})
+
+@pipeline.flow(to="out")
+def copy(orders):
+    return orders.filter(TABLE["column"])
+
+TABLE = {}
+"""
+# What Spark makes of an error in a data source.
+NO_TOPIC = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: Traceback:
+  File "source.py", line 39, in schema
+    Planner(chosen, access).topics()
+headrace.spark.options.BadOption: option 'topic': there is no topic 'orders'
+ SQLSTATE: 38000"""
+
+
+def run(broker: RunningBroker, file: Path, session: MagicMock, folder: Path) -> None:
+    where = Where(broker.url, local=False)
+    Running(load_pipeline(file), session, where, folder, once=True, say=lambda _: None).run()
+
+
+def test_a_flow_that_cannot_be_started_has_failed_with_its_reason(shared_broker: RunningBroker, tmp_path: Path) -> None:
+    file = tmp_path / "mistaken.py"
+    file.write_text(FILE)
+    session = MagicMock()
+    with pytest.raises(PipelineFailed, match=r"flow 'copy' .* KeyError: 'column' \(mistaken.py, line 8\)"):
+        run(shared_broker, file, session, tmp_path)
+    session.readStream.format.return_value.options.return_value.load.side_effect = AnalysisException(NO_TOPIC)
+    with pytest.raises(PipelineFailed, match=r"flow 'copy' .* there is no topic 'orders'"):
+        run(shared_broker, file, session, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import headrace\nfrom nowhere import nothing\n", r"No module named 'nowhere' \(broken.py, line 2\)"),
+        ("x = 1\ndef f(:\n", r"SyntaxError: .*line 2"),
+        ("x = {}\nx['y']\n", r"KeyError: 'y' \(broken.py, line 2\)"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_refused_with_its_reason(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=reason):
+        load_pipeline(file)
