@@ -5,7 +5,13 @@ import socket
 import threading
 from types import TracebackType
 
-MARKS = {"stage": b"PUT /staging/", "commit": b"PUT /sinks/", "discard": b"DELETE /staging/"}
+MARKS = {
+    "stage": b"PUT /staging/",
+    "commit": b"PUT /sinks/",
+    "discard": b"DELETE /staging/",
+    "lease": b"POST /leases ",
+    "create": b"POST /topics ",
+}
 REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from headrace.client.connection import Connection
 from headrace.client.exchange import Response, parse_url, path_of
 from headrace.client.shapes import encode, parse_json, raise_for
-from headrace.errors import AlreadyExists, HeadraceError, NotFound
+from headrace.errors import AlreadyExists, HeadraceError, NotFound, Unconfirmed
 from headrace.spark.options import BadOption
 
 JSON = {"content-type": "application/json"}
@@ -42,6 +42,13 @@ class BrokerLink:
     def send(self, method: str, *path: str, body: object) -> dict[str, Any]:
         return parse_json(self._request(method, path_of(*path), headers=JSON, body=encode(body)))
 
+    def post_again(self, *path: str, body: object) -> dict[str, Any]:
+        """Of what does no harm twice: asked once more when the broker went before it answered, and came back."""
+        try:
+            return self.send("POST", *path, body=body)
+        except Unconfirmed:
+            return self.send("POST", *path, body=body)
+
     def delete(self, *path: str) -> None:
         raise_for(self._request("DELETE", path_of(*path)))
 
@@ -71,8 +78,8 @@ class BrokerLink:
             if not create:
                 raise
         try:
-            return int(self.send("POST", "topics", body={"name": topic})["partitions"])
-        except AlreadyExists:  # another task was faster
+            return int(self.post_again("topics", body={"name": topic})["partitions"])
+        except AlreadyExists:  # another task was faster, or the first answer got lost
             return int(self.get("topics", topic)["partitions"])
 
     # Reading.
@@ -111,7 +118,7 @@ class BrokerLink:
     def lease(self, slices: Iterable[tuple[int, int, int]], for_ms: int, holder: str) -> list[dict[str, int]]:
         """In place of what the holder had before; none gives it back. Those that are gone are answered."""
         wanted = [{"log": log, "segment": base, "generation": generation} for log, base, generation in slices]
-        answer = self.send("POST", "leases", body={"slices": wanted, "for_ms": for_ms, "holder": holder})
+        answer = self.post_again("leases", body={"slices": wanted, "for_ms": for_ms, "holder": holder})
         gone: list[dict[str, int]] = answer["gone"]
         return gone
 
@@ -122,7 +129,7 @@ class BrokerLink:
         wanted = [
             {"topic": topic, "partition": number, "start": start, "end": end} for (topic, number), start, end in ranges
         ]
-        answer = self.send("POST", "leases", body={"ranges": wanted, "for_ms": for_ms, "holder": holder})
+        answer = self.post_again("leases", body={"ranges": wanted, "for_ms": for_ms, "holder": holder})
         return [entry["segments"] for entry in answer["ranges"]]
 
     def put_cursor(self, name: str, topic: str, offsets: Mapping[int, int], *, pin: bool, max_age_ms: int) -> None:
