@@ -18,6 +18,9 @@ from headrace.config import Config
 from headrace.errors import Conflict, StorageError
 from headrace.log.settings import LogSettings
 from headrace.record import codec
+from headrace.spark.broker import BrokerLink
+from headrace.spark.options import write_options
+from headrace.spark.writer import BatchWriter
 from tests.doors.http.live import Live
 from tests.spark.world import RunningBroker, wait_until
 
@@ -229,6 +232,28 @@ async def test_a_writer_that_comes_back_while_it_is_forgotten_is_remembered(tmp_
         assert again.ledger.get("w").batch == 1
     finally:
         await again.close()
+
+
+async def test_a_writer_without_a_name_of_its_own_is_not_remembered_for_months(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every df.write without a writeId is one, and nobody can ever repeat it: a line for each would fill the memory."""
+    writers: list[str] = []
+    monkeypatch.setattr(BrokerLink, "commit", lambda _, writer, *__: writers.append(writer))
+    for more in ({"writeId": "daily"}, {}):
+        BatchWriter(write_options({"bootstrap": "h:1", "topic": "t"} | more), ["value"]).commit([])
+    clock = ManualClock()
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
+    broker = await Broker.open(config, clock=clock)
+    try:
+        for writer in writers:
+            await broker.ledger.commit(writer, 0, [])
+        assert await broker.ledger.expire() == []
+        clock.advance(24 * 3600)
+        assert await broker.ledger.expire() == writers[1:]
+        assert list(broker.ledger.lines()) == ["write:daily"]
+    finally:
+        await broker.close()
 
 
 @pytest.mark.parametrize("step_bytes", [1 << 20, 500])

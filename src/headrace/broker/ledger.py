@@ -32,6 +32,8 @@ LINE_BYTES = 4096  # more than the ledger's line takes beside them
 PARTS_MAX = 100_000
 WRITER_BYTES_MAX = 255
 MAX_AGE_MS = 90 * 24 * 3600 * 1000
+ONCE = "once:"  # begins the name of a writer that commits once and never again: a write of Spark without an id
+ONCE_AGE_MS = 3600 * 1000  # far longer than its one commit is repeated for want of an answer
 
 
 class Part(NamedTuple):
@@ -239,7 +241,9 @@ class Ledger:
         old = [
             writer
             for writer, line in self._lines.items()
-            if not line.is_open and now_ms - line.updated_ms > max_age_ms and not self._is_busy(writer)
+            if not line.is_open
+            and now_ms - line.updated_ms > (ONCE_AGE_MS if writer.startswith(ONCE) else max_age_ms)
+            and not self._is_busy(writer)
         ]
         if old:
             group = self._shard.group()

@@ -120,7 +120,10 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
     one every run writes its rows, and a repeated run writes them again."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._commit(f"write:{self._options.write_id or uuid.uuid4().hex}", self._options.write_batch, messages)
+        write_id = self._options.write_id
+        # Without an id nobody can come back as this writer: the broker remembers it for an hour, not for months.
+        writer = f"once:{uuid.uuid4().hex}" if write_id is None else f"write:{write_id}"
+        self._commit(writer, self._options.write_batch, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._discard(messages)
