@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from headrace.log.disk import RealDisk, write_atomically
+from headrace.log.reading import LogFiles
 from headrace.log.rewriting import Written
 from headrace.pipelines.upkeep import to_staging
+from headrace.record.slice import Slice
+from headrace.spark.access import Piece
+from headrace.spark.held import HeldFiles
+from headrace.spark.offsets import Partition
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files for others")
 
@@ -37,6 +42,20 @@ def test_what_upkeep_stages_as_root_belongs_to_the_broker(theirs: Path) -> None:
     assert isinstance(staged, tuple)
     assert owner(theirs / "staging") == OWNER
     assert owner(theirs / "staging" / f"{staged[0]}.staged") == OWNER
+
+
+def test_what_a_reader_holds_as_root_can_be_swept_by_the_broker(theirs: Path) -> None:
+    """Files that a reader held when it was killed would fill the disk, and no other reader could hold any."""
+    segment = theirs / "logs" / "7-orders" / f"{0:020d}.log"
+    segment.parent.mkdir(parents=True)
+    segment.write_bytes(b"records")
+    piece = Piece(Partition("orders", 0), 7, 0, 1, Slice(7, 0, 0, 0, 7, 0, 1))
+    held = HeldFiles(str(theirs), LogFiles(str(theirs)))
+    assert held.can_hold() and owner(theirs / "held") == OWNER
+    (theirs / "held").rmdir()
+    [linked], _ = held.hold([piece], 1000)
+    assert linked.held is not None
+    assert owner(theirs / "held") == owner(Path(linked.held).parent) == OWNER
 
 
 def test_folders_and_documents_that_root_makes_belong_to_whose_the_folder_is(theirs: Path) -> None:

@@ -43,6 +43,18 @@ def links_from(held: str, cut: Slice) -> list[tuple[int, str]]:
     return sorted(found)
 
 
+def _make(folder: Path) -> None:
+    """Whose the data is, if root makes it: the broker removes what is past its time, and others hold files beside."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    if os.geteuid() == 0:
+        above = folder.parent.stat()
+        with contextlib.suppress(PermissionError):  # a root that may not: it is root's then
+            os.chown(folder, above.st_uid, above.st_gid, follow_symlinks=False)
+
+
 class HeldFiles:
     """Makes the links of one reader, plan by plan."""
 
@@ -53,7 +65,7 @@ class HeldFiles:
     def can_hold(self) -> bool:
         """False where it is plain that links cannot be made: the folder may only be read."""
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            _make(self._folder)
         except OSError:
             return False
         return os.access(self._folder, os.W_OK | os.X_OK)
@@ -66,9 +78,9 @@ class HeldFiles:
         now_ms = time.time_ns() // 1_000_000
         folder = self._folder / held_name(now_ms + for_ms, uuid.uuid4().hex)
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            _make(self._folder)
             self._sweep(now_ms)
-            folder.mkdir(mode=0o700)
+            _make(folder)
         except OSError:
             return list(pieces), None  # the folder may only be read, by this user or at all
         try:
