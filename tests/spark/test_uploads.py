@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.errors import BatchTooLarge, BrokerUnreachable, HeadraceError
+from headrace.errors import BatchTooLarge, BrokerUnreachable, HeadraceError, InvalidInput
 from headrace.spark import writer as writing
 from headrace.spark.broker import BrokerLink
 from headrace.spark.options import write_options
@@ -117,3 +117,18 @@ def test_a_broker_that_is_gone_is_not_waited_for_at_every_upload(monkeypatch: py
     writer = StreamWriter(write_options({"bootstrap": "127.0.0.1:1", "topic": "t"}), ["value"])
     writer.abort([Staged(query="q", names=["a", "b"]), Staged(query="q", names=["c"])], 0)
     assert asked == ["a"]
+
+
+@pytest.mark.parametrize("header", [None, {"key": None, "value": b"x"}])
+def test_a_header_without_a_name_is_refused_in_a_sentence(
+    shared_broker: RunningBroker, header: dict[str, object] | None
+) -> None:
+    import pyarrow as pa
+
+    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    named = {"key": "a", "value": None}
+    headers = pa.array([[named], None, [named, header]], pa.list_(pair))
+    table = rows(("value", pa.array([b"1", b"2", b"3"], pa.binary())), ("headers", headers))
+    nameless = pytest.raises(InvalidInput, match="a header has no name")
+    with task(shared_broker, topic="nameless-headers") as (one, _, _), nameless:
+        one.add(table)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from headrace.errors import BrokerUnreachable, HeadraceError, Unconfirmed
+from headrace.errors import BrokerUnreachable, HeadraceError, InvalidInput, Unconfirmed
 from headrace.record.codec import encode_headers
 from headrace.record.partitioned import BinaryRows, PartitionedWriter
 from headrace.spark.broker import BrokerLink
@@ -267,7 +267,10 @@ def _milliseconds(column: "pa.Array") -> Any:
 
 
 def _headers(column: "pa.Array") -> list[tuple[bytes, int] | None]:
-    return [
-        None if not pairs else encode_headers((pair["key"], pair["value"]) for pair in pairs)
-        for pairs in column.to_pylist()
-    ]
+    return [encode_headers(map(_header, pairs)) if pairs else None for pairs in column.to_pylist()]
+
+
+def _header(pair: dict[str, Any] | None) -> tuple[str, bytes | None]:
+    if pair is None or pair["key"] is None:
+        raise InvalidInput("a header has no name: in column 'headers' it is null, or its key is")
+    return pair["key"], pair["value"]
