@@ -4,11 +4,12 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from headrace.errors import HeadraceError, NotFound
+from headrace.spark.offsets import Partition, Position, to_json
 from headrace.spark.options import read_options, write_options
 from headrace.spark.reader import StreamReader
 from headrace.spark.source import open_access
 from headrace.spark.writer import Staged, StreamWriter
-from tests.spark.world import RunningBroker, numbered
+from tests.spark.world import RunningBroker, numbered, wait_until
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
@@ -43,3 +44,46 @@ def test_a_batch_of_no_known_query_is_not_stored(shared_broker: RunningBroker) -
     options = write_options({"bootstrap": shared_broker.url, "topic": "nameless"})
     with pytest.raises(HeadraceError, match="which query"):
         StreamWriter(options, ["value"]).commit([Staged(query=None)], 0)
+
+
+def test_a_stream_that_has_nothing_to_do_keeps_its_cursor(shared_broker: RunningBroker) -> None:
+    """Spark tells a source of a batch when it plans the next: until then its cursor would show lag where there is none,
+    and past its age the broker would drop it with its pin, though the stream runs."""
+    broker = shared_broker
+    broker.create("idle")
+    broker.publish("idle", numbered(10))
+    options = read_options({
+        "bootstrap": broker.url, "topic": "idle", "cursor": "idle", "startingOffsets": "earliest", "pin": "true",
+        "pinMaxAge": "4ms",
+    })  # fmt: skip
+    reader = StreamReader(options, open_access(options), ["value"], StructType([StructField("value", BinaryType())]))
+    limit = reader.getDefaultReadLimit()
+    try:
+        end = reader.latestOffset(reader.initialOffset(), limit)
+        assert broker.ok("GET", "/cursors/idle")["lag"] == 10, "nothing is done yet"
+        assert reader.latestOffset(end, limit) == end
+        assert broker.ok("GET", "/cursors/idle")["lag"] == 0
+
+        def is_back() -> bool:
+            assert reader.latestOffset(end, limit) == end
+            return broker.call("GET", "/cursors/idle")[0] == 200
+
+        broker.ok("DELETE", "/cursors/idle")  # as the broker does when it is too old
+        wait_until(is_back, "a running stream lost its cursor")
+        assert broker.ok("GET", "/cursors/idle")["pin"]
+    finally:
+        reader.stop()
+
+
+def test_a_cursor_that_cannot_be_kept_meanwhile_does_not_end_its_stream(shared_broker: RunningBroker) -> None:
+    broker = shared_broker
+    broker.create("kept")
+    options = read_options({"path": broker.path, "bootstrap": "http://127.0.0.1:1", "topic": "kept", "cursor": "kept"})
+    reader = StreamReader(options, open_access(options), ["value"], StructType([StructField("value", BinaryType())]))
+    [log] = broker.ok("GET", "/topics/kept/log")["partitions"]
+    start = to_json({Partition("kept", 0): Position(0, log["log"], log["epoch"])})
+    try:
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+    finally:
+        reader.stop()

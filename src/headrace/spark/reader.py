@@ -4,6 +4,8 @@ Planning methods run in a Python process beside the driver, `read` in the execut
 pickled in between and hold no file, socket or lock.
 """
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headrace.errors import NotFound, OffsetOutOfRange
+from headrace.errors import HeadraceError, NotFound, OffsetOutOfRange
 from headrace.spark.access import Access, Hold, Piece, State
 from headrace.spark.broker import BrokerLink
 from headrace.spark.offsets import Partition, Position, Positions, from_json, to_json
@@ -29,6 +31,11 @@ from headrace.spark.workers import prepare_worker
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+logger = logging.getLogger("headrace.spark")
+
+KEEP_RETRY_S = 1.0  # a stream with nothing to do has no reason to wait for a broker that is not there
+KEEP_AGAIN_S = 60.0
 
 
 class SlicePartition(InputPartition):
@@ -103,6 +110,9 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             raise BadOption(name, "is for batches: a stream has no end (trigger availableNow stops at what is there)")
         self._target: dict[Partition, State] | None = None
         self._holding: list[tuple[dict[str, Any], Hold]] = []  # the end of a batch, what holds its files
+        self._told: Positions = {}  # where the cursor was moved to,
+        self._tell_at = 0.0  # and when it is told so again
+        self._try_at = 0.0  # after it could not be told
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Called once in the life of a checkpoint."""
@@ -132,6 +142,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             latest = {place: _further(began.get(place), position) for place, position in latest.items()}
         moved = {place: p for place, p in latest.items() if began.get(place) != p}
         if not moved:
+            self._keep_cursor(began)
             return start
         if isinstance(limit, ReadMaxRows):
             latest = self._planner.limited(began, latest, states, rows=limit.max_rows)
@@ -158,11 +169,27 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._holding = self._holding[done:]
         self._move_cursor(from_json(end))
 
-    def _move_cursor(self, positions: Positions) -> None:
+    def _keep_cursor(self, done: Positions) -> None:
+        """When there is nothing new: what Spark would say only with the next batch, and now and then the same again,
+        for the broker drops a cursor that stands still for too long."""
+        now_s = time.monotonic()
+        is_told = done == self._told and now_s < self._tell_at
+        if self._options.cursor is None or is_told or now_s < self._try_at:
+            return
+        link = BrokerLink(self._options.bootstrap or "", retry_s=KEEP_RETRY_S)
+        try:
+            self._move_cursor(done, link)
+        except HeadraceError as error:
+            logger.warning("cursor %s could not be kept: %s", self._options.cursor, error)
+            self._try_at = now_s + KEEP_AGAIN_S
+        finally:
+            link.close()
+
+    def _move_cursor(self, positions: Positions, link: BrokerLink | None = None) -> None:
         options = self._options
         if options.cursor is None:
             return
-        link = self._link()
+        link = link or self._link()
         assert link is not None
         for topic, offsets in by_topic(positions):
             try:
@@ -170,6 +197,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             except (NotFound, OffsetOutOfRange):  # deleted since then, and perhaps made anew
                 if options.fail_on_data_loss:
                     raise
+        self._told, self._tell_at = positions, time.monotonic() + options.pin_max_age_ms / 4000
 
     def stop(self) -> None:
         for _, hold in self._holding:
