@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import CorruptBatch, CorruptLog
+from headrace.errors import CorruptBatch, CorruptLog, CorruptProperties
 from headrace.log.reading import SegmentGone, aborted_ranges
 from headrace.record import codec
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
@@ -195,7 +195,7 @@ def _amqp(name: str, columns: Columns, kind: "pa.DataType") -> "pa.Array":
             for raw, key in zip(found, keys, strict=True)
         ]
         return pa.array(texts, kind)
-    return pa.array([None if raw is None else list(_properties(raw).items()) for raw in found], kind)
+    return pa.array([None if raw is None else _properties(raw) for raw in found], kind)
 
 
 def _header_values(headers: HeadersColumn, count: int, name: str) -> list[bytes | None]:
@@ -213,8 +213,9 @@ def _header_values(headers: HeadersColumn, count: int, name: str) -> list[bytes 
     return found
 
 
-def _properties(raw: bytes) -> dict[str, str]:
-    """Every property as text; tables and lists as JSON."""
+def _properties(raw: bytes) -> list[tuple[str, str]] | None:
+    """Every property as text; tables and lists as JSON. None where they cannot be read: at every door such a message
+    goes as one without."""
     import msgspec
 
     from headrace.record.properties import decode_properties
@@ -226,4 +227,7 @@ def _properties(raw: bytes) -> dict[str, str]:
             return value.decode(errors="replace")
         return msgspec.json.encode(value, enc_hook=str).decode()
 
-    return {name: text(value) for name, value in decode_properties(raw).items() if value is not None}
+    try:
+        return [(name, text(value)) for name, value in decode_properties(raw).items() if value is not None]
+    except CorruptProperties:
+        return None
