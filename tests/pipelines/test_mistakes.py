@@ -7,8 +7,10 @@ import pytest
 from pyspark.errors import AnalysisException
 
 from headrace.errors import InvalidInput
+from headrace.pipelines import Source
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.run import PipelineFailed, Running, Where
+from headrace.spark.options import read_options
 from tests.spark.world import RunningBroker
 
 FILE = """
@@ -59,3 +61,15 @@ def test_a_file_that_cannot_be_loaded_is_refused_with_its_reason(tmp_path: Path,
     file.write_text(text)
     with pytest.raises(InvalidInput, match=reason):
         load_pipeline(file)
+
+
+def test_a_source_may_begin_at_a_time() -> None:
+    """It has a place to begin at if nobody says one, and the two were said to contradict each other."""
+    for name in ("startingTimestamp", "startingtimestamp"):
+        chosen = read_options({"path": "/data"} | Source("orders", options={name: "1000"}).as_options())
+        assert (chosen.starting, chosen.starting_ms) == (None, 1000)
+    assert read_options({"path": "/data"} | Source("orders").as_options()).starting == "earliest"
+    with pytest.raises(InvalidInput, match="twice"):
+        read_options(
+            {"path": "/data"} | Source("orders", start="latest", options={"startingTimestamp": "1000"}).as_options()
+        )

@@ -39,7 +39,7 @@ class Source:
     topic: str | None = None
     topics: str | None = None
     topic_pattern: str | None = None
-    start: str = "earliest"
+    start: str | None = None  # the earliest, unless options say a time
     pin: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -48,7 +48,9 @@ class Source:
         given = {name: value for name, value in named.items() if value is not None}
         if len(given) != 1:
             raise InvalidInput("a source has one of topic, topics and topic_pattern")
-        return given | {"startingOffsets": self.start} | dict(self.options)
+        begins_at_a_time = any(name.lower() == "startingtimestamp" for name in self.options)
+        start = self.start or (None if begins_at_a_time else "earliest")
+        return given | ({} if start is None else {"startingOffsets": start}) | dict(self.options)
 
 
 @dataclass(frozen=True)
