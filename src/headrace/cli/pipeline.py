@@ -63,8 +63,9 @@ def run(
     It ends after the batch that is under way. The exit code is 0 when it was stopped or has read everything, and
     1 when a flow failed.
     """
-    from headrace.pipelines.java import check_java
+    from headrace.pipelines.java import check_java, check_pyspark
 
+    check_pyspark()
     check_java()  # before anything else takes its time
     from headrace.pipelines.load import load_pipeline
     from headrace.pipelines.run import PipelineFailed, Running, Where

@@ -22,7 +22,7 @@ def on_option(command: Command) -> Command:
         type=click.Choice(["auto", "local", "spark"]),
         default="auto",
         show_default=True,
-        help="Where the work is done; auto is here below 4 GB and on Spark above.",
+        help="Where the work is done; auto is here below 4 GB or without PySpark, on Spark above.",
     )(command)
 
 

@@ -1,9 +1,10 @@
-"""Is there a Java that Spark can use? Asked before Spark is started, so that the answer is one sentence."""
+"""Is there a PySpark, and a Java that it can use? Asked before Spark is started, so that the answer is one sentence."""
 
 import os
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 from headrace.errors import HeadraceError
@@ -14,6 +15,19 @@ ASK_S_MAX = 30.0
 
 class JavaMissing(HeadraceError):
     """Spark runs on Java, and there is none, or one that is too old."""
+
+
+class SparkMissing(HeadraceError):
+    """What was asked for is done with PySpark, which is installed only with the extra `spark`."""
+
+
+def has_pyspark() -> bool:
+    return find_spec("pyspark") is not None
+
+
+def check_pyspark() -> None:
+    if not has_pyspark():
+        raise SparkMissing("PySpark is not installed: pip install 'headrace[spark]'")
 
 
 def java_command() -> str | None:

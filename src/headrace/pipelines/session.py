@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from headrace.pipelines.java import check_java
+from headrace.pipelines.java import check_java, check_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +52,8 @@ def local_master(cores: int | None = None) -> str:
 def build(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None, cores: int | None = None
 ) -> "SparkSession":
-    """Checks Java, then starts (or joins) the one session of this process."""
+    """Checks PySpark and Java, then starts (or joins) the one session of this process."""
+    check_pyspark()
     check_java()
     # Workers run the Python that runs this; whatever `python3` is on the PATH may lack our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

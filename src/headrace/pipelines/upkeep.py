@@ -25,6 +25,7 @@ from headrace.log.rewriting import Written, rewrite_file
 from headrace.log.segment import Segment
 from headrace.log.tier import read_tier
 from headrace.log.tiering import NotArchivable, parquet_path, write_parquet, write_segment
+from headrace.pipelines.java import check_pyspark, has_pyspark
 from headrace.pipelines.sight import folder_in_sight
 from headrace.record.layout import CODECS
 from headrace.record.recompress import recompress
@@ -47,7 +48,7 @@ Result = TypeVar("Result")
 
 
 def is_for_here(on: Where, size: int) -> bool:
-    return on == "local" or (on == "auto" and size < SPARK_BYTES_MIN)
+    return on == "local" or (on == "auto" and (size < SPARK_BYTES_MIN or not has_pyspark()))
 
 
 def run_over(
@@ -205,7 +206,7 @@ class Upkeep:
     ) -> Iterator[tuple[SegmentItem, Result]]:
         """Here one by one; on Spark as many at a time as it can work on twice over."""
         size = sum(item.size for item in items)
-        here = self._on == "local" or (self._on == "auto" and size < SPARK_BYTES_MIN)
+        here = is_for_here(self._on, size)
         step = 1 if here or not items else 2 * self.session().sparkContext.defaultParallelism
         for at in range(0, len(items), step):
             some = items[at : at + step]
@@ -340,6 +341,7 @@ class Upkeep:
         Spark."""
         if topic == target:
             raise InvalidInput("a topic is not replayed to itself: it would never end")
+        check_pyspark()  # the sink is its data source, here as well
         from headrace.spark.replay import replay, replay_on_spark
 
         write_id = write_id or uuid.uuid4().hex
