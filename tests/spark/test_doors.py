@@ -191,3 +191,18 @@ def test_a_slot_that_is_just_being_written_is_looked_at_again(
     monkeypatch.setattr(LogFiles, "ends", at_the_second_look)
     assert texts(reader, pieces) == ["g1"]
     assert len(asked) == 2
+
+
+def test_a_transaction_is_read_to_its_end_though_its_topic_was_deleted_meanwhile(doors: RunningBroker) -> None:
+    """All of it is held, its markers too; without a slot its log was said to be damaged."""
+    doors.create("dropped", segment_size="64KB")
+    large = "x" * 100_000
+    produce(doors, "dropped", "k", ["k1" + large, "k2"]).commit_transaction(PATIENCE_S)
+    produce(doors, "dropped", "l", ["l1" + large, "l2"]).abort_transaction(PATIENCE_S)
+    doors.publish("dropped", [{"value": "plain"}])
+    wait_for_slot(doors, "dropped")
+    reader, pieces = planned(doors, topic="dropped", splitBytes="64KB")
+    assert len(pieces) > 1
+    doors.ok("DELETE", "/topics/dropped")
+    wait_until(lambda: not list(doors.data.glob("logs/*-dropped")), "it was not deleted")
+    assert [text[:5] for text in texts(reader, pieces)] == ["k1xxx", "k2", "plain"]

@@ -9,6 +9,7 @@ from headrace.errors import CorruptLog, NotFound
 from headrace.log.documents import read as read_document
 from headrace.log.paths import CATALOG, LOGS
 from headrace.log.reading import LogFiles, SegmentGone, SliceFile
+from headrace.record.layout import MAX_OFFSET
 from headrace.record.types import BatchInfo
 from headrace.spark.access import CHUNK_BYTES, DataLoss, Feed, Hold, Piece, State
 from headrace.spark.held import HeldFiles, links_from
@@ -228,6 +229,8 @@ class FileFeed:
     def _visible_end(self) -> int:
         deadline = time.monotonic() + STARTING_S_MAX
         while (ends := self._files.ends().get(self._piece.log_id)) is None:  # its slot is just being written, perhaps
+            if self._files.folder(self._piece.log_id) is None:
+                return MAX_OFFSET  # deleted: nobody appends to what is held of it
             if time.monotonic() > deadline:
                 raise CorruptLog(self._source.path, self._source.position, "its log has no slot")
             time.sleep(LOOK_AGAIN_S)
