@@ -4,6 +4,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark.errors import AnalysisException
 
 from headrace.errors import InvalidInput
@@ -73,3 +74,22 @@ def test_a_source_may_begin_at_a_time() -> None:
         read_options(
             {"path": "/data"} | Source("orders", start="latest", options={"startingTimestamp": "1000"}).as_options()
         )
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("no answer")])
+def test_a_jvm_that_is_gone_is_what_is_said_of_it(
+    shared_broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Killed for want of memory, say. That a connection was refused sounds as if it were the broker's."""
+    file = tmp_path / "mistaken.py"
+    file.write_text(FILE.replace("mistaken", "killed"))
+
+    def follow(_: Running) -> None:
+        raise error
+
+    monkeypatch.setattr(Running, "_start_patiently", lambda *_: None)
+    monkeypatch.setattr(Running, "_follow", follow)
+    with pytest.raises(PipelineFailed, match="Spark's JVM does not answer any more"):
+        run(shared_broker, file, MagicMock(), tmp_path)
+    state = shared_broker.ok("GET", "/pipelines/killed")
+    assert state["state"] == "failed" and "JVM does not answer" in state["details"]["last_error"]

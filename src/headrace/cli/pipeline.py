@@ -1,5 +1,6 @@
 """`headrace pipeline`: run a pipeline on Spark, and see how those that run are doing."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,8 @@ def run(
         click.echo(f"headrace: {failed}", err=True)
         return FAILED
     finally:
-        session.stop()
+        with contextlib.suppress(Exception):  # a JVM that is gone cannot be asked to stop, and what went wrong is told
+            session.stop()
     return 0
 
 

@@ -106,10 +106,13 @@ class Running:
                 self._start_patiently(name)
             self._follow()
         except Exception as error:
+            failure = _plainly(error)
             self._halt()
-            self._report("failed", _first_line(error))
+            self._report("failed", _first_line(failure))
             self._where.link.close()
-            raise
+            if failure is error:
+                raise
+            raise failure from error
         self._finish_cursors()
         self._report("stopped")
         self._where.link.close()
@@ -335,6 +338,14 @@ def _positions(end: Mapping[str, Any]) -> Positions:
 
 def _progress(query: "StreamingQuery") -> Mapping[str, Any] | None:
     return query.lastProgress
+
+
+def _plainly(error: Exception) -> Exception:
+    """Whatever way Python has to say that nobody answers at the other end of its connection to Spark."""
+    if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
+        reason = "it crashed or was killed, for want of memory perhaps"
+        return PipelineFailed(f"Spark's JVM does not answer any more ({_first_line(error)}): {reason}")
+    return error
 
 
 def _lost_the_race(error: BaseException) -> bool:
