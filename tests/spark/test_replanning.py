@@ -1,12 +1,17 @@
 """Plans that retention is faster than, without a JVM."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from headrace.errors import SegmentGone
+from headrace.log.reading import LogFiles, SliceFile
+from headrace.record.slice import Slice
 from headrace.spark.access import Hold, Piece
 from headrace.spark.folder_access import FolderAccess
+from headrace.spark.offsets import Partition
 from tests.spark.test_size import planned, publish_all_keys, rows
 from tests.spark.world import RunningBroker, wait_until
 
@@ -34,3 +39,35 @@ def test_a_batch_from_the_earliest_on_begins_later_when_retention_is_faster_than
         assert len(held) > 1
     finally:
         broker.close()
+
+
+def test_a_look_into_a_segment_that_is_rewritten_just_then_is_taken_again(
+    shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction swaps its file between the listing and the opening: no reason to end a stream that only asks how far
+    its next batch goes."""
+    broker = shared_broker
+    broker.create("swapped", retention_ms="forever")
+    broker.publish("swapped", ({"value": str(n), "timestamp": 1000 + n} for n in range(10)))
+    access = FolderAccess(broker.path, committed=True, fail_on_data_loss=True)
+    place = Partition("swapped", 0)
+    state = access.states(["swapped"])[place]
+    opened, has_been_swapped = LogFiles.open, []
+
+    @contextmanager
+    def swapped(self: LogFiles, piece: Slice) -> Iterator[SliceFile]:
+        if not has_been_swapped:
+            has_been_swapped.append(True)
+            raise SegmentGone("it was rewritten")
+        with opened(self, piece) as source:
+            yield source
+
+    monkeypatch.setattr(LogFiles, "open", swapped)
+    for look, found in (
+        (lambda: access.reach(place, state, 0, 10, 1), 10),
+        (lambda: access.epoch_before(place, state, 10), state.epoch),
+        (lambda: access.offset_for_timestamp(place, state, 1005), 5),
+    ):
+        has_been_swapped.clear()
+        assert look() == found
+        assert has_been_swapped

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from headrace.errors import CorruptLog, NotFound
 from headrace.log.documents import read as read_document
@@ -19,6 +20,7 @@ from headrace.spark.options import BadOption
 
 STARTING_S_MAX = 5.0  # a broker that is just opening the folder writes the slots anew
 LOOK_AGAIN_S = 0.02
+LOOKS_MAX = 10
 SETTLED_NS = 100_000_000
 DEFAULT_VHOST = "/"
 UNHELD = (
@@ -28,6 +30,19 @@ UNHELD = (
 )
 
 logger = logging.getLogger("headrace.spark")
+
+
+T = TypeVar("T")
+
+
+def _seen(look: Callable[[], T]) -> T:
+    """What a look into the files finds; taken again when one of them was rewritten or removed just then."""
+    for _ in range(LOOKS_MAX - 1):
+        try:
+            return look()
+        except SegmentGone:
+            time.sleep(LOOK_AGAIN_S)
+    return look()
 
 
 class FolderAccess:
@@ -103,11 +118,11 @@ class FolderAccess:
         return max(state.start, segments[0].base) if segments else state.start
 
     def offset_for_timestamp(self, place: Partition, state: State, timestamp_ms: int) -> int | None:
-        start = self.start(place, state)
-        return self._files.offset_for_timestamp(state.log_id, timestamp_ms, start, state.end)
+        start, files = self.start(place, state), self._files
+        return _seen(lambda: files.offset_for_timestamp(state.log_id, timestamp_ms, start, state.end))
 
     def epoch_before(self, place: Partition, state: State, offset: int) -> int | None:
-        return self._files.epoch_before(state.log_id, offset, self.start(place, state))
+        return _seen(lambda: self._files.epoch_before(state.log_id, offset, self.start(place, state)))
 
     def size_between(self, place: Partition, state: State, start: int, end: int) -> int:
         return self._files.size_between(state.log_id, start, end)
@@ -116,7 +131,7 @@ class FolderAccess:
         return self._files.rough_size(state.log_id, start, end)
 
     def reach(self, place: Partition, state: State, start: int, end: int, size: int) -> int:
-        return self._files.reach(state.log_id, start, end, size)
+        return _seen(lambda: self._files.reach(state.log_id, start, end, size))
 
     def pieces(self, place: Partition, state: State, start: int, end: int, split_bytes: int) -> list[Piece]:
         cut = self._files.slices(state.log_id, start, end, split_bytes)
