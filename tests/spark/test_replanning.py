@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import SegmentGone
+from headrace.log.paths import SegmentStem
 from headrace.log.reading import LogFiles, SliceFile
+from headrace.log.segment import Segment
 from headrace.record.slice import Slice
 from headrace.spark.access import Hold, Piece
 from headrace.spark.folder_access import FolderAccess
@@ -71,3 +73,32 @@ def test_a_look_into_a_segment_that_is_rewritten_just_then_is_taken_again(
         has_been_swapped.clear()
         assert look() == found
         assert has_been_swapped
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_segment_that_is_rewritten_while_they_are_listed_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Its old file is gone when it is looked at, and its new one came after the listing: its records were missing."""
+    broker = RunningBroker(tmp_path).start()
+    try:
+        broker.create("long", segment_size="64KB")
+        publish_all_keys(broker, "long")
+        broker.stop()
+        [folder] = broker.data.glob("logs/*-long")
+        old = sorted(file.name.removesuffix(".log") for file in folder.glob("*.log"))[number]
+        segment = LogFiles._segment
+
+        def swapped(self: LogFiles, path: str, stem: SegmentStem) -> Segment | None:
+            if str(stem) == old:
+                for file in folder.glob(f"{old}.*"):
+                    file.rename(folder / f"{old}-000001{file.suffix}")
+            return segment(self, path, stem)
+
+        files = LogFiles(broker.path)
+        [log_id] = (log_id for log_id in files.ends() if files.folder(log_id) == str(folder))
+        monkeypatch.setattr(LogFiles, "_segment", swapped)
+        cut = files.slices(log_id, 0, 1200, 1 << 62)
+        assert [n for piece in cut for n in range(piece.base_offset, piece.next_offset)] == list(range(1200))
+    finally:
+        broker.close()

@@ -7,6 +7,7 @@ one that a rewritten neighbour covers does not. Nothing here writes, locks or wa
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 from headrace.errors import CorruptBatch, CorruptLog, SegmentGone
 from headrace.log import kernel, paths, slots
@@ -25,6 +26,8 @@ from headrace.record.types import BatchInfo
 
 SCAN_BYTES = 1 << 20
 TIERS_MAX = 4096
+LISTINGS_MAX = 20
+GAP_LISTINGS = 3
 
 
 class LogFiles:
@@ -58,27 +61,45 @@ class LogFiles:
         return None
 
     def segments(self, log_id: int, end: int) -> list[Segment]:
-        """In order; the last one reaches to `end`. Names may come and go meanwhile: what vanished is left out."""
-        folder = self.folder(log_id)
-        if folder is None:
-            return []
+        """In order; the last one reaches to `end`. Names come and go meanwhile, and what was rewritten between the
+        listing and the look has another: it is listed until all of it was there, or its records would be left out.
+        SegmentGone when that does not happen."""
+        for attempt in range(LISTINGS_MAX):
+            folder = self.folder(log_id)
+            if folder is None:
+                return []
+            found, has_all = self._listed(folder, end)
+            # Where there is a gap whenever one looks, it is one: that is for those to find who check the log.
+            if has_all and (attempt + 1 >= GAP_LISTINGS or not _has_gap(found)):
+                return found
+        raise SegmentGone(f"the segments of log {log_id} in {self.root} are rewritten faster than they can be listed")
+
+    def _listed(self, folder: str, end: int) -> tuple[list[Segment], bool]:
+        """The segments of a folder, and whether all that were listed were there."""
         newest: dict[int, int] = {}
-        for name in self._disk.listdir(folder):
+        try:
+            names = self._disk.listdir(folder)
+        except FileNotFoundError:
+            return [], False  # its log was deleted
+        for name in names:
             stem = paths.parse_segment(name)
             if stem is not None:
                 newest[stem.base] = max(stem.generation, newest.get(stem.base, 0))
         found: list[Segment] = []
+        has_all = True
         for base in sorted(newest):
             if found and found[-1].is_sealed and base < found[-1].next_offset:
                 continue  # a rewritten segment covers it, and it is about to go
             segment = self._segment(folder, SegmentStem(base, newest[base]))
-            if segment is not None:
-                if found and not found[-1].is_sealed:
-                    found[-1].next_offset = base
-                found.append(segment)
+            if segment is None:
+                has_all = False
+                continue
+            if found and not found[-1].is_sealed:
+                found[-1].next_offset = base
+            found.append(segment)
         if found and not found[-1].is_sealed:
             found[-1].next_offset = max(end, found[-1].base)
-        return found
+        return found, has_all
 
     def _segment(self, folder: str, stem: SegmentStem) -> Segment | None:
         try:
@@ -260,6 +281,11 @@ class LogFiles:
             if inside > 0:
                 total += segment.size * inside // (segment.next_offset - segment.base)
         return total
+
+
+def _has_gap(segments: list[Segment]) -> bool:
+    """Each begins where the one before it ends."""
+    return any(before.is_sealed and before.next_offset < after.base for before, after in pairwise(segments))
 
 
 class SliceFile:
