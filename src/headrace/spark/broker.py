@@ -6,13 +6,14 @@ from typing import Any
 from headrace.client.connection import Connection
 from headrace.client.exchange import Response, parse_url, path_of
 from headrace.client.shapes import encode, parse_json, raise_for
-from headrace.errors import AlreadyExists, HeadraceError, NotFound, Unconfirmed
+from headrace.errors import AlreadyExists, BrokerUnreachable, HeadraceError, NotFound, Unconfirmed
 from headrace.spark.options import BadOption
 
 JSON = {"content-type": "application/json"}
 TIMEOUT_S = 120.0
 RETRY_S = 60.0
 READ_BYTES = 8 << 20
+COMMIT_BYTES_PER_S = 8 << 20  # what a slow disk stores, at the least: a large commit takes longer than TIMEOUT_S
 
 
 class BrokerLink:
@@ -147,7 +148,15 @@ class BrokerLink:
 
     def commit(self, writer: str, batch: int, parts: Sequence[Mapping[str, object]]) -> dict[str, Any]:
         """Safe to repeat, and repeated by itself when the answer got lost."""
-        return self.send("PUT", "sinks", writer, "batches", str(batch), body={"parts": list(parts)})
+        path, size = path_of("sinks", writer, "batches", str(batch)), sum(int(str(part["length"])) for part in parts)
+        body, wait_s = encode({"parts": list(parts)}), size / COMMIT_BYTES_PER_S
+        try:
+            return parse_json(self._request("PUT", path, headers=JSON, body=body, wait_s=wait_s))
+        except BrokerUnreachable:
+            if wait_s < self._retry_s:
+                raise
+        # It went after the time in which a request is repeated by itself: its next start finishes what is decided.
+        return parse_json(self._request("PUT", path, headers=JSON, body=body, wait_s=wait_s))
 
     # Pipelines.
 
