@@ -35,6 +35,18 @@ def test_no_share_passes_what_waits_and_their_sum_is_the_limit() -> None:
         assert all(0 < share <= waiting[place] for place, share in shares.items())
 
 
+def test_with_more_partitions_than_the_limit_allows_each_has_its_turn() -> None:
+    """The first by name have something new every time: those behind them would wait for ever."""
+    waiting = dict.fromkeys([A, B, C], 0)
+    read = dict.fromkeys([A, B, C], 0)
+    for _ in range(30):
+        waiting = {place: size + 1 for place, size in waiting.items()}
+        for place, share in spread(waiting, 2).items():
+            waiting[place] -= share
+            read[place] += share
+    assert sum(read.values()) == 60 and min(read.values()) > 10
+
+
 def test_tasks_are_as_few_as_keep_the_cores_busy() -> None:
     assert split_for(600 << 20, cores=2) == 165 << 20
     assert split_for(600 << 20, cores=3) == 110 << 20

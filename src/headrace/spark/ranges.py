@@ -8,14 +8,14 @@ from headrace.spark.offsets import Partition
 def spread(behind: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
     """Divide a limit over partitions in proportion to what each has waiting; each that has any gets at least one.
 
-    The sum never passes the limit unless there are more partitions than the limit allows: then the first
-    partitions by name get one each, and the others wait for the next batch.
+    The sum never passes the limit. Where there are more partitions than the limit allows, those with the most waiting
+    get one each; the others wait for the next batch, and have more waiting then.
     """
     waiting = {place: size for place, size in sorted(behind.items()) if size > 0}
     if sum(waiting.values()) <= limit:
         return waiting
     if len(waiting) >= limit:
-        return dict.fromkeys(list(waiting)[:limit], 1)
+        return dict.fromkeys(sorted(waiting, key=lambda place: (-waiting[place], place))[:limit], 1)
     # One for each, so that a small partition does not starve; the rest in proportion to what is left.
     left = {place: size - 1 for place, size in waiting.items()}
     total, room = sum(left.values()), limit - len(waiting)
