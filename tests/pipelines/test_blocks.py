@@ -62,6 +62,17 @@ def test_json_is_decoded_filtered_and_mapped_and_what_is_bad_is_kept_with_the_re
     assert dead[0]["headers"]["headrace.place"] == "json.in/0/1"
 
 
+def test_a_field_of_the_json_hides_the_column_of_its_name(spark: "SparkSession") -> None:
+    """Orders have a timestamp, too. With both in the rows no flow could name either: Spark found it ambiguous."""
+    values = [b'{"id": 1, "timestamp": "then", "Key": "mine"}', b"nonsense"]
+    rows = [(b"k", value, "t", 0, offset) for offset, value in enumerate(values)]
+    records = spark.createDataFrame(rows, "key binary, value binary, topic string, partition int, offset long")
+    records = records.selectExpr("*", "timestamp '2026-01-01 00:00:00' timestamp")
+    good, bad = blocks.decode_json(records, "id int, timestamp string, Key string")
+    assert [tuple(row) for row in good.select("id", "timestamp", "key", "offset").collect()] == [(1, "then", "mine", 0)]
+    assert [bytes(row.key) for row in bad.collect()] == [b"k"]
+
+
 def test_rows_are_enriched_routed_and_recompressed(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
 ) -> None:

@@ -18,15 +18,18 @@ _CORRUPT = "_headrace_corrupt"
 
 
 def decode_json(records: "DataFrame", schema: str) -> "tuple[DataFrame, DataFrame]":
-    """(good, bad). Good rows have the fields of `schema` beside key, topic, partition, offset and timestamp. Bad
-    ones are the records as they were, with the reason in a header: rows for the dead-letter topic."""
+    """(good, bad). Good rows have the fields of `schema` beside key, topic, partition, offset and timestamp; a field of
+    one of these names takes its place. Bad ones are the records as they were, with the reason in a header: rows for the
+    dead-letter topic."""
     from pyspark.sql import functions as f
 
     fields = f"{schema}, `{_CORRUPT}` string"
     json = f.from_json(f.col("value").cast("string"), fields, {"columnNameOfCorruptRecord": _CORRUPT})
     parsed = records.withColumn("_json", json)
     is_bad = f.col("value").isNull() | f.col("_json").isNull() | f.col(f"_json.{_CORRUPT}").isNotNull()
-    kept = [name for name in ("key", "topic", "partition", "offset", "timestamp") if name in records.columns]
+    named = {name.lower() for name in parsed.select("_json.*").columns}  # to Spark, whatever their case
+    ours = ("key", "topic", "partition", "offset", "timestamp")
+    kept = [name for name in ours if name in records.columns and name not in named]
     good = parsed.where(~is_bad).select(*kept, "_json.*").drop(_CORRUPT)
     reason = f.when(f.col("value").isNull(), "the value is null").otherwise(f.lit(f"the value is not JSON of {schema}"))
     return good, failed(parsed.where(is_bad).withColumn("_reason", reason), "_reason")
