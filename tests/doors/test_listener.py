@@ -83,6 +83,13 @@ def test_only_answers_that_stay_on_this_machine_are_not_paced(host: str, is_syst
                 assert chosen(accepted) == (default if is_system_choice else "reno")
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="chosen for each socket on Linux only")
+def test_a_system_that_does_not_let_us_choose_is_listened_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An administrator can take reno off the list (net.ipv4.tcp_allowed_congestion_control), and not all call it so."""
+    monkeypatch.setattr(listener.socket, "TCP_CONGESTION", 9999)  # refused, as reno is there
+    close(bind(Address("127.0.0.1", 0), flag="--http"))
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_a_port_in_use_is_named_with_the_flag_that_changes_it(host: str) -> None:
     with socket.socket() as taken:

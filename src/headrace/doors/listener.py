@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from headrace.config import Address
@@ -126,7 +127,8 @@ def _unpace(sock: socket.socket) -> None:
     be careful with. What goes further is left to the system's choice.
     """
     if hasattr(socket, "TCP_CONGESTION"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # the one that every Linux has
+        with suppress(OSError):  # every Linux has reno, but need not allow it; others have another name for it
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def _reason(address: Address, error: OSError, flag: str) -> str:
