@@ -1,10 +1,12 @@
 """Large answers go from the page cache to the socket: whole, in order, to slow clients and to those that leave."""
 
 import asyncio
+import errno
 import gc
 import os
 import random
 import socket
+import stat
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -203,6 +205,24 @@ async def test_what_has_left_memory_meanwhile_is_loaded_off_the_event_loop(
         correlation_id, data = await client.answer()
         assert correlation_id == number and records in data
     assert loads
+
+
+async def test_with_no_descriptor_left_to_wait_with_the_connection_ends_rather_than_hangs(
+    world: World, client: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = os.dup
+
+    def dup(file: int) -> int:
+        if stat.S_ISSOCK(os.fstat(file).st_mode):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return really(file)
+
+    answers = expected(world)
+    monkeypatch.setattr(sending.os, "dup", dup)
+    await client.ask(*answers)
+    with pytest.raises((EOFError, ConnectionError)):
+        for _ in answers:
+            await client.answer()
 
 
 async def test_a_file_that_ends_too_early_ends_the_connection_and_no_other(

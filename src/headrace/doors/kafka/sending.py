@@ -9,6 +9,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from headrace.broker.partition import FilePart
 from headrace.doors.kafka import rawsend
@@ -65,18 +66,17 @@ class FileSending:
     def _go_on(self) -> None:
         room = SENT_AT_ONCE
         try:
-            while self._pieces and room > 0:
-                count = self._send_some(self._pieces[0], room)
-                room -= count
-                self.unsent_bytes -= count
-                self._sent += count
-                if self._sent == len(self._pieces[0]):
-                    self._pieces.popleft()
-                    self._sent = 0
+            with suppress(BlockingIOError):
+                while self._pieces and room > 0:
+                    count = self._send_some(self._pieces[0], room)
+                    room -= count
+                    self.unsent_bytes -= count
+                    self._sent += count
+                    if self._sent == len(self._pieces[0]):
+                        self._pieces.popleft()
+                        self._sent = 0
             self._watch(bool(self._pieces))
-        except BlockingIOError:
-            self._watch(True)
-        except OSError as error:
+        except OSError as error:  # there may be no descriptor left to wait with, too
             self._fail(error)
 
     def _send_some(self, piece: Piece, most: int) -> int:
