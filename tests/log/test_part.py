@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import CorruptLog
 from headrace.log import part, reader
 from headrace.log.log import Log
 from headrace.log.part import FilePart
@@ -138,6 +139,25 @@ def test_what_came_from_the_disk_is_checked_before_it_is_sent(bench: Bench) -> N
     whole(log)
     offset = log.read(log.tail.segments[-2].base, 2 * KB).next_offset
     assert log.part_now(offset, 100 * KB) is not None, "it has been read, and found right"
+
+
+def test_what_comes_back_from_the_disk_is_checked_again(bench: Bench) -> None:
+    """A part waits for a slow client, its bytes leave memory, and come back as something else."""
+    log = filled(bench)
+    found, offset = cut_one(log), log.read(log.start_offset, 2 * KB).next_offset
+    with open(log.tail.segments[0].path(), "r+b") as file:
+        file.seek(found.position + 100)
+        value = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([value[0] ^ 1]))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert not found.is_cached()
+    with pytest.raises(OSError, match="not what was written"):
+        found.load()
+    with pytest.raises(CorruptLog):  # in memory again, but not what was checked
+        log.read(offset, len(found))
 
 
 def test_a_part_outlives_its_file(bench: Bench) -> None:

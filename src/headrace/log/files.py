@@ -182,14 +182,18 @@ class Files:
         finally:
             self._release(entry)
 
-    def part(self, path: str, position: int, end: int, next_offset: int, *, is_at_end: bool) -> FilePart | None:
+    def part(
+        self, segment: "Segment", position: int, end: int, next_offset: int, *, is_at_end: bool
+    ) -> FilePart | None:
         """Batches that can be sent without being read; see part.py. None on a disk that a test has changed: it wants to
         be asked for every byte."""
         if not is_untouched(self.disk):
             return None
-        entry = self._acquire(path)
+        entry = self._acquire(segment.data_path)
         try:
-            return cut_part(self.disk, entry.file, position, end, next_offset, is_at_end=is_at_end)
+            return cut_part(
+                self.disk, entry.file, position, end, next_offset, segment.left_memory, is_at_end=is_at_end
+            )
         finally:
             self._release(entry)
 

@@ -4,9 +4,12 @@ They are not read, so whoever cuts one must know where batches begin, and that t
 """
 
 import os
+from collections.abc import Callable
 
+from headrace.errors import CorruptBatch
 from headrace.log.disk import Disk, FileId
 from headrace.log.pread import is_cached, pread_nowait
+from headrace.record import codec
 from headrace.record.layout import MAGIC, MAGIC_AT
 
 PARTS_MAX = 256  # at a time, of all clients: each has a descriptor of its own
@@ -15,11 +18,20 @@ PARTS_MAX = 256  # at a time, of all clients: each has a descriptor of its own
 class FilePart:
     """Whole batches at a place in a file, which stays open for them whatever becomes of its name."""
 
-    __slots__ = ("_disk", "file", "next_offset", "position", "size")
+    __slots__ = ("_disk", "_left_memory", "file", "next_offset", "position", "size")
     made = 0  # and not gone yet
 
-    def __init__(self, disk: Disk, file: FileId, position: int, size: int, next_offset: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        file: FileId,
+        position: int,
+        size: int,
+        next_offset: int,
+        left_memory: Callable[[], object],
+    ) -> None:
         self._disk = disk
+        self._left_memory = left_memory
         self.file = os.dup(file)
         FilePart.made += 1
         self.position = position
@@ -35,10 +47,26 @@ class FilePart:
         return self.size
 
     def is_cached(self, start: int = 0) -> bool:
-        return is_cached(self.file, self.position + start, self.size - start)
+        """On the owner thread. If not, the segment's other readers have to know."""
+        if is_cached(self.file, self.position + start, self.size - start):
+            return True
+        self._left_memory()
+        return False
 
     def read(self, start: int = 0) -> bytes:
-        """For those who need the bytes after all."""
+        """On the owner thread, for those who need the bytes after all."""
+        return self._read(start) if self.is_cached(start) else self.load(start)
+
+    def load(self, start: int = 0) -> bytes:
+        """From the disk, on any thread: checked again, and so all of it is read."""
+        data = self._read(0)
+        try:
+            codec.scan(data)
+        except CorruptBatch as error:
+            raise OSError(f"what came back from the disk is not what was written: {error}") from error
+        return data[start:]
+
+    def _read(self, start: int) -> bytes:
         data = self._disk.pread(self.file, self.size - start, self.position + start)
         if len(data) < self.size - start:
             raise OSError(f"{self.size - start:,} bytes expected at {self.position + start:,}, {len(data):,} found")
@@ -46,16 +74,24 @@ class FilePart:
 
 
 def cut_part(
-    disk: Disk, file: FileId, position: int, end: int, next_offset: int, *, is_at_end: bool
+    disk: Disk,
+    file: FileId,
+    position: int,
+    end: int,
+    next_offset: int,
+    left_memory: Callable[[], object],
+    *,
+    is_at_end: bool,
 ) -> FilePart | None:
     """file[position:end]; behind it the batch with next_offset begins, or nothing (is_at_end). None if that is not so,
-    since indexes can be wrong, and where it is better read: not in memory, or too many have one already."""
+    since indexes can be wrong, and where it is better read: not in memory, or too many have one already. `left_memory`
+    is called when it is not in memory any more."""
     if FilePart.made >= PARTS_MAX or not is_cached(file, position, end - position):
         return None
     try:
         if not is_at_end and not _begins(pread_nowait(file, MAGIC_AT + 1, end), next_offset):
             return None
-        return FilePart(disk, file, position, end - position, next_offset)
+        return FilePart(disk, file, position, end - position, next_offset, left_memory)
     except OSError:  # not in memory, or no descriptors left: whoever reads it instead finds out what is wrong
         return None
 

@@ -155,7 +155,7 @@ class Reader:
             is_at_end = False
         if end - position < PART_BYTES_MIN or not segment.is_sound(position, end):
             return None
-        part = self._files.part(segment.data_path, position, end, next_offset, is_at_end=is_at_end)
+        part = self._files.part(segment, position, end, next_offset, is_at_end=is_at_end)
         if part is not None:
             self._remember(next_offset, segment, end)
             self._counters.bytes_read += part.size

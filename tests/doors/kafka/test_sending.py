@@ -191,20 +191,42 @@ async def test_what_has_left_memory_meanwhile_is_loaded_off_the_event_loop(
     await client.ask(*answers)
     await until_stuck(world)
     loads: list[int] = []
-    really = FilePart.read
+    really = FilePart.load
 
-    def read(self: FilePart, start: int = 0) -> bytes:
+    def load(self: FilePart, start: int = 0) -> bytes:
         with pytest.raises(RuntimeError):
             asyncio.get_running_loop()  # on the loop's own thread there is one
         loads.append(start)
         return really(self, start)
 
-    monkeypatch.setattr(FilePart, "read", read)
+    monkeypatch.setattr(FilePart, "load", load)
     monkeypatch.setattr(FilePart, "is_cached", lambda self, start=0: False)
     for number, records in enumerate(answers.values()):
         correlation_id, data = await client.answer()
         assert correlation_id == number and records in data
     assert loads
+
+
+async def test_a_part_that_has_left_memory_behind_another_is_not_waited_for_either(
+    world: World, client: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = expected(world)
+    await client.ask(*answers)
+    stuck = await until_stuck(world)
+    gone = [piece for piece in stuck._pieces if isinstance(piece, FilePart)][1].position
+    monkeypatch.setattr(FilePart, "is_cached", lambda self, start=0: self.position != gone)
+    positions: list[int] = []
+    really = os.sendfile
+
+    def sendfile(out: int, file: int, position: int, size: int) -> int:
+        positions.append(position)
+        return really(out, file, position, size)
+
+    monkeypatch.setattr(sending.os, "sendfile", sendfile)
+    for number, records in enumerate(answers.values()):
+        correlation_id, data = await client.answer()
+        assert correlation_id == number and records in data
+    assert positions and gone not in positions
 
 
 async def test_with_no_descriptor_left_to_wait_with_the_connection_ends_rather_than_hangs(

@@ -65,14 +65,20 @@ class FileSending:
 
     def _go_on(self) -> None:
         room = SENT_AT_ONCE
+        checked: Piece | None = None
         try:
             with suppress(BlockingIOError):
                 while self._pieces and room > 0:
-                    count = self._send_some(self._pieces[0], room)
+                    first = self._pieces[0]
+                    if first is not checked and isinstance(first, FilePart) and not first.is_cached(self._sent):
+                        self._load(first)
+                        return
+                    checked = first
+                    count = self._send_some(first, room)
                     room -= count
                     self.unsent_bytes -= count
                     self._sent += count
-                    if self._sent == len(self._pieces[0]):
+                    if self._sent == len(first):
                         self._pieces.popleft()
                         self._sent = 0
             self._watch(bool(self._pieces))
@@ -89,7 +95,7 @@ class FileSending:
         # A few bytes before a part of a file leave with its first ones.
         return rawsend.send(self._descriptor, piece, self._sent, len(self._pieces) > 1)
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: BaseException) -> None:
         logger.info("an answer could not be sent: %s", error)
         self.close()
         self._lost()
@@ -106,28 +112,27 @@ class FileSending:
             self._watched = -1
 
     def _writable(self) -> None:
-        first = self._pieces[0]
-        if isinstance(first, FilePart) and not first.is_cached(self._sent):
-            # It was when it was cut; the client has been slow, and nobody else shall wait for the disk.
-            self._watch(False)
-            self._is_loading = True
-            self._loop.run_in_executor(None, first.read, self._sent).add_done_callback(self._loaded)
-            return
         self._go_on()
         if not self._pieces and not self._is_closed:
             self._drained()
 
+    def _load(self, first: FilePart) -> None:
+        """It was in memory when it was cut; this client has been slow, and nobody else shall wait for the disk."""
+        self._watch(False)
+        self._is_loading = True
+        self._loop.run_in_executor(None, first.load, self._sent).add_done_callback(self._loaded)
+
     def _loaded(self, loaded: "asyncio.Future[bytes]") -> None:
         self._is_loading = False
-        error = None if loaded.cancelled() else loaded.exception()
-        if self._is_closed or not self._pieces:
+        error = asyncio.CancelledError() if loaded.cancelled() else loaded.exception()
+        if self._is_closed:
             return
-        if isinstance(error, OSError):
+        if error is not None:
             self._fail(error)
-        else:
-            self._go_on()  # though it may be gone again already: with memory that short, wait rather than never get on
-            if not self._pieces and not self._is_closed:
-                self._drained()
+            return
+        # The bytes themselves: in the file they may be gone again already, and these have been checked.
+        self._pieces[0], self._sent = loaded.result(), 0
+        self._writable()
 
     # The end.
 
