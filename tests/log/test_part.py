@@ -160,6 +160,15 @@ def test_what_comes_back_from_the_disk_is_checked_again(bench: Bench) -> None:
         log.read(offset, len(found))
 
 
+def test_a_reader_is_not_disturbed_by_a_log_that_is_being_emptied(bench: Bench) -> None:
+    """The worker has cut all segments off, and the owner does not know yet."""
+    log = filled(bench)
+    offset = log.read(log.start_offset, 2 * KB).next_offset
+    segments, log.tail.segments = log.tail.segments, ()
+    assert log.part_now(offset, 100 * KB) is None
+    log.tail.segments = segments
+
+
 def test_a_part_outlives_its_file(bench: Bench) -> None:
     log = filled(bench)
     found = cut_one(log)

@@ -167,7 +167,8 @@ class Reader:
         segments = self._tail.segments
         if segments and offset >= segments[-1].base:
             return segment is segments[-1]
-        return segment is segments[bisect_right(segments, offset, key=_base) - 1]
+        at = bisect_right(segments, offset, key=_base)
+        return at > 0 and segment is segments[at - 1]  # it has none while a truncation empties it
 
     def _find_end(self, segment: Segment, stop: int, position_max: int) -> tuple[int, int]:
         """(position, offset) of the last batch in the index that begins at or before both; zeros if there is none."""
