@@ -1,5 +1,6 @@
 """Batches that are sent from their file: the same bytes that a read gives, or none."""
 
+import errno
 import os
 import random
 from collections.abc import Iterator
@@ -158,6 +159,26 @@ def test_what_comes_back_from_the_disk_is_checked_again(bench: Bench) -> None:
         found.load()
     with pytest.raises(CorruptLog):  # in memory again, but not what was checked
         log.read(offset, len(found))
+
+
+def test_where_the_index_is_lost_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads on needs none, and does not wait for one, or fail where the disk has no room for it."""
+    log = filled(bench)
+    segment = log.tail.segments[0]
+    offset = log.read(log.start_offset, 2 * KB).next_offset
+    os.unlink(segment.path(".index"))
+    bench.shard.files.forget([segment.path(".index")])
+    bench.shard.index_cache.drop(segment)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("headrace.log.segment.write_atomically", full)
+    assert log.part_now(offset, 100 * KB) is None
+    assert log.read(offset, 100 * KB).next_offset > offset
+    monkeypatch.undo()
+    assert log.read(offset + 1, 2 * KB), "one who does need it makes it again"
+    assert log.part_now(offset, 100 * KB) is not None
 
 
 def test_a_reader_is_not_disturbed_by_a_log_that_is_being_emptied(bench: Bench) -> None:

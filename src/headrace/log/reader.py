@@ -178,7 +178,10 @@ class Reader:
         if not segment.is_sealed and writer is not None and writer.segment is segment:
             found = writer.walker.find_pending_end(position_max, relative)
         if found is None:
-            found = kernel.find_end(self._index_of(segment), position_max, relative)
+            try:
+                found = kernel.find_end(self._stored_index(segment), position_max, relative)
+            except OSError:  # whoever reads on needs no index
+                return 0, 0
         return (0, 0) if found is None else (found[0], segment.base + found[1])
 
     def read_segment(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk:
@@ -321,16 +324,21 @@ class Reader:
         return position if position < segment.size else 0
 
     def _index_of(self, segment: Segment) -> bytes:
+        entries = self._stored_index(segment)
+        if not entries and segment.is_sealed and segment.size:
+            self._index_cache.drop(segment)
+            entries = self._loads.result(("index", segment.path()), lambda: self._rebuild(segment))
+            self._index_cache.keep(segment, entries, segment.size, is_whole=True)
+        return entries
+
+    def _stored_index(self, segment: Segment) -> bytes:
+        """What its file has: nothing, if it is lost."""
         entries = segment.index
         # An active segment's index grows, and a stale copy only means a longer walk; a sealed one's is complete.
         if entries is None or (
             not segment.index_is_whole and (segment.is_sealed or segment.size - segment.index_size > _STALE_BYTES)
         ):
             entries = self._index_cache.load(segment, self._read)
-            if not entries and segment.is_sealed and segment.size:
-                self._index_cache.drop(segment)
-                entries = self._loads.result(("index", segment.path()), lambda: self._rebuild(segment))
-                self._index_cache.keep(segment, entries, segment.size, is_whole=True)
         return entries
 
     def _rebuild(self, segment: Segment) -> bytes:
