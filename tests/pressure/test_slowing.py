@@ -244,3 +244,16 @@ async def test_the_file_limit_leaves_room_for_the_log(tmp_path: Path) -> None:
     files = broker.disk.open_files_max()
     assert broker.pressure.connections_max <= files - files // 4 - 100 or files < 400
     await broker.close()
+
+
+@pytest.mark.parametrize("files", [1024, 65536])
+async def test_the_file_limit_leaves_room_for_answers_on_their_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
+) -> None:
+    """Each may take two: one of its segment, and a copy of the socket of a client that does not read on."""
+    monkeypatch.setattr("headrace.log.disk.RealDisk.open_files_max", lambda _: files)
+    broker = await Broker.open(Config(data_dir=str(tmp_path)))
+    parts = broker.shard.files.parts_max
+    assert 0 < 2 * parts <= files // 16
+    assert broker.pressure.connections_max <= files - files // 4 - 100 - 2 * parts
+    await broker.close()

@@ -16,6 +16,7 @@ from headrace.clock import Clock
 from headrace.config import Config, format_size
 from headrace.errors import DiskFull, Overloaded
 from headrace.log.disk import Disk
+from headrace.log.part import parts_max
 from headrace.log.shard import Shard
 
 logger = logging.getLogger("headrace.pressure")
@@ -159,7 +160,8 @@ class Pressure:
     def connections_max(self) -> int:
         """Of all doors together: the log needs its files, and a process has only so many."""
         files = self._disk.open_files_max()
-        return max(CONNECTIONS_MIN, files - (self._segment_files or files // 4) - OTHER_FILES)
+        log_files = (self._segment_files or files // 4) + 2 * parts_max(files)
+        return max(CONNECTIONS_MIN, files - log_files - OTHER_FILES)
 
     @property
     def memory_share(self) -> float:

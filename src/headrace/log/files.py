@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.log.chain import SyncFailure
 from headrace.log.disk import Disk, FileId, is_untouched, sync_noting
-from headrace.log.part import FilePart, cut_part
+from headrace.log.part import FilePart, cut_part, parts_max
 from headrace.log.tiered import GroupCache
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Files:
         self.groups = GroupCache(disk)
         self.sync_filesystem: Callable[[], None] | None = None  # of a shard: syncs everything at once
         self._max = max(open_files_max, 8)
+        self.parts_max = parts_max(disk.open_files_max())
         self._lock = threading.Lock()
         self._open: dict[str, OpenFile] = {}
         self._idle: OrderedDict[str, OpenFile] = OrderedDict()  # those that may be closed: neither in use nor dirty
@@ -185,9 +186,9 @@ class Files:
     def part(
         self, segment: "Segment", position: int, end: int, next_offset: int, *, is_at_end: bool
     ) -> FilePart | None:
-        """Batches that can be sent without being read; see part.py. None on a disk that a test has changed: it wants to
-        be asked for every byte."""
-        if not is_untouched(self.disk):
+        """Batches that can be sent without being read; see part.py. None when there are many already, and on a disk
+        that a test has changed: it wants to be asked for every byte."""
+        if FilePart.made >= self.parts_max or not is_untouched(self.disk):
             return None
         entry = self._acquire(segment.data_path)
         try:

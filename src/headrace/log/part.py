@@ -12,7 +12,12 @@ from headrace.log.pread import is_cached, pread_nowait
 from headrace.record import codec
 from headrace.record.layout import MAGIC, MAGIC_AT
 
-PARTS_MAX = 256  # at a time, of all clients: each has a descriptor of its own
+PARTS_MAX = 256  # at a time, of all clients: each has a descriptor of its own, and one to wait for its client with
+
+
+def parts_max(open_files_max: int) -> int:
+    """A process that may open few files has better uses for them."""
+    return min(PARTS_MAX, open_files_max // 32)
 
 
 class FilePart:
@@ -84,9 +89,9 @@ def cut_part(
     is_at_end: bool,
 ) -> FilePart | None:
     """file[position:end]; behind it the batch with next_offset begins, or nothing (is_at_end). None if that is not so,
-    since indexes can be wrong, and where it is better read: not in memory, or too many have one already. `left_memory`
-    is called when it is not in memory any more."""
-    if FilePart.made >= PARTS_MAX or not is_cached(file, position, end - position):
+    since indexes can be wrong, and where it has to be read from the disk. `left_memory` is called when it is not in
+    memory any more."""
+    if not is_cached(file, position, end - position):
         return None
     try:
         if not is_at_end and not _begins(pread_nowait(file, MAGIC_AT + 1, end), next_offset):
