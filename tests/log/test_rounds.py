@@ -424,3 +424,18 @@ def raises(error: Exception) -> Any:
 
 def tickets(round_: Any) -> list[Any]:
     return [unit.ticket for unit in round_.units]
+
+
+def test_a_failure_during_the_last_checkpoint_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files may be open, and take all that is written, when their folder is gone already."""
+    shard = bench.open()
+    bench.append(1, [b"x"])
+    really = shard.state.write
+
+    def write(*args: Any, **options: Any) -> None:
+        really(*args, **options)
+        shard.fail(StorageFailed("the data folder is out of reach"))
+
+    monkeypatch.setattr(shard.state, "write", write)
+    with pytest.raises(StorageFailed, match="out of reach"):
+        shard.close()

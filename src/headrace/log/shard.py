@@ -189,7 +189,8 @@ class Shard:
         if self.failure is not None or lacks_room:
             closing(self.failure)  # the next start recovers; a clean mark would be a lie
             return
-        self.checkpoints.run(clean=True, done=closing)
+        # It may fail meanwhile: what is written to files whose folder is gone is written without an error.
+        self.checkpoints.run(clean=True, done=lambda error: closing(error or self.failure))
 
     def join(self) -> None:
         self._stop()
