@@ -83,6 +83,33 @@ def test_what_is_sent_from_files_and_what_is_read_is_the_whole_log(bench: Bench,
     assert data == expected and parts > 2
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_reader_of_a_log_that_grows_and_rolls_gets_the_same(bench: Bench, seed: int) -> None:
+    """With the index loaded before the segment grew, entries that wait to be written, and seals between two reads."""
+    log = filled(bench, seed=seed, size=200 * KB)
+    chosen = random.Random(seed)
+    data, offset, parts = b"", log.start_offset, 0
+    for turn in range(400):
+        if turn < 300:
+            bench.append(1, [chosen.randbytes(chosen.randrange(50, 4000)) for _ in range(chosen.randrange(1, 8))])
+        writer = log.tail.writer
+        if writer is not None and chosen.random() < 0.1:
+            writer.flush_index()
+        if chosen.random() < 0.3 and offset < log.visible_end:
+            end = chosen.choice((None, offset + 1, log.visible_end - 1, log.visible_end))
+            found = log.part_now(offset, 150 * KB, end=end)
+            if found is not None:
+                assert end is None or found.next_offset <= end
+                data, offset, parts = data + found.read(), found.next_offset, parts + 1
+            else:
+                chunk = log.read(offset, 70 * KB)
+                data, offset = data + bytes(chunk.data), chunk.next_offset
+    while offset < log.visible_end:
+        chunk = log.read(offset, 1 << 20)
+        data, offset = data + bytes(chunk.data), chunk.next_offset
+    assert data == whole(log) and parts > 1 and len(log.tail.segments) > 2
+
+
 def test_a_part_never_reaches_behind_the_end_that_was_asked_for(bench: Bench) -> None:
     log = filled(bench, stream=StreamSettings(segment_size=10 << 20, index_interval=1 * KB))
     start = log.read(log.start_offset, 2 * KB).next_offset

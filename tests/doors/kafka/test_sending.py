@@ -85,9 +85,12 @@ class Slow:
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
 
+    async def send(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._socket, data)
+
     async def ask(self, *offsets: int) -> None:
         for number, offset in enumerate(offsets):
-            await self._loop.sock_sendall(self._socket, fetch_request(offset, number))
+            await self.send(fetch_request(offset, number))
 
     async def _exactly(self, size: int) -> bytes:
         data = b""
@@ -154,6 +157,23 @@ async def test_a_slow_client_gets_every_byte_in_the_order_it_asked_for(
         correlation_id, data = await client.answer()
         assert correlation_id == number and records in data
     assert len(sent) >= len(answers) and max(sent) > 900_000
+
+
+async def test_small_answers_wait_for_the_large_ones_before_them(world: World, client: Slow, sent: list[int]) -> None:
+    answers = expected(world)
+    asked: list[bytes] = []
+    for offset in answers:
+        asked.append(fetch_request(offset, len(asked)))
+        header = struct.pack(">hhih", Api.API_VERSIONS, 0, len(asked), 4) + b"test"
+        asked.append(struct.pack(">i", len(header)) + header)
+    await client.send(b"".join(asked))
+    await until_stuck(world)
+    for number, records in enumerate(answers.values()):
+        correlation_id, data = await client.answer()
+        assert correlation_id == 2 * number and records in data
+        correlation_id, data = await client.answer()
+        assert correlation_id == 2 * number + 1 and len(data) < 10_000
+    assert sent
 
 
 async def test_a_client_that_leaves_in_the_midst_takes_nothing_with_it(world: World, client: Slow) -> None:
