@@ -135,6 +135,34 @@ def test_an_upgrade_is_ignored(live: Live) -> None:
     assert status_of(live.raw(GET + upgrade)) == 200
 
 
+@pytest.mark.parametrize("cut", [0, 3, 5])
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [("Content-Length: 5", b"hello"), ("Transfer-Encoding: chunked", b"3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n")],
+    ids=["length", "chunked"],
+)
+def test_a_body_behind_an_upgrade_that_is_ignored_is_read(
+    live: Live, topic: str, framing: str, body: bytes, cut: int
+) -> None:
+    """Java's HttpClient offers HTTP/2 with its first request, whatever it is: an empty message was stored."""
+    offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    head = f"POST /topics/{topic}/messages HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n{offer}{framing}\r\n\r\n"
+    last = GET + b"Connection: close\r\n\r\n"
+    with live.connect() as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(head.encode() + body[:cut])
+        sock.sendall(body[cut:] + last)
+        answers = read_all(sock).split(b"HTTP/1.1 ")
+    assert [answer[:3] for answer in answers[1:]] == [b"200", b"200"]
+    assert live.values(topic) == ["hello"]
+
+
+def test_what_follows_an_upgrade_that_is_ignored_is_served(live: Live) -> None:
+    upgrade = b"Upgrade: h2c\r\nConnection: upgrade\r\n\r\n"
+    answers = live.raw(GET + upgrade + GET + upgrade + GET + b"Connection: close\r\n\r\n").split(b"HTTP/1.1 ")
+    assert [answer[:3] for answer in answers[1:]] == [b"200", b"200", b"200"]
+
+
 def test_a_refused_body_does_not_hide_the_refusal(own: type[Live]) -> None:
     """The client goes on sending; it must still be able to read why that was in vain."""
     server = own(request_bytes_max=1000)

@@ -5,6 +5,7 @@ answer, and a refusal that is lost because the connection closes on bytes still 
 """
 
 import asyncio
+import contextlib
 from typing import Any, NamedTuple
 
 import httptools
@@ -18,6 +19,7 @@ from headrace.wire.http.bodies import PROBLEM
 URL_BYTES_MAX = 8 * 1024
 HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100
+FRAMING = (b"content-length", b"transfer-encoding")
 
 HEAD_PATIENCE_S = 10.0  # for a whole head, from its first byte or from the connect
 BODY_PATIENCE_S = 30.0  # in which at least BODY_BYTES_MIN must come
@@ -76,6 +78,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = 0  # as they came in
         self._headers_bytes = 0  # as parsed
         self._in_head = False
+        self._body_follows = False  # behind the head of an upgrade
         self._refusal: Refused | None = None
         self._head_since: float | None = None
         self._body_mark: tuple[float, int] | None = None  # when the body was last judged, bytes until then
@@ -103,15 +106,33 @@ class BoundedHttp(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
             if self._in_head and self._head_bytes > URL_BYTES_MAX + HEAD_BYTES_MAX:
                 raise Refused(431, "headers_too_large", f"the head is over {HEAD_BYTES_MAX:,} bytes")
         except Refused as refusal:
             self._refuse(refusal)
-        except httptools.HttpParserUpgrade:
-            pass  # nobody upgrades here: the request is answered as plain HTTP
         except httptools.HttpParserError:
             self._refuse(self._refusal or Refused(400, "malformed_request", "this is not a well-formed HTTP request"))
+
+    def _parse(self, data: bytes) -> None:
+        """Nobody upgrades here: the request is answered as plain HTTP. The parser takes all behind its head for another
+        protocol, the body too, so that a new one goes on there."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                with contextlib.suppress(AttributeError):  # as uvicorn's own; older parsers need none
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                if self._body_follows:
+                    self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(self._framing()))
+                    self._body_follows = False
+
+    def _framing(self) -> list[bytes]:
+        """The headers that say where the body ends."""
+        return [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] in FRAMING]
 
     def _refuse(self, refusal: Refused) -> None:
         cycle = self.cycle
@@ -185,6 +206,8 @@ class BoundedHttp(HttpToolsProtocol):
     # What the parser finds.
 
     def on_message_begin(self) -> None:
+        if self._body_follows:
+            return
         super().on_message_begin()
         self._in_head = True
         self._head_bytes = self._headers_bytes = 0
@@ -192,11 +215,15 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_since = self.loop.time()
 
     def on_url(self, url: bytes) -> None:
+        if self._body_follows:
+            return
         super().on_url(url)
         if len(self.url) > URL_BYTES_MAX:
             self._stop(Refused(414, "url_too_long", f"the URL is over {URL_BYTES_MAX:,} bytes"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._body_follows:
+            return
         super().on_header(name, value)
         self._headers_bytes += len(name) + len(value) + 4
         if len(self.headers) > HEADERS_MAX:
@@ -209,6 +236,8 @@ class BoundedHttp(HttpToolsProtocol):
         raise refusal
 
     def on_headers_complete(self) -> None:
+        if self._body_follows:
+            return
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             self._stop(Refused(400, "malformed_request", "a request has one Host header"))
@@ -226,6 +255,7 @@ class BoundedHttp(HttpToolsProtocol):
             # Whoever answers before such a body is here does not read the rest of it: the connection ends
             # with the answer, and says so.
             cycle.keep_alive = False
+        self._body_follows = self.parser.should_upgrade() and bool(self._framing())
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._task = self.loop.create_task(cycle.run_asgi(app))
@@ -245,6 +275,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._body_follows:
+            return
         self._body_mark = None
         self.cycle.keep_alive = self._keep_alive
         super().on_message_complete()
