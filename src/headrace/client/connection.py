@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from headrace.client import forks
 from headrace.client.exchange import Endpoint, Response, ResponseReader, request_bytes
 from headrace.client.retry import Attempts, Fate, Outcome
 from headrace.errors import BrokerUnreachable
@@ -34,6 +35,7 @@ class Connection:
         self._socket: socket.socket | None = None
         self._idle_since = 0.0
         self._tls: ssl.SSLContext | None = None
+        forks.tell(self)
 
     def request(
         self,
@@ -66,6 +68,9 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._socket.close()
             self._socket = None
+
+    def forked(self) -> None:
+        self.close()  # ours only: two processes on one connection would read each other's answers
 
     def _attempt(self, data: bytes, timeout_s: float) -> Outcome:
         reader = ResponseReader()
@@ -141,6 +146,7 @@ class Stream:
         self._pieces: list[bytes] = []
         self._reader = ResponseReader(self._pieces.append)
         self._socket: socket.socket | None = None
+        forks.tell(self)
         try:
             self._socket = connection.connect()
             self._socket.sendall(request)
@@ -176,6 +182,8 @@ class Stream:
             with contextlib.suppress(OSError):
                 self._socket.close()
             self._socket = None
+
+    forked = close
 
 
 def reason_of(error: OSError) -> str:

@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import Future
 from types import TracebackType
 
+from headrace.client import forks
 from headrace.client.connection import Connection
 from headrace.client.exchange import DEFAULT_URL, parse_url, path_of
 from headrace.client.outbox import Outbox, halves
@@ -28,7 +29,8 @@ class Producer:
 
     Batches by itself: what is sent while a request is under way goes into the next one. `send` waits only
     when `buffer_bytes` are waiting. A message whose answer got lost fails with Unconfirmed and is not sent
-    again: it may be stored, and only the caller knows whether a duplicate would hurt.
+    again: it may be stored, and only the caller knows whether a duplicate would hurt. A process that is forked
+    may use it, too, and begins with nothing to send.
     """
 
     def __init__(
@@ -43,12 +45,21 @@ class Producer:
         self.topic = topic
         self._connection = Connection(parse_url(url), timeout_s=timeout_s, retry_s=retry_s)
         self._path = path_of("topics", topic, "messages")
-        self._outbox: Outbox[Future[Published]] = Outbox(buffer_bytes)
+        self._buffer_bytes = buffer_bytes
+        self._closed = False
+        self._begin()
+        forks.tell(self)
+
+    def _begin(self) -> None:
+        self._outbox: Outbox[Future[Published]] = Outbox(self._buffer_bytes)
         self._changed = threading.Condition()
         self._under_way = 0
         self._failure: HeadraceError | None = None
-        self._closed = False
         self._thread: threading.Thread | None = None
+
+    def forked(self) -> None:
+        """The thread is the parent's, and so is what waits: sent from here, too, it would be stored twice."""
+        self._begin()
 
     def send(
         self,
