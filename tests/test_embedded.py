@@ -1,6 +1,7 @@
 """headrace.Log: the log without a server."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -238,6 +239,28 @@ def test_housekeeping_that_was_asked_for_says_what_failed(tmp_path: Path) -> Non
         damaged.write_bytes(data)
         with pytest.raises(CorruptLog):
             log.maintain()
+
+
+def test_a_log_whose_folder_is_gone_can_be_closed(tmp_path: Path) -> None:
+    """The thread that the log belongs to ended when it looked for free space, and everybody waited for ever."""
+    log = open_log(tmp_path / "log")
+    looked = threading.Event()
+    tick = log._tick
+
+    def look() -> None:
+        try:
+            tick()
+        except OSError:
+            looked.set()
+            raise
+
+    shutil.rmtree(tmp_path / "log")
+    log._owner.tick = look
+    assert looked.wait(60)
+    closing = threading.Thread(target=log.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
 
 
 def test_records_are_the_same_when_they_are_archived_and_when_they_are_back(tmp_path: Path) -> None:

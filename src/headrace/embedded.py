@@ -349,6 +349,7 @@ class _Owner:
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._ending = threading.Lock()  # nothing that somebody waits for comes behind the end
         self._ended = False
+        self._said = ""
         self._thread = threading.Thread(target=self._run, name="headrace-owner", daemon=True)
         self._thread.start()
 
@@ -386,17 +387,26 @@ class _Owner:
                 work = self._work.get(timeout=TICK_S)
                 if work is None:
                     break
-                work()
+                self._do(work)
             except queue.Empty:
                 pass
             now = self._clock.monotonic()
             if self.tick is not None and now - ticked >= TICK_S:
                 ticked = now
-                self.tick()
+                self._do(self.tick)
         while not self._work.empty():  # said by the last that was done: somebody may wait for it
             left = self._work.get()
             if left is not None:
-                left()
+                self._do(left)
+
+    def _do(self, work: Callable[[], object]) -> None:
+        """Whatever it raises: without this thread everybody would wait for ever."""
+        try:
+            work()
+        except Exception as error:
+            if str(error) != self._said:  # a folder that is gone is gone at every tick
+                self._said = str(error)
+                logger.exception("looking after the log failed")
 
 
 def _bytes(data: Data | None) -> bytes | None:
