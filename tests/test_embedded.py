@@ -202,6 +202,39 @@ def test_the_folder_belongs_to_one_log(tmp_path: Path) -> None:
     open_log(tmp_path).close()
 
 
+def test_a_log_stays_with_the_process_that_opened_it(tmp_path: Path) -> None:
+    """A child has no thread for it and waited for ever; and its copy of the lock outlived the log."""
+    script = """
+import os, signal, sys
+import headrace
+from headrace.errors import LogClosed
+
+settings = {"journal_file_size": "1MB", "journal_files": 2}
+said, say = os.pipe()
+left, leave = os.pipe()
+log = headrace.Log(sys.argv[1], **settings)
+log.append("before")
+if os.fork() == 0:
+    signal.alarm(50)
+    os.close(leave)
+    try:
+        log.append("by the child")
+    except LogClosed as error:
+        log.close()
+        os.write(say, str(error).encode())
+    os.read(left, 1)
+    os._exit(0)
+os.close(say)
+assert b"forked" in os.read(said, 1000)
+log.append("after")
+log.close()
+with headrace.Log(sys.argv[1], **settings) as log:
+    assert [record.value for record in log] == [b"before", b"after"] and log.recovery.clean
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_closed_log_says_so(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.close()

@@ -1,8 +1,10 @@
 """`headrace.Log`: one durable log in a folder, for programs that want the log and no server."""
 
 import logging
+import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -48,7 +50,8 @@ class Log:
     b'hello'
 
     Settings are those of docs/configuration.md, by name, as people write them. Appends of several threads
-    share a sync. The folder is locked: a second Log, or a broker, on it is refused.
+    share a sync. The folder is locked: a second Log, or a broker, on it is refused. A process that is forked
+    cannot use it.
     """
 
     def __init__(self, path: str | Path, *, clock: Clock | None = None, **settings: object) -> None:
@@ -76,7 +79,15 @@ class Log:
         self._housekeeping_s = config.retention_interval_ms / 1000
         self._kept_at = self._clock.monotonic()
         self._closed = False
+        self._is_parents = False
         self._owner.tick = self._tick
+        _open.add(self)
+
+    def forked(self) -> None:
+        """In the child of a fork: the thread and the folder are the parent's."""
+        if not self._closed:
+            self._closed = self._is_parents = True
+            self._shard.leave_to_parent()
 
     # Writing.
 
@@ -280,6 +291,8 @@ class Log:
                 loaded.wait()
 
     def _on_owner(self, work: Callable[[], T]) -> T:
+        if self._is_parents:
+            raise LogClosed("the log belongs to the process that opened it, not to one that was forked from it")
         if self._closed:
             raise LogClosed("the log is closed")
         return self._owner.call(work)
@@ -291,6 +304,17 @@ class Log:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_open: "weakref.WeakSet[Log]" = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for log in list(_open):
+        log.forked()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Subscription:

@@ -209,6 +209,10 @@ class Shard:
         if hasattr(self, "_lock"):
             self.disk.close(self._lock)
 
+    def leave_to_parent(self) -> None:
+        """In the child of a fork: the folder would stay locked as long as the child lives, whatever the parent does."""
+        self.disk.close(self._lock)
+
     # Logs.
 
     def next_log_id(self) -> int:
