@@ -16,7 +16,7 @@ from headrace import AsyncConsumer, AsyncProducer, Consumer, Message, Producer, 
 from headrace.client.async_connection import AsyncConnection
 from headrace.client.connection import Connection
 from headrace.client.exchange import Response, parse_url
-from headrace.errors import BrokerUnreachable, HeadraceError, InvalidInput, NotFound, Overloaded, Unconfirmed
+from headrace.errors import BrokerUnreachable, HeadraceError, InvalidInput, LogClosed, NotFound, Overloaded, Unconfirmed
 from tests.client.scripted import CLOSE, ok, scripted
 
 STORED = b'{"messages":[{"partition":0,"offset":7}]}'
@@ -281,7 +281,7 @@ def test_what_publish_raised_is_not_said_again_at_the_end() -> None:
     producer = Producer("t")
     producer._connection = connection = Particular(threading.Event)  # type: ignore[assignment]
     first = producer.send("first")
-    until(lambda: producer._under_way == 1)
+    until(lambda: first.running())
     with ThreadPoolExecutor(2) as threads:
         bad = threads.submit(producer.publish, "bad")
         until(lambda: len(producer._outbox) == 1)
@@ -344,6 +344,50 @@ def test_a_full_buffer_makes_send_wait_instead_of_growing() -> None:
     with scripted(*[ok(STORED)] * 20) as server, Producer("t", server.url, buffer_bytes=1) as producer:
         for _ in range(20):
             producer.send("x").result()
+
+
+def stored(*_: object, body: bytes, **__: object) -> Response:
+    """What a broker answers that takes everything."""
+    places = [{"partition": 0, "offset": n} for n in range(body.count(b"\n"))]
+    return Response(200, {}, json.dumps({"messages": places}).encode())
+
+
+@pytest.mark.parametrize("what", ["flush", "close"])
+def test_whoever_goes_on_sending_keeps_no_other_from_the_end(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """There was always something under way, and both waited for ever."""
+    monkeypatch.setattr(Connection, "request", stored)
+    producer = Producer("t", "http://127.0.0.1:1")
+
+    def again(_: object = None) -> None:
+        with contextlib.suppress(LogClosed):
+            producer.send("x").add_done_callback(again)
+
+    again()
+    waiting = threading.Thread(target=getattr(producer, what), daemon=True)
+    waiting.start()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    producer.close()
+
+
+@pytest.mark.parametrize("what", ["flush", "close"])
+async def test_whoever_goes_on_sending_keeps_no_other_task_from_the_end(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async def request(*args: object, **options: Any) -> Response:
+        with contextlib.suppress(LogClosed):
+            await producer.send("another")
+        await asyncio.sleep(0)
+        return stored(*args, **options)
+
+    monkeypatch.setattr(AsyncConnection, "request", request)
+    producer = AsyncProducer("t", "http://127.0.0.1:1")
+    await producer.send("first")
+    try:
+        async with asyncio.timeout(20):
+            await getattr(producer, what)()
+    finally:
+        producer._closed = True
 
 
 def test_an_overloaded_broker_is_said_to_be_overloaded() -> None:

@@ -40,6 +40,8 @@ class AsyncProducer:
         self._outbox: Outbox[asyncio.Future[Published]] = Outbox(buffer_bytes)
         self._room = asyncio.Condition()
         self._pump: asyncio.Task[None] | None = None
+        self._sent = self._settled = 0  # how many messages there were, and of how many it is known what became of them
+        self._progress = asyncio.Event()  # set, and replaced, with every batch
         self._failure: HeadraceError | None = None
         self._closed = False
 
@@ -64,6 +66,7 @@ class AsyncProducer:
             raise LogClosed("the producer is closed")
         future.add_done_callback(_seen)
         self._outbox.put(line, future)
+        self._sent += 1
         if self._pump is None:
             self._pump = asyncio.create_task(self._run(), name=f"producer {self.topic}")
         return future
@@ -82,21 +85,22 @@ class AsyncProducer:
         return await (await self._put(line, Asked()))
 
     async def flush(self) -> None:
-        """Waits until nothing is under way; raises the first failure of a `send` since the last flush."""
-        while self._pump is not None:
-            await asyncio.shield(self._pump)
+        """Waits for what was sent until now; raises the first failure of a `send` since the last flush."""
+        last = self._sent
+        while self._settled < last:
+            await self._progress.wait()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     async def close(self) -> None:
-        """Sends what is waiting, then closes; raises as flush does."""
+        """Takes no more, sends what is waiting, then closes; raises as flush does."""
+        self._closed = True  # first: whoever goes on sending must not keep it from ending
         try:
-            await self.flush()
-        finally:
-            self._closed = True
             async with self._room:
                 self._room.notify_all()
+            await self.flush()
+        finally:
             await self._connection.close()
 
     async def __aenter__(self) -> "AsyncProducer":
@@ -119,6 +123,9 @@ class AsyncProducer:
                 batch = [waiting for waiting in taken if not waiting[1].cancelled()]
                 if batch:
                     await self._deliver(batch)
+                self._settled += len(taken)
+                self._progress.set()
+                self._progress = asyncio.Event()
         finally:
             self._pump = None
 

@@ -53,7 +53,7 @@ class Producer:
     def _begin(self) -> None:
         self._outbox: Outbox[Future[Published]] = Outbox(self._buffer_bytes)
         self._changed = threading.Condition()
-        self._under_way = 0
+        self._sent = self._settled = 0  # how many messages there were, and of how many it is known what became of them
         self._failure: HeadraceError | None = None
         self._thread: threading.Thread | None = None
 
@@ -84,6 +84,7 @@ class Producer:
                 self._thread.start()
                 atexit.register(self.close)  # a program that just ends has still said send()
             self._outbox.put(line, future)
+            self._sent += 1
             self._changed.notify_all()
         return future
 
@@ -101,25 +102,26 @@ class Producer:
         return self._put(line, Asked()).result()
 
     def flush(self) -> None:
-        """Waits until nothing is under way; raises the first failure of a `send` since the last flush."""
+        """Waits for what was sent until now; raises the first failure of a `send` since the last flush."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._outbox and not self._under_way)
+            last = self._sent
+            self._changed.wait_for(lambda: self._settled >= last)
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def close(self) -> None:
-        """Sends what is waiting, then closes; raises as flush does."""
+        """Takes no more, sends what is waiting, then closes; raises as flush does."""
         atexit.unregister(self.close)
+        with self._changed:
+            self._closed = True  # first: whoever goes on sending must not keep it from ending
+            self._changed.notify_all()
         try:
-            self.flush()
-        finally:
-            with self._changed:
-                self._closed = True
-                self._changed.notify_all()
             if self._thread is not None:
                 self._thread.join()
+        finally:
             self._connection.close()
+        self.flush()
 
     def __enter__(self) -> "Producer":
         return self
@@ -141,12 +143,11 @@ class Producer:
                 if not taken:
                     return
                 batch = [waiting for waiting in taken if waiting[1].set_running_or_notify_cancel()]
-                self._under_way = len(batch)
                 self._changed.notify_all()
             if batch:
                 self._deliver(batch)
             with self._changed:
-                self._under_way = 0
+                self._settled += len(taken)
                 self._changed.notify_all()
 
     def _deliver(self, batch: list[Waiting]) -> None:
