@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,7 +16,16 @@ from headrace import AsyncConsumer, AsyncProducer, Consumer, Message, Producer, 
 from headrace.client.async_connection import AsyncConnection
 from headrace.client.connection import Connection
 from headrace.client.exchange import Response, parse_url
-from headrace.errors import BrokerUnreachable, HeadraceError, InvalidInput, LogClosed, NotFound, Overloaded, Unconfirmed
+from headrace.errors import (
+    BrokerUnreachable,
+    Conflict,
+    HeadraceError,
+    InvalidInput,
+    LogClosed,
+    NotFound,
+    Overloaded,
+    Unconfirmed,
+)
 from tests.client.scripted import CLOSE, ok, scripted
 
 STORED = b'{"messages":[{"partition":0,"offset":7}]}'
@@ -388,6 +397,48 @@ async def test_whoever_goes_on_sending_keeps_no_other_task_from_the_end(
             await getattr(producer, what)()
     finally:
         producer._closed = True
+
+
+def test_a_callback_may_send_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs on the thread that makes room, and waited for itself."""
+    full = threading.Event()
+
+    def request(*args: object, **options: Any) -> Response:
+        assert full.wait(60)
+        return stored(*args, **options)
+
+    monkeypatch.setattr(Connection, "request", request)
+    producer = Producer("t", "http://127.0.0.1:1", buffer_bytes=1)
+    again: list[Future[Published]] = []
+    first = producer.send("first")
+    first.add_done_callback(lambda _: again.append(producer.send("again")))
+    until(first.running)
+    second = producer.send("second")
+    full.set()
+    assert second.result(60)
+    assert again[0].result(60)
+    producer.close()
+
+
+@pytest.mark.parametrize("what", ["publish", "flush", "close"])
+def test_a_callback_is_told_that_it_cannot_wait(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    told: list[BaseException | None] = []
+    done = threading.Event()
+
+    def wait(_: object) -> None:
+        try:
+            producer.publish("x") if what == "publish" else getattr(producer, what)()
+        except HeadraceError as error:
+            told.append(error)
+        done.set()
+
+    with Producer("t", "http://127.0.0.1:1") as producer:
+        gate = threading.Event()
+        monkeypatch.setattr(Connection, "request", lambda *a, **o: gate.wait(60) and stored(*a, **o))
+        producer.send("first").add_done_callback(wait)
+        gate.set()
+        assert done.wait(60)
+        assert isinstance(told[0], Conflict) and what in str(told[0])
 
 
 def test_an_overloaded_broker_is_said_to_be_overloaded() -> None:

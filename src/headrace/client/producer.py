@@ -10,7 +10,7 @@ from headrace.client.connection import Connection
 from headrace.client.exchange import DEFAULT_URL, parse_url, path_of
 from headrace.client.outbox import Outbox, halves
 from headrace.client.shapes import NDJSON, Data, Headers, Published, is_about_one, message_line, parse_published
-from headrace.errors import HeadraceError, InvalidInput, LogClosed, NotFound, Unconfirmed
+from headrace.errors import Conflict, HeadraceError, InvalidInput, LogClosed, NotFound, Unconfirmed
 
 Waiting = tuple[bytes, "Future[Published]"]
 
@@ -28,9 +28,9 @@ class Producer:
     ...     future.result().offset
 
     Batches by itself: what is sent while a request is under way goes into the next one. `send` waits only
-    when `buffer_bytes` are waiting. A message whose answer got lost fails with Unconfirmed and is not sent
-    again: it may be stored, and only the caller knows whether a duplicate would hurt. A process that is forked
-    may use it, too, and begins with nothing to send.
+    when `buffer_bytes` are waiting. Callbacks of its futures may send, but not wait for others. A message whose
+    answer got lost fails with Unconfirmed and is not sent again: it may be stored, and only the caller knows
+    whether a duplicate would hurt. A process that is forked may use it, too, and begins with nothing to send.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class Producer:
 
     def _put(self, line: bytes, future: "Future[Published]") -> "Future[Published]":
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._outbox.has_room(line))
+            # A callback that sends runs on the thread that makes room: it would wait for itself.
+            self._changed.wait_for(lambda: self._closed or self._is_ours() or self._outbox.has_room(line))
             if self._closed:
                 raise LogClosed("the producer is closed")
             if self._thread is None:
@@ -99,10 +100,12 @@ class Producer:
     ) -> Published:
         """Where the message is stored: it is on disk when this returns."""
         line = message_line(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        self._refuse_callbacks("publish")
         return self._put(line, Asked()).result()
 
     def flush(self) -> None:
         """Waits for what was sent until now; raises the first failure of a `send` since the last flush."""
+        self._refuse_callbacks("flush")
         with self._changed:
             last = self._sent
             self._changed.wait_for(lambda: self._settled >= last)
@@ -112,6 +115,7 @@ class Producer:
 
     def close(self) -> None:
         """Takes no more, sends what is waiting, then closes; raises as flush does."""
+        self._refuse_callbacks("close")
         atexit.unregister(self.close)
         with self._changed:
             self._closed = True  # first: whoever goes on sending must not keep it from ending
@@ -122,6 +126,13 @@ class Producer:
         finally:
             self._connection.close()
         self.flush()
+
+    def _is_ours(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _refuse_callbacks(self, what: str) -> None:
+        if self._is_ours():
+            raise Conflict(f"a callback of a message can send, but not {what}: it would wait for what waits for it")
 
     def __enter__(self) -> "Producer":
         return self
