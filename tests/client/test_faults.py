@@ -488,6 +488,41 @@ def test_positions_are_right_wherever_the_reader_stops() -> None:
         assert b"offset=2" in server.requests[-1]
 
 
+def test_a_reader_may_go_elsewhere_in_the_middle_of_a_batch() -> None:
+    """The rest of the batch was handed out, and moved the positions back to where it was."""
+    with scripted(OFFSETS, page(0, 3), OFFSETS, page(0, 1)) as server, Consumer("t", server.url) as consumer:
+        seen = []
+        for message in consumer:
+            seen.append(message.offset)
+            if seen == [0, 1]:
+                consumer.seek("earliest")
+            if len(seen) == 3:
+                break
+        assert seen == [0, 1, 0]
+        assert consumer.positions == {0: 1}
+
+
+async def test_a_reader_with_asyncio_may_go_elsewhere_in_the_middle_of_a_batch() -> None:
+    with scripted(OFFSETS, page(0, 3), OFFSETS, page(0, 1)) as server:
+        async with AsyncConsumer("t", server.url) as consumer:
+            seen = []
+            async for message in consumer:
+                seen.append(message.offset)
+                if seen == [0, 1]:
+                    consumer.seek("earliest")
+                if len(seen) == 3:
+                    break
+        assert seen == [0, 1, 0]
+
+
+def test_going_elsewhere_ends_what_is_read_to_the_end() -> None:
+    with scripted(OFFSETS, OFFSETS, page(0, 3), OFFSETS, page(0, 3)) as server, Consumer("t", server.url) as consumer:
+        for message in consumer.until_end():
+            assert message.offset == 0
+            consumer.seek("earliest")
+        assert [m.offset for m in consumer.poll()] == [0, 1, 2]
+
+
 def test_whoever_waits_for_a_producer_with_a_bug_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that sends ended with it, and flush waited for ever."""
 

@@ -59,6 +59,8 @@ class AsyncConsumer(Reading):
                 taken, is_last = await self._run(self._up_to(partition, ends[partition]))
                 for message in self._hand_out(*taken):
                     yield message
+                if partition not in self.positions:
+                    return
                 if is_last or self.positions[partition] == before:
                     break
 

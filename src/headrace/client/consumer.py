@@ -62,6 +62,8 @@ class Consumer(Reading):
                 before = self.positions[partition]
                 taken, is_last = self._run(self._up_to(partition, ends[partition]))
                 yield from self._hand_out(*taken)
+                if partition not in self.positions:
+                    return
                 if is_last or self.positions[partition] == before:
                     break
 

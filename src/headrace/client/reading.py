@@ -89,16 +89,19 @@ class Reading:
         self._heard_at = 0.0
 
     def seek(self, start: Start) -> None:
-        """Goes on from elsewhere."""
+        """Goes on from elsewhere, also in the middle of an iteration. What until_end() reads ends with it."""
         self._unfollow()
         self._start, self._since_ms, self.positions = start, None, {}
 
     def _hand_out(self, messages: list[Message], reached: dict[int, int]) -> Iterator[Message]:
         """Positions move with every message, so that they are right whenever the reader stops."""
+        positions = self.positions
         for message in messages:
-            self.positions[message.partition] = message.offset + 1
+            positions[message.partition] = message.offset + 1
             yield message
-        self.positions.update(reached)
+            if self.positions is not positions:
+                return  # the reader wants to go on from elsewhere
+        positions.update(reached)
 
     def _take(self, wait_s: float) -> Steps[Taken]:
         """The next messages, of whatever partition has some."""
