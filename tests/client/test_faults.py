@@ -488,6 +488,16 @@ def test_positions_are_right_wherever_the_reader_stops() -> None:
         assert b"offset=2" in server.requests[-1]
 
 
+def test_a_reader_that_was_cut_off_while_it_looked_for_a_time_looks_again() -> None:
+    """It went on from the start of the topic instead."""
+    script = (OFFSETS, CLOSE, OFFSETS, page(2, 3), page(2, 3))
+    with scripted(*script) as server, Consumer("t", server.url, since_ms=5, retry_s=0) as consumer:
+        with pytest.raises(BrokerUnreachable):
+            consumer.poll()
+        assert [m.offset for m in consumer.poll()] == [2]
+        assert b"timestamp=5" in server.requests[3] and b"offset=2" in server.requests[4]
+
+
 def test_a_reader_may_go_elsewhere_in_the_middle_of_a_batch() -> None:
     """The rest of the batch was handed out, and moved the positions back to where it was."""
     with scripted(OFFSETS, page(0, 3), OFFSETS, page(0, 1)) as server, Consumer("t", server.url) as consumer:

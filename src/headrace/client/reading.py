@@ -139,13 +139,14 @@ class Reading:
         if self.positions:
             return
         ranges = chosen(self.topic, (yield from self._ranges()), self._partition)
-        self.positions = resolve(self._start, ranges)
-        self._rotation = sorted(self.positions)
+        positions = resolve(self._start, ranges)
         if self._since_ms is not None:
-            for partition in self._rotation:
+            for partition in positions:
                 query = {"partition": partition, "timestamp": self._since_ms, "limit": 1}
                 messages, next_offset = parse_read((yield self._get("messages", query)))
-                self.positions[partition] = messages[0].offset if messages else next_offset
+                positions[partition] = messages[0].offset if messages else next_offset
+        # Not before all are known: whoever is cut off here, and tries again, begins again.
+        self.positions, self._rotation = positions, sorted(positions)
 
     def _ranges(self) -> Steps[list[Range]]:
         return parse_offsets((yield self._get("offsets", {})))
