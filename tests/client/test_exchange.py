@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.client.exchange import Endpoint, Response, ResponseReader, parse_url, path_of, request_bytes
-from headrace.client.retry import DELAY_S_MAX, Fate, backoff_s, may_repeat, retry_after_s
+from headrace.client.retry import DELAY_S_MAX, Attempts, Fate, backoff_s, may_repeat, retry_after_s
 from headrace.errors import BrokerUnreachable, InvalidInput
 
 HERE = Endpoint("localhost", 15672)
@@ -106,6 +106,20 @@ def test_a_refusal_is_repeated_only_when_the_broker_says_when() -> None:
     assert retry_after_s(Response(503, {}, b"")) is None  # a failed disk: who knows what was kept
     assert retry_after_s(Response(429, {"retry-after": "Wed, 21 Oct"}, b"")) is None
     assert retry_after_s(Response(200, {"retry-after": "5"}, b"")) is None
+
+
+def test_a_read_that_waited_for_long_before_it_was_cut_off_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long to try is counted from the first failure: a long poll had used it up before there was any."""
+    now = 0.0
+    monkeypatch.setattr("headrace.client.retry.time.monotonic", lambda: now)
+    attempts = Attempts(parse_url("localhost"), "GET", 10)
+    now = 60.0
+    assert attempts.delay_s((Fate.LOST, "gone")) is not None
+    now = 69.0
+    assert attempts.delay_s((Fate.NOT_SENT, "refused")) is not None
+    now = 70.1
+    with pytest.raises(BrokerUnreachable, match="refused"):
+        attempts.delay_s((Fate.NOT_SENT, "refused"))
 
 
 def test_waiting_grows_and_stays_bounded() -> None:

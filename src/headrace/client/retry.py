@@ -57,12 +57,15 @@ class Attempts:
     def __init__(self, endpoint: Endpoint, method: str, retry_s: float) -> None:
         self._endpoint = endpoint
         self._method = method
-        self._deadline = time.monotonic() + retry_s
+        self._retry_s = retry_s
+        self._deadline: float | None = None
         self._tried = 0
 
     def delay_s(self, outcome: Outcome) -> float | None:
         """How long to wait before the next try; None when the outcome is the answer."""
         self._tried += 1
+        if self._deadline is None:  # counted from here: a read may have waited for longer before it was cut off
+            self._deadline = time.monotonic() + self._retry_s
         if isinstance(outcome, Response):
             wanted_s = retry_after_s(outcome)
             return None if wanted_s is None or time.monotonic() + wanted_s > self._deadline else wanted_s
