@@ -1,5 +1,6 @@
 """Reading a topic from asyncio."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Literal
@@ -7,7 +8,7 @@ from typing import Any, Literal
 from headrace.client.async_connection import AsyncConnection
 from headrace.client.exchange import DEFAULT_URL, parse_url
 from headrace.client.positions import Start
-from headrace.client.reading import ITERATION_WAIT_S, Ask, Follow, Get, Reading, Steps, T
+from headrace.client.reading import ITERATION_WAIT_S, Ask, Follow, Get, Pause, Reading, Steps, T
 from headrace.client.shapes import Message
 
 
@@ -90,4 +91,6 @@ class AsyncConsumer(Reading):
             return await self._connection.request("GET", ask.path, query=ask.query, wait_s=ask.wait_s)
         if isinstance(ask, Follow):
             return await self._connection.stream(ask.path, headers=ask.headers)
+        if isinstance(ask, Pause):
+            return await asyncio.sleep(ask.wait_s)
         return await ask.stream.read(ask.wait_s)

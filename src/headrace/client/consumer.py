@@ -1,5 +1,6 @@
 """Reading a topic, blocking: from anywhere, to the end or for ever, over one or two connections."""
 
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Literal
@@ -7,7 +8,7 @@ from typing import Any, Literal
 from headrace.client.connection import Connection
 from headrace.client.exchange import DEFAULT_URL, parse_url
 from headrace.client.positions import Start
-from headrace.client.reading import ITERATION_WAIT_S, Ask, Follow, Get, Reading, Steps, T
+from headrace.client.reading import ITERATION_WAIT_S, Ask, Follow, Get, Pause, Reading, Steps, T
 from headrace.client.shapes import Message
 
 
@@ -93,4 +94,6 @@ class Consumer(Reading):
             return self._connection.request("GET", ask.path, query=ask.query, wait_s=ask.wait_s)
         if isinstance(ask, Follow):
             return self._connection.stream(ask.path, headers=ask.headers)
+        if isinstance(ask, Pause):
+            return time.sleep(ask.wait_s)
         return ask.stream.read(ask.wait_s)

@@ -20,6 +20,7 @@ from headrace.client.positions import (
     resolve,
     skip_lost,
 )
+from headrace.client.retry import backoff_s, retry_after_s
 from headrace.client.shapes import Message, Range, parse_offsets, parse_read, raise_for
 from headrace.errors import OffsetOutOfRange
 
@@ -58,8 +59,14 @@ class Listen(NamedTuple):
     wait_s: float
 
 
+class Pause(NamedTuple):
+    """Answered by nothing, after the time."""
+
+    wait_s: float
+
+
 T = TypeVar("T")
-Ask = Get | Follow | Listen
+Ask = Get | Follow | Listen | Pause
 Steps = Generator[Ask, Any, T]
 Taken = tuple[list[Message], dict[int, int]]  # messages, and the positions reached with them
 
@@ -87,6 +94,7 @@ class Reading:
         self._events = EventReader()
         self._followed: dict[int, int] = {}  # where the stream is
         self._heard_at = 0.0
+        self._ended = 0  # streams in a row that said nothing
 
     def seek(self, start: Start) -> None:
         """Goes on from elsewhere, also in the middle of an iteration. What until_end() reads ends with it."""
@@ -104,7 +112,16 @@ class Reading:
         positions.update(reached)
 
     def _take(self, wait_s: float) -> Steps[Taken]:
-        """The next messages, of whatever partition has some."""
+        """The next messages, of whatever partition has some; none only when the time is over. A broker may answer
+        before that: it stops, it does not let a read wait as long, or what came was not for readers."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            taken = yield from self._look(deadline - time.monotonic())
+            if taken[0] or time.monotonic() >= deadline:
+                return taken
+            self.positions.update(taken[1])
+
+    def _look(self, wait_s: float) -> Steps[Taken]:
         yield from self._begin()
         if len(self.positions) == 1:
             return (yield from self._fetch(next(iter(self.positions)), wait_s))
@@ -187,6 +204,7 @@ class Reading:
             response = self._stream.response
             if piece:
                 self._heard_at = now
+                self._ended = 0
                 messages = self._events.messages(piece)
                 if self._events.has_notice:
                     self._unfollow()
@@ -194,9 +212,11 @@ class Reading:
                     advance(self._followed, messages)
                     return messages, dict(self._followed)
             if piece is None or response is not None or now - self._heard_at > QUIET_S_MAX:
-                self._unfollow()  # the next poll reads from where we are, and tries again if that fails
-                if response is not None:
+                self._unfollow()  # what follows reads from where we are, and tries again if that fails
+                if response is not None and retry_after_s(response) is None:
                     raise_for(response)
+                self._ended += 1
+                yield Pause(min(backoff_s(self._ended - 1), max(deadline - now, 0.0)))
             if now >= deadline:
                 break
         return [], {}
