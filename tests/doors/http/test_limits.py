@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace import Client
 from headrace.doors.http import door as http_door
 from headrace.doors.http.protocol import BoundedHttp
+from headrace.errors import Overloaded
 from tests.doors.amqp.running import eventually
 from tests.doors.http.live import Live, patient, read_all
 
@@ -323,6 +325,8 @@ def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
         sock.sendall(GET + b"\r\n")
         answer = read_all(sock)
     assert status_of(answer) == 503 and b"too_many_connections" in answer
+    with Client(server.base, retry_s=0) as client, pytest.raises(Overloaded, match="too many connections"):
+        client.get("/health")
     for sock in waiting:
         sock.close()
 

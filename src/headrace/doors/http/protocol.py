@@ -295,10 +295,11 @@ def refusal(status: int, code: str, detail: str) -> bytes:
         {"type": "about:blank", "title": STATUS_LINE[status][13:-2].decode(), "status": status}
         | {"code": code, "detail": detail}
     )
-    return b"%bcontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
+    return b"%bcontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n%b\r\n%b" % (
         STATUS_LINE[status],
         PROBLEM.encode(),
         len(body),
+        b"retry-after: 1\r\n" if status == 503 else b"",  # without it a 503 means a failed disk
         body,
     )
 
