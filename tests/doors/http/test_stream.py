@@ -6,6 +6,9 @@ import threading
 
 import pytest
 
+from headrace.doors.http import stream
+from headrace.doors.http.protocol import BoundedHttp
+from tests.doors.amqp.running import eventually
 from tests.doors.http.live import Live, code_of
 
 
@@ -147,3 +150,28 @@ def test_a_reader_that_hangs_up_leaves_nothing_behind(live: Live, topic: str) ->
             assert live.call(tasks()) >= 1
     while live.call(tasks()) != 0:
         pass
+
+
+@pytest.mark.parametrize("path", ["stream", "messages?wait=60m"])
+def test_a_reader_that_hangs_up_with_another_request_in_line_leaves_nothing_behind(
+    own: type[Live], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the last request was told that nobody is there any more."""
+    monkeypatch.setattr(stream, "HEARTBEAT_S", 3600.0)
+    live = own(read_wait_ms_max=3_600_000)
+    live.create("t")
+
+    async def lines() -> bool:
+        return any(isinstance(link, BoundedHttp) and link.pipeline for link in live.door._state.connections)
+
+    log = live.broker.streams.get("t").partitions[0].log
+    with live.connect() as sock:
+        for wanted in (f"/topics/t/{path}", "/health"):
+            sock.sendall(f"GET {wanted} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        eventually(lambda: any(waiter.callback is not None for waiter in log._waiters), "it waits")
+        eventually(lambda: live.call(lines()), "the other is in line")
+
+    async def tasks() -> int:
+        return len(live.door._state.tasks)
+
+    eventually(lambda: live.call(tasks()) == 0, "nothing is left")

@@ -19,6 +19,7 @@ from headrace.wire.http.bodies import PROBLEM
 URL_BYTES_MAX = 8 * 1024
 HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100
+PIPELINE_MAX = 16  # requests that wait for the answer before theirs while more are read
 FRAMING = (b"content-length", b"transfer-encoding")
 
 HEAD_PATIENCE_S = 10.0  # for a whole head, from its first byte or from the connect
@@ -87,6 +88,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._linger_until: float | None = None
         self._keep_alive = True
         self._task: asyncio.Task[None] | None = None
+        self._answering: RequestResponseCycle | None = None  # `cycle` is the last one that came, and may wait behind it
 
     # The life of a connection.
 
@@ -96,6 +98,13 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_since = self.loop.time()
         if len(self.connections) > self.limits.connections_max:
             self._answer(503, "too_many_connections", "too many connections; try again in a moment")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        answering = self._answering
+        if answering is not None and not answering.response_complete:
+            answering.disconnected = True
+            answering.message_event.set()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._linger_until is not None or self.parser is None:
@@ -248,6 +257,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_bytes = 0
         self._body_mark = (self.loop.time(), 0)
         super().on_headers_complete()
+        if self.pipeline and len(self.pipeline) < PIPELINE_MAX:
+            self.flow.resume_reading()  # who does not read does not see that the client hung up
         cycle = self.cycle
         cycle.transport = self._polite  # type: ignore[assignment]
         self._keep_alive = cycle.keep_alive
@@ -258,6 +269,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_follows = self.parser.should_upgrade() and bool(self._framing())
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
         self._task = self.loop.create_task(cycle.run_asgi(app))
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
