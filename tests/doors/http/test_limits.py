@@ -178,6 +178,24 @@ def test_a_refused_body_does_not_hide_the_refusal(own: type[Live]) -> None:
         assert status_of(read_all(sock)) == 413
 
 
+EXPECTS = b"Content-Length: 5\r\nExpect: 100-continue\r\n\r\n"
+
+
+def test_a_connection_ends_with_the_refusal_of_a_body_that_was_announced_only(live: Live) -> None:
+    """A client that asks first does not send what is refused: its next request was taken for the body."""
+    answer = live.raw(b"POST /topics/no%20name/messages HTTP/1.1\r\nHost: x\r\n" + EXPECTS)
+    assert status_of(answer) == 400 and b"connection: close" in answer
+
+
+def test_a_body_that_was_asked_for_keeps_the_connection(live: Live, topic: str) -> None:
+    with live.connect() as sock:
+        sock.sendall(f"POST /topics/{topic}/messages HTTP/1.1\r\nHost: x\r\n".encode() + EXPECTS)
+        assert sock.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b"hello" + GET + b"Connection: close\r\n\r\n")
+        answers = read_all(sock).split(b"HTTP/1.1 ")
+    assert [answer[:3] for answer in answers[1:]] == [b"200", b"200"]
+
+
 class Patient:
     """A second door of the same broker, with a patience of its own."""
 

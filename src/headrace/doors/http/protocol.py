@@ -275,6 +275,8 @@ class BoundedHttp(HttpToolsProtocol):
         self.tasks.add(self._task)
 
     def _expects_much(self) -> bool:
+        if self.expect_100_continue:  # whoever is refused does not send it: what follows must not be taken for it
+            return True
         for name, value in self.headers:
             if name == b"content-length":
                 return int(value) > DISCARD_BYTES_MAX  # the parser has made sure that it is a number
