@@ -330,6 +330,27 @@ def test_a_waiting_client_is_not_a_slow_one(patient_one: Patient, live: Live) ->
     assert status_of(answer) == 200 and b"what it waited for" in answer
 
 
+def test_an_empty_line_behind_a_request_does_not_make_it_a_slow_one(patient_one: Patient, live: Live) -> None:
+    """Small devices send one too many: it was taken for a head that never ends, and the long poll was cut off."""
+    live.publish("empty-line", {"value": "a"})
+    log = live.broker.streams.get("empty-line").partitions[0].log
+
+    def gets_it_while_it_waits(link: BoundedHttp) -> bool:
+        if not any(waiter.callback is not None for waiter in log._waiters):
+            return False
+        link.data_received(b"\r\n")
+        return True
+
+    with patient_one.connect() as sock:
+        sock.sendall(
+            b"GET /topics/empty-line/messages?offset=1&wait=60 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        patient_one.at_the_end(sock, gets_it_while_it_waits)
+        live.publish("empty-line", {"value": "what it waited for"})
+        answer = read_all(sock)
+    assert status_of(answer) == 200 and b"what it waited for" in answer
+
+
 def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
     server = own(connections_max=3)
     waiting = [server.connect() for _ in range(3)]

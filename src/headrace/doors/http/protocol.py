@@ -110,7 +110,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self._linger_until is not None or self.parser is None:
             return
         self._unset_keepalive_if_required()
-        if self._head_since is None and self._body_mark is None:
+        is_answering = self._answering is not None and not self._answering.response_complete
+        if self._head_since is None and self._body_mark is None and not is_answering:  # then an empty line is no head
             self._head_since = self.loop.time()
         if self._in_head:
             self._head_bytes += len(data)
