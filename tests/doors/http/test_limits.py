@@ -351,6 +351,26 @@ def test_an_empty_line_behind_a_request_does_not_make_it_a_slow_one(patient_one:
     assert status_of(answer) == 200 and b"what it waited for" in answer
 
 
+def test_a_connection_that_is_silent_after_a_refused_body_is_closed_in_time(own: type[Live]) -> None:
+    """The body came after the answer, and with it the wait for the next request was over: for ever."""
+    live = own()
+
+    async def is_waited_for() -> bool:
+        (link,) = live.door._state.connections
+        return isinstance(link, BoundedHttp) and link._body_bytes == 5 and link.timeout_keep_alive_task is not None
+
+    with live.connect() as sock:
+        sock.sendall(b"POST /topics/no%20name/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += sock.recv(1000)
+        assert status_of(answer) == 400
+        sock.sendall(b"hello")
+        eventually(lambda: live.call(is_waited_for()), "it is closed some day")
+        sock.sendall(GET + b"Connection: close\r\n\r\n")
+        assert status_of(read_all(sock)) == 200
+
+
 def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
     server = own(connections_max=3)
     waiting = [server.connect() for _ in range(3)]

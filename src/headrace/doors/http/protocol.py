@@ -219,6 +219,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._body_follows:
             return
         super().on_message_begin()
+        self._unset_keepalive_if_required()
         self._in_head = True
         self._head_bytes = self._headers_bytes = 0
         if self._head_since is None:  # in the same breath as the request before
@@ -295,6 +296,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_mark = None
         self.cycle.keep_alive = self._keep_alive
         super().on_message_complete()
+        if self.cycle.response_complete:  # before the body was here, whose coming ended the wait for the next request
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def shutdown(self) -> None:
         self._keep_alive = False
