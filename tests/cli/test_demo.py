@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from tests.cli.running import PATIENCE_S, SMALL, Started
+from headrace import Client
+from tests.cli.running import PATIENCE_S, SMALL, Started, serving
 
 FREE = ["--http", "localhost:0", "--amqp", "localhost:0", "--kafka", "localhost:0"]
 
@@ -43,3 +44,13 @@ def test_the_demo_says_little_keeps_the_doors_busy_and_stops_cleanly(tmp_path: P
         code = started.stop(signal.SIGINT)
     assert code == 0, started.errors
     assert started.lines[-1] == "stopped; everything is on disk\n"
+
+
+def test_a_demo_whose_names_are_taken_says_so(tmp_path: Path) -> None:
+    """The door closed the channel, and the demo waited for its answer for ever."""
+    with serving(tmp_path / "data", "--amqp", "localhost:0") as broker:
+        with Client(broker.url) as client:
+            client.create_topic("orders", partitions=3)
+        done = broker.run("demo", "--no-spark")
+    assert done.returncode != 0
+    assert b"orders" in done.stderr and b"Traceback" not in done.stderr

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pamqp import commands
 from pamqp.base import Frame
 
-from headrace.errors import AccessRefused, BrokerUnreachable
+from headrace.errors import AccessRefused, BrokerUnreachable, Conflict, HeadraceError
 from headrace.record.properties import encode_properties
 from headrace.wire.amqp.methods import content_frames, decode, frame
 from headrace.wire.amqp.protocol import FRAME_METHOD, PROTOCOL_HEADER
@@ -36,7 +36,8 @@ class AmqpClient:
         self.confirmed = 0
         self.published = 0
         self._progress = asyncio.Event()
-        self._answers: asyncio.Queue[Frame] = asyncio.Queue()
+        self._answers: asyncio.Queue[Frame | None] = asyncio.Queue()  # None: there will be no more
+        self._end: HeadraceError = BrokerUnreachable("the AMQP door closed the connection")
         self._pump: asyncio.Task[None] | None = None
 
     @classmethod
@@ -77,7 +78,11 @@ class AmqpClient:
     async def call(self, method: type[Frame], **arguments: Any) -> Frame:
         """Sends a method and waits for its answer."""
         self._send(CHANNEL, method, **arguments)
-        return await self._answers.get()
+        answer = await self._answers.get()
+        if answer is None:
+            self._answers.put_nowait(None)
+            raise self._end
+        return answer
 
     async def publish(self, exchange: str, key: str, body: bytes, properties: Mapping[str, Any]) -> None:
         self.published += 1
@@ -142,6 +147,7 @@ class AmqpClient:
                     self.confirmed = max(self.confirmed, last)
                     self._progress.set()
                 elif isinstance(method, commands.Connection.Close | commands.Channel.Close):
+                    self._end = Conflict(f"the AMQP door refused: {method.reply_text}")
                     return
                 else:
                     self._answers.put_nowait(method)
@@ -149,6 +155,7 @@ class AmqpClient:
             return
         finally:
             self._progress.set()
+            self._answers.put_nowait(None)
 
     async def _delivery(self, method: Any) -> Delivery:
         _, header = await self._frame()
