@@ -81,3 +81,22 @@ def scripted(*script: bytes) -> Iterator[Scripted]:
         yield server
     finally:
         server.close()
+
+
+@contextmanager
+def refusing(answer: bytes) -> Iterator[str]:
+    """The address of a server that answers once the head is there, and hangs up on whoever goes on sending."""
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += connection.recv(1000)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()

@@ -26,7 +26,7 @@ from headrace.errors import (
     Overloaded,
     Unconfirmed,
 )
-from tests.client.scripted import CLOSE, ok, scripted
+from tests.client.scripted import CLOSE, ok, refusing, scripted
 
 STORED = b'{"messages":[{"partition":0,"offset":7}]}'
 CLOSING = "Then: close\r\n"
@@ -67,6 +67,15 @@ def test_a_lost_answer_to_a_publish_is_said_and_not_repeated(request_: Request) 
         with pytest.raises(Unconfirmed, match="may or may not be stored"):
             request_(server.url, "POST")
         assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_message_that_is_refused_while_it_is_sent_is_refused_and_not_lost(kind: str) -> None:
+    """A broker does not wait for the end of what is too large, and hangs up in the end."""
+    answer = ok(b'{"detail":"too large"}', status="413 Content Too Large", headers="Connection: close\r\n")
+    with refusing(answer) as url:
+        (outcome,) = publish(kind, url, "x" * 20_000_000)
+        assert isinstance(outcome, InvalidInput) and "too large" in str(outcome)
 
 
 @both

@@ -79,8 +79,8 @@ class AsyncConnection:
                 reader, writer = self._usable() or await self.connect()
                 self._reader, self._writer = reader, writer
                 sent = True  # from here on nobody knows how much of it arrived
+                # Not drained first: whoever is refused on the way is told why, and then hung up on.
                 writer.write(data)
-                await writer.drain()
                 while answer.response is None:
                     piece = await reader.read(RECEIVE_BYTES)
                     if not piece:

@@ -81,7 +81,9 @@ class Connection:
                 connected = self._socket = self.connect()
             connected.settimeout(timeout_s)
             sent = True  # from here on nobody knows how much of it arrived
-            connected.sendall(data)
+            # Whoever is refused on the way is told why, and hung up on: the answer may be here all the same.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connected.sendall(data)
             while reader.response is None:
                 piece = connected.recv(RECEIVE_BYTES)
                 if not piece:
