@@ -408,6 +408,35 @@ async def test_whoever_goes_on_sending_keeps_no_other_task_from_the_end(
         producer._closed = True
 
 
+def test_what_waits_when_every_task_is_cancelled_is_sent_by_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of asyncio.run: the task that sends is cancelled, too, and nobody heard of what it left."""
+    first, futures = asyncio.Event(), []
+
+    async def request(*args: object, **options: Any) -> Response:
+        if not first.is_set():
+            first.set()
+            await asyncio.Event().wait()
+        return stored(*args, **options)
+
+    async def work() -> None:
+        async with AsyncProducer("t", "http://127.0.0.1:1") as producer:
+            futures.append(await producer.send("under way"))
+            await first.wait()
+            futures.append(await producer.send("waits"))
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        asyncio.create_task(work())  # noqa: RUF006 - left alone, as people do
+        while len(futures) < 2:
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(AsyncConnection, "request", request)
+    asyncio.run(main())
+    assert [future.done() for future in futures] == [True, True]
+    assert isinstance(futures[0].exception(), Unconfirmed)
+    assert futures[1].result() == Published(0, 0)
+
+
 def test_a_callback_may_send_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs on the thread that makes room, and waited for itself."""
     full = threading.Event()

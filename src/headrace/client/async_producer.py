@@ -67,9 +67,17 @@ class AsyncProducer:
         future.add_done_callback(_seen)
         self._outbox.put(line, future)
         self._sent += 1
-        if self._pump is None:
-            self._pump = asyncio.create_task(self._run(), name=f"producer {self.topic}")
+        self._start()
         return future
+
+    def _start(self) -> None:
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._run(), name=f"producer {self.topic}")
+            self._pump.add_done_callback(lambda _: self._step())
+
+    def _step(self) -> None:
+        self._progress.set()
+        self._progress = asyncio.Event()
 
     async def publish(
         self,
@@ -88,6 +96,7 @@ class AsyncProducer:
         """Waits for what was sent until now; raises the first failure of a `send` since the last flush."""
         last = self._sent
         while self._settled < last:
+            self._start()  # the end of asyncio.run cancels every task, also that of whoever still waits here
             await self._progress.wait()
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -116,18 +125,20 @@ class AsyncProducer:
                 raise
 
     async def _run(self) -> None:
-        try:
-            while taken := self._outbox.take():
+        while taken := self._outbox.take():
+            try:
                 async with self._room:
                     self._room.notify_all()
                 batch = [waiting for waiting in taken if not waiting[1].cancelled()]
                 if batch:
                     await self._deliver(batch)
+            except asyncio.CancelledError:
+                lost = [waiting for waiting in taken if not waiting[1].done()]
+                self._fail(lost, Unconfirmed("cancelled while it was sent: it may or may not be stored"))
+                raise
+            finally:
                 self._settled += len(taken)
-                self._progress.set()
-                self._progress = asyncio.Event()
-        finally:
-            self._pump = None
+                self._step()
 
     async def _deliver(self, batch: list[Waiting]) -> None:
         try:
