@@ -95,6 +95,14 @@ def test_what_is_no_message_is_refused_in_one_sentence(text: str) -> None:
         parse_draft(text.encode())
 
 
+@pytest.mark.parametrize("name", [b"trace", 7])
+def test_a_header_whose_name_is_no_text_is_refused_before_it_is_sent(name: object) -> None:
+    """Bytes were stored as their base64: nobody found the header by its name."""
+    for headers in ({name: "x"}, [(name, b"x"), ("other", b"\xff")]):
+        with pytest.raises(InvalidInput, match="the name of a header is text"):
+            message_line("v", headers=headers)  # type: ignore[arg-type]
+
+
 def test_a_value_of_another_type_is_refused_before_it_is_sent() -> None:
     with pytest.raises(InvalidInput, match="bytes, text or None, not dict"):
         message_line({"a": 1})  # type: ignore[arg-type]

@@ -169,6 +169,9 @@ def _text(data: Data | None, part: str, encoding: dict[str, str]) -> str | None:
 def _header_texts(
     pairs: list[tuple[str, Data | None]], encoding: dict[str, str]
 ) -> dict[str, str | None] | list[tuple[str, str | None]]:
+    for name, _ in pairs:
+        if not isinstance(name, str):  # bytes would be kept as their base64, under which nobody looks for them
+            raise InvalidInput(f"the name of a header is text, not {type(name).__name__}")
     unsure: dict[str, str] = {}
     texts = [(name, _text(value, "headers", unsure)) for name, value in pairs]
     if unsure:  # one that is not text makes all of them base64
