@@ -1,5 +1,6 @@
 """The first minute: what serve --demo says, and that every door is busy afterwards."""
 
+import asyncio
 import signal
 import time
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any
 
 import httpx
 
-from headrace import Client
+from headrace import Client, Producer
+from headrace.demo.shop import Shop
 from tests.cli.running import PATIENCE_S, SMALL, Started, serving
 
 FREE = ["--http", "localhost:0", "--amqp", "localhost:0", "--kafka", "localhost:0"]
@@ -54,3 +56,23 @@ def test_a_demo_whose_names_are_taken_says_so(tmp_path: Path) -> None:
         done = broker.run("demo", "--no-spark")
     assert done.returncode != 0
     assert b"orders" in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_the_audit_goes_on_where_the_orders_begin_when_retention_was_faster(tmp_path: Path) -> None:
+    """A demo that was begun again after an hour asked for the same offset as fast as it could."""
+
+    async def audit(port: int) -> None:
+        shop = Shop(("localhost", 1), ("127.0.0.1", port), rate=1, say=print, login=None)
+        auditing = asyncio.create_task(shop._audit())
+        async with asyncio.timeout(PATIENCE_S):
+            while shop.audited != 1:
+                await asyncio.sleep(0.01)
+        auditing.cancel()
+
+    with serving(tmp_path / "data", "--kafka", "localhost:0") as broker:
+        with Producer("orders", broker.url) as producer:
+            producer.send("gone")
+            producer.send("kept")
+        removed = httpx.delete(f"{broker.url}/topics/orders/partitions/0/records?before=1", timeout=PATIENCE_S)
+        assert removed.status_code == 204, removed.text
+        asyncio.run(audit(int(ask(broker.url, "/status")["doors"]["kafka"][0].rpartition(":")[2])))

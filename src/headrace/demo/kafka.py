@@ -9,7 +9,8 @@ from headrace.errors import AccessRefused, BrokerUnreachable
 from headrace.record import codec
 from headrace.record.types import Record
 
-FETCH, OFFSET_COMMIT, OFFSET_FETCH = (1, 4), (8, 2), (9, 1)
+FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH = (1, 4), (2, 1), (8, 2), (9, 1)
+EARLIEST = -2
 SASL_HANDSHAKE, SASL_AUTHENTICATE = (17, 1), (36, 0)
 FETCH_BYTES = 1 << 20
 WAIT_MS = 500
@@ -17,7 +18,6 @@ WAIT_MS = 500
 
 class Fetched(NamedTuple):
     error: int
-    end: int
     records: list[Record]
 
 
@@ -69,12 +69,20 @@ class KafkaClient:
         at = 4 + 4
         (size,) = struct.unpack_from(">h", answer, at)
         at += 2 + size + 4
-        _, error, _, end, aborted = struct.unpack_from(">ihqqi", answer, at)
+        _, error, _, _, aborted = struct.unpack_from(">ihqqi", answer, at)
         at += 26 + max(0, aborted) * 16
         (size,) = struct.unpack_from(">i", answer, at)
         data = answer[at + 4 : at + 4 + max(0, size)]
         records = codec.records(data, from_offset=offset) if data else []
-        return Fetched(error, end, records)
+        return Fetched(error, records)
+
+    async def start(self, topic: str) -> int:
+        """The first offset that can be fetched."""
+        body = struct.pack(">ii", -1, 1) + text(topic) + struct.pack(">iiq", 1, 0, EARLIEST)
+        answer = await self._call(LIST_OFFSETS, body)
+        (size,) = struct.unpack_from(">h", answer, 4)
+        _, _, _, offset = struct.unpack_from(">ihqq", answer, 4 + 2 + size + 4)
+        return int(offset)
 
     async def committed(self, group: str, topic: str) -> int:
         body = text(group) + struct.pack(">i", 1) + text(topic) + struct.pack(">ii", 1, 0)

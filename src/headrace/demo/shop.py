@@ -151,8 +151,7 @@ class Shop:
             while True:
                 fetched = await client.fetch(QUEUE, offset)
                 if fetched.error == 1:  # retention was faster
-                    offset = fetched.end
-                    continue
+                    offset = max(0, await client.start(QUEUE))
                 if fetched.records:
                     offset = fetched.records[-1].offset + 1
                     self.audited += len(fetched.records)
