@@ -15,6 +15,7 @@ from headrace.errors import CorruptLog, DataFolderLocked, InvalidInput, LogClose
 from headrace.log import shard as shard_module
 from headrace.log.disk import RealDisk
 from headrace.record.types import Record
+from tests.cli.running import serving
 
 # Small journal files: pre-writing the usual 64 MB each is for brokers, not for a test. And nothing goes by its age:
 # records that say they are of 1970 would, as soon as the log keeps house by itself.
@@ -200,6 +201,14 @@ def test_the_folder_belongs_to_one_log(tmp_path: Path) -> None:
     with open_log(tmp_path), pytest.raises(DataFolderLocked):
         open_log(tmp_path)
     open_log(tmp_path).close()
+
+
+def test_the_folder_of_a_broker_is_not_taken_for_a_log(tmp_path: Path) -> None:
+    """The first topic was: it was read, appended to, and cleaned up by the settings of the log."""
+    with serving(tmp_path / "data") as broker, headrace.Producer("orders", broker.url) as producer:
+        producer.publish("x")
+    with pytest.raises(InvalidInput, match="the folder of a broker"):
+        open_log(tmp_path / "data")
 
 
 def test_a_log_stays_with_the_process_that_opened_it(tmp_path: Path) -> None:

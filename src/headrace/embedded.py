@@ -18,7 +18,7 @@ from headrace.errors import Conflict, HeadraceError, InvalidInput, LogClosed, St
 from headrace.log.inspect import Inspector, VerifyReport
 from headrace.log.loading import ReadWaits
 from headrace.log.log import Log as StoredLog
-from headrace.log.paths import RESTORED, UNFINISHED
+from headrace.log.paths import CATALOG, LOGS, RESTORED, UNFINISHED, log_folder
 from headrace.log.recovery import RecoveryReport
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import LogSpec, Shard
@@ -36,7 +36,7 @@ Headers = Iterable[tuple[str, bytes | None]]
 Entry = tuple[Data | None, Data | None]  # key, value
 Draft = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
 
-LOG_ID = 1
+LOG_ID, SLUG = 1, "log"
 TICK_S = 0.05
 READ_BYTES = 1 << 20
 
@@ -56,14 +56,16 @@ class Log:
 
     def __init__(self, path: str | Path, *, clock: Clock | None = None, **settings: object) -> None:
         config = load(settings)
+        root = Path(path).absolute()
+        _refuse_a_brokers(root)
         self._settings: StreamSettings = config.stream
         self._clock = clock or SystemClock()
         self._owner = _Owner(self._clock)
-        spec = LogSpec(LOG_ID, "log", config.stream)
+        spec = LogSpec(LOG_ID, SLUG, config.stream)
         try:
             shard, report = self._owner.call(
                 lambda: Shard.open(
-                    str(Path(path).absolute()),
+                    str(root),
                     config.log,
                     logs=[spec],
                     clock=self._clock,
@@ -431,6 +433,12 @@ class _Owner:
             if str(error) != self._said:  # a folder that is gone is gone at every tick
                 self._said = str(error)
                 logger.exception("looking after the log failed")
+
+
+def _refuse_a_brokers(root: Path) -> None:
+    """Its first topic would be taken for the log, and what its journal holds of the others thrown away."""
+    if (root / CATALOG).exists() and not (root / LOGS / log_folder(LOG_ID, SLUG)).exists():
+        raise InvalidInput(f"{root} is the folder of a broker: a Log needs one of its own")
 
 
 def _bytes(data: Data | None) -> bytes | None:
