@@ -175,7 +175,7 @@ async def test_async_flush_raises_what_nobody_asked_about_once() -> None:
 
 def test_only_the_message_at_fault_is_refused() -> None:
     """The first goes out alone; the other four wait for it and are one batch: refused, split, judged."""
-    bad = ok(b'{"detail":"bad"}', status="400 Bad Request")
+    bad = ok(b'{"detail":"bad","code":"malformed_message"}', status="400 Bad Request")
     pair = b'{"messages":[{"partition":0,"offset":1},{"partition":0,"offset":2}]}'
     gate = Gate()
     with scripted(ok(STORED), bad, ok(pair), bad, bad, ok(STORED)) as server:
@@ -207,7 +207,8 @@ class Keeper:
         self.asked.append(len(lines))
         if b"bad" in body:
             problem = json.dumps({"code": self._problem, "detail": "not there"}).encode()
-            return Response(404, {"content-type": "application/problem+json"}, problem)
+            status = 404 if "not_found" in self._problem else 400
+            return Response(status, {"content-type": "application/problem+json"}, problem)
         places = [{"partition": 0, "offset": offset} for offset in range(len(lines))]
         return Response(200, {}, json.dumps({"messages": places}).encode())
 
@@ -255,9 +256,14 @@ def test_only_the_message_for_a_missing_partition_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_missing_topic_is_asked_for_once(kind: str) -> None:
-    outcomes, asked = sent_together(kind, "topic_not_found", "1", "2", "bad", "4", "5")
-    assert [type(outcome) for outcome in outcomes] == [NotFound] * 5
+@pytest.mark.parametrize(
+    ("problem", "error"),
+    [("topic_not_found", NotFound), ("invalid_input", InvalidInput), ("", InvalidInput)],
+    ids=["missing", "cannot be", "no broker"],
+)
+def test_what_fails_all_alike_is_asked_for_once(kind: str, problem: str, error: type[HeadraceError]) -> None:
+    outcomes, asked = sent_together(kind, problem, "1", "2", "bad", "4", "5")
+    assert [type(outcome) for outcome in outcomes] == [error] * 5
     assert asked == [5]
 
 
@@ -272,7 +278,8 @@ class Particular:
         if b"lost" in body:
             raise Unconfirmed("lost")
         if b"bad" in body:
-            return Response(400, {"content-type": "application/problem+json"}, b'{"detail":"bad"}')
+            problem = b'{"detail":"bad","code":"malformed_message"}'
+            return Response(400, {"content-type": "application/problem+json"}, problem)
         return Response(200, {}, STORED)
 
     def request(self, *_: object, body: bytes, **__: object) -> Response:

@@ -24,6 +24,7 @@ from headrace.errors import (
 
 NDJSON = "application/x-ndjson"
 JSON = "application/json"
+ABOUT_ONE = ("malformed_message", "malformed_json", "partition_not_found")  # problems of a message in a batch
 
 T = TypeVar("T")
 Data = bytes | str
@@ -327,7 +328,7 @@ def _error(response: Response, problem: _Problem, detail: str) -> HeadraceError:
 
 
 def is_about_one(error: HeadraceError) -> bool:
-    """Whether a batch was refused for one of its messages. A missing topic fails all of them alike."""
+    """Whether a batch was refused for one of its messages. A topic that is missing or cannot be, or an address that
+    is no broker's, fails all of them alike: asked for one by one they would be ten thousand requests."""
     said = error.__cause__
-    is_partition = isinstance(said, BrokerRefused) and said.code == "partition_not_found"
-    return is_partition or not isinstance(error, NotFound)
+    return isinstance(said, BrokerRefused) and (said.status == 413 or said.code in ABOUT_ONE)
