@@ -178,6 +178,36 @@ def test_a_refused_body_does_not_hide_the_refusal(own: type[Live]) -> None:
         assert status_of(read_all(sock)) == 413
 
 
+def all_said(live: Live, request: bytes) -> bytes:
+    """What comes back to a client that closes its side behind its request."""
+    with live.connect() as sock:
+        sock.sendall(request)
+        sock.shutdown(socket.SHUT_WR)
+        return read_all(sock)
+
+
+def test_a_client_that_has_said_all_gets_its_answers(live: Live, topic: str) -> None:
+    """As nc -N and the like: the message was neither stored nor answered."""
+    post = f"POST /topics/{topic}/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello".encode()
+    assert status_of(all_said(live, post)) == 200
+    assert live.values(topic) == ["hello"]
+    answers = all_said(live, post + GET + b"\r\n").split(b"HTTP/1.1 ")
+    assert [answer[:3] for answer in answers[1:]] == [b"200", b"200"]
+    assert live.values(topic) == ["hello", "hello"]
+
+
+def test_a_client_that_has_said_all_and_waits_is_taken_to_have_hung_up(live: Live, topic: str) -> None:
+    live.create(topic)
+    for path in ("messages?wait=60", "stream"):
+        all_said(live, f"GET /topics/{topic}/{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+
+def test_half_a_request_is_not_answered(live: Live, topic: str) -> None:
+    post = f"POST /topics/{topic}/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nhello".encode()
+    assert all_said(live, post) == b""
+    assert live.get(f"/topics/{topic}").status_code == 404
+
+
 EXPECTS = b"Content-Length: 5\r\nExpect: 100-continue\r\n\r\n"
 
 

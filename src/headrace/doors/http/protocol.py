@@ -6,10 +6,12 @@ answer, and a refusal that is lost because the connection closes on bytes still 
 
 import asyncio
 import contextlib
+import functools
 from typing import Any, NamedTuple
 
 import httptools
 import msgspec
+from starlette.types import Receive, Send
 from uvicorn.config import Config as UvicornConfig
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -88,6 +90,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._linger_until: float | None = None
         self._keep_alive = True
         self._task: asyncio.Task[None] | None = None
+        self._has_said_all = False  # the client closed its side
+        self._only_waits = False  # the application, for the client to hang up
         self._answering: RequestResponseCycle | None = None  # `cycle` is the last one that came, and may wait behind it
 
     # The life of a connection.
@@ -105,6 +109,32 @@ class BoundedHttp(HttpToolsProtocol):
             answering.disconnected = True
             answering.message_event.set()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whoever has said all may still wait for an answer (nc -N does), and gets it if the request is whole. Of one
+        that waits for something to happen it is taken for hanging up, which looks the same. TLS has no such thing."""
+        answering = self._answering
+        if self.scheme == "https" or answering is None or answering.response_complete or self._only_waits:
+            return False
+        if self._linger_until is not None or self.cycle.more_body:
+            return False
+        self._has_said_all = True
+        self.cycle.keep_alive = self._keep_alive = False
+        return True
+
+    async def _serve(self, cycle: RequestResponseCycle, app: Any, scope: Any, receive: Receive, send: Send) -> None:
+        await app(scope, functools.partial(self._receive, cycle, receive), send)
+
+    async def _receive(self, cycle: RequestResponseCycle, receive: Receive) -> Any:
+        if cycle.more_body or cycle.message_event.is_set():
+            return await receive()
+        if self._has_said_all:
+            self.transport.close()
+        self._only_waits = True
+        try:
+            return await receive()
+        finally:
+            self._only_waits = False
 
     def data_received(self, data: bytes) -> None:
         if self._linger_until is not None or self.parser is None:
@@ -272,7 +302,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        self._task = self.loop.create_task(cycle.run_asgi(app))
+        self._task = self.loop.create_task(cycle.run_asgi(functools.partial(self._serve, cycle, app)))
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
 
