@@ -60,7 +60,7 @@ def test_a_url_names_a_broker(url: str, endpoint: Endpoint) -> None:
     assert parse_url(url) == endpoint
 
 
-@pytest.mark.parametrize("url", ["", "amqp://x", "http://", "http://h:99999", "http://[x"])
+@pytest.mark.parametrize("url", ["", "amqp://x", "http://", "http://h:99999", "http://[x", "http://a..b", "x" * 64])
 def test_what_is_no_url_is_refused_in_one_sentence(url: str) -> None:
     with pytest.raises(InvalidInput, match="not the address of a broker"):
         parse_url(url)

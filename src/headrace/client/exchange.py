@@ -79,7 +79,7 @@ def parse_url(url: str) -> Endpoint:
         port = parts.port
     except ValueError as error:
         raise InvalidInput(f"{without_password(url)!r} is not the address of a broker: {error}") from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not _is_host(parts.hostname):
         raise InvalidInput(f"{without_password(url)!r} is not the address of a broker; write http://HOST:PORT")
     authorization = ""
     login = login_of(url)
@@ -102,6 +102,15 @@ def parse_url(url: str) -> Endpoint:
         authorization=authorization,
         trust=trust,
     )
+
+
+def _is_host(name: str) -> bool:
+    """Whether it can be looked up at all: that fails with an error of its own for empty and for endless labels."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def path_of(*parts: str) -> str:
