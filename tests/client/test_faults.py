@@ -62,6 +62,15 @@ def test_one_connection_serves_many_requests(request_: Request) -> None:
 
 
 @both
+def test_an_answer_to_head_has_no_body_to_wait_for(request_: Request) -> None:
+    headers = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+    with scripted(headers, ok(b"2")) as server:
+        answers = request_(server.url, "HEAD", "GET")
+        assert [answer.body for answer in answers] == [b"", b"2"]
+        assert server.connections == 1
+
+
+@both
 def test_a_lost_answer_to_a_publish_is_said_and_not_repeated(request_: Request) -> None:
     with scripted(CLOSE, ok(b"2")) as server:
         with pytest.raises(Unconfirmed, match="may or may not be stored"):

@@ -72,7 +72,7 @@ class AsyncConnection:
         self._reader = self._writer = None
 
     async def _attempt(self, data: bytes, timeout_s: float) -> Outcome:
-        answer = ResponseReader()
+        answer = ResponseReader(to_head=data.startswith(b"HEAD "))
         sent = done = False
         try:
             async with asyncio.timeout(timeout_s):

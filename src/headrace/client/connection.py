@@ -73,7 +73,7 @@ class Connection:
         self.close()  # ours only: two processes on one connection would read each other's answers
 
     def _attempt(self, data: bytes, timeout_s: float) -> Outcome:
-        reader = ResponseReader()
+        reader = ResponseReader(to_head=data.startswith(b"HEAD "))
         sent = False
         try:
             connected = self._usable()

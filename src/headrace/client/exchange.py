@@ -150,10 +150,12 @@ def request_bytes(
 class ResponseReader:
     """Takes bytes as they come; `response` is there once the whole answer is.
 
-    With `on_body` pieces of the body go there instead, for answers that never end.
+    With `on_body` pieces of the body go there instead, for answers that never end. The answer to HEAD ends with its
+    headers, whatever they say of a body.
     """
 
-    def __init__(self, on_body: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self, on_body: Callable[[bytes], None] | None = None, *, to_head: bool = False) -> None:
+        self._to_head = to_head
         self.status = 0  # known once the head is complete
         self.headers: dict[str, str] = {}
         self.response: Response | None = None
@@ -179,6 +181,8 @@ class ResponseReader:
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        if self._to_head:
+            self.on_message_complete()
 
     def on_body(self, piece: bytes) -> None:
         if self._on_body is not None and self.status < 400:
@@ -190,6 +194,8 @@ class ResponseReader:
         self._body.append(piece)
 
     def on_message_complete(self) -> None:
+        if self.response is not None:
+            return
         if self.status < 200:  # 100 Continue and its like announce the real answer
             self.headers = {}
             return
