@@ -5,13 +5,13 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import headrace
-from headrace.errors import CorruptLog, DataFolderLocked, InvalidInput, LogClosed, OffsetOutOfRange
+from headrace.errors import CorruptLog, DataFolderLocked, InvalidInput, LogClosed, OffsetOutOfRange, StorageError
 from headrace.log import shard as shard_module
 from headrace.log.disk import RealDisk
 from headrace.record.types import Record
@@ -283,26 +283,53 @@ def test_housekeeping_that_was_asked_for_says_what_failed(tmp_path: Path) -> Non
             log.maintain()
 
 
-def test_a_log_whose_folder_is_gone_can_be_closed(tmp_path: Path) -> None:
-    """The thread that the log belongs to ended when it looked for free space, and everybody waited for ever."""
+def test_a_log_whose_upkeep_fails_can_be_closed(tmp_path: Path) -> None:
+    """The thread that the log belongs to ended with it, and everybody waited for ever."""
     log = open_log(tmp_path / "log")
     looked = threading.Event()
-    tick = log._tick
 
     def look() -> None:
-        try:
-            tick()
-        except OSError:
-            looked.set()
-            raise
+        looked.set()
+        raise OSError("no look at the folder")
 
-    shutil.rmtree(tmp_path / "log")
     log._owner.tick = look
     assert looked.wait(60)
-    closing = threading.Thread(target=log.close, daemon=True)
-    closing.start()
-    closing.join(60)
-    assert not closing.is_alive()
+    assert ended(log.close)
+
+
+def test_a_log_whose_folder_is_gone_takes_nothing_and_can_be_closed(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "log")
+    shutil.rmtree(tmp_path / "log")
+
+    def append_until_refused() -> None:
+        with pytest.raises(StorageError):
+            while True:
+                log.append("x")
+
+    def close() -> None:
+        with pytest.raises(StorageError):
+            log.close()
+
+    assert ended(append_until_refused) and ended(close)
+
+
+def ended(work: Callable[[], object]) -> bool:
+    """On a thread of its own: what waits for ever must not stop the others."""
+    outcome: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            work()
+            outcome.append(None)
+        except BaseException as error:  # noqa: BLE001 - raised by whoever asked
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    if outcome and outcome[0] is not None:
+        raise outcome[0]
+    return bool(outcome)
 
 
 def test_records_are_the_same_when_they_are_archived_and_when_they_are_back(tmp_path: Path) -> None:
