@@ -45,8 +45,8 @@ def group_of(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two more than there are cores: half of the time a test waits, for a disk, a JVM or a client's patience."""
-    return (os.cpu_count() or 1) + 2
+    """One more than there are cores: a third of the time a test waits, for a disk, a JVM or a client's patience."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(optionalhook=True)
