@@ -12,7 +12,7 @@ import headrace
 from headrace import AsyncConsumer, AsyncProducer, Client, Consumer, Message, Producer, Published
 from headrace.errors import AlreadyExists, InvalidInput, LogClosed, NotFound, OffsetOutOfRange
 from tests.cli.running import Broker, serving
-from tests.client.test_faults import Gate
+from tests.client.test_producer_faults import Gate
 from tests.ports import free_port
 
 

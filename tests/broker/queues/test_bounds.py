@@ -99,6 +99,17 @@ async def test_what_a_round_is_storing_counts_for_a_queue_that_refuses_when_it_i
     assert bodies(queue) == [b"1", b"2", b"3"]
 
 
+async def expire_without_room(broker: Broker, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is ready leaves the queue, finds no room elsewhere, and comes back."""
+    count = queue.ready
+    refusing = Refusing(lambda: queue.ready)
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.shard, "group", refusing)
+        pass_time(broker)
+        await until(lambda: 0 in refusing.times)
+        await until(lambda: queue.ready == count)
+
+
 async def test_what_expired_and_found_no_room_in_its_dead_letter_queue_is_moved_later(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,12 +117,7 @@ async def test_what_expired_and_found_no_room_in_its_dead_letter_queue_is_moved_
     queue = await declare(host, "q", x_message_ttl=30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     say(queue, b"1")
     await host.rounds.settle_down()
-    refusing = Refusing(lambda: queue.ready)
-    with monkeypatch.context() as patched:
-        patched.setattr(broker.shard, "group", refusing)
-        pass_time(broker)
-        await until(lambda: 0 in refusing.times)
-        await until(lambda: queue.ready == 1)
+    await expire_without_room(broker, queue, monkeypatch)
     await until(lambda: dead.ready == 1)
     assert queue.ready == 0
 
@@ -125,12 +131,7 @@ async def test_what_expired_in_memory_and_found_no_room_in_its_durable_dead_lett
     )
     say(queue, b"1", b"2")
     await host.rounds.settle_down()
-    refusing = Refusing(lambda: queue.ready)
-    with monkeypatch.context() as patched:
-        patched.setattr(broker.shard, "group", refusing)
-        pass_time(broker)
-        await until(lambda: 0 in refusing.times)
-        await until(lambda: queue.ready == 2)
+    await expire_without_room(broker, queue, monkeypatch)
     await until(lambda: dead.ready == 2)
     assert queue.ready == 0 and bodies(dead) == [b"1", b"2"]
 
