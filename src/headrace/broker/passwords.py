@@ -40,9 +40,12 @@ def check_hash(stored: str, algorithm: str) -> None:
         raise InvalidInput(f"a hash of {algorithm} has {SALT_BYTES + kind().digest_size} bytes, not {len(data)}")
 
 
-def _digest(algorithm: str, salt: bytes, password: str) -> bytes:
+def as_bytes(password: str) -> bytes:
     try:
-        data = password.encode("utf-8", "surrogateescape")  # bytes that are no UTF-8 come as escapes, and go as bytes
+        return password.encode("utf-8", "surrogateescape")  # bytes that are no UTF-8 come as escapes, and go as bytes
     except UnicodeEncodeError:
-        data = password.encode("utf-8", "surrogatepass")
-    return ALGORITHMS[algorithm](salt + data).digest()
+        return password.encode("utf-8", "surrogatepass")
+
+
+def _digest(algorithm: str, salt: bytes, password: str) -> bytes:
+    return ALGORITHMS[algorithm](salt + as_bytes(password)).digest()

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headrace.broker import passwords
+import msgspec
+
+from headrace.broker import passwords, scram
 from headrace.broker.rights import Permission, TopicPermission, check_patterns
 from headrace.broker.users import Users, check_name, parse_tags
 from headrace.errors import InvalidInput
@@ -20,6 +22,7 @@ def export(users: Users) -> dict[str, list[Document]]:
                 "hashing_algorithm": user.hashing_algorithm,
                 "tags": list(user.tags),
                 "limits": user.limits,
+                **({"scram": msgspec.to_builtins(user.scram)} if user.scram else {}),
             }
             for user in users.users()
         ],
@@ -82,6 +85,8 @@ def _user(item: Document) -> Document:
         changes["hashing_algorithm"] = algorithm or passwords.SHA256
         try:
             passwords.check_hash(changes["password_hash"], str(changes["hashing_algorithm"]))
+            if "scram" in item:
+                changes["scram_keys"] = scram.checked(item["scram"])
         except InvalidInput as error:
             raise InvalidInput(f"user {name!r}: {error}") from None
     return changes

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headrace.broker import passwords
+from headrace.broker import passwords, scram
 from headrace.broker.catalog import Catalog, Identity, shaped
 from headrace.broker.changes import to_the_end
 from headrace.broker.rights import EVERYTHING, Permission, Rights, TopicPermission, check_patterns
+from headrace.broker.scram import Credentials
 from headrace.errors import InvalidInput, NotFound, StorageError
 
 logger = logging.getLogger("headrace.users")
@@ -30,13 +31,14 @@ TAGS_MAX = 64
 ADMINISTRATOR, IMPERSONATOR = "administrator", "impersonator"
 
 Key = TypeVar("Key", bound=Identity)
-_KEPT = ("password_hash", "hashing_algorithm", "tags", "limits")
+_KEPT = ("password_hash", "hashing_algorithm", "scram", "tags", "limits")
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     password_hash: str = ""  # empty: nobody logs in with a password
     hashing_algorithm: str = passwords.SHA256
+    scram: Credentials = {}  # of the same password, unless a Kafka client set others
     tags: tuple[str, ...] = ()
     limits: dict[str, Any] = {}
 
@@ -64,12 +66,14 @@ class _StoredUser(msgspec.Struct):
     removed: bool = False
     password_hash: str = ""
     hashing_algorithm: str = passwords.SHA256
+    scram: Credentials = {}
     tags: tuple[str, ...] = ()
     limits: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         try:
             passwords.check_hash(self.password_hash, self.hashing_algorithm)
+            scram.check(self.scram)
         except InvalidInput as error:
             raise ValueError(str(error)) from None  # the only kind that msgspec says as its own
 
@@ -123,7 +127,7 @@ class Users:
             self._catalog.put(PERMISSIONS, (vhost, GUEST), msgspec.to_builtins(EVERYTHING))
             self._permissions[vhost, GUEST] = EVERYTHING
         # Last: until it is there, a crash leaves a folder that never had a user.
-        guest = User(name=GUEST, password_hash=passwords.hash_password(DEFAULT_PASSWORD), tags=(ADMINISTRATOR,))
+        guest = User(name=GUEST, tags=(ADMINISTRATOR,), **_secrets(DEFAULT_PASSWORD))
         self._catalog.put(USERS, (GUEST,), _document(guest))
         self._users[GUEST] = guest
         self._was_started = True
@@ -164,6 +168,10 @@ class Users:
         fits = passwords.fits(password, stored, algorithm)
         return user if fits and may_log_in else None
 
+    def scram_keys(self, name: str, mechanism: str) -> scram.ScramKeys | None:
+        user = self._users.get(name)
+        return None if user is None else user.scram.get(mechanism)
+
     def rights(self, user: str, vhost: str) -> Rights | None:
         """None: the user may not enter the vhost."""
         key = (vhost, user)
@@ -194,32 +202,55 @@ class Users:
         password: str | None = None,
         password_hash: str | None = None,
         hashing_algorithm: str = passwords.SHA256,
+        scram_keys: Credentials | None = None,
         tags: Iterable[str] | str | None = None,
         limits: Mapping[str, Any] | None = None,
     ) -> User:
-        """Makes or changes a user. What is None stays as it was; a new user without a password cannot log in."""
+        """Makes or changes a user. What is None stays as it was; a new user without a password cannot log in.
+
+        With a hash come the keys for SCRAM that were made of the same password, if they are known.
+        """
         check_name("user", name)
         changes: dict[str, Any] = {}
         if password is not None:
             if not password:
                 raise InvalidInput("a password is not empty; an empty password_hash keeps everybody out")
-            changes["password_hash"] = passwords.hash_password(password)
-            changes["hashing_algorithm"] = passwords.SHA256
+            changes = await asyncio.get_running_loop().run_in_executor(self._thread, _secrets, password)
         elif password_hash is not None:
             passwords.check_hash(password_hash, hashing_algorithm)
             changes["password_hash"] = password_hash
             changes["hashing_algorithm"] = hashing_algorithm
+            known = self._users.get(name)
+            is_same = password_hash and known is not None and known.password_hash == password_hash
+            if scram_keys is not None or not is_same:
+                changes["scram"] = scram_keys or {}  # keys of the old password would still let in
         if tags is not None:
             changes["tags"] = parse_tags(tags)
         if limits is not None:
             changes["limits"] = dict(limits)
         async with self._changing:
-            user = msgspec.structs.replace(self._users.get(name) or User(name=name), **changes)
-            await self._in_thread(lambda: self._catalog.put(USERS, (name,), _document(user)))
-            what = "changed" if name in self._users else "made"
-            self._users[name] = user
-            self._changed()
-        named = [field for field in ("password_hash", "tags", "limits") if field in changes]
+            return await self._put(name, changes)
+
+    @to_the_end
+    async def set_scram(self, name: str, mechanism: str, keys: scram.ScramKeys | None) -> None:
+        """As Kafka's tools do: a password for this mechanism alone, or none. Makes the user if there is none."""
+        check_name("user", name)
+        if keys is not None:
+            scram.check({mechanism: keys})
+        async with self._changing:
+            known = self._users[name].scram if name in self._users else {}
+            if keys is None and mechanism not in known:
+                raise NotFound(f"user {name!r} has no password for {mechanism}")
+            others = {one: kept for one, kept in known.items() if one != mechanism}
+            await self._put(name, {"scram": others if keys is None else {**others, mechanism: keys}})
+
+    async def _put(self, name: str, changes: Mapping[str, Any]) -> User:
+        user = msgspec.structs.replace(self._users.get(name) or User(name=name), **changes)
+        await self._in_thread(lambda: self._catalog.put(USERS, (name,), _document(user)))
+        what = "changed" if name in self._users else "made"
+        self._users[name] = user
+        self._changed()
+        named = [field for field in ("password_hash", "scram", "tags", "limits") if field in changes]
         logger.info("user %r was %s%s", name, what, f" ({', '.join(named)})" if named else "")
         return user
 
@@ -322,6 +353,15 @@ class Users:
         self._rights.clear()
         self.is_open = list(self._users) == [GUEST] and self.guest_is_default
         self.version += 1
+
+
+def _secrets(password: str) -> dict[str, Any]:
+    """What is kept of a password."""
+    return {
+        "password_hash": passwords.hash_password(password),
+        "hashing_algorithm": passwords.SHA256,
+        "scram": scram.of_password(password),
+    }
 
 
 def _document(user: User) -> dict[str, Any]:

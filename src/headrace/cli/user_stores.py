@@ -73,9 +73,8 @@ class _Broker:
         self._call("PUT", "users", name, body={"password": password, "tags": _joined(known["tags"])})
 
     def set_tags(self, name: str, tags: tuple[str, ...]) -> None:
-        known = self._call("GET", "users", name)
-        kept = {key: known[key] for key in ("password_hash", "hashing_algorithm")}
-        self._call("PUT", "users", name, body={**kept, "tags": ",".join(tags)})
+        self._call("GET", "users", name)  # or it would be made
+        self._call("PUT", "users", name, body={"tags": ",".join(tags)})
 
     def remove(self, name: str) -> None:
         self._call("DELETE", "users", name)

@@ -7,6 +7,7 @@ from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import Client, World
 
 PASSWORD = "secret"
+MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 
 async def add(world: World, name: str, *, tags: str = "", permission: Permission | None = EVERYTHING) -> None:
@@ -26,7 +27,7 @@ def token(name: str, password: str = PASSWORD) -> bytes:
 
 async def try_login(client: Client, sent: bytes, *, handshake: int = 1, version: int = 2) -> SimpleNamespace:
     answer = await client.call(Api.SASL_HANDSHAKE, handshake, mechanism="PLAIN")
-    assert (answer.error_code, answer.mechanisms) == (0, ["PLAIN"])
+    assert (answer.error_code, answer.mechanisms) == (0, MECHANISMS)
     return await client.call(Api.SASL_AUTHENTICATE, version, auth_bytes=sent)
 
 

@@ -19,7 +19,7 @@ from headrace.doors.kafka.login import TOKEN_BYTES_MAX
 from headrace.errors import AccessRefused
 from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.schema import request_entity
-from tests.doors.kafka.logins import PASSWORD, add, logged_in, token, try_login
+from tests.doors.kafka.logins import MECHANISMS, PASSWORD, add, logged_in, token, try_login
 from tests.doors.kafka.world import Client, Closed, World, batch, make, world_at, written
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -123,12 +123,12 @@ async def test_wrong_credentials_are_refused_and_do_not_say_why(
     assert "wrong" not in caplog.text and "secret" not in caplog.text
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "GSSAPI", "", "plain", "x" * 9000])
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-1", "GSSAPI", "", "plain", "x" * 9000])
 async def test_other_mechanisms_are_refused_with_the_list_of_ours(world: World, mechanism: str) -> None:
     for version in (0, 1):
         client = await world.client()
         answer = await client.call(Api.SASL_HANDSHAKE, version, mechanism=mechanism)
-        assert (answer.error_code, answer.mechanisms) == (Code.UNSUPPORTED_SASL_MECHANISM, ["PLAIN"])
+        assert (answer.error_code, answer.mechanisms) == (Code.UNSUPPORTED_SASL_MECHANISM, MECHANISMS)
         assert await client.is_closed()
 
 

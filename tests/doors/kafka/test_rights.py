@@ -72,6 +72,8 @@ NEEDED: dict[Api, tuple[set[str], Code]] = {
     Api.LIST_PARTITION_REASSIGNMENTS: (NONE, CLUSTER_REFUSED),
     Api.LIST_CONFIG_RESOURCES: (NONE, CLUSTER_REFUSED),
     Api.DESCRIBE_CLIENT_QUOTAS: (NONE, CLUSTER_REFUSED),
+    Api.DESCRIBE_USER_SCRAM_CREDENTIALS: (NONE, CLUSTER_REFUSED),
+    Api.ALTER_USER_SCRAM_CREDENTIALS: (NONE, CLUSTER_REFUSED),
 }
 FREE = {
     *(Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE, Api.DESCRIBE_CLUSTER),
@@ -84,6 +86,7 @@ ASKED: dict[Api, dict[str, Any]] = {
     Api.DESCRIBE_CONFIGS: {"resources": [{"resource_type": 2, "resource_name": TOPIC, "configuration_keys": None}]},
     Api.DELETE_TOPICS: {"topics": [{"name": "gone"}]},
     Api.METADATA: {"topics": [{"name": "made by metadata"}, {"name": "automatic"}], "allow_auto_topic_creation": True},
+    Api.ALTER_USER_SCRAM_CREDENTIALS: {"deletions": [{"name": "root", "mechanism": 1}]},
     Api.SHARE_GROUP_HEARTBEAT: {"group_id": "s", "member_id": "m", "subscribed_topic_names": [TOPIC]},
 }
 

@@ -16,7 +16,14 @@ import kafka
 import kafka.errors
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    NewTopic,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
 
 from tests.interop.kafka.broker import KafkaBroker
 from tests.interop.kafka.jars import kafka_tools, kafkajs, pip_gives, run_java
@@ -24,6 +31,7 @@ from tests.interop.kafka.jars import kafka_tools, kafkajs, pip_gives, run_java
 Name = Callable[[str], str]
 SECONDS = 60  # a busy machine is slow, not wrong
 PASSWORD = "correct horse"
+MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 
 class Guarded:
@@ -50,12 +58,12 @@ class Guarded:
     def connections(self) -> list[dict[str, Any]]:
         return [one for one in self._http.get("/api/connections").json() if one["protocol"] == "Kafka"]
 
-    def login(self, user: str, password: str = PASSWORD) -> dict[str, Any]:
+    def login(self, user: str, password: str = PASSWORD, mechanism: str = "PLAIN") -> dict[str, Any]:
         """As librdkafka is told."""
         return {
             "bootstrap.servers": self.broker.address,
             "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "PLAIN",
+            "sasl.mechanism": mechanism,
             "sasl.username": user,
             "sasl.password": password,
             "log_level": 0,
@@ -140,9 +148,40 @@ def test_confluent_with_wrong_credentials_hears_that_they_are_wrong(guarded: Gua
 
 def test_confluent_with_a_mechanism_that_is_not_there_hears_which_are(guarded: Guarded) -> None:
     errors: list[KafkaError] = []
-    settings = {**guarded.login("root"), "sasl.mechanism": "SCRAM-SHA-256", "error_cb": errors.append}
+    settings = {**guarded.login("root", mechanism="OAUTHBEARER"), "error_cb": errors.append}
+    settings["oauth_cb"] = lambda _: ("token", time.time() + 3600)
     error = first_error(Producer(settings), errors)
-    assert "supported mechanisms: PLAIN" in error.str() or "PLAIN" in error.str(), error.str()
+    assert "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512" in error.str(), error.str()
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_confluent_logs_in_without_sending_the_password(guarded: Guarded, name: Name, mechanism: str) -> None:
+    topic, user = guarded.topic(name("t")), name("u,=")
+    guarded.user(user, write=f"^{topic}$")
+    known = Producer(guarded.login(user, mechanism=mechanism))  # as long as it is referred to, it is connected
+    assert produced(known, topic) is None
+    assert (user, mechanism) in [(one["user"], one["auth_mechanism"]) for one in guarded.connections()]
+    errors: list[KafkaError] = []
+    producer = Producer({**guarded.login(user, "wrong", mechanism), "error_cb": errors.append})
+    error = first_error(producer, errors)
+    assert error.code() == KafkaError._AUTHENTICATION and "invalid credentials" in error.str()
+
+
+def test_confluent_sets_passwords_for_scram(guarded: Guarded, name: Name) -> None:
+    user, kind = name("u"), ScramMechanism.SCRAM_SHA_512
+    admin = AdminClient(guarded.login("root"))
+    wanted = UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, 8192), b"set by a client")
+    for done in admin.alter_user_scram_credentials([wanted]).values():
+        done.result(SECONDS)
+    found = admin.describe_user_scram_credentials([user])[user].result(SECONDS)
+    assert [(one.mechanism, one.iterations) for one in found.scram_credential_infos] == [(kind, 8192)]
+    known = AdminClient(guarded.login(user, "set by a client", "SCRAM-SHA-512"))
+    assert known.list_topics(timeout=SECONDS).topics == {}, "it has no rights yet"
+    for done in admin.alter_user_scram_credentials([UserScramCredentialDeletion(user, kind)]).values():
+        done.result(SECONDS)
+    with pytest.raises(KafkaException) as gone:
+        admin.describe_user_scram_credentials([user])[user].result(SECONDS)
+    assert gone.value.args[0].code() == KafkaError.RESOURCE_NOT_FOUND
 
 
 def test_confluent_without_a_login_is_not_served(guarded: Guarded) -> None:
@@ -205,12 +244,13 @@ def test_a_producer_whose_user_is_deleted_is_cut_off(guarded: Guarded, name: Nam
     assert guarded.stored(topic) == 1
 
 
-def test_kafka_python_logs_in(guarded: Guarded, name: Name) -> None:
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_kafka_python_logs_in(guarded: Guarded, name: Name, mechanism: str) -> None:
     topic = guarded.topic(name("t"))
     settings = {
         "bootstrap_servers": guarded.broker.address,
         "security_protocol": "SASL_PLAINTEXT",
-        "sasl_mechanism": "PLAIN",
+        "sasl_mechanism": mechanism,
         "sasl_plain_username": "root",
         "sasl_plain_password": PASSWORD,
     }
@@ -224,13 +264,14 @@ def test_kafka_python_logs_in(guarded: Guarded, name: Name) -> None:
     reader.close()
 
 
-async def test_aiokafka_logs_in_and_hears_when_it_may_not(guarded: Guarded, name: Name) -> None:
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_aiokafka_logs_in_and_hears_when_it_may_not(guarded: Guarded, name: Name, mechanism: str) -> None:
     topic, user = guarded.topic(name("t")), name("u")
     guarded.user(user, write=f"^{topic}$")
     settings = {
         "bootstrap_servers": guarded.broker.address,
         "security_protocol": "SASL_PLAINTEXT",
-        "sasl_mechanism": "PLAIN",
+        "sasl_mechanism": mechanism,
         "sasl_plain_username": user,
     }
     async with aiokafka.AIOKafkaProducer(sasl_plain_password=PASSWORD, **settings) as producer:
@@ -245,10 +286,10 @@ async def test_aiokafka_logs_in_and_hears_when_it_may_not(guarded: Guarded, name
 
 KAFKAJS = """
 const { Kafka, logLevel } = require('kafkajs');
-const [address, topic, username, password] = process.argv.slice(2);
+const [address, topic, username, password, mechanism] = process.argv.slice(2);
 (async () => {
   const kafka = new Kafka({ brokers: [address], logLevel: logLevel.NOTHING, retry: { retries: 1 },
-    connectionTimeout: 60000, sasl: { mechanism: 'plain', username, password } });
+    connectionTimeout: 60000, sasl: { mechanism, username, password } });
   const producer = kafka.producer();
   await producer.connect();
   const [sent] = await producer.send({ topic, messages: [{ value: 'v' }] });
@@ -265,9 +306,9 @@ def test_kafkajs_logs_in(guarded: Guarded, name: Name, tmp_path: Path) -> None:
     topic = guarded.topic(name("t"))
     (tmp_path / "client.js").write_text(KAFKAJS)
     said = []
-    for password in (PASSWORD, "wrong"):
+    for password, mechanism in ((PASSWORD, "plain"), (PASSWORD, "scram-sha-256"), ("wrong", "plain")):
         done = subprocess.run(
-            ["node", str(tmp_path / "client.js"), guarded.broker.address, topic, "root", password],
+            ["node", str(tmp_path / "client.js"), guarded.broker.address, topic, "root", password, mechanism],
             capture_output=True,
             text=True,
             timeout=240,
@@ -275,8 +316,8 @@ def test_kafkajs_logs_in(guarded: Guarded, name: Name, tmp_path: Path) -> None:
             env={**os.environ, "NODE_PATH": str(modules), "KAFKAJS_NO_PARTITIONER_WARNING": "1"},
         )
         said.append(json.loads(done.stdout.splitlines()[-1]))
-    assert said[0] == {"offset": "0"}
-    assert "Invalid username or password" in said[1]["error"]
+    assert said[:2] == [{"offset": "0"}, {"offset": "1"}]
+    assert "Invalid username or password" in said[2]["error"]
 
 
 @pytest.mark.peer
@@ -301,6 +342,31 @@ def test_the_tools_of_kafka_log_in_and_say_what_they_may_not(guarded: Guarded, n
     assert tool("consumer.ConsoleConsumer", *arguments, "--from-beginning").splitlines()[:2] == ["a", "b"]
     with pytest.raises(AssertionError, match="has no right to configure topic"):
         tool("TopicCommand", "--create", "--topic", name("not-mine"))
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+def test_kafka_configs_makes_a_user_that_logs_in_with_scram(guarded: Guarded, name: Name, tmp_path: Path) -> None:
+    jars, user = kafka_tools(), name("u")
+
+    def tool(command: str, *arguments: str, scram: str = "", login: str = "root", password: str = PASSWORD) -> str:
+        module = "scram.ScramLoginModule" if scram else "plain.PlainLoginModule"
+        properties = tmp_path / f"{login}.properties"
+        properties.write_text(
+            f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism={scram or 'PLAIN'}\n"
+            f"sasl.jaas.config=org.apache.kafka.common.security.{module} required "
+            f'username="{login}" password="{password}";\n'
+        )
+        where = ("--bootstrap-server", guarded.broker.address, "--command-config", str(properties))
+        return run_java(jars, command, *where, *arguments)
+
+    entity = ("--entity-type", "users", "--entity-name", user)
+    configs = "kafka.admin.ConfigCommand"
+    tool(configs, "--alter", *entity, "--add-config", "SCRAM-SHA-256=[password=from-a-tool]")
+    assert "SCRAM-SHA-256=iterations=4096" in tool(configs, "--describe", *entity)
+    known = {"scram": "SCRAM-SHA-256", "login": user, "password": "from-a-tool"}
+    listed = tool("org.apache.kafka.tools.TopicCommand", "--list", **known)
+    assert listed.split() == [], "it has no rights yet"
 
 
 OLD_PYTHON = """

@@ -236,6 +236,8 @@ RULES: dict[Api, tuple[Need, ...]] = {
     Api.LIST_PARTITION_REASSIGNMENTS: (_administrator,),
     Api.LIST_CONFIG_RESOURCES: (_administrator,),
     Api.DESCRIBE_CLIENT_QUOTAS: (_administrator,),
+    Api.DESCRIBE_USER_SCRAM_CREDENTIALS: (_administrator,),
+    Api.ALTER_USER_SCRAM_CREDENTIALS: BY_NAME,  # administrator; its answer has no place for one error
 }
 
 

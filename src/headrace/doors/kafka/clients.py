@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from headrace.doors.kafka.login import PLAIN
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class KafkaClient:
             "host": connection.local_address[0],
             "port": connection.local_address[1],
             "ssl": connection.has_tls,
-            "auth_mechanism": PLAIN if connection.has_logged_in else "",
+            "auth_mechanism": connection.mechanism,
             "connected_at": connection.connected_ms,
             "timeout": 0,
             "frame_max": 0,

@@ -15,6 +15,7 @@ from headrace.wire.kafka.frames import REQUEST_BYTES_MAX
 if TYPE_CHECKING:
     from headrace.doors.kafka.access import Access
     from headrace.doors.kafka.door import KafkaDoor
+    from headrace.doors.kafka.mechanism import Exchange
 
 logger = logging.getLogger("headrace.kafka")
 
@@ -28,6 +29,8 @@ class Connection(Pipe, asyncio.BufferedProtocol):
     def __init__(self, door: "KafkaDoor") -> None:
         self.user = ""
         self.has_logged_in = False  # and is not guest because nobody asked
+        self.mechanism = ""  # of its login, if there was one
+        self.exchange: Exchange | None = None  # while it logs in
         self.access: Access | None = None  # None also while the broker is open
         self.client_host = ""
         self.peer: tuple[str, int] = ("", 0)

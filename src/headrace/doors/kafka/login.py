@@ -1,4 +1,4 @@
-"""Who is there: the one place where this door decides it. SASL/PLAIN, with the users that the other doors know.
+"""Who is there: the one place where this door decides it, with the users that the other doors know.
 
 As long as guest with the password that everybody knows is the only user, nobody is asked. From then on a connection
 says who it is before anything else. One from this machine that does not is guest, as long as guest has its first
@@ -9,13 +9,16 @@ import logging
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.users import GUEST, Users
+from headrace.broker import scram
+from headrace.broker.users import GUEST, User, Users
 from headrace.doors.addresses import is_loopback
 from headrace.doors.kafka.access import Access, Anybody
 from headrace.doors.kafka.errors import Code
+from headrace.doors.kafka.mechanism import PLAIN, Exchange, LoginRefused, Plain, wrong
+from headrace.doors.kafka.scram import Scram
 from headrace.doors.kafka.topic_index import VHOST, Topics
 from headrace.doors.logins import FAILURE_DELAY_S
-from headrace.errors import HeadraceError, MalformedRequest
+from headrace.errors import MalformedRequest
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.schema import request_struct
@@ -27,8 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.kafka")
 
-PLAIN = "PLAIN"
-MECHANISMS = [PLAIN]
+MECHANISMS = [PLAIN, *scram.HASHES]
 BEFORE_LOGIN = frozenset({Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE})
 TOKEN_BYTES_MAX = 512 * 1024  # Kafka's sasl.server.max.receive.size: nobody unknown sends more than this
 
@@ -39,14 +41,6 @@ class Stage(Enum):
     NONE = "none"  # nothing, or it is over
     TOKEN = "token"  # the mechanism is chosen, SaslAuthenticate is next
     RAW_TOKEN = "raw token"  # as before Kafka 1.0: the next bytes are the token itself
-
-
-class LoginRefused(HeadraceError):
-    """What the client is told; why is for the log."""
-
-    def __init__(self, text: str, why: str) -> None:
-        super().__init__(text)
-        self.why = why
 
 
 class Gate:
@@ -89,43 +83,30 @@ class Gate:
             return GUEST
         return None
 
-    def log_in(self, token: bytes, connection: "Connection") -> None:
-        """The connection is the user's from now on; LoginRefused if it can not be."""
-        name, password = plain(token)
-        user = self._users.authenticate(name, password)
-        if user is None:
-            raise _wrong(f"user {name!r:.100} - invalid credentials")
+    def exchange(self, mechanism: str) -> Exchange:
+        return Plain(self._users) if mechanism == PLAIN else Scram(self._users, mechanism)
+
+    def log_in(self, token: bytes, connection: "Connection") -> tuple[bytes, bool]:
+        """The answer to one token, and whether the connection is a user's now; LoginRefused if it can not be."""
+        exchange = connection.exchange
+        assert exchange is not None  # a handshake came first
+        answer = exchange.take(token)
+        if exchange.user is None:
+            return answer, False
+        self._let_in(exchange.user, exchange.mechanism, connection)
+        connection.exchange = None
+        return answer, True
+
+    def _let_in(self, user: User, mechanism: str, connection: "Connection") -> None:
+        name = user.name
         if user.is_loopback_only and not is_loopback(connection.peer[0]):
-            raise _wrong(f"user {name!r:.100} can only connect via localhost")
+            raise wrong(mechanism, f"user {name!r:.100} can only connect via localhost")
         if connection.has_logged_in and connection.user != name:
             text = f"Cannot change principals during re-authentication from User:{connection.user} to User:{name}"
             raise LoginRefused(text, f"user {name!r:.100} on a connection of {connection.user!r:.100}")
-        connection.user, connection.has_logged_in = name, True
+        connection.user, connection.has_logged_in, connection.mechanism = name, True, mechanism
         connection.admitted_at = -1  # asked again, as this user
         logger.debug("Kafka connection from %s as %s", connection.peer, name)
-
-
-def _wrong(why: str) -> LoginRefused:
-    """The same for a user there is not as for a wrong password."""
-    return LoginRefused("Authentication failed: Invalid username or password", why)
-
-
-def plain(token: bytes) -> tuple[str, str]:
-    """(user, password) of a PLAIN token, with Kafka's checks and in Kafka's words."""
-    count = token.count(b"\0") + 1
-    if count != 3:
-        text = f"Invalid SASL/PLAIN response: expected 3 tokens, got {count}"
-        raise LoginRefused(text, text)
-    acts_as, name, password = token.split(b"\0")
-    for what, value in (("username", name), ("password", password)):
-        if not value:
-            text = f"Authentication failed: {what} not specified"
-            raise LoginRefused(text, text)
-    if acts_as not in (b"", name):
-        text = "Authentication failed: Client requested an authorization id that is different from username"
-        raise LoginRefused(text, text)
-    # A password is the bytes it comes in, as at the other doors; escapes keep those that are no UTF-8.
-    return name.decode("utf-8", "replace"), password.decode("utf-8", "surrogateescape")
 
 
 # The requests. Not async: what follows on the connection must find them done.
@@ -139,6 +120,7 @@ def sasl_handshake(door: "KafkaDoor", request: "Request") -> None:
         connection.end()
         request.reply({"error_code": Code.UNSUPPORTED_SASL_MECHANISM, "mechanisms": MECHANISMS})
         return
+    connection.exchange = door.gate.exchange(fields.mechanism)
     connection.login = Stage.RAW_TOKEN if request.version == 0 else Stage.TOKEN
     request.reply({"mechanisms": MECHANISMS})
 
@@ -154,14 +136,16 @@ def sasl_authenticate(door: "KafkaDoor", request: "Request") -> None:
         request.reply({"error_code": Code.ILLEGAL_SASL_STATE, "error_message": text})
         return
     try:
-        door.gate.log_in(fields.auth_bytes, connection)
+        answer, is_done = door.gate.log_in(fields.auth_bytes, connection)
     except LoginRefused as error:
         _note(door, connection, error.why)
         connection.end()
         refused = {"error_code": Code.SASL_AUTHENTICATION_FAILED, "error_message": str(error)}
         door.loop.call_later(FAILURE_DELAY_S, request.reply, refused)
         return
-    request.reply({"auth_bytes": b""})
+    if not is_done:
+        connection.login = Stage.TOKEN
+    request.reply({"auth_bytes": answer})
 
 
 def take_raw_token(door: "KafkaDoor", connection: "Connection", token: bytes) -> None:
@@ -170,13 +154,15 @@ def take_raw_token(door: "KafkaDoor", connection: "Connection", token: bytes) ->
     if len(token) > TOKEN_BYTES_MAX:
         raise MalformedRequest(f"a token of {len(token):,} bytes")
     try:
-        door.gate.log_in(token, connection)
+        answer, is_done = door.gate.log_in(token, connection)
     except LoginRefused as error:
         _note(door, connection, error.why)
         connection.end()
         door.loop.call_later(FAILURE_DELAY_S, connection.abort, error)
         return
-    connection.send_token(b"")
+    if not is_done:
+        connection.login = Stage.RAW_TOKEN
+    connection.send_token(answer)
 
 
 def _fields(request: "Request") -> Any:
