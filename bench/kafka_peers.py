@@ -92,6 +92,13 @@ class Broker:
         for made in admin.create_topics([NewTopic(name, 1, 1)]).values():
             made.result()
 
+    def drop_topic(self, name: str) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+        for gone in admin.delete_topics([name]).values():
+            gone.result()
+
     def stop(self) -> None:
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
