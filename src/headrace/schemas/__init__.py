@@ -1,0 +1,1 @@
+"""Schemas of messages: what the three languages say, what may follow what, and which are known. No I/O here."""

@@ -1,0 +1,60 @@
+"""The three languages, and what each level of compatibility asks of a schema and the ones before it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from headrace.errors import InvalidInput
+from headrace.schemas import refusals
+from headrace.schemas.avro import Avro
+from headrace.schemas.json_schema import JsonSchema
+from headrace.schemas.protobuf import Protobuf
+
+AVRO, JSON, PROTOBUF = "AVRO", "JSON", "PROTOBUF"
+
+
+class Schema(Protocol):
+    @property
+    def text(self) -> str:
+        """The same for the same schema, however it was written."""
+
+    def breaks(self, writer: Any) -> list[str]:
+        """Why a reader with this one could not read all that is written with the other, of the same language."""
+
+
+KINDS: dict[str, Any] = {AVRO: Avro, JSON: JsonSchema, PROTOBUF: Protobuf}
+
+NONE = "NONE"
+DEFAULT_LEVEL = "BACKWARD"
+LEVELS = (NONE, *(kind + rest for kind in ("BACKWARD", "FORWARD", "FULL") for rest in ("", "_TRANSITIVE")))
+
+
+def parse(kind: str, text: str, references: Mapping[str, str]) -> Schema:
+    found = KINDS.get(kind)
+    if found is None:
+        raise refusals.invalid_schema(f"there is no schema type {kind[:40]!r}: it is one of {', '.join(KINDS)}")
+    try:
+        schema: Schema = found.parse(text, references)
+    except InvalidInput as error:
+        raise refusals.invalid_schema(str(error)) from None
+    return schema
+
+
+def earlier_ones(level: str, versions: Sequence[int]) -> Sequence[int]:
+    """Those that a new schema is compared with: the last, or all."""
+    if level == NONE:
+        return ()
+    return versions if level.endswith("_TRANSITIVE") else versions[-1:]
+
+
+def differences(level: str, new: Schema, old: Schema) -> list[str]:
+    """Why the level does not allow the new schema after the old one."""
+    if level == NONE:
+        return []
+    if type(new) is not type(old):
+        return ["the schema is of another type than the one before it"]
+    found = []
+    if level.startswith(("BACKWARD", "FULL")):
+        found += new.breaks(old)
+    if level.startswith(("FORWARD", "FULL")):
+        found += [f"{reason} (the older one as the reader)" for reason in old.breaks(new)]
+    return found

@@ -1,0 +1,582 @@
+"""The text of .proto files, read: proto2, proto3 and editions. proto_printer.py writes it.
+
+What is read here is well formed, but its type names are as written and nothing is compared with anything
+else yet: see proto_linker.py. One pass over the tokens, no backtracking, so that a hostile text costs no more
+than its length.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from headrace.errors import InvalidInput
+from headrace.schemas.proto_descriptor import (
+    DEPTH_MAX,
+    EDITIONS,
+    GROUP,
+    INT32_MAX,
+    KNOWN_OPTIONS,
+    LABELS,
+    MESSAGE,
+    NAME,
+    NUMBER_MAX,
+    OPTIONAL,
+    REPEATED,
+    SCALAR_NAMES,
+    SCALARS,
+    Aggregate,
+    Enum,
+    EnumValue,
+    Field,
+    File,
+    Ident,
+    Message,
+    Method,
+    Node,
+    Oneof,
+    Option,
+    Range,
+    Service,
+    Value,
+    entry_name,
+    fits,
+    json_name,
+)
+from headrace.schemas.proto_printer import escape_bytes, shown_float
+
+MAP_KEYS = SCALARS.keys() - {"double", "float", "bytes"}
+
+_TOKEN = re.compile(
+    r"""(?P<skip>\s+|//[^\n]*|/\*.*?\*/)
+    |(?P<name>[A-Za-z_]\w*)
+    |(?P<float>(?:(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)[fF]?(?![\w.]))
+    |(?P<int>(?:0[xX][0-9a-fA-F]+|\d+)(?![\w.]))
+    |(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+    |(?P<sign>[{}()\[\]<>;:,=.+/-])""",
+    re.X | re.S | re.A,
+)
+_ESCAPE = re.compile(r"\\(?:[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(.))", re.S)
+_ESCAPED = dict(zip("abfnrtv\\'\"?", b"\a\b\f\n\r\t\v\\'\"?", strict=True))
+
+
+REASON_LENGTH_MAX = 500
+
+
+def at_line(text: str, at: int, reason: str) -> InvalidInput:
+    """Names in the reason may be as long as the text, so it is cut."""
+    return InvalidInput(f"line {text.count(chr(10), 0, at) + 1}: {reason}"[:REASON_LENGTH_MAX])
+
+
+def parse_file(text: str) -> File:
+    """The file of this text, its types not yet resolved; InvalidInput with the line where it is no .proto."""
+    return _Parser(text).file()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text, self.tokens, self.index, self.depth = text, list(_tokens(text)), 0, 0
+        self.syntax, self.paths = "", set[str]()
+
+    # Tokens
+
+    @property
+    def kind(self) -> str:
+        return self.tokens[self.index][0]
+
+    @property
+    def next(self) -> str:
+        return self.tokens[self.index][1]
+
+    @property
+    def at(self) -> int:
+        return self.tokens[self.index][2]
+
+    def fail(self, reason: str, at: int | None = None) -> InvalidInput:
+        return at_line(self.text, self.at if at is None else at, reason)
+
+    def unexpected(self, wanted: str) -> InvalidInput:
+        return self.fail(f"expected {wanted}, found {_shown(self.next) if self.next else 'the end'}")
+
+    def advance(self) -> str:
+        self.index += 1
+        return self.tokens[self.index - 1][1]
+
+    def take(self, word: str) -> bool:
+        if self.next != word or self.kind == "end":
+            return False
+        self.index += 1
+        return True
+
+    def expect(self, word: str) -> None:
+        if not self.take(word):
+            raise self.unexpected(f"'{word}'")
+
+    def name(self, what: str) -> str:
+        if self.kind != "name":
+            raise self.unexpected(what)
+        return self.advance()
+
+    def dotted(self, what: str) -> str:
+        parts = ["."] if self.take(".") else []
+        parts.append(self.name(what))
+        while self.take("."):
+            parts += [".", self.name(what)]
+        return "".join(parts)
+
+    def integer(self, what: str, low: int, high: int) -> int:
+        at, sign = self.at, -1 if self.take("-") else 1
+        if self.kind != "int":
+            raise self.unexpected(what)
+        digits = self.advance()
+        try:
+            value = sign * int(digits, 8 if re.fullmatch(r"0\d+", digits) else 0) if len(digits) < 100 else high + 1
+        except ValueError:
+            raise self.fail(f"{digits} is no octal number", at) from None
+        if not low <= value <= high:
+            raise self.fail(f"{what} must be from {low} to {high}", at)
+        return value
+
+    def string(self, what: str) -> bytes:
+        if self.kind != "string":
+            raise self.unexpected(what)
+        value = bytearray()
+        while self.kind == "string":  # neighbours are one string, as in C
+            try:
+                value += _unescape(self.next)
+            except ValueError as e:
+                raise self.fail(str(e)) from None
+            self.index += 1
+        return bytes(value)
+
+    def unicode(self, what: str) -> str:
+        at = self.at
+        try:
+            return self.string(what).decode()
+        except UnicodeDecodeError:
+            raise self.fail(f"{what} is not UTF-8", at) from None
+
+    # The file
+
+    def file(self) -> File:
+        file = File()
+        if self.next in ("syntax", "edition"):
+            self.edition(file, self.advance())
+        has_package = False
+        while self.kind != "end":
+            at = self.at
+            if self.take(";"):
+                continue
+            word = self.name("a statement")
+            if word == "package":
+                if has_package:
+                    raise self.fail("a second package", at)
+                file.package, has_package = self.dotted("the name of the package").lstrip("."), True
+                self.expect(";")
+            elif word == "import":
+                self.imported(file)
+            elif word == "option":
+                self.option_statement(File, file.options)
+            elif word == "message":
+                file.messages.append(self.message(at))
+            elif word == "enum":
+                file.enums.append(self.enum(at))
+            elif word == "extend":
+                self.extend(file.extensions, file.messages)
+            elif word == "service":
+                file.services.append(self.service(at))
+            else:
+                raise self.fail(f"a file holds no {_shown(word)}", at)
+        return file
+
+    def edition(self, file: File, word: str) -> None:
+        self.expect("=")
+        at, value = self.at, self.unicode(f"the {word}")
+        if word == "edition" and value in EDITIONS:
+            self.syntax, file.edition = "editions", EDITIONS[value]
+        elif word == "syntax" and value in ("proto2", "proto3"):
+            self.syntax = value.replace("proto2", "")
+        else:
+            raise self.fail(f"unknown {word} {_shown(value)}", at)
+        file.syntax = self.syntax
+        self.expect(";")
+
+    def imported(self, file: File) -> None:
+        how = self.advance() if self.next in ("public", "weak") else ""
+        at, path = self.at, self.unicode("the path of an import")
+        if path in self.paths:
+            raise self.fail(f"{_shown(path)} is imported twice", at)
+        self.paths.add(path)
+        if how:
+            (file.public_imports if how == "public" else file.weak_imports).append(len(file.imports))
+        file.imports.append(path)
+        file.import_places.append(at)
+        self.expect(";")
+
+    # Options
+
+    def option_statement(self, node: type[Node], options: list[Option]) -> None:
+        self.option(node, options)
+        self.expect(";")
+
+    def option_list(self, node: type[Node], field: Field | None = None) -> list[Option]:
+        options: list[Option] = []
+        if self.take("["):
+            while True:
+                if field is not None and self.next in ("default", "json_name"):
+                    self.pseudo_option(field, self.advance())
+                else:
+                    self.option(node, options)
+                if not self.take(","):
+                    break
+            self.expect("]")
+        return options
+
+    def option(self, node: type[Node], options: list[Option]) -> None:
+        at, parts = self.at, list[str]()
+        while not parts or self.take("."):
+            if self.take("("):
+                parts.append(f"({self.dotted('the name of an option')})")
+                self.expect(")")
+            else:
+                parts.append(self.name("the name of an option"))
+        self.expect("=")
+        option = Option(".".join(parts), self.value())
+        known = KNOWN_OPTIONS[node].get(option.name)
+        if known is not None:
+            if not fits(known[1], option.value):
+                raise self.fail(f"the value of option {option.name} is of the wrong type", at)
+            if option.name != "targets" and any(option.name == other.name for other in options):
+                raise self.fail(f"option {option.name} is set twice", at)
+        options.append(option)
+
+    def value(self) -> Value:
+        if self.kind == "string":
+            return self.string("a value")
+        if self.next == "{":
+            return self.aggregate()
+        if self.kind == "name":
+            return Ident(self.advance())
+        if self.next == "-" and self.tokens[self.index + 1][1] in ("inf", "nan"):
+            self.index += 2
+            return -float(self.tokens[self.index - 1][1])
+        if self.kind == "float" or (self.next == "-" and self.tokens[self.index + 1][0] == "float"):
+            sign = -1.0 if self.take("-") else 1.0
+            return sign * float(self.advance().rstrip("fF"))
+        return self.integer("a value", -(1 << 63), (1 << 64) - 1)
+
+    def aggregate(self) -> Aggregate:
+        """Only its brackets are matched: what it means depends on an extension that may be elsewhere."""
+        start, closing = self.index + 1, [""]
+        while len(closing) > 1 or self.index < start:
+            if self.kind == "end" or len(closing) > DEPTH_MAX:
+                raise self.fail("a value in braces that does not end, or is nested too deeply")
+            word = self.advance()
+            if word in ("{", "[", "<"):
+                closing.append({"{": "}", "[": "]", "<": ">"}[word])
+            elif word in ("}", "]", ">") and closing.pop() != word:
+                raise self.fail(f"'{word}' closes nothing")
+        return Aggregate(_joined(self.tokens[start : self.index - 1]))
+
+    def pseudo_option(self, field: Field, word: str) -> None:
+        self.expect("=")
+        at = self.at
+        if word == "json_name":
+            field.json_name = self.unicode("json_name")
+            return
+        if field.default is not None or field.label == REPEATED or field.type == MESSAGE:
+            raise self.fail("a default that cannot be", at)
+        if self.syntax == "proto3":
+            raise self.fail("proto3 has no defaults", at)
+        field.default = self.default(field.type)
+        if field.default is None:
+            raise self.fail(f"the default of {field.name} is not of its type", at)
+
+    def default(self, type: int | None) -> str | None:
+        """As a descriptor has it; None if the value does not fit."""
+        at, value = self.at, self.value()
+        kind = SCALAR_NAMES.get(type or 0, "enum")
+        if kind == "string" and isinstance(value, bytes):
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                raise self.fail("a default that is not UTF-8", at) from None
+        if kind == "bytes" and isinstance(value, bytes):
+            return escape_bytes(value)
+        if kind in ("float", "double") and (isinstance(value, int | float) or value in ("inf", "nan")):
+            return shown_float(float(value))
+        if kind == "enum" or (kind == "bool" and value in ("true", "false")):
+            return str(value) if isinstance(value, Ident) else None
+        if not isinstance(value, int) or kind not in _RANGES:
+            return None
+        low, high = _RANGES[kind]
+        return str(value) if low <= value <= high else None
+
+    # Messages
+
+    def message(self, at: int) -> Message:
+        message = Message(at=at, name=self.name("the name of a message"))
+        self.message_body(message)
+        return message
+
+    def message_body(self, message: Message) -> None:
+        self.expect("{")
+        self.depth += 1
+        if self.depth > DEPTH_MAX:
+            raise self.fail(f"messages nested more than {DEPTH_MAX} deep")
+        while not self.take("}"):
+            self.message_statement(message)
+        self.depth -= 1
+        taken = {field.name for field in message.fields} | {oneof.name for oneof in message.oneofs}
+        taken |= {nested.name for nested in message.messages} | {enum.name for enum in message.enums}
+        for field in message.fields:
+            if field.proto3_optional:  # its presence is kept in a oneof of its own
+                name = field.name if field.name.startswith("_") else f"_{field.name}"
+                while name in taken:
+                    name = f"X{name}"
+                taken.add(name)
+                field.oneof = len(message.oneofs)
+                message.oneofs.append(Oneof(at=field.at, name=name))
+
+    def message_statement(self, message: Message) -> None:
+        at = self.at
+        if self.take(";"):
+            pass
+        elif self.take("message"):
+            message.messages.append(self.message(at))
+        elif self.take("enum"):
+            message.enums.append(self.enum(at))
+        elif self.take("option"):
+            self.option_statement(Message, message.options)
+        elif self.take("oneof"):
+            self.oneof(message, at)
+        elif self.take("extend"):
+            self.extend(message.extensions, message.messages)
+        elif self.take("reserved"):
+            self.reserved(message.reserved_ranges, message.reserved_names, 1, NUMBER_MAX, past=1)
+        elif self.take("extensions"):
+            ranges = list(self.ranges(1, NUMBER_MAX, past=1))
+            options = self.option_list(Range)
+            for range_ in ranges:
+                range_.options = options
+            message.extension_ranges += ranges
+            self.expect(";")
+        else:
+            message.fields.append(self.field(message.messages))
+
+    def oneof(self, message: Message, at: int) -> None:
+        oneof = Oneof(at=at, name=self.name("the name of a oneof"))
+        self.expect("{")
+        before = len(message.fields)
+        while not self.take("}"):
+            if self.take("option"):
+                self.option_statement(Oneof, oneof.options)
+            elif not self.take(";"):
+                message.fields.append(self.field(message.messages, within="a oneof"))
+                message.fields[-1].oneof = len(message.oneofs)
+        if len(message.fields) == before:
+            raise self.fail(f"oneof {oneof.name} has no fields", at)
+        message.oneofs.append(oneof)
+
+    def extend(self, extensions: list[Field], messages: list[Message]) -> None:
+        extendee = self.dotted("the message to extend")
+        self.expect("{")
+        while not self.take("}"):
+            if not self.take(";"):
+                extensions.append(self.field(messages, within="an extension"))
+                extensions[-1].extendee = extendee
+                if extensions[-1].json_name != json_name(extensions[-1].name):
+                    raise self.fail("an extension has no json_name", extensions[-1].at)
+
+    def field(self, messages: list[Message], within: str = "") -> Field:
+        """One field; the message that a map or a group brings along is added to those given."""
+        at = self.at
+        written = self.advance() if self.next in LABELS else ""
+        field = Field(at=at, label=LABELS.get(written, OPTIONAL))
+        entry = None
+        if self.next == "map" and self.tokens[self.index + 1][1] == "<":
+            entry = self.map_type(field, written or within)
+        elif self.next == "group" and self.tokens[self.index + 1][0] == "name":
+            self.index += 1
+            field.type = GROUP
+        else:
+            type_name = self.dotted("a type")
+            field.type = SCALARS.get(type_name)
+            field.type_name = "" if field.type else type_name
+        self.check_label(field, written, within, is_map=entry is not None)
+        field.name = self.name("the name of a field")
+        self.expect("=")
+        field.number = self.integer("the number of a field", 1, NUMBER_MAX)
+        field.options = self.option_list(Field, field)
+        field.json_name = field.json_name or json_name(field.name)
+        if entry is not None:
+            entry.name = field.type_name = entry_name(field.name)
+            messages.append(entry)
+        if field.type == GROUP:
+            self.group(field, messages, at)
+        else:
+            self.expect(";")
+        return field
+
+    def check_label(self, field: Field, written: str, within: str, is_map: bool) -> None:
+        if within == "a oneof" and written:
+            raise self.fail("the fields of a oneof have no label", field.at)
+        if self.syntax == "" and not written and within != "a oneof" and not is_map:
+            raise self.fail("a field of proto2 needs a label: optional, required or repeated", field.at)
+        if self.syntax != "" and (written == "required" or field.type == GROUP):
+            raise self.fail(f"only proto2 has {'groups' if field.type == GROUP else 'required fields'}", field.at)
+        if self.syntax == "editions" and written == "optional":
+            raise self.fail("an edition has no label optional: set features.field_presence", field.at)
+        field.proto3_optional = self.syntax == "proto3" and written == "optional"
+
+    def map_type(self, field: Field, unfit: str) -> Message:
+        if unfit:
+            raise self.fail(f"a map cannot be in {unfit}" if " " in unfit else f"a map cannot be {unfit}")
+        field.type, field.label, self.index = MESSAGE, REPEATED, self.index + 2
+        if self.next not in MAP_KEYS:
+            raise self.unexpected("a type for the keys of a map")
+        key = Field(at=field.at, name="key", number=1, type=SCALARS[self.advance()], json_name="key")
+        self.expect(",")
+        type_name = self.dotted("a type")
+        value = Field(at=field.at, name="value", number=2, type=SCALARS.get(type_name), json_name="value")
+        value.type_name = "" if value.type else type_name
+        self.expect(">")
+        return Message(at=field.at, fields=[key, value], options=[Option("map_entry", Ident("true"))])
+
+    def group(self, field: Field, messages: list[Message], at: int) -> None:
+        if not field.name[0].isupper():
+            raise self.fail("the name of a group starts with a capital", at)
+        group = Message(at=at, name=field.name)
+        messages.append(group)
+        field.type_name, field.name, field.json_name = group.name, group.name.lower(), group.name.lower()
+        self.message_body(group)
+
+    def ranges(self, low: int, high: int, past: int) -> Iterator[Range]:
+        while True:
+            at = self.at
+            start = end = self.integer("a number", low, high)
+            if self.take("to"):
+                end = high if self.take("max") else self.integer("a number", low, high)
+            if end < start:
+                raise self.fail(f"{start} to {end} is an empty range", at)
+            yield Range(at=at, start=start, end=end + past)
+            if not self.take(","):
+                return
+
+    def reserved(self, ranges: list[Range], names: list[str], low: int, high: int, past: int) -> None:
+        if self.kind == "int" or self.next == "-":
+            ranges.extend(self.ranges(low, high, past))
+        else:
+            while True:
+                at, name = self.at, self.advance() if self.kind == "name" else self.unicode("a number or a name")
+                if not NAME.fullmatch(name):
+                    raise self.fail(f"{_shown(name)} is no name", at)
+                names.append(name)
+                if not self.take(","):
+                    break
+        self.expect(";")
+
+    # Enums and services
+
+    def enum(self, at: int) -> Enum:
+        enum = Enum(at=at, name=self.name("the name of an enum"))
+        self.expect("{")
+        while not self.take("}"):
+            at = self.at
+            if self.take(";"):
+                continue
+            if self.next == "option" and self.tokens[self.index + 1][1] != "=":
+                self.index += 1
+                self.option_statement(Enum, enum.options)
+            elif self.next == "reserved" and self.tokens[self.index + 1][1] != "=":
+                self.index += 1
+                self.reserved(enum.reserved_ranges, enum.reserved_names, -INT32_MAX - 1, INT32_MAX, past=0)
+            else:
+                value = EnumValue(at=at, name=self.name("the name of a value"))
+                self.expect("=")
+                value.number = self.integer("the number of a value", -INT32_MAX - 1, INT32_MAX)
+                value.options = self.option_list(EnumValue)
+                enum.values.append(value)
+                self.expect(";")
+        return enum
+
+    def service(self, at: int) -> Service:
+        service = Service(at=at, name=self.name("the name of a service"))
+        self.expect("{")
+        while not self.take("}"):
+            at = self.at
+            if self.take("option"):
+                self.option_statement(Service, service.options)
+            elif not self.take(";"):
+                self.expect("rpc")
+                service.methods.append(self.method(at))
+        return service
+
+    def method(self, at: int) -> Method:
+        method = Method(at=at, name=self.name("the name of a method"))
+        self.expect("(")
+        method.client_streaming, method.input = self.take("stream"), self.dotted("a message")
+        self.expect(")")
+        self.expect("returns")
+        self.expect("(")
+        method.server_streaming, method.output = self.take("stream"), self.dotted("a message")
+        self.expect(")")
+        if self.take("{"):
+            while not self.take("}"):
+                if not self.take(";"):
+                    self.expect("option")
+                    self.option_statement(Method, method.options)
+        else:
+            self.expect(";")
+        return method
+
+
+_RANGES = {
+    name: (0, (1 << bits) - 1) if name[0] in "uf" else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    for name in SCALARS
+    if (bits := 64 if "64" in name else 32 if "32" in name else 0)
+}
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
+    at = 1 if text.startswith("\ufeff") else 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise at_line(text, at, f"cannot be read from {_shown(text[at : at + 20])} on")
+        if match.lastgroup != "skip":
+            yield match.lastgroup or "", match[0], at
+        at = match.end()
+    for _ in range(2):  # two, as some look one token ahead
+        yield "end", "", len(text)
+
+
+def _joined(tokens: list[tuple[str, str, int]]) -> str:
+    """As one writes it, { a: -1 b: [1, 2] }: not all who read it understand it with a space between all tokens."""
+    parts = []
+    for (kind, text, _), (next_kind, next_text, _) in pairwise([*tokens, ("end", "", 0)]):
+        parts.append(text)
+        name_goes_on = (text in (".", "/") and next_kind == "name") or (kind == "name" and next_text in (".", "/"))
+        if not (name_goes_on or text in ("-", "[") or next_text in (":", ",", "]", "")):
+            parts.append(" ")
+    return "".join(parts)
+
+
+def _shown(text: str) -> str:
+    return repr(text[:40] + "..." if len(text) > 40 else text)
+
+
+def _unescape(literal: str) -> bytes:
+    out, at, body = bytearray(), 0, literal[1:-1]
+    for match in _ESCAPE.finditer(body):
+        out += body[at : match.start()].encode()
+        hexadecimal, short, long, octal, other = match.groups()
+        if hexadecimal or octal:
+            out.append(int(hexadecimal, 16) if hexadecimal else int(octal, 8) & 0xFF)
+        elif short or long:
+            out += chr(int(short or long, 16)).encode()
+        elif other in _ESCAPED:
+            out.append(_ESCAPED[other])
+        else:
+            raise ValueError(f"no such escape: {match[0]!r}")
+        at = match.end()
+    return bytes(out + body[at:].encode())

@@ -1,0 +1,280 @@
+"""Which schemas there are, out of the records of the topic `_schemas`.
+
+The records are those of Confluent's Schema Registry: one can go on with what the other has written.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.schemas import refusals
+from headrace.schemas.kinds import AVRO, DEFAULT_LEVEL, KINDS, LEVELS
+
+logger = logging.getLogger("headrace.schemas")
+
+READWRITE, READONLY, IMPORT = "READWRITE", "READONLY", "IMPORT"
+MODES = (READWRITE, READONLY, IMPORT)
+SCHEMA, CONFIG, MODE, DELETE_SUBJECT = "SCHEMA", "CONFIG", "MODE", "DELETE_SUBJECT"
+MAGIC = {SCHEMA: 1}  # of the form of a key; others have 0
+LATEST = "latest"
+VERSION_MAX = 2**31 - 1
+REFERENCES_MAX = 200  # of one schema, with those that its references have
+
+
+class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another version that a schema needs, and what the schema calls it."""
+
+    name: str
+    subject: str
+    version: int
+
+
+class Content(NamedTuple):
+    """What an id stands for, whatever subjects have it."""
+
+    kind: str
+    text: str
+    references: tuple[Reference, ...]
+
+
+class Version(NamedTuple):
+    subject: str
+    version: int
+    id: int
+    content: Content
+    deleted: bool = False
+
+    def shape(self) -> dict[str, Any]:
+        return {"subject": self.subject, "version": self.version, "id": self.id, **content_shape(self.content)}
+
+
+class _Key(msgspec.Struct):
+    keytype: str
+    subject: str | None = None
+    version: int = 0
+    magic: int = 0
+
+
+class _SchemaValue(msgspec.Struct, rename={"kind": "schemaType"}):
+    subject: str
+    version: int
+    id: int
+    schema: str
+    kind: str = AVRO
+    references: tuple[Reference, ...] = ()
+    deleted: bool = False
+
+
+class _ConfigValue(msgspec.Struct):
+    compatibilityLevel: str  # noqa: N815 - as it is written
+
+
+class _ModeValue(msgspec.Struct):
+    mode: str
+
+
+class _DeletedValue(msgspec.Struct):
+    subject: str
+    version: int
+
+
+Entry = tuple[bytes, bytes | None]  # of the topic
+
+
+class State:
+    def __init__(self, last_id: int = 0) -> None:
+        self._subjects: dict[str, dict[int, Version]] = {}
+        self._contents: dict[int, Content] = {}
+        self._ids: dict[Content, int] = {}
+        self._levels: dict[str | None, str] = {}  # None: for all
+        self._modes: dict[str | None, str] = {}
+        self.last_id = last_id  # an id is never used for another schema
+
+    # Records.
+
+    def apply(self, key: bytes | None, value: bytes | None) -> None:
+        """One record of the topic. What is none of the registry's is left alone: anybody with the right may write."""
+        try:
+            found = msgspec.json.decode(key or b"", type=_Key)
+            self._apply(found, value)
+        except (msgspec.DecodeError, ValueError) as error:
+            logger.warning("a record of the schemas' topic is left out: %s", error)
+
+    def _apply(self, key: _Key, value: bytes | None) -> None:
+        decode = msgspec.json.decode
+        if key.keytype == SCHEMA and key.subject is not None:
+            if value is None:
+                self._forget(key.subject, key.version)
+            else:
+                self._remember(decode(value, type=_SchemaValue))
+        elif key.keytype == CONFIG:
+            level = None if value is None else decode(value, type=_ConfigValue).compatibilityLevel
+            _set(self._levels, key.subject, level, LEVELS)
+        elif key.keytype == MODE:
+            _set(self._modes, key.subject, None if value is None else decode(value, type=_ModeValue).mode, MODES)
+        elif key.keytype == DELETE_SUBJECT and value is not None:
+            gone = decode(value, type=_DeletedValue)
+            for number, one in self._subjects.get(gone.subject, {}).items():
+                if number <= gone.version:
+                    self._subjects[gone.subject][number] = one._replace(deleted=True)
+            self._levels.pop(gone.subject, None)
+            self._modes.pop(gone.subject, None)
+
+    def _remember(self, value: _SchemaValue) -> None:
+        if value.kind not in KINDS or not 0 < value.version <= VERSION_MAX or not 0 < value.id <= VERSION_MAX:
+            raise ValueError(f"version {value.version} of {value.subject!r:.80} has id {value.id}, {value.kind!r:.20}")
+        content = Content(value.kind, value.schema, value.references)
+        known = self._contents.setdefault(value.id, content)
+        if known == content:
+            content = known  # one text in memory for all subjects that have it
+        self._ids.setdefault(content, value.id)
+        self.last_id = max(self.last_id, value.id)
+        version = Version(value.subject, value.version, value.id, content, value.deleted)
+        self._subjects.setdefault(value.subject, {})[value.version] = version
+
+    def _forget(self, subject: str, number: int) -> None:
+        versions = self._subjects.get(subject, {})
+        gone = versions.pop(number, None)
+        if gone is None:
+            return
+        if not versions:
+            del self._subjects[subject]
+        if not any(True for _ in self.uses(gone.id)):
+            self._contents.pop(gone.id, None)
+            self._ids.pop(gone.content, None)
+
+    # Asking.
+
+    def subjects(self, *, deleted: bool = False) -> list[str]:
+        return sorted(name for name in self._subjects if self.versions(name, deleted=deleted))
+
+    def versions(self, subject: str, *, deleted: bool = False) -> list[Version]:
+        """In order; none for a subject there is not."""
+        found = self._subjects.get(subject, {})
+        return [found[number] for number in sorted(found) if deleted or not found[number].deleted]
+
+    def version(self, subject: str, number: int | str, *, deleted: bool = False) -> Version:
+        """RegistryError if it is not there. `number` may be "latest"."""
+        known = self.versions(subject, deleted=deleted)
+        if not known:
+            raise refusals.subject_not_found(subject)
+        if number == LATEST:
+            return known[-1]
+        found = self._subjects[subject].get(int(number))
+        if found is None or (found.deleted and not deleted):
+            raise refusals.version_not_found(number)
+        return found
+
+    def content(self, schema_id: int) -> Content:
+        found = self._contents.get(schema_id)
+        if found is None:
+            raise refusals.schema_not_found(schema_id)
+        return found
+
+    def id_of(self, content: Content) -> int | None:
+        return self._ids.get(content)
+
+    def same(self, subject: str, content: Content, *, deleted: bool = False) -> Version | None:
+        """The newest version of a subject with this content."""
+        return next((one for one in reversed(self.versions(subject, deleted=deleted)) if one.content == content), None)
+
+    def uses(self, schema_id: int) -> Iterable[Version]:
+        """Every version with this id, deleted ones too."""
+        return (one for versions in self._subjects.values() for one in versions.values() if one.id == schema_id)
+
+    def referred_by(self, subject: str, version: int) -> list[Version]:
+        """Those that are not deleted and need this one."""
+        wanted = (subject, version)
+        return [
+            one
+            for versions in self._subjects.values()
+            for one in versions.values()
+            if not one.deleted and any((ref.subject, ref.version) == wanted for ref in one.content.references)
+        ]
+
+    def referred(self, references: Iterable[Reference]) -> dict[str, str]:
+        """Name and text of all that is needed, what each needs before it. RegistryError if something is missing."""
+        found: dict[str, str] = {}
+        seen: set[tuple[str, int]] = set()
+
+        def add(one: Reference) -> None:
+            if (one.subject, one.version) in seen:
+                return
+            seen.add((one.subject, one.version))
+            if len(seen) > REFERENCES_MAX:
+                raise refusals.invalid_schema(f"it needs more than {REFERENCES_MAX} others")
+            try:
+                content = self.version(one.subject, one.version, deleted=True).content
+            except refusals.RegistryError:
+                text = f"No schema reference found for subject '{one.subject}' and version {one.version}"
+                raise refusals.invalid_schema(text) from None
+            for inner in content.references:
+                add(inner)
+            found[one.name] = content.text
+
+        for one in references:
+            add(one)
+        return found
+
+    def level(self, subject: str | None = None) -> str:
+        return self._levels.get(subject) or self._levels.get(None, DEFAULT_LEVEL)
+
+    def own_level(self, subject: str) -> str | None:
+        return self._levels.get(subject)
+
+    def mode(self, subject: str | None = None) -> str:
+        return self._modes.get(subject) or self._modes.get(None, READWRITE)
+
+    def own_mode(self, subject: str) -> str | None:
+        return self._modes.get(subject)
+
+
+def _set(where: dict[str | None, str], subject: str | None, value: str | None, choices: tuple[str, ...]) -> None:
+    if value is None:
+        where.pop(subject, None)
+    elif value in choices:
+        where[subject] = value
+    else:
+        raise ValueError(f"there is no {value[:40]!r}")
+
+
+def content_shape(content: Content) -> dict[str, Any]:
+    """As clients know it: Avro is not said, and neither is that there are no references."""
+    shape: dict[str, Any] = {} if content.kind == AVRO else {"schemaType": content.kind}
+    if content.references:
+        shape["references"] = msgspec.to_builtins(content.references)
+    return {**shape, "schema": content.text}
+
+
+# Records to be written.
+
+
+def schema_entry(one: Version) -> Entry:
+    value = {"subject": one.subject, "version": one.version, "id": one.id, **content_shape(one.content)}
+    return _key(SCHEMA, one.subject, one.version), msgspec.json.encode({**value, "deleted": one.deleted})
+
+
+def forgotten_entry(one: Version) -> Entry:
+    return _key(SCHEMA, one.subject, one.version), None
+
+
+def deleted_entry(subject: str, last: int) -> Entry:
+    return _key(DELETE_SUBJECT, subject), msgspec.json.encode({"subject": subject, "version": last})
+
+
+def level_entry(subject: str | None, level: str | None) -> Entry:
+    return _key(CONFIG, subject), None if level is None else msgspec.json.encode({"compatibilityLevel": level})
+
+
+def mode_entry(subject: str | None, mode: str | None) -> Entry:
+    return _key(MODE, subject), None if mode is None else msgspec.json.encode({"mode": mode})
+
+
+def _key(keytype: str, subject: str | None, version: int | None = None) -> bytes:
+    """Byte for byte what Confluent's writes: compaction goes by it."""
+    key: dict[str, Any] = {"keytype": keytype, "subject": subject}
+    if version is not None:
+        key["version"] = version
+    return msgspec.json.encode({**key, "magic": MAGIC.get(keytype, 0)})
