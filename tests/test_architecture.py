@@ -19,8 +19,9 @@ MAY_IMPORT = {
     "log": ("errors", "clock", "config", "record"),
     "embedded": ("errors", "clock", "config", "record", "log"),
     "wire": ("errors", "record"),
-    "broker": ("errors", "clock", "allocator", "config", "record", "log"),
-    "doors": ("errors", "clock", "config", "record", "wire", "broker", "version"),
+    "schemas": ("errors",),
+    "broker": ("errors", "clock", "allocator", "config", "record", "log", "schemas"),
+    "doors": ("errors", "clock", "config", "record", "wire", "schemas", "broker", "version"),
     "client": ("errors", "record", "wire", "version"),
     "spark": (
         "errors",

@@ -110,6 +110,10 @@ class Overloaded(HeadraceError):
         self.retry_after_s = retry_after_s
 
 
+class IndexBehind(Overloaded):
+    """The index of keys has not come to the end of the log yet."""
+
+
 # broker/
 
 

@@ -21,6 +21,7 @@ from headrace.broker.held import sweep_held
 from headrace.broker.history import History
 from headrace.broker.holders import Cache, ReadAhead
 from headrace.broker.housekeeping import Housekeeping
+from headrace.broker.keys import Keys
 from headrace.broker.ledger import Ledger
 from headrace.broker.partition import Partition, when_loaded
 from headrace.broker.pipelines import Pipelines
@@ -29,6 +30,7 @@ from headrace.broker.pressure import Pressure
 from headrace.broker.reading import Page, read_page
 from headrace.broker.reclaim import Reclaim
 from headrace.broker.rounds import SETTLE_TABLE
+from headrace.broker.schemas import Schemas
 from headrace.broker.staging import Staging
 from headrace.broker.stats import Stats
 from headrace.broker.streams import Stream, Streams
@@ -74,6 +76,8 @@ class Broker:
         self.staging: Staging
         self.ledger: Ledger
         self.pipelines: Pipelines
+        self.schemas = Schemas(self)
+        self.keys = Keys(self)
         self.housekeeping: Housekeeping
         self.reclaim: Reclaim
         self.history = History(self)
@@ -143,6 +147,7 @@ class Broker:
         broker.housekeeping.also(broker.staging.sweep)
         broker.housekeeping.also(lambda: sweep_held(broker.disk, data_dir, broker.clock))
         broker.housekeeping.also(broker.ledger.expire)
+        broker.keys.start()
         broker.reclaim = Reclaim(broker.shard, broker.vhosts, broker.clock)
         broker.housekeeping.also(broker.reclaim.once)
         broker._maintenance = loop.create_task(
@@ -168,6 +173,8 @@ class Broker:
         await self.vhosts.close()
         await self.ledger.close()
         self.users.close()
+        self.schemas.close()
+        await self.keys.close()
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[BaseException | None] = loop.create_future()
         self.shard.close(lambda error: None if closed.done() else closed.set_result(error))

@@ -1,5 +1,6 @@
 """`headrace topic`: list, add, look at, change and remove topics."""
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -87,6 +88,31 @@ def info(name: str, as_json: bool, url: str | None, config_file: Path | None) ->
     """
     with _client(url, config_file) as client:
         _show(client.topic(name), as_json)
+
+
+@topic.command("get")
+@click.argument("name")
+@click.argument("key")
+@click.option("-J", "--json", "as_json", is_flag=True, help="As a JSON object: key, value, headers, offset...")
+@url_option
+def get(name: str, key: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
+    """Print the last message of topic NAME with a KEY; exit code 4 if there is none.
+
+    The topic needs an index of keys.
+
+    \b
+    headrace topic set customers key_index=true
+    headrace topic get customers customer-7
+    """
+    from headrace.client.shapes import message_json
+    from headrace.errors import NotFound
+
+    with _client(url, config_file) as client:
+        found = client.last(name, os.fsencode(key))
+    if found is None:
+        raise NotFound(f"topic {name!r} has no message with the key {key!r}")
+    sys.stdout.buffer.write(message_json(found, name) if as_json else (found.value or b"") + b"\n")
+    sys.stdout.buffer.flush()
 
 
 @topic.command("set")

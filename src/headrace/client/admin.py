@@ -3,11 +3,22 @@
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 from headrace.client.connection import Connection
 from headrace.client.exchange import DEFAULT_URL, Response, parse_url, path_of
 from headrace.client.positions import Query
-from headrace.client.shapes import JSON, Range, encode, parse_json, parse_offsets, raise_for
+from headrace.client.shapes import (
+    JSON,
+    Message,
+    Range,
+    encode,
+    parse_found,
+    parse_json,
+    parse_offsets,
+    raise_for,
+)
+from headrace.errors import BrokerRefused, NotFound
 
 
 class Client:
@@ -33,6 +44,17 @@ class Client:
 
     def offsets(self, topic: str) -> list[Range]:
         return parse_offsets(self._connection.request("GET", path_of("topics", topic, "offsets")))
+
+    def last(self, topic: str, key: str | bytes) -> Message | None:
+        """The last message with a key, of a topic with an index of keys (`key_index`); None if there is none."""
+        data = key.encode() if isinstance(key, str) else key
+        response = self._connection.request("GET", path_of("topics", topic, "keys") + "/" + quote(data, safe=""))
+        try:
+            return parse_found(response)
+        except NotFound as error:
+            if isinstance(error.__cause__, BrokerRefused) and error.__cause__.code == "key_not_found":
+                return None
+            raise
 
     def create_topic(
         self, name: str, *, partitions: int | None = None, config: Mapping[str, object] | None = None

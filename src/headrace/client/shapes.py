@@ -193,6 +193,12 @@ def parse_read(response: Response) -> tuple[list[Message], int]:
     return [_message(shape) for shape in answer.messages], answer.next_offset
 
 
+def parse_found(response: Response) -> Message:
+    """The one message of an answer."""
+    raise_for(response)
+    return _message(_decode(_read_message, response))
+
+
 class Draft(msgspec.Struct, frozen=True):
     """A message to be sent, as it was written in JSON."""
 

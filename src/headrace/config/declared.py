@@ -364,6 +364,13 @@ SETTINGS: tuple[Setting, ...] = (
         most=64 * MB,
         aliases=("max_message_bytes",),
     ),
+    Setting(
+        "key_index",
+        "bool",
+        "Keep an index of keys beside the log, so that the last message of a key can be asked for "
+        "(`GET /topics/TOPIC/keys/KEY`, `headrace topic get`). Needs `pip install 'headrace[keys]'`.",
+        path="stream.key_index",
+    ),
 )
 
 BY_NAME: dict[str, Setting] = {

@@ -33,6 +33,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     compression: Compression = "none"  # of the batches we build ourselves, from HTTP and AMQP
     timestamp_type: TimestampType = "create"  # append: Kafka records get the broker's time in place of their own
     batch_bytes_max: int = 16 * MB  # the largest batch (and so message) taken
+    key_index: bool = False  # beside the log, so that the last message of a key can be asked for
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):

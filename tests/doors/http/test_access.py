@@ -144,6 +144,7 @@ NEEDED: dict[tuple[str, str], tuple[str, Any]] = {
     ("DELETE", "/topics/{topic}"): ("maker", None),
     ("POST", "/topics/{topic}/messages"): ("writer", {"value": "x"}),
     ("GET", "/topics/{topic}/messages"): ("reader", None),
+    ("GET", "/topics/{topic}/keys/{key}"): ("reader", None),
     ("GET", "/topics/{topic}/stream"): ("reader", None),
     ("GET", "/topics/{topic}/log"): ("reader", None),
     ("GET", "/topics/{topic}/partitions/{partition}/batches"): ("reader", None),

@@ -108,18 +108,24 @@ def pip_gives(package: str, *options: str) -> Path:
 
 def kafkajs(version: str) -> Path:
     """The folder of Node's modules with KafkaJS in it."""
+    return npm_gives("kafkajs", version)
+
+
+def npm_gives(package: str, version: str) -> Path:
+    """The folder of Node's modules with this one in it."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
-            pytest.skip(f"SKIPPED FOR WANT OF {program}: KafkaJS {version}")
+            pytest.skip(f"SKIPPED FOR WANT OF {program}: {package} {version}")
 
     def install(folder: Path) -> None:
         folder.mkdir()
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), f"kafkajs@{version}"]
+        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), f"{package}@{version}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         if done.returncode != 0:
-            pytest.skip(f"SKIPPED: npm did not give KafkaJS {version}: {done.stderr[-200:]}")
+            pytest.skip(f"SKIPPED: npm did not give {package} {version}: {done.stderr[-200:]}")
 
-    return folder_of(f"kafkajs-{version}", "node_modules/kafkajs", install) / "node_modules"
+    name = f"{package.replace('/', '-')}-{version}"
+    return folder_of(name, f"node_modules/{package}", install) / "node_modules"
 
 
 def go_program(source: Path) -> Path:

@@ -40,6 +40,8 @@ from headrace.doors.http.needs import (
     writes,
 )
 from headrace.doors.http.problems import answer_for, problem
+from headrace.doors.http.registry import PREFIX as REGISTRY
+from headrace.doors.http.registry import Registry
 from headrace.doors.http.requests import Gone
 from headrace.doors.http.site import Site
 from headrace.doors.http.ui import files
@@ -61,6 +63,7 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("GET", "/topics/{topic}/offsets", topics.offsets, enters),
     ("POST", "/topics/{topic}/messages", publish.publish, writes("topic")),
     ("GET", "/topics/{topic}/messages", read.read, reads("topic")),
+    ("GET", "/topics/{topic}/keys/{key}", read.last_of_key, reads("topic")),
     ("GET", "/topics/{topic}/stream", stream.stream, reads("topic")),
     ("GET", "/topics/{topic}/partitions/{partition}/batches", read.batches, reads("topic")),
     ("GET", "/cursors", cursors.list_cursors, enters),
@@ -111,6 +114,7 @@ class App:
         ]
         self._router = Router(routes, redirect_slashes=False)
         self._api = Api(site)
+        self._registry = Registry(site)
         self._pages = Router(
             [
                 Route(path, functools.partial(dispatch, site, {"GET": (handler, public)}, False), methods=["GET"])
@@ -140,6 +144,8 @@ class App:
                     await self._pages(scope, receive, counted)
                 elif scope["path"].startswith("/api/") or scope["path"] == "/api":
                     await self._api(scope, receive, counted)
+                elif scope["path"].startswith(f"{REGISTRY}/") or scope["path"] == REGISTRY:
+                    await self._registry(scope, receive, counted)
                 else:
                     await self._router(scope, receive, counted)
             except (Gone, asyncio.CancelledError):

@@ -39,7 +39,8 @@ REFUSALS = {
     416: "The offset is outside what the partition holds; start and end say what it holds.",
     429: "Too much is on its way, or too many logins from there failed; Retry-After says when to come back. "
     "Nothing of the request was kept.",
-    503: "Messages are not taken: the disk is full (with Retry-After) or has failed, or the broker stops.",
+    503: "Messages are not taken: the disk is full (with Retry-After) or has failed, or the broker stops. Or an index "
+    "is behind (with Retry-After).",
 }
 EVERYWHERE = (400, 401, 403, 408, 429)
 WRITING = (413, 415, 429, 503)
@@ -104,6 +105,7 @@ TOPIC = in_path("topic", {"type": "string", "minLength": 1}, "Name of the topic,
 CURSOR = in_path(
     "cursor", {"type": "string", "minLength": 1, "maxLength": 255}, "Name of the cursor, at most 255 bytes."
 )
+KEY = in_path("key", {"type": "string", "minLength": 1}, "The key: any bytes, percent-encoded.")
 OFFSET = in_query(
     "offset",
     {"anyOf": [INT64, {"enum": ["earliest", "latest"]}]},
@@ -166,6 +168,7 @@ def paths(config: Config) -> dict[str, Any]:
             },
         },
         "/topics/{topic}/messages": {"parameters": [TOPIC], "post": _publish(), "get": _read(max_bytes)},
+        "/topics/{topic}/keys/{key}": {"parameters": [TOPIC, KEY], "get": _last_of_key()},
         "/topics/{topic}/stream": {"parameters": [TOPIC], "get": _stream()},
         "/topics/{topic}/partitions/{partition}/batches": {
             "parameters": [TOPIC, in_path("partition", INT32, "Number of the partition.")],
@@ -318,6 +321,15 @@ def _read(max_bytes: dict[str, Any]) -> dict[str, Any]:
             429,
             503,
         ),
+    }
+
+
+def _last_of_key() -> dict[str, Any]:
+    return {
+        "operationId": "lastOfKey",
+        "summary": "The last message of a key, of a topic with key_index",
+        "parameters": [TEXT_FORM],
+        "responses": answers({200: json_of(ref("ReadMessage"), "The message.")}, 404, 409, 503),
     }
 
 

@@ -216,6 +216,8 @@ def _setting(setting: Setting) -> Schema:
     elif setting.kind in {"size", "duration", "count"}:
         number = {"type": "integer", "minimum": setting.least, "maximum": setting.most or 2**53}
         schema = {"anyOf": [number, {"enum": [*setting.words, *setting.words.values()]}, {"type": "string"}]}
+    elif setting.kind == "bool":
+        schema = {"anyOf": [{"type": "boolean"}, {"enum": ["true", "false", "yes", "no", "on", "off", "1", "0", 1, 0]}]}
     else:
-        schema = {"type": ["string", "boolean"]}
+        schema = {"type": "string"}
     return {"description": setting.help, "anyOf": [schema, {"type": "null"}]}

@@ -12,6 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from headrace import errors
+from headrace.broker.keys import KeyNotFound
 from headrace.config import InvalidSetting
 from headrace.doors.http.access import Forbidden, NotAuthorised, TooManyFailures
 from headrace.wire.http.bodies import PROBLEM
@@ -31,6 +32,7 @@ PROBLEMS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.PartitionNotFound, 404, "partition_not_found"),
     (errors.CursorNotFound, 404, "cursor_not_found"),
     (errors.SegmentGone, 404, "segment_gone"),
+    (KeyNotFound, 404, "key_not_found"),
     (errors.NotFound, 404, "not_found"),
     (errors.StreamExists, 409, "topic_exists"),
     (errors.AlreadyExists, 409, "already_exists"),
@@ -46,6 +48,7 @@ PROBLEMS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.CrossOrigin, 403, "cross_origin"),
     (InvalidSetting, 400, "invalid_setting"),
     (errors.InvalidInput, 400, "invalid_input"),
+    (errors.IndexBehind, 503, "index_behind"),
     (errors.Overloaded, 429, "overloaded"),
     (errors.DiskFull, 503, "disk_full"),
     (errors.CorruptLog, 503, "log_damaged"),

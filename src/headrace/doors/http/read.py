@@ -2,6 +2,7 @@
 
 import asyncio
 from base64 import b64encode
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from starlette.requests import Request
@@ -46,6 +47,18 @@ async def read(site: Site, request: Request) -> Response:
             page = await site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
     site.stats.messages_out += len(page.records)
     answer = _render(partition.number, page, media, binary)
+    site.stats.bytes_out += len(answer.body)
+    return answer
+
+
+async def last_of_key(site: Site, request: Request) -> Response:
+    """The last message with a key: any bytes, percent-encoded."""
+    query = Query(request, "encoding")
+    binary = query.choice("encoding", "text", "base64") == "base64"
+    key = unquote_to_bytes(request.path_params["key"])
+    found = await site.broker.keys.find(topic_of(site, request), key)
+    site.stats.messages_out += 1
+    answer = json_answer(messages.render(found.partition, found.record, binary=binary))
     site.stats.bytes_out += len(answer.body)
     return answer
 

@@ -91,9 +91,10 @@ def path_name(request: Request, parameter: str) -> str:
 
 
 class Query:
-    """The parameters after the question mark. What nobody knows is refused: a typing error is not silent."""
+    """The parameters after the question mark. What nobody knows is refused: a typing error is not silent.
+    But where clients of somebody else's interface say more than it has (`takes_all`), it is left alone."""
 
-    def __init__(self, request: Request, *known: str) -> None:
+    def __init__(self, request: Request, *known: str, takes_all: bool = False) -> None:
         text = request.scope["query_string"]
         try:
             pairs = parse_qsl(
@@ -103,7 +104,7 @@ class Query:
             raise InvalidInput(f"the query is not up to {PARAMETERS_MAX} UTF-8 name=value pairs") from None
         self._values: dict[str, str] = {}
         for name, value in pairs:
-            if name not in known:
+            if name not in known and not takes_all:
                 allowed = f"there are {', '.join(known)}" if known else "there are none here"
                 raise InvalidInput(f"no such parameter: {name[:80]!r}; {allowed}")
             if name in self._values:

@@ -1,0 +1,277 @@
+"""The schema registry: a view of the topic `_schemas`, like everything else here a view of a log.
+
+What is known is what the topic says, read up to its end before every answer, so it does not matter who wrote it: this
+registry, a copy of another one's topic, or Confluent's own registry that uses this broker as its Kafka. A change is
+written, synced and then read back like any other record.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from headrace.broker import publishing
+from headrace.broker.changes import to_the_end
+from headrace.broker.streams import Stream
+from headrace.errors import Conflict, LimitReached, StreamExists
+from headrace.schemas import kinds, refusals, state
+from headrace.schemas.kinds import Schema
+from headrace.schemas.state import IMPORT, READONLY, Content, Entry, Reference, State, Version
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+TOPIC = "_schemas"
+TABLE, LAST_ID = "schemas", b"last_id"
+SETTINGS = {"cleanup_policy": "compact"}
+COMPACTED = ("compact", "compact,delete")
+PAGE_MESSAGES, PAGE_BYTES = 1_000, 1 << 20
+VERSIONS_MAX = 100_000
+SUBJECT_BYTES_MAX = 1_000
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Schemas:
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self._state = State()  # until it is asked for
+        self._stream: Stream | None = None  # that the state is of
+        self._next_offset = 0
+        self._has_begun = False
+        self._reading = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        # A schema may take long to parse, and to compare with the ones before it.
+        self._thread = ThreadPoolExecutor(1, "schemas")
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    async def current(self) -> State:
+        """What the topic says by now."""
+        stream = self._broker.streams.find(TOPIC)
+        if self._is_of(stream) and (stream is None or self._next_offset >= stream.partitions[0].stable_end):
+            return self._state
+        async with self._reading:
+            if not self._is_of(stream):  # the first time, or the topic was deleted
+                self._state, self._stream, self._next_offset = State(self._last_forgotten_id()), stream, 0
+                self._has_begun = True
+            if stream is not None:
+                await self._read_on(stream)
+        return self._state
+
+    def _is_of(self, stream: Stream | None) -> bool:
+        return self._has_begun and stream is self._stream
+
+    async def _read_on(self, stream: Stream) -> None:
+        partition = stream.partitions[0]
+        offset = max(self._next_offset, partition.start_offset)
+        while offset < partition.stable_end:
+            page = await self._broker.read(stream, partition, offset, limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES)
+            for record in page.records:
+                self._state.apply(record.key, record.value)
+            if page.next_offset <= offset:
+                break
+            offset = self._next_offset = page.next_offset
+
+    # Changes. Each decides on what the topic says by then, and nobody else decides meanwhile.
+
+    @to_the_end
+    async def register(
+        self, subject: str, content: Content, *, schema_id: int | None = None, version: int | None = None
+    ) -> Version:
+        """The version with this content, made if there is none. RegistryError if it may not follow the others."""
+        async with self._changing:
+            known = await self.current()
+            _check_mode(known, subject, is_import=schema_id is not None)
+            parsed, content = await self._parsed(known, content)
+            found = known.same(subject, content)
+            if found is not None and schema_id in (None, found.id):
+                return found
+            if schema_id is None:
+                await self._check_level(known, subject, parsed)
+            made = _next(known, subject, content, schema_id, version)
+            await self._write(state.schema_entry(made))
+            return made
+
+    async def look_up(self, subject: str, content: Content, *, deleted: bool = False) -> Version:
+        known = await self.current()
+        if not known.versions(subject, deleted=deleted):
+            raise refusals.subject_not_found(subject)
+        _, content = await self._parsed(known, content)
+        found = known.same(subject, content, deleted=deleted)
+        if found is None:
+            raise refusals.schema_not_found()
+        return found
+
+    async def serialized(self, content: Content) -> str:
+        """A Protobuf schema as its descriptor, which clients ask for that have no compiler."""
+        parsed: Any = (await self._parsed(await self.current(), content))[0]
+        return str(await self._in_thread(parsed.serialized))
+
+    async def differences(self, subject: str, content: Content, against: Sequence[Version]) -> list[str]:
+        """Why the subject's level does not allow this content after those versions."""
+        known = await self.current()
+        parsed, _ = await self._parsed(known, content)
+        return await self._compared(known, known.level(subject), parsed, against)
+
+    @to_the_end
+    async def delete_subject(self, subject: str, *, permanent: bool) -> list[int]:
+        async with self._changing:
+            known = await self.current()
+            _check_writable(known, subject)
+            everything, live = known.versions(subject, deleted=True), known.versions(subject)
+            if not everything:
+                raise refusals.subject_not_found(subject)
+            for one in everything if permanent else live:
+                _check_unreferred(known, one)
+            if permanent and live:
+                raise refusals.subject_is_not_deleted(subject)
+            if not permanent and not live:
+                raise refusals.subject_is_deleted(subject)
+            if permanent:
+                await self._keep_last_id(known)
+                await self._write(
+                    *(state.forgotten_entry(one) for one in everything),
+                    state.level_entry(subject, None),
+                    state.mode_entry(subject, None),
+                )
+                return [one.version for one in everything]
+            await self._write(state.deleted_entry(subject, live[-1].version))
+            return [one.version for one in live]
+
+    @to_the_end
+    async def delete_version(self, subject: str, number: int | str, *, permanent: bool) -> int:
+        async with self._changing:
+            known = await self.current()
+            _check_writable(known, subject)
+            one = known.version(subject, number, deleted=True if number != state.LATEST else permanent)
+            _check_unreferred(known, one)
+            if permanent and not one.deleted:
+                raise refusals.version_is_not_deleted(subject, one.version)
+            if not permanent and one.deleted:
+                raise refusals.version_is_deleted(subject, one.version)
+            if permanent:
+                await self._keep_last_id(known)
+                await self._write(state.forgotten_entry(one))
+            else:
+                await self._write(state.schema_entry(one._replace(deleted=True)))
+            return one.version
+
+    @to_the_end
+    async def set_level(self, subject: str | None, level: str | None) -> None:
+        """None: back to what holds for all."""
+        async with self._changing:
+            known = await self.current()
+            _check_writable(known, subject)
+            if subject is not None and level is None and known.own_level(subject) is None:
+                raise refusals.no_level(subject)
+            await self._write(state.level_entry(subject, level))
+
+    @to_the_end
+    async def set_mode(self, subject: str | None, mode: str | None, *, force: bool = False) -> None:
+        async with self._changing:
+            known = await self.current()
+            if subject is not None and mode is None and known.own_mode(subject) is None:
+                raise refusals.no_mode(subject)
+            has_some = known.versions(subject, deleted=True) if subject is not None else known.subjects(deleted=True)
+            if mode == IMPORT and known.mode(subject) != IMPORT and has_some and not force:
+                raise refusals.not_permitted("Cannot import since found existing subjects")
+            await self._write(state.mode_entry(subject, mode))
+
+    # Small parts.
+
+    def _last_forgotten_id(self) -> int:
+        return int(self._broker.shard.state.get(TABLE, LAST_ID) or b"0")
+
+    async def _keep_last_id(self, known: State) -> None:
+        """Before schemas go for good: messages may be about that still have their ids, which mean nothing else then."""
+        group = self._broker.shard.group()
+        group.put(TABLE, LAST_ID, str(known.last_id).encode())
+        await group.commit()
+
+    async def _parsed(self, known: State, content: Content) -> tuple[Schema, Content]:
+        """With the text that the same schema always has."""
+        texts = known.referred(content.references)
+        parsed = await self._in_thread(kinds.parse, content.kind, content.text, texts)
+        return parsed, content._replace(text=parsed.text)
+
+    async def _check_level(self, known: State, subject: str, parsed: Schema) -> None:
+        level = known.level(subject)
+        before = {one.version: one for one in known.versions(subject)}
+        wanted = [before[number] for number in kinds.earlier_ones(level, list(before))]
+        found = await self._compared(known, level, parsed, wanted)
+        if found:
+            raise refusals.incompatible(subject, found)
+
+    async def _compared(self, known: State, level: str, parsed: Schema, others: Sequence[Version]) -> list[str]:
+        found = []
+        for one in reversed(others):
+            old, _ = await self._parsed(known, one.content)
+            found += await self._in_thread(kinds.differences, level, parsed, old)
+        return found
+
+    async def _write(self, *entries: Entry) -> None:
+        """Durable, and known, on return."""
+        stream = await self._writable()
+        messages: list[publishing.Outgoing] = [(key, value, (), None, -1) for key, value in entries]
+        await self._broker.publish(stream, messages)
+        await self.current()
+
+    async def _writable(self) -> Stream:
+        streams = self._broker.streams
+        try:
+            stream = streams.find(TOPIC) or await streams.create(TOPIC, 1, SETTINGS)
+        except StreamExists:  # somebody else was faster
+            stream = streams.get(TOPIC)
+        if len(stream.partitions) != 1 or stream.settings.cleanup_policy not in COMPACTED:
+            raise Conflict(f"the topic {TOPIC} has one partition and cleanup_policy compact, or schemas would be lost")
+        return stream
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        call = lambda: work(*args, **named)  # noqa: E731 - run_in_executor takes no names
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def _next(known: State, subject: str, content: Content, schema_id: int | None, version: int | None) -> Version:
+    everything = known.versions(subject, deleted=True)
+    if len(everything) >= VERSIONS_MAX or known.last_id >= state.VERSION_MAX:
+        raise LimitReached(f"subject {subject!r} has {len(everything):,} versions, which is the most")
+    number = everything[-1].version + 1 if everything else 1
+    if schema_id is None:
+        same = known.id_of(content)
+        return Version(subject, number, known.last_id + 1 if same is None else same, content)
+    try:
+        taken = known.content(schema_id)
+    except refusals.RegistryError:
+        taken = content
+    if taken != content:
+        raise refusals.not_permitted(f"Overwrite new schema with id {schema_id} is not permitted.")
+    return Version(subject, number if version is None else version, schema_id, content)
+
+
+def _check_mode(known: State, subject: str, *, is_import: bool) -> None:
+    _check_writable(known, subject)
+    is_importing = known.mode(subject) == IMPORT
+    if is_import and not is_importing:
+        raise refusals.not_permitted(f"Subject {subject} is not in import mode")
+    if is_importing and not is_import:
+        raise refusals.not_permitted(f"Subject {subject} is in import mode: a schema comes with its id and version")
+
+
+def _check_writable(known: State, subject: str | None) -> None:
+    if known.mode(subject) == READONLY:
+        raise refusals.not_permitted(f"Subject {subject} is in read-only mode")
+
+
+def _check_unreferred(known: State, one: Version) -> None:
+    if not one.deleted and known.referred_by(one.subject, one.version):
+        raise refusals.is_referred_to(one.subject, one.version)
+
+
+def check_subject(name: str) -> None:
+    if not name or len(name.encode()) > SUBJECT_BYTES_MAX or not name.isprintable():
+        raise refusals.RegistryError(42208, f"The specified subject '{name[:80]!r}' is not a valid.")
+
+
+__all__ = ["TOPIC", "Content", "Reference", "Schemas", "Version", "check_subject"]

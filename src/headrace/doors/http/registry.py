@@ -1,0 +1,414 @@
+"""The schema registry under /registry: Confluent's REST API, so that its clients and serializers work unchanged.
+
+Who may read or write the topic `_schemas` may do so here.
+"""
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from headrace.broker.schemas import TOPIC, check_subject
+from headrace.doors.http.access import Caller
+from headrace.doors.http.needs import Handler, Handlers, Need, dispatch
+from headrace.doors.http.problems import PROBLEMS, headers_of
+from headrace.doors.http.requests import Gone, Query, path_name, read_body, whole_number
+from headrace.doors.http.site import Answer, Site
+from headrace.errors import InvalidInput, MalformedJson
+from headrace.schemas import refusals
+from headrace.schemas.kinds import AVRO, KINDS, LEVELS, PROTOBUF, earlier_ones
+from headrace.schemas.refusals import RegistryError
+from headrace.schemas.state import LATEST, MODES, VERSION_MAX, Content, Reference, State, Version, content_shape
+from headrace.version import __version__
+from headrace.wire.http import strict_json
+
+logger = logging.getLogger("headrace.http")
+
+PREFIX = "/registry"
+MEDIA = "application/vnd.schemaregistry.v1+json"
+BODY_BYTES_MAX = 4 << 20
+UNKNOWN_HERE = ("metadata", "ruleSet", "rule_set")  # data contracts
+
+
+class _Body(msgspec.Struct):
+    schema: str
+    schemaType: str | None = None  # noqa: N815 - as clients write it
+    references: tuple[Reference, ...] | None = None
+    id: int | None = None
+    version: int | None = None
+
+
+# What is asked.
+
+
+def _query(request: Request) -> Query:
+    return Query(request, takes_all=True)
+
+
+def _is(query: Query, name: str) -> bool:
+    return (query.text(name) or "").lower() == "true"
+
+
+def _subject(request: Request) -> str:
+    name = path_name(request, "subject")
+    check_subject(name)
+    return name
+
+
+def _version(request: Request) -> int | str:
+    text = path_name(request, "version")
+    if text in (LATEST, "-1"):
+        return LATEST
+    number = whole_number(text, VERSION_MAX)
+    if not number:
+        raise refusals.invalid_version(text)
+    return number
+
+
+def _id(request: Request) -> int:
+    number = whole_number(path_name(request, "id"), VERSION_MAX)
+    if number is None:
+        raise RegistryError(404, "HTTP 404 Not Found")
+    return number
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    """Whatever it is called: clients have several names for it."""
+    value = strict_json.loads(await read_body(request, request.state.share, BODY_BYTES_MAX, BODY_BYTES_MAX))
+    if type(value) is not dict:
+        raise MalformedJson("the body is a JSON object")
+    return value
+
+
+async def _body(request: Request) -> _Body:
+    value = await _json(request)
+    for name in UNKNOWN_HERE:
+        if value.get(name):
+            raise refusals.invalid_schema(f"{name} is not kept by this registry")
+    try:
+        return msgspec.convert(value, _Body)
+    except msgspec.ValidationError as error:
+        raise RegistryError(422, f"Unprocessable request: {error}") from None
+
+
+def _content(body: _Body) -> Content:
+    return Content(body.schemaType or AVRO, body.schema, body.references or ())
+
+
+def _said(content: Any, status: int = 200) -> Response:
+    return Answer(msgspec.json.encode(content), status, media_type=MEDIA)
+
+
+def _page(query: Query, found: Sequence[Any]) -> Sequence[Any]:
+    offset, limit = query.integer("offset") or 0, query.integer("limit", least=-1)
+    return found[offset:] if limit is None or limit < 0 else found[offset : offset + limit]
+
+
+async def _rendered(site: Site, query: Query, content: Content) -> dict[str, Any]:
+    shape = content_shape(content)
+    if query.text("format") == "serialized" and content.kind == PROTOBUF:
+        shape["schema"] = await site.broker.schemas.serialized(content)
+    return shape
+
+
+# Schemas by id.
+
+
+async def types(site: Site, request: Request) -> Response:
+    return _said(list(KINDS))
+
+
+async def by_id(site: Site, request: Request) -> Response:
+    known, query = await site.broker.schemas.current(), _query(request)
+    shape = await _rendered(site, query, known.content(_id(request)))
+    return _said({**shape, "maxId": known.last_id} if _is(query, "fetchMaxId") else shape)
+
+
+async def text_by_id(site: Site, request: Request) -> Response:
+    known, query = await site.broker.schemas.current(), _query(request)
+    shape = await _rendered(site, query, known.content(_id(request)))
+    return Answer(shape["schema"].encode(), 200, media_type=MEDIA)
+
+
+async def uses(site: Site, request: Request) -> Response:
+    """Subjects, or subjects and versions, that have an id."""
+    known, query = await site.broker.schemas.current(), _query(request)
+    number = _id(request)
+    known.content(number)
+    found = [one for one in known.uses(number) if _is(query, "deleted") or not one.deleted]
+    if request.scope["path"].endswith("/subjects"):
+        return _said(_page(query, sorted({one.subject for one in found})))
+    return _said(_page(query, [{"subject": one.subject, "version": one.version} for one in sorted(found)]))
+
+
+async def list_schemas(site: Site, request: Request) -> Response:
+    known, query = await site.broker.schemas.current(), _query(request)
+    found: list[Version] = []
+    for subject in _names(known, query):
+        versions = known.versions(subject, deleted=_is(query, "deleted"))
+        found += versions[-1:] if _is(query, "latestOnly") else versions
+    return _said([one.shape() for one in _page(query, found)])
+
+
+# Subjects.
+
+
+def _names(known: State, query: Query) -> list[str]:
+    prefix = query.text("subjectPrefix") or ""
+    names = known.subjects(deleted=_is(query, "deleted") or _is(query, "deletedOnly"))
+    if _is(query, "deletedOnly"):
+        names = [name for name in names if not known.versions(name)]
+    return [name for name in names if name.startswith(prefix)]
+
+
+async def list_subjects(site: Site, request: Request) -> Response:
+    known, query = await site.broker.schemas.current(), _query(request)
+    return _said(_page(query, _names(known, query)))
+
+
+async def look_up(site: Site, request: Request) -> Response:
+    query, body = _query(request), await _body(request)
+    found = await site.broker.schemas.look_up(_subject(request), _content(body), deleted=_is(query, "deleted"))
+    return _said(found.shape())
+
+
+async def delete_subject(site: Site, request: Request) -> Response:
+    permanent = _is(_query(request), "permanent")
+    return _said(await site.broker.schemas.delete_subject(_subject(request), permanent=permanent))
+
+
+async def list_versions(site: Site, request: Request) -> Response:
+    known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
+    found = known.versions(subject, deleted=_is(query, "deleted"))
+    if not found:
+        raise refusals.subject_not_found(subject)
+    return _said(_page(query, [one.version for one in found]))
+
+
+async def register(site: Site, request: Request) -> Response:
+    _query(request)
+    subject, body = _subject(request), await _body(request)
+    site.broker.pressure.check()
+    given = {"schema_id": body.id, "version": body.version} if body.id is not None and body.id >= 0 else {}
+    for number in given.values():
+        if number is not None and not 0 < number <= VERSION_MAX:
+            raise refusals.invalid_version(str(number))
+    made = await site.broker.schemas.register(subject, _content(body), **given)
+    # Not its text: clients keep what they are answered, and Protobuf's want the form that they sent.
+    return _said({"id": made.id, "version": made.version})
+
+
+async def get_version(site: Site, request: Request) -> Response:
+    known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
+    found = known.version(subject, _version(request), deleted=_is(query, "deleted"))
+    return _said({**found.shape(), **await _rendered(site, query, found.content)})
+
+
+async def get_text(site: Site, request: Request) -> Response:
+    known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
+    found = known.version(subject, _version(request), deleted=_is(query, "deleted"))
+    shape = await _rendered(site, query, found.content)
+    return Answer(shape["schema"].encode(), 200, media_type=MEDIA)
+
+
+async def referred_by(site: Site, request: Request) -> Response:
+    known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
+    one = known.version(subject, _version(request), deleted=True)
+    return _said(_page(query, sorted({user.id for user in known.referred_by(subject, one.version)})))
+
+
+async def delete_version(site: Site, request: Request) -> Response:
+    permanent = _is(_query(request), "permanent")
+    subject, number = _subject(request), _version(request)
+    return _said(await site.broker.schemas.delete_version(subject, number, permanent=permanent))
+
+
+# Compatibility.
+
+
+async def compare(site: Site, request: Request) -> Response:
+    """With one version, or with those that the subject's level asks for."""
+    query, subject, body = _query(request), _subject(request), await _body(request)
+    known = await site.broker.schemas.current()
+    if "version" in request.path_params:
+        against = [known.version(subject, _version(request))]
+    else:
+        before = {one.version: one for one in known.versions(subject)}
+        against = [before[number] for number in earlier_ones(known.level(subject), list(before))]
+    found = await site.broker.schemas.differences(subject, _content(body), against)
+    shape: dict[str, Any] = {"is_compatible": not found}
+    return _said({**shape, "messages": found} if _is(query, "verbose") else shape)
+
+
+async def get_level(site: Site, request: Request) -> Response:
+    known, query = await site.broker.schemas.current(), _query(request)
+    if "subject" not in request.path_params:
+        return _said({"compatibilityLevel": known.level()})
+    subject = _subject(request)
+    level = known.own_level(subject) or (known.level(subject) if _is(query, "defaultToGlobal") else None)
+    if level is None:
+        raise refusals.no_level(subject)
+    return _said({"compatibilityLevel": level})
+
+
+async def put_level(site: Site, request: Request) -> Response:
+    _query(request)
+    subject = _subject(request) if "subject" in request.path_params else None
+    level = (await _json(request)).get("compatibility")
+    if not isinstance(level, str) or level.upper() not in LEVELS:
+        raise refusals.invalid_level()
+    await site.broker.schemas.set_level(subject, level.upper())
+    return _said({"compatibility": level.upper()})
+
+
+async def delete_level(site: Site, request: Request) -> Response:
+    """What it was."""
+    _query(request)
+    subject = _subject(request) if "subject" in request.path_params else None
+    level = (await site.broker.schemas.current()).level(subject)
+    await site.broker.schemas.set_level(subject, None)
+    return _said({"compatibilityLevel": level})
+
+
+# Modes.
+
+
+async def get_mode(site: Site, request: Request) -> Response:
+    known, query = await site.broker.schemas.current(), _query(request)
+    if "subject" not in request.path_params:
+        return _said({"mode": known.mode()})
+    subject = _subject(request)
+    mode = known.own_mode(subject) or (known.mode(subject) if _is(query, "defaultToGlobal") else None)
+    if mode is None:
+        raise refusals.no_mode(subject)
+    return _said({"mode": mode})
+
+
+async def put_mode(site: Site, request: Request) -> Response:
+    query = _query(request)
+    subject = _subject(request) if "subject" in request.path_params else None
+    mode = (await _json(request)).get("mode")
+    if not isinstance(mode, str) or mode.upper() not in MODES:
+        raise refusals.invalid_mode()
+    await site.broker.schemas.set_mode(subject, mode.upper(), force=_is(query, "force"))
+    return _said({"mode": mode.upper()})
+
+
+async def delete_mode(site: Site, request: Request) -> Response:
+    _query(request)
+    subject = _subject(request) if "subject" in request.path_params else None
+    mode = (await site.broker.schemas.current()).mode(subject)
+    await site.broker.schemas.set_mode(subject, None)
+    return _said({"mode": mode})
+
+
+# The rest.
+
+
+async def root(site: Site, request: Request) -> Response:
+    return _said({})
+
+
+async def contexts(site: Site, request: Request) -> Response:
+    return _said(["."])
+
+
+async def cluster(site: Site, request: Request) -> Response:
+    return _said({"id": "headrace", "scope": {"path": [], "clusters": {}}})
+
+
+async def version(site: Site, request: Request) -> Response:
+    return _said({"version": __version__, "commitId": ""})
+
+
+def reads(caller: Caller, request: Request) -> None:
+    caller.read(TOPIC)
+
+
+def writes(caller: Caller, request: Request) -> None:
+    caller.write(TOPIC)
+
+
+ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
+    ("GET", "", root, reads),
+    ("GET", "/contexts", contexts, reads),
+    ("GET", "/v1/metadata/id", cluster, reads),
+    ("GET", "/v1/metadata/version", version, reads),
+    ("GET", "/schemas", list_schemas, reads),
+    ("GET", "/schemas/types", types, reads),
+    ("GET", "/schemas/ids/{id}", by_id, reads),
+    ("GET", "/schemas/ids/{id}/schema", text_by_id, reads),
+    ("GET", "/schemas/ids/{id}/subjects", uses, reads),
+    ("GET", "/schemas/ids/{id}/versions", uses, reads),
+    ("GET", "/subjects", list_subjects, reads),
+    ("POST", "/subjects/{subject}", look_up, reads),
+    ("DELETE", "/subjects/{subject}", delete_subject, writes),
+    ("GET", "/subjects/{subject}/versions", list_versions, reads),
+    ("POST", "/subjects/{subject}/versions", register, writes),
+    ("GET", "/subjects/{subject}/versions/{version}", get_version, reads),
+    ("DELETE", "/subjects/{subject}/versions/{version}", delete_version, writes),
+    ("GET", "/subjects/{subject}/versions/{version}/schema", get_text, reads),
+    ("GET", "/subjects/{subject}/versions/{version}/referencedby", referred_by, reads),
+    ("POST", "/compatibility/subjects/{subject}/versions", compare, reads),
+    ("POST", "/compatibility/subjects/{subject}/versions/{version}", compare, reads),
+    ("GET", "/config", get_level, reads),
+    ("PUT", "/config", put_level, writes),
+    ("DELETE", "/config", delete_level, writes),
+    ("GET", "/config/{subject}", get_level, reads),
+    ("PUT", "/config/{subject}", put_level, writes),
+    ("DELETE", "/config/{subject}", delete_level, writes),
+    ("GET", "/mode", get_mode, reads),
+    ("PUT", "/mode", put_mode, writes),
+    ("DELETE", "/mode", delete_mode, writes),
+    ("GET", "/mode/{subject}", get_mode, reads),
+    ("PUT", "/mode/{subject}", put_mode, writes),
+    ("DELETE", "/mode/{subject}", delete_mode, writes),
+)
+
+
+class Registry:
+    """An ASGI application for everything under /registry."""
+
+    def __init__(self, site: Site) -> None:
+        by_path: dict[str, Handlers] = {}
+        for method, path, handler, need in ROUTES:
+            by_path.setdefault(PREFIX + path, {})[method] = (handler, need)
+        self._router = Router(
+            [
+                Route(path, functools.partial(dispatch, site, handlers, False), methods=list(handlers))
+                for path, handlers in by_path.items()
+            ],
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["path"] = scope["path"].rstrip("/")
+        try:
+            await self._router(scope, receive, send)
+        except Gone:
+            raise
+        except Exception as error:  # noqa: BLE001 - the outermost loop of this interface
+            await _refusal(error)(scope, receive, send)
+
+
+def _refusal(error: Exception) -> Response:
+    """A code and a sentence: the status, or the status and two digits."""
+    if isinstance(error, HTTPException):
+        return _said({"error_code": error.status_code, "message": f"HTTP {error.status_code}"}, error.status_code)
+    if isinstance(error, RegistryError):
+        return _said({"error_code": error.code, "message": str(error)}, error.status)
+    for kind, status, _ in PROBLEMS:
+        if isinstance(error, kind):
+            status = 422 if isinstance(error, InvalidInput) and status == 400 else status
+            refused = _said({"error_code": status, "message": str(error)}, status)
+            refused.headers.update(headers_of(error, status))
+            return refused
+    logger.error("a request to the schema registry failed in a way nobody foresaw", exc_info=error)
+    return _said({"error_code": 50001, "message": "an error inside the broker; its log says more"}, 500)

@@ -1,0 +1,377 @@
+"""The schema registry over HTTP: Confluent's API, codes and words. Clients: tests/interop/kafka/test_schemas.py."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headrace.broker.rights import Permission
+from headrace.broker.schemas import TOPIC
+from headrace.schemas.kinds import LEVELS
+from tests.doors.http.live import Live
+
+MEDIA = "application/vnd.schemaregistry.v1+json"
+STRING, INT, LONG = '"string"', '"int"', '"long"'
+
+
+def record(*fields: tuple[str, Any], **defaults: Any) -> str:
+    listed = [{"name": name, "type": kind} for name, kind in fields]
+    for one in listed:
+        if one["name"] in defaults:
+            one["default"] = defaults[one["name"]]
+    return json.dumps({"type": "record", "name": "r", "fields": listed}, separators=(",", ":"))
+
+
+ONE = record(("a", "int"))
+TWO = record(("a", "int"), ("b", "string"), b="")
+BROKEN = record(("a", "int"), ("b", "string"))
+
+
+class Registry:
+    def __init__(self, live: Live, auth: tuple[str, str] | None = None) -> None:
+        self._live, self._auth = live, auth
+
+    def ask(self, method: str, path: str, body: Any = None, **query: Any) -> httpx.Response:
+        headers = {"content-type": MEDIA} if body is not None else {}
+        content = None if body is None else json.dumps(body)
+        return self._live.client.request(
+            method, f"/registry{path}", content=content, headers=headers, params=query, auth=self._auth
+        )
+
+    def ok(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        answer = self.ask(method, path, body, **query)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == MEDIA
+        return answer.json()
+
+    def code(self, method: str, path: str, body: Any = None, **query: Any) -> int:
+        answer = self.ask(method, path, body, **query)
+        found = answer.json()
+        assert found.keys() == {"error_code", "message"}
+        code: int = found["error_code"]
+        assert answer.status_code == (code if code < 1000 else code // 100)
+        return code
+
+    def register(self, subject: str, schema: str, **more: Any) -> int:
+        made: int = self.ok("POST", f"/subjects/{subject}/versions", {"schema": schema, **more})["id"]
+        return made
+
+    def versions(self, subject: str, **query: Any) -> list[int]:
+        found: list[int] = self.ok("GET", f"/subjects/{subject}/versions", **query)
+        return found
+
+
+@pytest.fixture
+def registry(own: type[Live]) -> Registry:
+    return Registry(own())
+
+
+@pytest.fixture
+def shared(live: Live) -> Iterator[Registry]:
+    """For tests with subjects of their own."""
+    yield Registry(live)
+
+
+def test_an_empty_registry_answers_and_makes_no_topic(registry: Registry) -> None:
+    assert registry.ok("GET", "/subjects") == []
+    assert registry.ok("GET", "") == registry.ok("GET", "/") == {}
+    assert registry.ok("GET", "/schemas/types") == ["AVRO", "JSON", "PROTOBUF"]
+    assert registry.ok("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
+    assert registry.ok("GET", "/mode") == {"mode": "READWRITE"}
+    assert registry.ok("GET", "/contexts") == ["."]
+    assert registry.code("GET", "/schemas/ids/1") == 40403
+    assert registry.code("GET", "/subjects/s/versions") == 40401
+    assert registry.code("GET", "/nowhere") == 404
+    assert registry._live.broker.streams.find(TOPIC) is None
+
+
+def test_a_schema_has_an_id_and_its_subjects_have_versions(registry: Registry) -> None:
+    assert registry.register("a", ONE) == registry.register("a", ONE) == registry.register("b%2Fc", ONE) == 1
+    assert registry.register("a", TWO) == 2
+    assert registry.ok("GET", "/subjects") == ["a", "b/c"]
+    assert registry.versions("a") == [1, 2]
+    assert registry.ok("GET", "/schemas/ids/1") == {"schema": ONE}
+    assert registry.ok("GET", "/schemas/ids/2", fetchMaxId="true") == {"schema": TWO, "maxId": 2}
+    assert registry.ok("GET", "/schemas/ids/1/schema") == json.loads(ONE)
+    assert registry.ok("GET", "/schemas/ids/1/subjects") == ["a", "b/c"]
+    places = [{"subject": name, "version": 1} for name in ("a", "b/c")]
+    assert registry.ok("GET", "/schemas/ids/1/versions") == places
+    latest = {"subject": "a", "version": 2, "id": 2, "schema": TWO}
+    for version in ("2", "latest", "-1"):
+        assert registry.ok("GET", f"/subjects/a/versions/{version}") == latest
+    assert registry.ok("GET", "/subjects/a/versions/2/schema") == json.loads(TWO)
+    assert registry.ok("POST", "/subjects/a", {"schema": json.dumps(json.loads(TWO), indent=2)}) == latest
+    assert registry.code("POST", "/subjects/a", {"schema": STRING}) == 40403
+    assert registry.code("POST", "/subjects/nobody", {"schema": STRING}) == 40401
+    assert [one["version"] for one in registry.ok("GET", "/schemas", subjectPrefix="a")] == [1, 2]
+    assert [one["version"] for one in registry.ok("GET", "/schemas", subjectPrefix="a", latestOnly="true")] == [2]
+    assert registry.ok("GET", "/subjects", offset=1, limit=1) == ["b/c"]
+
+
+def test_everything_outlives_a_restart(own: type[Live]) -> None:
+    first = own()
+    registry = Registry(first)
+    registry.register("a", ONE)
+    registry.register("a", TWO)
+    registry.ok("PUT", "/config/a", {"compatibility": "full"})
+    registry.ok("PUT", "/mode/b", {"mode": "READONLY"})
+    registry.ok("DELETE", "/subjects/a/versions/1")
+    first.stop()
+    again = Registry(own())
+    assert again.versions("a") == [2]
+    assert again.versions("a", deleted="true") == [1, 2]
+    assert again.ok("GET", "/config/a") == {"compatibilityLevel": "FULL"}
+    assert again.ok("GET", "/mode/b") == {"mode": "READONLY"}
+    assert again.register("c", STRING) == 3, "ids go on"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_each_level_lets_follow_what_it_says(shared: Registry, level: str) -> None:
+    subject = f"level-{level}"
+    shared.register(subject, LONG)
+    shared.ok("PUT", f"/config/{subject}", {"compatibility": level})
+    # An int can be read as a long, and not the other way round.
+    is_allowed = {"NONE": True, "FORWARD": True, "FORWARD_TRANSITIVE": True}.get(level, False)
+    answer = shared.ok("POST", f"/compatibility/subjects/{subject}/versions/latest", {"schema": INT}, verbose="true")
+    assert answer["is_compatible"] == is_allowed == (answer["messages"] == [])
+    body = {"schema": INT}
+    if is_allowed:
+        assert shared.ok("POST", f"/subjects/{subject}/versions", body)["version"] == 2
+    else:
+        assert shared.code("POST", f"/subjects/{subject}/versions", body) == 409
+        assert shared.versions(subject) == [1]
+
+
+def test_a_transitive_level_looks_at_all_versions_and_others_at_the_last(shared: Registry) -> None:
+    without = record(("a", "int"))
+    optional = record(("a", "int"), ("b", "string"), b="")
+    required = record(("a", "int"), ("b", "string"))
+    for level, code in (("BACKWARD", 200), ("BACKWARD_TRANSITIVE", 409)):
+        for schema in (without, optional):
+            shared.register(f"chain-{level}", schema)
+        shared.ok("PUT", f"/config/chain-{level}", {"compatibility": level})
+        assert shared.ask("POST", f"/subjects/chain-{level}/versions", {"schema": required}).status_code == code
+        assert shared.ok("POST", f"/compatibility/subjects/chain-{level}/versions", {"schema": required}) == {
+            "is_compatible": code == 200
+        }
+
+
+def test_what_does_not_fit_is_refused_with_the_place(shared: Registry) -> None:
+    shared.register("places", ONE)
+    answer = shared.ask("POST", "/subjects/places/versions", {"schema": BROKEN})
+    assert answer.status_code == 409
+    assert "READER_FIELD_MISSING_DEFAULT_VALUE at /fields/1/: b" in answer.json()["message"]
+    assert shared.code("POST", "/subjects/places/versions", {"schema": "{}", "schemaType": "JSON"}) == 409
+    assert shared.code("POST", "/compatibility/subjects/places/versions/7", {"schema": ONE}) == 40402
+    assert shared.code("POST", "/compatibility/subjects/nobody/versions/latest", {"schema": ONE}) == 40401
+
+
+def test_levels_and_modes_of_subjects_fall_back_to_those_of_all(registry: Registry) -> None:
+    assert registry.code("GET", "/config/a") == 40408
+    assert registry.ok("GET", "/config/a", defaultToGlobal="true") == {"compatibilityLevel": "BACKWARD"}
+    assert registry.ok("PUT", "/config", {"compatibility": "NONE"}) == {"compatibility": "NONE"}
+    assert registry.ok("PUT", "/config/a", {"compatibility": "FORWARD"}) == {"compatibility": "FORWARD"}
+    assert registry.ok("DELETE", "/config/a") == {"compatibilityLevel": "FORWARD"}
+    assert registry.code("DELETE", "/config/a") == 40408
+    assert registry.ok("GET", "/config/a", defaultToGlobal="true") == {"compatibilityLevel": "NONE"}
+    assert registry.ok("DELETE", "/config") == {"compatibilityLevel": "NONE"}
+    assert registry.ok("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
+    for wrong in ("SIDEWAYS", None, 7):
+        assert registry.code("PUT", "/config", {"compatibility": wrong}) == 42203
+    assert registry.code("GET", "/mode/a") == 40409
+    assert registry.ok("PUT", "/mode", {"mode": "readonly"}) == {"mode": "READONLY"}
+    assert registry.code("POST", "/subjects/a/versions", {"schema": ONE}) == 42205
+    assert registry.code("PUT", "/config", {"compatibility": "NONE"}) == 42205
+    assert registry.ok("PUT", "/mode/a", {"mode": "READWRITE"}) == {"mode": "READWRITE"}
+    assert registry.register("a", ONE) == 1
+    assert registry.ok("DELETE", "/mode/a") == {"mode": "READWRITE"}
+    assert registry.code("PUT", "/mode", {"mode": "OPEN"}) == 42204
+
+
+def test_a_schema_is_imported_under_its_id_and_version(registry: Registry) -> None:
+    assert registry.code("POST", "/subjects/a/versions", {"schema": ONE, "id": 7, "version": 3}) == 42205
+    registry.register("there", LONG)
+    assert registry.code("PUT", "/mode", {"mode": "IMPORT"}) == 42205
+    registry.ok("PUT", "/mode/a", {"mode": "IMPORT"})
+    assert registry.register("a", ONE, id=7, version=3) == 7
+    assert registry.code("POST", "/subjects/a/versions", {"schema": TWO}) == 42205, "it needs an id"
+    assert registry.code("POST", "/subjects/a/versions", {"schema": TWO, "id": 7, "version": 4}) == 42205
+    assert registry.versions("a") == [3]
+    registry.ok("PUT", "/mode", {"mode": "IMPORT"}, force="true")
+    registry.ok("DELETE", "/mode")
+    registry.ok("DELETE", "/mode/a")
+    assert registry.register("a", TWO) == 8
+
+
+def test_versions_go_softly_first_and_for_good_then(registry: Registry) -> None:
+    registry.register("a", ONE)
+    registry.register("a", TWO)
+    assert registry.code("DELETE", "/subjects/a/versions/1", permanent="true") == 40407
+    assert registry.ok("DELETE", "/subjects/a/versions/1") == 1
+    assert registry.code("DELETE", "/subjects/a/versions/1") == 40406
+    assert registry.code("GET", "/subjects/a/versions/1") == 40402
+    assert registry.ok("GET", "/subjects/a/versions/1", deleted="true")["schema"] == ONE
+    assert registry.ok("GET", "/schemas/ids/1") == {"schema": ONE}, "whoever has data of it can read on"
+    assert registry.ok("DELETE", "/subjects/a/versions/1", permanent="true") == 1
+    assert registry.code("GET", "/schemas/ids/1") == 40403
+    assert registry.code("DELETE", "/subjects/a/versions/9") == 40402
+    for wrong in ("0", "x", "2147483648", "1.5"):
+        assert registry.code("DELETE", f"/subjects/a/versions/{wrong}") == 42202
+    assert registry.ok("DELETE", "/subjects/a/versions/latest") == 2
+
+
+def test_a_subject_goes_softly_comes_back_with_its_ids_and_goes_for_good(registry: Registry) -> None:
+    registry.register("a", ONE)
+    registry.register("a", TWO)
+    registry.ok("PUT", "/config/a", {"compatibility": "NONE"})
+    assert registry.code("DELETE", "/subjects/a", permanent="true") == 40405
+    assert registry.ok("DELETE", "/subjects/a") == [1, 2]
+    assert registry.code("DELETE", "/subjects/a") == 40404
+    assert registry.ok("GET", "/subjects") == []
+    for which in ("deleted", "deletedOnly"):
+        assert registry.ok("GET", "/subjects", **{which: "true"}) == ["a"]
+    assert registry.code("GET", "/config/a") == 40408
+    assert registry.register("a", ONE) == 1
+    assert registry.versions("a") == [3]
+    registry.ok("DELETE", "/subjects/a")
+    assert registry.ok("DELETE", "/subjects/a", permanent="true") == [1, 2, 3]
+    assert registry.code("DELETE", "/subjects/a") == 40401
+    assert registry.code("GET", "/schemas/ids/1") == 40403
+    assert registry.register("a", LONG) == 3, "an id is never used for another schema"
+    assert registry.versions("a") == [1]
+
+
+def test_ids_are_not_used_again_when_the_topic_has_forgotten_them(own: type[Live]) -> None:
+    """As compaction makes it."""
+    live = own()
+    registry = Registry(live)
+    registry.register("a", ONE)
+    registry.ok("DELETE", "/subjects/a")
+    registry.ok("DELETE", "/subjects/a", permanent="true")
+    live.client.delete(f"/topics/{TOPIC}").raise_for_status()
+    live.stop()
+    assert Registry(own()).register("b", TWO) == 2
+
+
+def test_a_schema_that_others_need_stays(registry: Registry) -> None:
+    person = '{"type":"record","name":"people.Person","fields":[]}'
+    order = '{"type":"record","name":"Order","fields":[{"name":"who","type":"people.Person"}]}'
+    registry.register("person", person)
+    reference = {"name": "people.Person", "subject": "person", "version": 1}
+    assert registry.register("order", order, references=[reference]) == 2
+    assert registry.ok("GET", "/schemas/ids/2") == {"schema": order, "references": [reference]}
+    assert registry.ok("GET", "/subjects/person/versions/1/referencedby") == [2]
+    assert registry.code("DELETE", "/subjects/person/versions/1") == 42206
+    assert registry.code("DELETE", "/subjects/person") == 42206
+    assert registry.code("POST", "/subjects/o/versions", {"schema": order}) == 42201
+    missing = {**reference, "version": 2}
+    assert registry.code("POST", "/subjects/o/versions", {"schema": order, "references": [missing]}) == 42201
+    registry.ok("DELETE", "/subjects/order")
+    assert registry.ok("DELETE", "/subjects/person") == [1]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"schema": "{"}, 42201),
+        ({"schema": STRING, "schemaType": "XML"}, 42201),
+        ({}, 422),
+        ({"schema": 7}, 422),
+        ({"schema": STRING, "references": [{"name": "x"}]}, 422),
+        ({"schema": STRING, "ruleSet": {"domainRules": []}}, 42201),
+        ([], 422),
+        ({"schema": '"' + "x" * (2 << 20) + '"'}, 42201),
+        ({"schema": STRING, "x": "y" * (5 << 20)}, 413),
+    ],
+)
+def test_what_is_no_schema_is_refused_and_stored_nowhere(shared: Registry, body: Any, code: int) -> None:
+    assert shared.code("POST", "/subjects/bad/versions", body) == code
+    assert shared.code("GET", "/subjects/bad/versions") == 40401
+
+
+def test_names_of_subjects_and_parameters_are_checked(shared: Registry) -> None:
+    for wrong in ("%00", "%0A", "x" * 1001):
+        assert shared.code("POST", f"/subjects/{wrong}/versions", {"schema": STRING}) == 42208
+    assert shared.code("GET", "/subjects", limit="x") == 422
+    assert shared.ok("GET", "/subjects", of_some_client="1", subjectPrefix="nobody") == []
+    assert shared.code("GET", "/schemas/ids/x") == 404
+    assert shared.code("PATCH", "/subjects") == 405
+
+
+def test_what_another_registry_wrote_into_the_topic_is_known_and_anything_else_is_left_alone(own: type[Live]) -> None:
+    live = own()
+    registry = Registry(live)
+    live.client.post("/topics", json={"name": TOPIC, "partitions": 1, "config": {"cleanup_policy": "compact"}})
+
+    def write(key: str, value: str | None) -> None:
+        live.client.post(f"/topics/{TOPIC}/messages", json={"key": key, "value": value}).raise_for_status()
+
+    write('{"keytype":"NOOP","magic":0}', None)
+    write(
+        '{"keytype":"SCHEMA","subject":"a","version":1,"magic":1}',
+        '{"subject":"a","version":1,"id":100004,"md5":"x","schema":"\\"string\\"","deleted":false,"ts":1}',
+    )
+    assert registry.ok("GET", "/schemas/ids/100004") == {"schema": STRING}
+    for key, value in (
+        ("not json", "x"),
+        ('{"keytype":"SCHEMA","subject":"a","version":2,"magic":1}', "{}"),
+        ('{"keytype":"SCHEMA","subject":"a","version":2,"magic":1}', '{"subject":"a","version":0,"id":-1,"schema":""}'),
+        ('{"keytype":"CONFIG","subject":null,"magic":0}', '{"compatibilityLevel":"SIDEWAYS"}'),
+    ):
+        write(key, value)
+    write('{"keytype":"CONFIG","subject":"a","magic":0}', '{"compatibilityLevel":"NONE"}')
+    assert registry.versions("a") == [1]
+    assert registry.ok("GET", "/config/a") == {"compatibilityLevel": "NONE"}
+    assert registry.register("a", INT) == 100005
+    read = live.client.get(f"/topics/{TOPIC}/messages", params={"offset": "earliest"}).json()["messages"][-1]
+    assert read["key"] == '{"keytype":"SCHEMA","subject":"a","version":2,"magic":1}'
+    assert json.loads(read["value"]) == {"subject": "a", "version": 2, "id": 100005, "schema": INT, "deleted": False}
+
+
+def test_a_topic_that_would_lose_schemas_takes_none(registry: Registry) -> None:
+    registry._live.client.post("/topics", json={"name": TOPIC}).raise_for_status()
+    assert registry.code("POST", "/subjects/a/versions", {"schema": ONE}) == 409
+    registry._live.client.delete(f"/topics/{TOPIC}").raise_for_status()
+    assert registry.register("a", ONE) == 1
+
+
+def test_a_registry_whose_topic_is_deleted_is_empty(registry: Registry) -> None:
+    registry.register("a", ONE)
+    registry._live.client.delete(f"/topics/{TOPIC}").raise_for_status()
+    assert registry.ok("GET", "/subjects") == []
+    assert registry.register("b", TWO) == 1
+
+
+def test_schemas_are_for_those_who_may_read_or_write_their_topic(own: type[Live], tmp_path: Path) -> None:
+    live = own()
+    for name, rights in (("reader", {"read": f"^{TOPIC}$"}), ("writer", {"write": f"^{TOPIC}$"}), ("other", {})):
+        live.call(live.broker.users.put_user(name, password="x"))
+        permission = Permission(**{"configure": "", "write": "", "read": "", **rights})
+        live.call(live.broker.users.set_permission("/", name, permission))
+    live.call(live.broker.users.remove_user("guest"))
+    reader, writer, other = (Registry(live, (name, "x")) for name in ("reader", "writer", "other"))
+    body = {"schema": ONE}
+    assert Registry(live).code("GET", "/subjects") == 401
+    for one in (reader, other):
+        assert one.code("POST", "/subjects/a/versions", body) == 403
+        assert one.code("PUT", "/config", {"compatibility": "NONE"}) == 403
+        assert one.code("DELETE", "/subjects/a") == 403
+    assert writer.register("a", ONE) == 1
+    for one in (writer, other):
+        assert one.code("GET", "/schemas/ids/1") == 403
+    assert reader.ok("GET", "/schemas/ids/1") == {"schema": ONE}
+
+
+def test_many_at_once_get_one_id_for_one_schema_and_versions_without_gaps(registry: Registry) -> None:
+    import concurrent.futures
+
+    schemas = [record(("a", "int"), (f"b{number}", "string"), **{f"b{number}": ""}) for number in range(8)]
+    registry.ok("PUT", "/config", {"compatibility": "NONE"})
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(lambda schema: registry.register("a", schema), schemas * 4))
+    assert sorted(set(ids)) == list(range(1, 9))
+    assert {ids[number] for number in range(0, 32, 8)} == {ids[0]}
+    assert registry.versions("a") == list(range(1, 9))
