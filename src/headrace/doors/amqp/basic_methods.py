@@ -59,8 +59,9 @@ def _settle(channel: "Channel", tag: int, multiple: bool, kind: str) -> None:
         covered = channel.state.tags.peek(tag, multiple)
         if covered is None or tag in channel.tx.named:
             raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
-        channel.tx.named.update(covered)
-        channel.tx.settles.append(Settle(tag, multiple, kind))
+        if covered:  # tag 0 is all that is out now, not all that is out when it is committed
+            channel.tx.named.update(covered)
+            channel.tx.settles.append(Settle(covered[-1], multiple, kind))
         return
     apply(channel, Settle(tag, multiple, kind))
 
@@ -81,7 +82,13 @@ def recover(channel: "Channel", method: commands.Basic.Recover) -> None:
 def recover_async(channel: "Channel", method: Any) -> None:
     if not method.requeue:
         raise ProtocolError(NOT_IMPLEMENTED, "requeue=false", 60, 110)
-    channel.reject(channel.take(0, True), requeue=True)
+    named = channel.tx.named if channel.tx is not None else None
+    if not named:
+        channel.reject(channel.take(0, True), requeue=True)
+        return
+    # What the transaction settles is the commit's to give back or not.
+    others = [tag for tag in channel.state.tags.peek(0, True) or () if tag not in named]
+    channel.reject([run for tag in others for run in channel.take(tag, False)], requeue=True)
 
 
 def flow(channel: "Channel", method: Any) -> None:

@@ -50,9 +50,6 @@ async def commit(channel: "Channel", method: commands.Tx.Commit) -> None:
     try:
         for held in tx.publishes:
             publish.check(channel, *held)
-        for settle in tx.settles:  # basic.recover may have given it back
-            if channel.state.tags.peek(settle.tag, settle.multiple) is None:
-                raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {settle.tag}")
     except HeadraceError:
         tx.clear()
         raise
