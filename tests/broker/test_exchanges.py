@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.exchanges import Binding, ConsistentHash, Exchange, Headers, is_kind, make_exchange
+from headrace.broker.message import Message
+from headrace.broker.routing import Routing
 from headrace.broker.topic import TopicTrie
 from headrace.errors import ArgumentMismatch, InvalidInput
 
@@ -116,6 +118,27 @@ def test_the_consistent_hash_spreads_by_weight_and_moves_few_keys_when_a_queue_l
     gone = next(b for b in exchange.bindings.values() if b.destination.name == "two")
     exchange.unbind(gone.identity)
     assert all(names(exchange, key) == [name] for key, name in before.items() if name != "two")
+
+
+def test_a_message_with_several_keys_goes_to_one_queue_of_a_consistent_hash() -> None:
+    routing = Routing("/")
+    exchange = routing.exchanges["c"] = bound(make_exchange("c", "x-consistent-hash"), **dict.fromkeys("abcdef", "1"))
+    message = Message("c", "0", b"\0\0", b"")
+    assert len(routing.route_message(exchange, [str(n) for n in range(20)], message, {}).queues) == 1
+
+
+def test_an_alternate_exchange_is_for_a_message_of_which_no_key_fits() -> None:
+    """It got each message that had one key too many beside those that fit."""
+    routing = Routing("/")
+    exchange = bound(make_exchange("d", "direct", arguments={"alternate-exchange": "other"}), first="1", second="2")
+    routing.exchanges |= {"d": exchange, "other": bound(make_exchange("other", "fanout"), rest="")}
+
+    def reached(*keys: str) -> list[str]:
+        routed = routing.route_message(exchange, keys, Message("d", keys[0], b"\0\0", b""), {})
+        return sorted(queue.name for queue in routed.queues)
+
+    assert reached("1", "2", "3") == ["first", "second"]
+    assert reached("3", "4") == ["rest"]
 
 
 def test_a_weight_must_be_a_number() -> None:

@@ -1,6 +1,7 @@
 """From exchange and routing key to queues: through exchanges bound to exchanges, and alternate ones."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.exchanges import Arguments, Binding, ConsistentHash, Destination, Exchange
@@ -89,7 +90,7 @@ class Routing:
         where = exchange.name, key
         found = self._cache.get(where)
         if found is None:
-            found = self._walk(exchange, key, None, queues)
+            found = self._walk(exchange, (key,), None, queues)
             if len(self._cache) >= ROUTES_CACHED_MAX:
                 self._cache.clear()
             self._cache[where] = found
@@ -98,7 +99,7 @@ class Routing:
     def route_message(
         self,
         exchange: Exchange,
-        keys: Iterable[str],
+        keys: Sequence[str],
         message: Message,
         queues: dict[str, "Queue"],
         headers: Arguments | None = None,
@@ -107,25 +108,21 @@ class Routing:
     ) -> Routed:
         """Where one message goes, to each once, whatever its number of keys (CC, BCC). `headers`: its own, where they
         are known. `delays`: it waits where it comes to an exchange that delays; see delays.py."""
-        found: dict[int, Queue] = {}
-        waits: dict[str, Exchange] = {}
         headers = message.headers() if headers is None else headers
-        for key in keys:
-            route = self._walk(exchange, key, headers, queues, message, delays=delays)
-            found |= {id(queue): queue for queue in route.queues}
-            waits |= {delaying.name: delaying for delaying in route.waits_in}
-        return Routed(list(found.values()), list(waits.values()))
+        route = self._walk(exchange, keys, headers, queues, message, delays=delays)
+        return Routed(list(route.queues), list(route.waits_in))
 
     def _walk(
         self,
         first: Exchange,
-        key: str,
+        keys: Sequence[str],
         headers: Arguments | None,
         queues: dict[str, "Queue"],
         message: Message | None = None,
         *,
         delays: bool = False,
     ) -> Route:
+        """All keys together: an alternate exchange is for what none of them leads anywhere."""
         found: dict[int, Queue] = {}
         waits_in: list[Exchange] = []
         seen = {first.name}
@@ -143,7 +140,7 @@ class Routing:
                 waits_in.append(exchange)
                 continue
             matched = False
-            for destination in self._matches(exchange, key, headers, queues, message):
+            for destination in self._matches(exchange, keys, headers, queues, message):
                 matched = True
                 if not isinstance(destination, Exchange):
                     found[id(destination)] = destination  # type: ignore[assignment]
@@ -160,14 +157,15 @@ class Routing:
     @staticmethod
     def _matches(
         exchange: Exchange,
-        key: str,
+        keys: Sequence[str],
         headers: Arguments | None,
         queues: dict[str, "Queue"],
         message: Message | None,
     ) -> Iterable[Destination]:
         if exchange.name == "":  # every queue is bound to the default exchange by its name
-            queue = queues.get(key)
-            return () if queue is None else (queue,)
+            return [queues[key] for key in keys if key in queues]
         if exchange.hash_property:
-            key = message.hashable(str(exchange.hash_property)) if message is not None else ""
-        return exchange.match(key, headers)
+            keys = (message.hashable(str(exchange.hash_property)) if message is not None else "",)
+        elif isinstance(exchange, ConsistentHash):
+            keys = keys[:1]  # one message has one place on the ring
+        return chain.from_iterable(exchange.match(key, headers) for key in keys)
