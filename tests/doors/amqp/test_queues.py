@@ -31,6 +31,10 @@ def test_the_empty_name_means_the_queue_declared_last(channel: BlockingChannel, 
     channel.basic_publish("", name, b"x")
     method, _, body = channel.basic_get("")
     assert method is not None and body == b"x"
+    channel.queue_bind("", "amq.direct", "")  # and the key with it, to unbind as to bind
+    channel.queue_unbind("", "amq.direct", "")
+    channel.basic_publish("amq.direct", name, b"to nobody")
+    assert depth(channel, name) == 0
 
 
 def test_declaring_the_same_again_is_fine_and_counts(channel: BlockingChannel, name: str) -> None:

@@ -106,10 +106,13 @@ async def delete(channel: "Channel", method: commands.Queue.Delete) -> None:
         connection.write(frame(channel.number, commands.Queue.DeleteOk, message_count=count))
 
 
+def _key(channel: "Channel", method: commands.Queue.Bind | commands.Queue.Unbind) -> str:
+    """The abbreviation for the queue declared last goes on to the key, if that is empty, too."""
+    return method.routing_key if method.queue or method.routing_key else channel.last_queue
+
+
 async def bind(channel: "Channel", method: commands.Queue.Bind) -> None:
-    key = method.routing_key
-    if not method.queue and not key:
-        key = channel.last_queue  # the one abbreviation of the specification that goes on to the key
+    key = _key(channel, method)
     _check_bind(channel, method.queue, method.exchange, key)
     queue = find(channel, method.queue)
     arguments: Any = method.arguments
@@ -125,10 +128,11 @@ def _check_bind(channel: "Channel", queue: str, source: str, key: str) -> None:
 
 
 async def unbind(channel: "Channel", method: commands.Queue.Unbind) -> None:
-    _check_bind(channel, method.queue, method.exchange, method.routing_key)
+    key = _key(channel, method)
+    _check_bind(channel, method.queue, method.exchange, key)
     queue = find(channel, method.queue)
     arguments: Any = method.arguments
-    await channel.connection.vhost.unbind(method.exchange, queue, method.routing_key, arguments)
+    await channel.connection.vhost.unbind(method.exchange, queue, key, arguments)
     channel.connection.write(frame(channel.number, commands.Queue.UnbindOk))
 
 
