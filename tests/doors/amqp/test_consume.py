@@ -81,6 +81,13 @@ def test_a_global_prefetch_holds_for_all_consumers_of_the_channel(channel: Block
     assert len(first.got) + len(second.got) == 8
 
 
+def test_what_was_fetched_takes_nothing_of_a_global_prefetch(channel: BlockingChannel, name: str) -> None:
+    fill(channel, name, 3)
+    channel.basic_qos(prefetch_count=1, global_qos=True)
+    channel.basic_get(name)
+    assert Inbox(channel, name).wait(1).idle().bodies == [b"1"]
+
+
 def test_consumers_take_turns(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name)

@@ -50,6 +50,14 @@ class Channel:
 
     # Deliveries out.
 
+    @property
+    def out_to_consumers(self) -> int:
+        """What the prefetch of the channel bounds: not what was asked for with basic.get."""
+        tags = self.state.tags
+        if not self._getters:
+            return tags.unacked
+        return tags.unacked - sum(tags.in_flight(source.number) for source in self._getters.values())
+
     def add_source(self, queue: Queue, view: View, consumer: AmqpConsumer | None) -> Source:
         """Under the number of one that nothing will come from any more, if there is one: a channel may live long, and
         have a consumer for each question that it asks."""

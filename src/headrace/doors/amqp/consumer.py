@@ -68,7 +68,7 @@ class AmqpConsumer:
             return UNLIMITED
         credit = (self.prefetch or UNACKED_MAX) - self.in_flight
         if channel.prefetch_global:
-            credit = min(credit, channel.prefetch_global - channel.state.tags.unacked)
+            credit = min(credit, channel.prefetch_global - channel.out_to_consumers)
         return credit
 
     def deliver(
