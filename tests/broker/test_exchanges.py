@@ -98,6 +98,10 @@ def test_a_binding_made_twice_is_one_and_unbinding_removes_it() -> None:
         ({"x-match": "any-with-x", "x-q": 1}, {"x-q": 1}, True),
         ({"x-match": "all", "a": None}, {"a": "anything"}, True),
         ({}, {"a": 1}, True),
+        ({"a": True}, {"a": 1}, False),
+        ({"a": 1}, {"a": True}, False),
+        ({"a": 1}, {"a": 1.0}, False),
+        ({"a": True}, {"a": True}, True),
     ],
 )
 def test_headers_match_all_or_any(wanted: dict[str, Any], headers: dict[str, Any], fits: bool) -> None:

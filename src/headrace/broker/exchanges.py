@@ -173,8 +173,14 @@ class Headers(Exchange):
             if name != "x-match" and (mode.endswith("-with-x") or not name.startswith("x-"))
         ]
         # A binding without a value asks only that the header is there.
-        hits = (name in headers and (value is None or headers[name] == value) for name, value in pairs)
+        hits = (name in headers and (value is None or _is_same(headers[name], value)) for name, value in pairs)
         return any(hits) if mode.startswith("any") else all(hits)
+
+
+def _is_same(found: Any, wanted: Any) -> bool:
+    """To AMQP, 1 is neither true nor 1.0; to Python it is both."""
+    kinds = bool, int
+    return found == wanted and all(isinstance(found, kind) is isinstance(wanted, kind) for kind in kinds)
 
 
 class ConsistentHash(Exchange):
