@@ -86,7 +86,6 @@ class QueueDeclared(NamedTuple):
     def check_same(self, where: str, found: Queue) -> None:
         facts = (
             ("durable", self.durable, found.durable),
-            ("exclusive", self.exclusive, found.exclusive),
             ("auto_delete", self.auto_delete, found.auto_delete),
         )
         _check_facts(where, facts)

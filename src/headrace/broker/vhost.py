@@ -191,11 +191,14 @@ class VirtualHost:
 
     def _check_owner(self, queue: Queue, owner: object | None) -> None:
         if queue.owner is not None and queue.owner is not owner:
-            raise ResourceLocked(
-                f"cannot obtain exclusive access to locked queue '{queue.name}' in vhost '{self.name}'. It could be "
-                "originally declared on another connection or the exclusive property value does not match that of "
-                "the original declaration."
-            )
+            raise self._locked(queue)
+
+    def _locked(self, queue: Queue) -> ResourceLocked:
+        return ResourceLocked(
+            f"cannot obtain exclusive access to locked queue '{queue.name}' in vhost '{self.name}'. It could be "
+            "originally declared on another connection or the exclusive property value does not match that of "
+            "the original declaration."
+        )
 
     async def declare_queue(
         self,
@@ -255,7 +258,8 @@ class VirtualHost:
 
     def _met(self, found: Queue, declared: QueueDeclared, owner: object) -> Queue:
         """Declared again, by somebody who must mean the same."""
-        self._check_owner(found, owner)
+        if found.owner is not (owner if declared.exclusive else None):
+            raise self._locked(found)
         declared.check_same(f"queue '{found.name}' in vhost '{self.name}'", found)
         found.used()
         return found

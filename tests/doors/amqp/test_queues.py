@@ -104,6 +104,15 @@ def test_an_exclusive_queue_is_405_for_others_and_goes_with_its_connection(runni
     running.channel().queue_declare(name, exclusive=True)
 
 
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_queue_declared_as_exclusive_and_not_is_405(channel: BlockingChannel, name: str, exclusive: bool) -> None:
+    """As RabbitMQ says it, to the connection that made the queue, too: clients take 405 for a reason to wait."""
+    channel.queue_declare(name, exclusive=exclusive)
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.queue_declare(name, exclusive=not exclusive)
+    assert code(caught) == 405
+
+
 def test_an_exclusive_queue_is_gone_when_its_connection_hears_that_it_is_closed(running: Running, name: str) -> None:
     """Not when its socket ends: whoever waited for close-ok may have it declared at once, as with RabbitMQ."""
     others = running.channel()
