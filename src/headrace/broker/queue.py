@@ -217,7 +217,8 @@ class Queue(QueueContents):
     # Consumers.
 
     def add_consumer(self, consumer: Consumer) -> None:
-        if self.consumers.exclusive or (consumer.exclusive and len(self.consumers)):
+        is_shared = self.policy.single_active or len(self.consumers)
+        if self.consumers.exclusive or (consumer.exclusive and is_shared):
             raise ExclusiveUse(f"queue '{self.name}' in vhost '{self.vhost.name}' in exclusive use")
         self.had_consumer = True
         self.consumers.add(consumer)

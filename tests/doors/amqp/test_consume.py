@@ -134,6 +134,13 @@ def test_only_the_active_consumer_is_served_and_the_next_takes_over(running: Run
     assert second.wait(1).got[0][1:] == (True, b"1")
 
 
+def test_no_consumer_is_exclusive_where_one_is_active_at_a_time(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name, arguments={"x-single-active-consumer": True})
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        Inbox(channel, name, exclusive=True)
+    assert (caught.value.reply_code, "in exclusive use" in caught.value.reply_text) == (403, True)
+
+
 def test_an_exclusive_consumer_is_alone(running: Running, name: str) -> None:
     fill(running.channel(), name, 0)
     Inbox(running.channel(), name, exclusive=True)
