@@ -5,7 +5,7 @@ from typing import Any
 from headrace.broker.consumers import Consumer
 from headrace.broker.message import Message, from_record
 from headrace.broker.partition import ReadWaits
-from headrace.broker.policy import QueuePolicy
+from headrace.broker.policy import QueuePolicy, max_age_ms
 from headrace.broker.queue import Queue
 from headrace.broker.view import View
 from headrace.errors import ArgumentMismatch, NotSupported
@@ -51,8 +51,8 @@ class StreamQueue(Queue):
             stream.bound(policy.max_age_ms, policy.bytes_max)
 
     def start_offset(self, wanted: Any) -> int:
-        """What x-stream-offset asks for: first, last, next, a number, or a time. ReadWaits where that is to be looked
-        up in something that is not in memory."""
+        """What x-stream-offset asks for: first, last, next, a number, a time, or how long ago ("1h"). ReadWaits where
+        that is to be looked up in something that is not in memory."""
         log = self.view.log
         if wanted is None or wanted == "next":
             return int(log.stable_end)
@@ -62,8 +62,10 @@ class StreamQueue(Queue):
             # RabbitMQ: the last chunk. Here: the last batch.
             end = log.stable_end
             return int(log.read_now(end - 1).base_offset) if end > log.start_offset else int(end)
-        if isinstance(wanted, Timestamp):
-            found = log.offset_for_timestamp_now(int(wanted) * 1000)
+        age_ms = max_age_ms(wanted)
+        if isinstance(wanted, Timestamp) or age_ms is not None:
+            since = int(wanted) * 1000 if age_ms is None else max(0, self.vhost.clock.now_ms() - age_ms)
+            found = log.offset_for_timestamp_now(since)
             return int(log.stable_end if found is None else found[0])
         if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:
             return int(min(max(wanted, log.start_offset), log.stable_end))

@@ -335,4 +335,5 @@ def test_a_stream_is_read_from_anywhere_and_keeps_its_messages(running: Running,
     assert read("first", 10) == [(n, b"%d" % n) for n in range(10)]
     assert read(7, 3) == [(n, b"%d" % n) for n in (7, 8, 9)]
     assert read("last", 1)[-1] == (9, b"9")
+    assert read("1h", 10)[0] == (0, b"0")
     assert depth(channel, name) == 10
