@@ -91,24 +91,21 @@ class DeadLetters:
         routed = self._vhost.delays.route(exchange, dead, now_ms, keys, dead_headers)
         sent = len(routed.waits_in)
         for target in routed.queues:
-            if not self._goes_in_circles(target.name, headers, queue.name, reason):
+            if not self._goes_in_circles(target.name, dead_headers, reason):
                 sent += target.publish(dead, now_ms)
         self.moved += sent
         return sent
 
     @staticmethod
-    def _goes_in_circles(target: str, headers: dict[str, Any], source: str, reason: str) -> bool:
-        """Back where it died before, and no client had a hand in it: it would go round for ever."""
+    def _goes_in_circles(target: str, headers: dict[str, Any], reason: str) -> bool:
+        """Back where it died, now or before, and no client had a hand in it since: it would go round for ever."""
         if reason == REJECTED:
             return False
-        deaths = _deaths(headers)
-        if target == source and not deaths:
-            return True
+        deaths = _deaths(headers)  # this one first
         names = [death.get("queue") for death in deaths]
-        if target not in names and target != source:
+        if target not in names:
             return False
-        upto = deaths[: names.index(target) + 1] if target in names else []
-        return all(death.get("reason") != REJECTED for death in upto)
+        return all(death.get("reason") != REJECTED for death in deaths[: names.index(target) + 1])
 
     @staticmethod
     def _with_death(

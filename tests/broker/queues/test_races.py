@@ -16,7 +16,7 @@ from headrace.broker.queue import Queue
 from headrace.broker.vhost import VirtualHost
 from headrace.errors import StorageError
 from headrace.record.properties import edit
-from tests.broker.queue_world import Refusing, bodies, declare, opened, refuse, say, until
+from tests.broker.queue_world import Refusing, bodies, declare, opened, pass_time, refuse, say, until
 
 T = TypeVar("T")
 
@@ -90,6 +90,22 @@ async def test_a_dead_letter_moves_whatever_its_publisher_put_into_the_headers_o
     assert taken is not None
     queue.reject(taken[0], taken[1])
     await until(lambda: dead.ready)
+
+
+async def test_a_message_that_was_rejected_once_goes_in_no_circle_after_that(broker: Broker, host: VirtualHost) -> None:
+    to_itself = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "q"}
+    queue = await declare(host, "q", durable=False, x_message_ttl=1000, **to_itself)
+    say(queue, b"1")
+    await host.rounds.settle_down()
+    taken = queue.get()
+    assert taken is not None
+    queue.reject(taken[0], taken[1])
+    await host.rounds.settle_down()
+    assert queue.ready == 1
+    pass_time(broker)
+    queue.drop_expired()
+    await host.rounds.settle_down()
+    assert queue.ready == 0
 
 
 @pytest.mark.parametrize("atomic", [False, True])
