@@ -58,6 +58,17 @@ async def waiting(queue: Queue, expected: list[bytes]) -> None:
         queue.give_back(view, offset)
 
 
+async def test_what_comes_back_makes_room_for_itself(broker: Broker) -> None:
+    """The bound was looked at again with the next publish, whenever that was."""
+    queue = await declare(broker, x_max_length_bytes=10)
+    await publish(broker, queue, b"a" * 8)
+    taken = queue.get()
+    assert taken is not None
+    await publish(broker, queue, b"b" * 8)
+    queue.give_back(taken[0], taken[1])
+    await waiting(queue, [b"b" * 8])
+
+
 async def test_a_policy_on_a_long_backlog_reads_it_in_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = await declare(broker)
     for part in range(20):

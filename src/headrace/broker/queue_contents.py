@@ -502,7 +502,8 @@ class QueueContents:
         self._check_after_flush_if_bounded()
 
     def _check_after_flush_if_bounded(self) -> None:
-        if self.policy.length_max is not None or self.policy.ttl_ms is not None:
+        policy = self.policy
+        if policy.length_max is not None or policy.bytes_max is not None or policy.ttl_ms is not None:
             self._check_after_flush()
 
     def reject(self, view: View, offset: int, reason: str = "rejected") -> None:
