@@ -14,6 +14,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 from headrace.broker import broker as broker_module
 from headrace.config import Address
 from headrace.log.disk import RealDisk
+from tests.doors.amqp.running import depth, eventually, take
 from tests.doors.http.live import SECONDS_MAX, Live
 
 
@@ -166,6 +167,31 @@ def test_an_amqp_queue_waits_for_the_disk_alone(
     assert not waiting.done()
     disk.answers.set()
     assert waiting.result(SECONDS_MAX) == b"from disk"
+    connection.close()
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+def test_a_message_that_comes_back_is_read_from_the_disk_for_its_queue_alone(
+    live: Live, disk: SlowDisk, requeue: bool
+) -> None:
+    """As a dead letter, or for its size where bytes are bounded: nobody was served until it was read."""
+    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port(live, "amqp")))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", "x-max-length-bytes": 1000}
+    channel.queue_declare("dead")
+    channel.queue_declare("cold", durable=True, arguments=arguments)
+    channel.basic_publish("", "cold", b"from disk")
+    found = take(channel, "cold")[0]
+    disk.is_cold = True
+    channel.basic_nack(found.delivery_tag, requeue=requeue)
+    channel.connection.process_data_events()
+    others_are_served(live, disk)
+    assert depth(channel, "dead") == 0
+    disk.answers.set()
+    assert take(channel, "cold" if requeue else "dead")[2] == b"from disk"
+    queue = live.server.broker.vhosts.get("/").queues["cold"]
+    eventually(lambda: queue._bytes is not None and (queue._bytes.total, queue._bytes._returned) == (0, {}))
     connection.close()
 
 

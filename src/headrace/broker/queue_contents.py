@@ -4,7 +4,9 @@ Publishing, length and age, reading one message, settling. Who gets what is deci
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,14 @@ VOID_RUNS_MAX = 4096  # memory must not grow with the backlog: the markers of mo
 HEAD_TIMER_MAX_S = 60.0  # the clock may be set meanwhile, or the machine sleep: what expires then is late by no more
 DROPPED_AT_ONCE = 40  # a few milliseconds where they are dead-lettered: others get their turn
 UNMOVED_RETRY_S = 60.0
+
+
+@dataclass(slots=True)
+class Rejected:
+    view: View
+    start: int
+    end: int
+    reason: str
 
 
 class QueueContents:
@@ -58,6 +68,8 @@ class QueueContents:
         self._arrivals: dict[View, Any] = {}  # of messages through any door, where there are bounds to keep
         self._loading: list[Callable[[], object]] = []  # what goes on when something was read from the disk
         self._going_on: list[Callable[[], object]] = []  # what has more to drop in the next turn of the loop
+        self._rejected: deque[Rejected] = deque()  # out, and on their way to where dead letters go, in their order
+        self._rejects_left = DROPPED_AT_ONCE  # in this turn of the loop
         self._unmoved: dict[View, RangeSet] = {}  # could not be dead-lettered: out until they are tried again
         self._failures: set[type[Exception]] = set()  # why, as far as the log says it
         # Whether a message may have an expiration of its own: then each new head is looked at. What was here before is
@@ -481,8 +493,7 @@ class QueueContents:
                 return
         view.give_back(offset, offset + 1)
         if self._bytes is not None:
-            message = self._read(view, Run(offset, offset + 1, 0, True))
-            self._bytes.came_back(view, offset, len(message.body) if message is not None else 0)
+            self._bytes.came_back(view, offset)
         self._came_back()
 
     @property
@@ -513,9 +524,49 @@ class QueueContents:
         if self.policy.dead_letter_exchange is None:
             view.settle(offset, offset + 1)
             return
+        if self.vhost.rounds.in_atomic:  # a transaction: all of it happens now
+            self._dead_letter(view, offset, reason)
+            return
+        self._go_on(self._move_rejected)  # the next turn has its own share
+        is_next = not self._rejected and self._rejects_left > 0
+        if is_next and self._is_loaded(view, Run(offset, offset + 1, 0, True), self._move_rejected):
+            self._rejects_left -= 1
+            self._dead_letter(view, offset, reason)
+            return
+        last = self._rejected[-1] if self._rejected else None
+        if last is not None and last.view is view and last.end == offset and last.reason == reason:
+            last.end += 1
+        else:
+            self._rejected.append(Rejected(view, offset, offset + 1, reason))
+
+    def _dead_letter(self, view: View, offset: int, reason: str) -> None:
         message = self._read(view, Run(offset, offset + 1, 0, True))
         if message is not None:
             self.vhost.dead_letters.move(self, view, offset, message, reason)
+
+    def _move_rejected(self) -> None:
+        """What a client rejects may be long gone from memory, and a million: others get their turn meanwhile."""
+        self._rejects_left = DROPPED_AT_ONCE
+        while self._rejected and not self.is_deleted:
+            if self._rejects_left <= 0:
+                self._go_on(self._move_rejected)
+                return
+            first = self._rejected[0]
+            view, offset = first.view, first.start
+            try:
+                if offset >= view.log.start_offset:
+                    if not self._is_loaded(view, Run(offset, offset + 1, 0, True), self._move_rejected):
+                        return
+                    self._rejects_left -= 1
+                    self._dead_letter(view, offset, first.reason)
+            except Exception as error:  # it stays, the others have their turn
+                text = "message %d of queue %r was rejected and stays: %s"
+                logger.error(text, offset, self.name, error, exc_info=error)
+                view.give_back(offset, offset + 1)
+                self._came_back()
+            first.start += 1
+            if first.start >= first.end:
+                self._rejected.popleft()
 
     async def purge(self) -> int:
         """Removes what is ready, for good when this returns; what is out stays out."""

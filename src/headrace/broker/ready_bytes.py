@@ -8,11 +8,12 @@ that was never counted is gone through in turns, beside other work; the sum is t
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.broker.browsing import READY, state_of
 from headrace.broker.partition import ReadWaits
-from headrace.broker.view import View
+from headrace.broker.view import Run, View
 from headrace.errors import HeadraceError
 from headrace.record import codec
 
@@ -28,6 +29,7 @@ class ReadyBytes:
         self._counted_all = counted_all
         self._counted: dict[View, int] = {view: view.low for view in queue.views}
         self._unflushed: deque[list[int]] = deque()  # [flush, bytes]: published here and not visible yet
+        self._returned: dict[tuple[View, int], int] = {}  # waiting again, and read for their size
         self._is_busy = False
         self.total = 0
 
@@ -53,12 +55,32 @@ class ReadyBytes:
         if offset < self._counted[view]:
             self.total -= size
 
-    def came_back(self, view: View, offset: int, size: int) -> None:
+    def came_back(self, view: View, offset: int) -> None:
         if offset < self._counted[view]:
-            self.total += size
+            self._add_returned(view, offset)
+
+    def _add_returned(self, view: View, offset: int) -> bool:
+        """False: it is being read from the disk, and is counted when it is there."""
+        try:
+            self.total += _size_of(view, offset)
+        except ReadWaits as cold:
+            self._returned[view, offset] = self._returned.get((view, offset), 0) + 1
+            cold.then(partial(self._read_returned, view, offset))
+            return False
+        return True
+
+    def _read_returned(self, view: View, offset: int) -> None:
+        times = self._returned.pop((view, offset), 0)
+        if self._queue.is_deleted or not times:
+            return  # purged meanwhile
+        if times > 1:  # it was taken and came back once more
+            self._returned[view, offset] = times - 1
+        if self._add_returned(view, offset):
+            self._counted_all()
 
     def purged(self) -> None:
         self.total = 0
+        self._returned.clear()
 
     def up_to(self, view: View, start: int, end: int) -> int:
         """Where a run from start to end has to be cut, so that all of it is counted or none is."""
@@ -112,3 +134,16 @@ class ReadyBytes:
                 self.total += len(record.value or b"")
         self._counted[view] = max(upto, start + 1)
         return len(chunk.data)
+
+
+def _size_of(view: View, offset: int) -> int:
+    run = Run(offset, offset + 1, 0, True)
+    try:
+        view.load_chunk(run)
+        data = view.chunk(run).data
+        found = codec.records(data, from_offset=offset, to_offset=offset + 1, limit=1) if data else []
+    except ReadWaits:
+        raise
+    except HeadraceError:  # damaged, or gone meanwhile: whoever reads it is told
+        return 0
+    return len(found[0].value or b"") if found else 0

@@ -32,6 +32,20 @@ async def test_many_that_expire_at_once_go_in_many_turns(broker: Broker, host: V
     assert bodies(dead) == said
 
 
+async def test_many_that_are_rejected_at_once_go_in_many_turns_and_in_order(host: VirtualHost) -> None:
+    dead = await declare(host, "dead", durable=False)
+    queue = await declare(host, "q", durable=False, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    said = [b"%d" % n for n in range(3 * DROPPED_AT_ONCE)]
+    say(queue, *said)
+    await host.rounds.settle_down()
+    assert bodies(queue) == said
+    for offset in range(len(said)):
+        queue.reject(queue.view, offset)
+    assert queue.unacked == 2 * DROPPED_AT_ONCE
+    await until(lambda: dead.ready == len(said))
+    assert bodies(dead) == said
+
+
 async def expiring(host: VirtualHost) -> tuple[Queue, Queue]:
     """A queue with a message that stays and one of half a second behind it, and the queue of its dead letters."""
     dead = await declare(host, "dead", durable=False)
