@@ -5,6 +5,7 @@ the loop's thread; work that was caused in one turn of the loop (acks, new messa
 dispatch.
 """
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ class Queue(QueueContents):
         self.last_used = vhost.clock.monotonic()
         self._scheduled = False
         self._waits: dict[View, Any] = {}
+        self._expiry: asyncio.TimerHandle | None = None
         if policy.expires_ms is not None:
             self._arm_expires()
 
@@ -254,18 +256,21 @@ class Queue(QueueContents):
         if policy.expires_ms is not None and policy.expires_ms != before.expires_ms:
             self._arm_expires()
 
-    def _arm_expires(self) -> None:
+    def _arm_expires(self, idle_s: float = 0.0) -> None:
+        """One timer, however often consumers come and go."""
         assert self.policy.expires_ms is not None
-        self.vhost.loop.call_later(self.policy.expires_ms / 1000, self._expires_timer)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = self.vhost.loop.call_later(self.policy.expires_ms / 1000 - idle_s, self._expires_timer)
 
     def _expires_timer(self) -> None:
+        self._expiry = None
         if self.is_deleted or len(self.consumers) or self.policy.expires_ms is None:
             return
         if self._is_idle:
             self.vhost.delete_soon(self)
         else:
-            idle = self.vhost.clock.monotonic() - self.last_used
-            self.vhost.loop.call_later(self.policy.expires_ms / 1000 - idle, self._expires_timer)
+            self._arm_expires(self.vhost.clock.monotonic() - self.last_used)
 
     @property
     def _is_idle(self) -> bool:
@@ -294,8 +299,9 @@ class Queue(QueueContents):
         for waiter in self._arrivals.values():
             waiter.cancel()
         self._arrivals.clear()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._expiry):
+            if timer is not None:
+                timer.cancel()
         for consumer in self.consumers:
             self.consumers.remove(consumer)
             consumer.cancelled()

@@ -307,3 +307,22 @@ async def test_a_get_that_waited_while_its_queue_was_deleted_hands_nothing_out(h
     await host.delete_queue("q")
     await waiting
     assert queue.get() is None
+
+
+async def test_a_queue_has_one_timer_however_often_consumers_come_and_go(host: VirtualHost) -> None:
+    """Each that left began another one, which went on for as long as the queue was there."""
+    loop, timers = host.loop, []
+
+    def call_later(*arguments: Any) -> Any:
+        timers.append(loop.call_later(*arguments))
+        return timers[-1]
+
+    host.loop = SimpleNamespace(call_soon=loop.call_soon, call_later=call_later)  # type: ignore[assignment]
+    queue = await declare(host, "q", durable=False, x_expires=60_000)
+    consumer: Any = SimpleNamespace(priority=0, exclusive=False, credit=lambda: 0, cancelled=lambda: None)
+    for _ in range(3):
+        queue.add_consumer(consumer)
+        queue.remove_consumer(consumer)
+    assert [timer.cancelled() for timer in timers] == [True, True, True, False]
+    host.forget_queue(queue)
+    assert timers[-1].cancelled()
