@@ -86,7 +86,7 @@ def _begin(consumer: AmqpConsumer, method: commands.Basic.Consume) -> None:
     channel.add_consumer(consumer)
     limit_ms = consumer.arguments.get("x-consumer-timeout", queue.policy.consumer_timeout_ms)
     if isinstance(limit_ms, int) and limit_ms > 0 and not method.no_ack:
-        channel.connection.door.timeouts.watch(channel, limit_ms)
+        channel.connection.door.timeouts.watch(consumer, limit_ms)
     if not method.nowait:
         channel.connection.write(frame(channel.number, commands.Basic.ConsumeOk, consumer_tag=consumer.tag))
 

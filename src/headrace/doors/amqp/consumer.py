@@ -7,6 +7,7 @@ from pamqp import commands
 from headrace.broker.message import Message
 from headrace.broker.queue import Queue
 from headrace.broker.view import View
+from headrace.doors.amqp.timeouts import Watched
 from headrace.wire.amqp.deliver import FOREIGN, encode_deliveries
 from headrace.wire.amqp.methods import content_frames, frame
 
@@ -39,6 +40,7 @@ class AmqpConsumer:
         self.prefetch = prefetch
         self.arguments = arguments
         self.is_active = True
+        self.watched: Watched | None = None  # where it has a time limit
         self._tag = tag.encode("utf-8", "surrogateescape")
         self._sources: dict[View, Source] = {}
 
@@ -81,6 +83,9 @@ class AmqpConsumer:
         )
         if frames:
             channel.connection.deliver(frames, count, size)
+            if self.watched is not None:
+                next_tag = channel.state.tags.next_tag
+                self.watched.delivered(next_tag - count, next_tag)
         return next_offset, count, why == FOREIGN, gaps, size
 
     def deliver_message(self, view: View, offset: int, message: Message, redelivered: bool) -> None:
@@ -92,6 +97,8 @@ class AmqpConsumer:
             routing_key=message.routing_key,
         )
         channel.connection.deliver(frames, 1, len(message.body))
+        if self.watched is not None:
+            self.watched.delivered(tag, tag + 1)
 
     def cancelled(self) -> None:
         """The queue is gone: tell the client, if it wants to know."""
