@@ -14,6 +14,7 @@ from headrace.broker.message import Message
 from headrace.broker.routing import Routing
 from headrace.broker.topic import TopicTrie
 from headrace.errors import ArgumentMismatch, InvalidInput
+from tests.doors.amqp.running import Traced
 
 words = st.sampled_from(["a", "b", "stock", "", "*x"])
 keys = st.lists(words, min_size=1, max_size=5).map(".".join)
@@ -167,6 +168,18 @@ def test_a_heavy_binding_costs_a_consistent_hash_no_more_than_its_points() -> No
     points = 2 * 200 * ConsistentHash.POINTS_PER_WEIGHT
     assert calls / points < 20
     assert {one for key in range(100) for one in names(exchange, str(key))} == {"one", "two"}
+
+
+def test_a_point_of_a_consistent_hash_takes_eight_bytes() -> None:
+    """The largest weight took 1.8 MB, and a few hundred such bindings the machine."""
+    exchange, light = make_exchange("c", "x-consistent-hash"), Binding("c", queue("light"), "1", {})
+    for _ in range(3):  # numbers of bindings that are gone are used again
+        exchange.bind(light)
+        exchange.unbind(light.identity)
+    with Traced() as memory:
+        bound(exchange, heavy="200")
+        names(exchange, "a")
+    assert memory.kept_bytes < 12 * 200 * ConsistentHash.POINTS_PER_WEIGHT
 
 
 def test_a_queue_bound_twice_to_a_consistent_hash_stays_when_one_binding_goes() -> None:

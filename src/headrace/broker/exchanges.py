@@ -1,9 +1,9 @@
 """Exchanges: which destinations a routing key, or headers, lead to. One class for each kind."""
 
 import hashlib
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
 from typing import Any, ClassVar, Protocol
 
 from headrace.broker.topic import TopicTrie
@@ -189,17 +189,17 @@ class ConsistentHash(Exchange):
     kind = "x-consistent-hash"
     POINTS_PER_WEIGHT: ClassVar = 40
     WEIGHT_MAX: ClassVar = 1000
-    NUMBER_BITS: ClassVar = 32
+    NUMBER_BITS: ClassVar = 24
     NUMBER_MASK: ClassVar = (1 << NUMBER_BITS) - 1
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, **options)
-        # Points of the ring, each with the number of its binding in the lower bits: a million whole numbers are sorted
-        # in a moment. They are when the next message comes, for all bindings since the last one.
-        self._ring: list[int] = []
+        # Points of the ring, each with the number of its binding in its lower bits: eight bytes, and a million of them
+        # are sorted in a moment. They are when the next message comes, for all bindings since the last one.
+        self._ring = array("Q")
         self._is_sorted = True
-        self._numbers = count(1)
         self._numbered: dict[int, Binding] = {}
+        self._free_numbers: list[int] = []
         self._header = self.arguments.get("hash-header")
         self.hash_property = self.arguments.get("hash-property")
         if self._header and self.hash_property:
@@ -217,19 +217,23 @@ class ConsistentHash(Exchange):
 
     @staticmethod
     def point(text: str) -> int:
+        """64 bits, of which the ring keeps the upper ones."""
         return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big")
 
     def _add(self, binding: Binding) -> None:
-        number, name = next(self._numbers), binding.destination.name
+        number = self._free_numbers.pop() if self._free_numbers else len(self._numbered)
+        assert number <= self.NUMBER_MASK
         self._numbered[number] = binding
+        name, upper = binding.destination.name, ~self.NUMBER_MASK
         points = range(int(binding.key) * self.POINTS_PER_WEIGHT)
-        self._ring += [self.point(f"{name}/{point}") << self.NUMBER_BITS | number for point in points]
+        self._ring.fromlist([self.point(f"{name}/{point}") & upper | number for point in points])
         self._is_sorted = False
 
     def _remove(self, binding: Binding) -> None:
         number = next(number for number, bound in self._numbered.items() if bound is binding)
         del self._numbered[number]
-        self._ring = [entry for entry in self._ring if entry & self.NUMBER_MASK != number]
+        self._free_numbers.append(number)
+        self._ring = array("Q", (entry for entry in self._ring if entry & self.NUMBER_MASK != number))
 
     def match(self, key: str, headers: Arguments | None) -> Iterable[Destination]:
         if not self._ring:
@@ -237,9 +241,9 @@ class ConsistentHash(Exchange):
         if self._header:
             key = str((headers or {}).get(str(self._header), ""))
         if not self._is_sorted:
-            self._ring.sort()
+            self._ring = array("Q", sorted(self._ring))
             self._is_sorted = True
-        at = bisect_left(self._ring, self.point(key) << self.NUMBER_BITS) % len(self._ring)
+        at = bisect_left(self._ring, self.point(key) & ~self.NUMBER_MASK) % len(self._ring)
         return (self._numbered[self._ring[at] & self.NUMBER_MASK].destination,)
 
 
