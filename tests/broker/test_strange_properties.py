@@ -10,7 +10,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.dead_letters import Wanted, death_of
-from headrace.broker.message import from_record
+from headrace.broker.message import Message, from_record
 from headrace.broker.queue import Queue
 from headrace.record import codec
 from headrace.record.properties import OBJECTS_MAX, encode_properties
@@ -39,6 +39,12 @@ STRANGE: dict[str, Headers] = {
     "names that do not fit": (("amqp.properties", b"\x20\x00" + sized(DEATHS)), ("amqp.exchange", b"")),
 }
 every_kind = pytest.mark.parametrize("headers", STRANGE.values(), ids=STRANGE.keys())
+
+
+def test_a_message_goes_by_the_keys_of_its_cc_whatever_else_is_there() -> None:
+    headers = {"CC": [5, "caf\udce9", "plain"]}
+    message = Message("", "own", encode_properties({"headers": headers}), b"")
+    assert message.take_receivers() == ["own", "caf\udce9", "plain"]
 
 
 @pytest.fixture

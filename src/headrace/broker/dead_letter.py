@@ -6,7 +6,7 @@ one of the two places, never in none.
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.message import NO_PROPERTIES, Message, to_text
+from headrace.broker.message import NO_PROPERTIES, Message, keys_in, to_text
 from headrace.errors import InvalidInput
 from headrace.record.properties import Timestamp, edit
 
@@ -25,7 +25,7 @@ COUNT_MAX = 2**62
 
 def further_keys(headers: dict[str, Any]) -> list[str]:
     found = headers.get("CC")
-    return [key for key in found if isinstance(key, str)] if isinstance(found, list) else []
+    return keys_in(found) if isinstance(found, list) else []
 
 
 def routing_keys(death: dict[str, Any]) -> list[Any]:

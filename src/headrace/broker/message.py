@@ -25,6 +25,12 @@ def to_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
+def keys_in(found: Iterable[object]) -> list[str]:
+    """The routing keys in a list of a header. One that is no UTF-8 is read as bytes; what is no text is none, as in
+    RabbitMQ."""
+    return [to_text(key) if isinstance(key, bytes) else key for key in found if isinstance(key, str | bytes)]
+
+
 def is_expiration(text: object) -> bool:
     """What the property may be: milliseconds, in digits."""
     return isinstance(text, str) and text.isdecimal() and len(text) <= EXPIRATION_DIGITS_MAX
@@ -103,10 +109,9 @@ class Message:
         for name in ("CC", "BCC"):
             if name not in headers:
                 continue
-            more = headers[name]
-            if not isinstance(more, list) or not all(isinstance(key, str) for key in more):
+            if not isinstance(headers[name], list):
                 raise InvalidInput(f"invalid '{name}' header: not a list of routing keys")
-            keys += more
+            keys += keys_in(headers[name])
         if "BCC" in headers:
             self.properties = edit(self.properties, headers_removed=("BCC",))
         return keys
