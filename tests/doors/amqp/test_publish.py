@@ -17,6 +17,7 @@ from pika.exceptions import (
     UnroutableError,
 )
 
+from headrace.doors.amqp import publish
 from headrace.errors import StorageError
 from headrace.record.properties import encode_properties
 from headrace.wire.amqp.methods import frame
@@ -253,6 +254,21 @@ def test_a_transaction_that_settles_a_message_twice_publishes_nothing(running: R
     assert caught.value.reply_code == 406
     assert depth(running.channel(), name + ".more") == 0
     assert depth(running.channel(), name) == 1
+
+
+def test_a_transaction_of_many_small_messages_is_bounded_like_one_of_large_ones(
+    running: Running, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only bodies were counted: of empty messages eight million were kept, and committed in one go."""
+    monkeypatch.setattr(publish, "TX_BYTES_MAX", 10_000)
+    channel = running.channel()
+    channel.queue_declare(name)
+    channel.tx_select()
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        for _ in range(100):
+            channel.basic_publish("", name, b"")
+        channel.tx_commit()
+    assert "a transaction of more than" in caught.value.reply_text
 
 
 def test_what_comes_after_an_ack_of_everything_is_not_settled_with_the_transaction(

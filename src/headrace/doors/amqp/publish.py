@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MANDATORY, IMMEDIATE = 1, 2
 TX_BYTES_MAX = 16 << 20  # a group must fit half a journal file
+TX_MESSAGE_BYTES = 256  # what is kept of one beside its bytes
 REPLY_KEY = PREFIX.encode()
 
 
@@ -71,7 +72,7 @@ def message(channel: "Channel", method: bytes, properties: bytes, body: bytes) -
     """A message that came whole to Python: kept for tx.commit, or routed now."""
     if channel.tx is not None:
         channel.tx.publishes.append(Publish(method, properties, body))
-        channel.tx.size_bytes += len(body) + len(properties)
+        channel.tx.size_bytes += len(body) + len(properties) + len(method) + TX_MESSAGE_BYTES
         if channel.tx.size_bytes > TX_BYTES_MAX:
             raise ChannelError(
                 protocol.PRECONDITION_FAILED, f"a transaction of more than {TX_BYTES_MAX} bytes is not kept"
