@@ -52,6 +52,17 @@ def test_exchanges_bound_to_exchanges_pass_on_once_even_in_circles(channel: Bloc
     assert bodies(channel, name) == []
 
 
+@pytest.mark.parametrize("gone", ["exchange", "queue"])
+def test_unbinding_what_is_gone_is_no_error(channel: BlockingChannel, name: str, gone: str) -> None:
+    if gone == "queue":
+        channel.exchange_declare(name)
+    else:
+        channel.queue_declare(name)
+    channel.queue_unbind(name, name, "key")
+    channel.exchange_unbind(name, "amq.direct", "key")
+    channel.exchange_unbind("amq.direct", name, "key")
+
+
 def test_the_alternate_exchange_gets_what_nobody_wants(channel: BlockingChannel, name: str) -> None:
     channel.exchange_declare(name + "other", "fanout")
     channel.exchange_declare(name, "direct", arguments={"alternate-exchange": name + "other"})

@@ -9,6 +9,7 @@ from headrace.broker.exchanges import is_kind
 from headrace.doors.amqp.access import EXCHANGE
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.names import check_name
+from headrace.errors import NotFound
 from headrace.wire.amqp.methods import frame
 from headrace.wire.amqp.protocol import ACCESS_REFUSED, PRECONDITION_FAILED
 
@@ -64,8 +65,11 @@ async def bind(channel: "Channel", method: commands.Exchange.Bind) -> None:
 async def unbind(channel: "Channel", method: commands.Exchange.Unbind) -> None:
     vhost = channel.connection.vhost
     _check_bind(channel, method)
-    destination = vhost.routing.exchange(method.destination)
-    await vhost.unbind(method.source, destination, method.routing_key, _arguments(method))
+    try:
+        destination = vhost.routing.exchange(method.destination)
+        await vhost.unbind(method.source, destination, method.routing_key, _arguments(method))
+    except NotFound:
+        pass  # see queue_methods.unbind
     _answer(channel, method, commands.Exchange.UnbindOk)
 
 

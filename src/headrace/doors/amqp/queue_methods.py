@@ -11,7 +11,7 @@ from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.handshake import Stage
 from headrace.doors.amqp.names import check_name
 from headrace.doors.amqp.replies import PREFIX, PSEUDO_QUEUE
-from headrace.errors import QueueNotFound
+from headrace.errors import NotFound, QueueNotFound
 from headrace.wire.amqp.methods import frame
 from headrace.wire.amqp.protocol import NOT_FOUND
 
@@ -130,9 +130,11 @@ def _check_bind(channel: "Channel", queue: str, source: str, key: str) -> None:
 async def unbind(channel: "Channel", method: commands.Queue.Unbind) -> None:
     key = _key(channel, method)
     _check_bind(channel, method.queue, method.exchange, key)
-    queue = find(channel, method.queue)
     arguments: Any = method.arguments
-    await channel.connection.vhost.unbind(method.exchange, queue, key, arguments)
+    try:
+        await channel.connection.vhost.unbind(method.exchange, find(channel, method.queue), key, arguments)
+    except NotFound:
+        pass  # what is not there is not bound: as RabbitMQ since 3.2, and clients tidy up what is gone already
     channel.connection.write(frame(channel.number, commands.Queue.UnbindOk))
 
 
