@@ -12,6 +12,7 @@ DROP_HEAD, REJECT, REJECT_DLX = "drop-head", "reject-publish", "reject-publish-d
 PRIORITY_MAX = 255
 DELIVERY_LIMIT_QUORUM = 20  # RabbitMQ 4 stops a poison message here when nobody says otherwise
 TTL_MAX = 2**53  # milliseconds; past this a date is no date
+BOUND_MAX = 2**63 - 1  # what AMQP can say: clients send it for no bound
 STREAM_OFFSETS = ("first", "last", "next")
 
 
@@ -104,8 +105,8 @@ CHECKS: dict[str, tuple[str | None, Callable[[Any], str | None]]] = {
     "x-queue-type": ("kind", _one_of(CLASSIC, QUORUM, STREAM)),
     "x-message-ttl": ("ttl_ms", _at_least(0)),
     "x-expires": ("expires_ms", _at_least(1)),
-    "x-max-length": ("length_max", _at_least(0)),
-    "x-max-length-bytes": ("bytes_max", _at_least(0)),
+    "x-max-length": ("length_max", _at_least(0, BOUND_MAX)),
+    "x-max-length-bytes": ("bytes_max", _at_least(0, BOUND_MAX)),
     "x-overflow": ("overflow", _one_of(DROP_HEAD, REJECT, REJECT_DLX)),
     "x-dead-letter-exchange": ("dead_letter_exchange", _text),
     "x-dead-letter-routing-key": ("dead_letter_key", _text),

@@ -81,6 +81,10 @@ def test_unknown_arguments_are_kept_and_ignored(channel: BlockingChannel, name: 
     channel.queue_declare(name, arguments={"x-somebody-elses": 2})
 
 
+def test_the_largest_number_is_a_bound(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name, arguments={"x-max-length": 2**63 - 1, "x-max-length-bytes": 2**63 - 1})
+
+
 def test_names_that_begin_with_amq_are_403(channel: BlockingChannel) -> None:
     with pytest.raises(ChannelClosedByBroker) as caught:
         channel.queue_declare("amq.mine")
