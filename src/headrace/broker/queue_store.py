@@ -27,6 +27,7 @@ from headrace.broker.settle import RangeSet
 from headrace.broker.stream_queue import StreamQueue
 from headrace.broker.streams import Stream, Streams
 from headrace.broker.view import Delta, View
+from headrace.config.setting import NUMBER_MOST
 from headrace.errors import ArgumentMismatch, StorageError
 from headrace.log.memory_log import MemoryLog
 from headrace.log.shard import Shard
@@ -380,10 +381,10 @@ def _key(log_id: int) -> bytes:
 
 def _settings(policy: QueuePolicy) -> dict[str, object]:
     if policy.kind == STREAM:
-        age = policy.max_age_ms
+        age, size = policy.max_age_ms, policy.bytes_max
         return {
             "retention_ms": f"{age}ms" if age is not None else "forever",
-            "retention_bytes": policy.bytes_max if policy.bytes_max is not None else "unlimited",
+            "retention_bytes": size if size is not None and size <= NUMBER_MOST else "unlimited",
         }
     return {}
 

@@ -83,6 +83,8 @@ def test_unknown_arguments_are_kept_and_ignored(channel: BlockingChannel, name: 
 
 def test_the_largest_number_is_a_bound(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name, arguments={"x-max-length": 2**63 - 1, "x-max-length-bytes": 2**63 - 1})
+    stream = {"x-queue-type": "stream", "x-max-length-bytes": 2**63 - 1}
+    channel.queue_declare(name + ".stream", durable=True, arguments=stream)
 
 
 def test_names_that_begin_with_amq_are_403(channel: BlockingChannel) -> None:
