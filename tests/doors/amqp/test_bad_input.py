@@ -1,6 +1,7 @@
 """Bytes that no honest client sends. Each guard has a test that fails without it; nobody else is disturbed."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -287,6 +288,26 @@ def test_a_client_that_does_not_read_is_gone_soon_after_it_was_closed(
     eventually(lambda: running.call(lambda: link not in running.door.connections))
     other.queue_delete("unread")
     other.connection.close()
+
+
+def test_a_client_that_does_not_read_what_is_returned_to_it_is_not_read_from(
+    running: Running, client: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it published to nowhere was kept for it, without an end."""
+    monkeypatch.setattr(door_link, "OUTPUT_BYTES_MAX", 1 << 20)
+    body = b"x" * 100_000
+    lost = frame(1, commands.Basic.Publish, exchange="", routing_key="to.nowhere", mandatory=True)
+    lost += raw_frame(2, 1, content_header(len(body))) + raw_frame(3, 1, body)
+    client.open().channel()
+    link = running.link_of(client.socket)
+    with ThreadPoolExecutor(1) as aside:
+        sending = aside.submit(client.send, 300 * lost)
+        eventually(lambda: running.call(lambda: "output" in link._holds))
+        assert running.call(lambda: link._transport.get_write_buffer_size()) < 2 << 20
+        for _ in range(300):
+            client.expect(commands.Basic.Return)
+            assert [client.frame()[0], client.frame()[0]] == [2, 3]
+        sending.result(60)
 
 
 def test_heartbeats_are_sent_to_a_client_that_asked(client: Raw) -> None:

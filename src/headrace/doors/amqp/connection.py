@@ -314,10 +314,14 @@ class Connection(Link):
         except HeadraceError as error:
             self.fail(error, *where)
         self._method_done()
+        return self._waits_for_reader() or self.stage is Stage.CLOSED
+
+    def _waits_for_reader(self) -> bool:
+        """One read may ask for more than there is memory, or have more returned than that."""
         if not self.is_writable and self.is_flooded:
-            self.hold_reading("output", True)  # one read may ask for more than there is memory
+            self.hold_reading("output", True)
             return True
-        return self.stage is Stage.CLOSED
+        return False
 
     def _resumed(self, where: tuple[Channel, int, int], error: BaseException | None) -> None:
         self._steps = None
@@ -353,7 +357,7 @@ class Connection(Link):
             state.sequence -= 1  # it is counted already, and what is refused is not to be confirmed with the rest
             self.after_feed()
             self.fail(error, channel, 60, 40)
-        return False
+        return self._waits_for_reader()
 
     def on_unknown_tag(self, state: ChannelState, tag: int) -> bool:
         self.after_feed()
