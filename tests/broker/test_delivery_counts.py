@@ -1,5 +1,8 @@
 """Counts of returned messages: kept with the settles, dropped with the message, never more than came back."""
 
+import sys
+from typing import Any
+
 from headrace.broker.delivery_counts import DeliveryCounts
 from headrace.broker.settle import RangeSet
 from headrace.broker.view import Delta, decode_settles, fold_settles
@@ -46,3 +49,26 @@ def test_settled_messages_are_forgotten_whether_the_range_or_the_counts_are_many
 def test_the_next_counted_offset_bounds_a_run() -> None:
     counts = DeliveryCounts({5: 1, 9: 1})
     assert (counts.next_in(0, 20), counts.next_in(6, 20), counts.next_in(10, 20)) == (5, 9, 20)
+    assert (counts.next_in(5, 20), counts.next_in(7, 8), counts.next_in(6, 9)) == (5, 8, 9)
+    counts.forget(5, 6)
+    counts.add(7)
+    assert (counts.next_in(0, 20), counts.next_in(8, 20)) == (7, 9)
+
+
+def test_deliveries_do_not_look_at_every_message_that_came_back() -> None:
+    """A hundred thousand that are out again cost each delivery 7 ms."""
+    counts = DeliveryCounts(dict.fromkeys(range(10_000), 1))
+    steps = 0
+
+    def count(*_: object) -> Any:
+        nonlocal steps
+        steps += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        assert counts.next_in(10_000, 20_000) == 20_000
+    finally:
+        sys.settrace(before)
+    assert steps < 100

@@ -8,6 +8,8 @@ time would otherwise start from nothing after each restart, and never reach its 
 import struct
 from collections.abc import Mapping
 
+from headrace.broker.settle import RangeSet
+
 _SIZE = struct.Struct(">I")
 _COUNT = struct.Struct(">qI")
 
@@ -15,10 +17,11 @@ _COUNT = struct.Struct(">qI")
 class DeliveryCounts:
     """Of one view: offset -> how often it was given back."""
 
-    __slots__ = ("_counts", "_unsaved")
+    __slots__ = ("_counts", "_offsets", "_unsaved")
 
     def __init__(self, saved: Mapping[int, int]) -> None:
         self._counts = dict(saved)
+        self._offsets = RangeSet((offset, offset + 1) for offset in sorted(saved))  # found without a look at them all
         self._unsaved: dict[int, int] = {}
 
     def __bool__(self) -> bool:
@@ -36,16 +39,22 @@ class DeliveryCounts:
 
     def next_in(self, start: int, end: int) -> int:
         """The first counted offset of [start, end), or end."""
-        return min((offset for offset in self._counts if start <= offset < end), default=end)
+        if start in self._counts:
+            return start
+        gap = self._offsets.gap(start, end)
+        return end if gap is None else gap[1]
 
     def add(self, offset: int) -> int:
         count = self._counts[offset] = self._unsaved[offset] = self.get(offset) + 1
+        if count == 1:
+            self._offsets.add(offset, offset + 1)
         return count
 
     def forget(self, start: int, end: int) -> None:
         """[start, end) is settled, for good."""
         if not self._counts:
             return
+        self._offsets.remove(start, end)
         few = range(start, end) if end - start < len(self._counts) else list(self._counts)
         for offset in few:
             if start <= offset < end:
