@@ -56,6 +56,7 @@ class VirtualHost:
         self.routing = Routing(name)
         self._bindings_max = broker.config.amqp_bindings_max
         self.queues: dict[str, Queue] = {}
+        self._owned: dict[object, dict[Queue, None]] = {}  # exclusive queues, by connection
         self.dead_letters = DeadLetters(self)
         self.delays = Delays(self)
         self._changing = asyncio.Lock()
@@ -252,6 +253,8 @@ class VirtualHost:
 
     def _add_queue(self, queue: Queue) -> Queue:
         self.queues[queue.name] = queue
+        if queue.owner is not None:
+            self._owned.setdefault(queue.owner, {})[queue] = None
         self.policies.apply_to_queue(queue)
         self.routing.changed()
         return queue
@@ -309,6 +312,11 @@ class VirtualHost:
         if self.queues.get(queue.name) is queue:
             del self.queues[queue.name]
             self._gone.add(queue)
+        owned = self._owned.get(queue.owner)
+        if owned is not None:
+            owned.pop(queue, None)
+            if not owned:
+                del self._owned[queue.owner]
         gone = self.routing.drop_destination(queue)
         queue.close()
         self._remove_bindings_soon(gone)
@@ -394,7 +402,7 @@ class VirtualHost:
     # Going away.
 
     def connection_closed(self, owner: object) -> None:
-        for queue in [q for q in self.queues.values() if q.owner is owner]:
+        for queue in list(self._owned.get(owner, ())):
             self.forget_queue(queue)
 
     async def leave(self) -> None:
