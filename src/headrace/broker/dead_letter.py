@@ -20,6 +20,10 @@ DEATHS_MAX = 64  # a message that wanders for ever must not grow for ever
 COUNT_MAX = 2**62
 
 
+class NoPlace(Exception):
+    """No failure: a dead letter that must not be lost has nowhere to go yet."""
+
+
 # Clients may send these headers, too, and whatever they like in them.
 
 
@@ -62,7 +66,10 @@ class DeadLetters:
         self.moved = 0
 
     def move(self, queue: "QueueContents", view: "View", offset: int, message: Message, reason: str) -> None:
-        """Takes the message out of its queue, to where its queue's dead letters go, if anywhere."""
+        """Takes the message out of its queue, to where its queue's dead letters go, if anywhere. NoPlace where they are
+        kept until there is one."""
+        if queue.policy.keeps_dead_letters and not self._has_place(queue, message, reason):
+            raise NoPlace
         rounds = self._vhost.rounds
         rounds.begin_atomic()
         try:
@@ -80,12 +87,8 @@ class DeadLetters:
         exchange = self._vhost.routing.exchanges.get(policy.dead_letter_exchange)
         if exchange is None:
             return 0
-        keys = [message.routing_key]
         headers = message.headers()
-        if policy.dead_letter_key is not None:
-            keys = [policy.dead_letter_key]
-        else:
-            keys += further_keys(headers)
+        keys = self._keys(queue, message, headers)
         dead, dead_headers = self._with_death(queue, message, headers, reason, now_ms)
         dead.exchange, dead.routing_key = exchange.name, keys[0]
         routed = self._vhost.delays.route(exchange, dead, now_ms, keys, dead_headers)
@@ -95,6 +98,24 @@ class DeadLetters:
                 sent += target.publish(dead, now_ms)
         self.moved += sent
         return sent
+
+    def _has_place(self, queue: "QueueContents", message: Message, reason: str) -> bool:
+        """Whether it goes somewhere, and nobody there refuses it."""
+        host, name = self._vhost, queue.policy.dead_letter_exchange
+        exchange = host.routing.exchanges.get(name) if name is not None else None
+        if exchange is None:
+            return name is None
+        dead, headers = self._with_death(queue, message, message.headers(), reason, host.clock.now_ms())
+        keys = self._keys(queue, message, message.headers())
+        queues = host.routing.route_message(exchange, keys, dead, host.queues, headers).queues
+        targets = [target for target in queues if not self._goes_in_circles(target.name, headers, reason)]
+        return bool(targets) and not any(target.refuses(len(message.body)) for target in targets)
+
+    @staticmethod
+    def _keys(queue: "QueueContents", message: Message, headers: dict[str, Any]) -> list[str]:
+        if queue.policy.dead_letter_key is not None:
+            return [queue.policy.dead_letter_key]
+        return [message.routing_key, *further_keys(headers)]
 
     @staticmethod
     def _goes_in_circles(target: str, headers: dict[str, Any], reason: str) -> bool:

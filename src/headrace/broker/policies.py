@@ -64,7 +64,9 @@ QUEUE_KEYS: dict[str, str | None] = {
 }
 EXCHANGE_KEYS = ("alternate-exchange",)
 TIGHTEST = ("ttl_ms", "expires_ms", "length_max", "bytes_max", "delivery_limit", "max_age_ms", "consumer_timeout_ms")
-LOOSE = ("overflow", "dead_letter_exchange", "dead_letter_key", "retain_ms", "retain_bytes")
+LOOSE = (
+    "overflow", "dead_letter_exchange", "dead_letter_key", "dead_letter_strategy", "retain_ms", "retain_bytes",
+)  # fmt: skip
 OPERATOR_KEYS = ("message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit", "overflow")
 
 

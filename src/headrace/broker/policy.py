@@ -9,6 +9,7 @@ from headrace.errors import ArgumentMismatch
 
 CLASSIC, QUORUM, STREAM = "classic", "quorum", "stream"
 DROP_HEAD, REJECT, REJECT_DLX = "drop-head", "reject-publish", "reject-publish-dlx"
+AT_MOST_ONCE, AT_LEAST_ONCE = "at-most-once", "at-least-once"
 PRIORITY_MAX = 255
 DELIVERY_LIMIT_QUORUM = 20  # RabbitMQ 4 stops a poison message here when nobody says otherwise
 TTL_MAX = 2**53  # milliseconds; past this a date is no date
@@ -25,6 +26,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
     overflow: str = DROP_HEAD
     dead_letter_exchange: str | None = None
     dead_letter_key: str | None = None
+    dead_letter_strategy: str = AT_MOST_ONCE
     priority_max: int = 0
     single_active: bool = False
     delivery_limit: int | None = None  # -1: none, also where a queue has one if nobody says anything
@@ -43,6 +45,11 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def counts_deliveries(self) -> bool:
         return self.kind == QUORUM or self.returns_max is not None
+
+    @property
+    def keeps_dead_letters(self) -> bool:
+        """Until there is a place for them. Under RabbitMQ's conditions: what the queue holds must not be dropped."""
+        return self.dead_letter_strategy == AT_LEAST_ONCE and self.kind == QUORUM and self.overflow == REJECT
 
     @property
     def decides_per_message(self) -> bool:
@@ -110,7 +117,7 @@ CHECKS: dict[str, tuple[str | None, Callable[[Any], str | None]]] = {
     "x-overflow": ("overflow", _one_of(DROP_HEAD, REJECT, REJECT_DLX)),
     "x-dead-letter-exchange": ("dead_letter_exchange", _text),
     "x-dead-letter-routing-key": ("dead_letter_key", _text),
-    "x-dead-letter-strategy": (None, _one_of("at-most-once", "at-least-once")),
+    "x-dead-letter-strategy": ("dead_letter_strategy", _one_of(AT_MOST_ONCE, AT_LEAST_ONCE)),
     "x-max-priority": ("priority_max", _at_least(0, PRIORITY_MAX)),
     "x-single-active-consumer": ("single_active", _flag),
     "x-delivery-limit": ("delivery_limit", _at_least(-1)),

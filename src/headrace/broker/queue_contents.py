@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.dead_letter import NoPlace
 from headrace.broker.message import Message, from_record
 from headrace.broker.partition import ReadWaits
 from headrace.broker.policy import DROP_HEAD, REJECT_DLX, STREAM, QueuePolicy
@@ -37,6 +38,14 @@ class Rejected:
     start: int
     end: int
     reason: str
+
+
+def _add_run(runs: deque[Rejected], view: View, offset: int, reason: str) -> None:
+    last = runs[-1] if runs else None
+    if last is not None and last.view is view and last.end == offset and last.reason == reason:
+        last.end += 1
+    else:
+        runs.append(Rejected(view, offset, offset + 1, reason))
 
 
 class QueueContents:
@@ -69,6 +78,7 @@ class QueueContents:
         self._loading: list[Callable[[], object]] = []  # what goes on when something was read from the disk
         self._going_on: list[Callable[[], object]] = []  # what has more to drop in the next turn of the loop
         self._rejected: deque[Rejected] = deque()  # out, and on their way to where dead letters go, in their order
+        self._kept: deque[Rejected] = deque()  # as these, but there is no place for them yet
         self._rejects_left = DROPPED_AT_ONCE  # in this turn of the loop
         self._unmoved: dict[View, RangeSet] = {}  # could not be dead-lettered: out until they are tried again
         self._failures: set[type[Exception]] = set()  # why, as far as the log says it
@@ -141,13 +151,16 @@ class QueueContents:
 
     def publish(self, message: Message, timestamp_ms: int) -> bool:
         """Appends one message; False when the queue is full and its policy is to refuse."""
-        policy = self.policy
-        if policy.overflow != DROP_HEAD and self._is_full(len(message.body)):
-            if policy.overflow == REJECT_DLX:
+        if self.refuses(len(message.body)):
+            if self.policy.overflow == REJECT_DLX:
                 self.vhost.dead_letters.publish_copy(self, message, "maxlen", timestamp_ms)
             return False
         self._append(self._view_for(message), message, timestamp_ms)
         return True
+
+    def refuses(self, size: int) -> bool:
+        """One more message of that size."""
+        return self.policy.overflow != DROP_HEAD and self._is_full(size)
 
     def _append(self, view: View, message: Message, timestamp_ms: int) -> None:
         writer = view.open_writer()
@@ -208,6 +221,8 @@ class QueueContents:
         """To where dead letters go. One that cannot be moved keeps nobody else from it: it is out, and comes back."""
         try:
             self.vhost.dead_letters.move(self, view, offset, message, reason)
+        except NoPlace:
+            self._keep(view, offset, reason)
         except Exception as error:
             if type(error) not in self._failures:  # not for each message, and not each time
                 self._failures.add(type(error))
@@ -533,16 +548,31 @@ class QueueContents:
             self._rejects_left -= 1
             self._dead_letter(view, offset, reason)
             return
-        last = self._rejected[-1] if self._rejected else None
-        if last is not None and last.view is view and last.end == offset and last.reason == reason:
-            last.end += 1
-        else:
-            self._rejected.append(Rejected(view, offset, offset + 1, reason))
+        _add_run(self._rejected, view, offset, reason)
 
     def _dead_letter(self, view: View, offset: int, reason: str) -> None:
         message = self._read(view, Run(offset, offset + 1, 0, True))
-        if message is not None:
+        if message is None:
+            return
+        try:
             self.vhost.dead_letters.move(self, view, offset, message, reason)
+        except NoPlace:
+            self._keep(view, offset, reason)
+
+    def _keep(self, view: View, offset: int, reason: str) -> None:
+        """Out, and with no consumer, until there is a place for it among the dead letters."""
+        if NoPlace not in self._failures:
+            self._failures.add(NoPlace)
+            text = "dead letters of queue %r have nowhere to go and are kept; tried again every %d s"
+            logger.warning(text, self.name, UNMOVED_RETRY_S)
+        if not self._kept:
+            self.vhost.loop.call_later(UNMOVED_RETRY_S, self._try_kept)
+        _add_run(self._kept, view, offset, reason)
+
+    def _try_kept(self) -> None:
+        self._rejected += self._kept
+        self._kept.clear()
+        self._move_rejected()
 
     def _move_rejected(self) -> None:
         """What a client rejects may be long gone from memory, and a million: others get their turn meanwhile."""

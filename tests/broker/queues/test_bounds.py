@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from headrace.broker.broker import Broker
@@ -10,7 +11,7 @@ from headrace.broker.queue import Queue
 from headrace.broker.queue_contents import DROPPED_AT_ONCE
 from headrace.broker.vhost import VirtualHost
 from headrace.record.properties import encode_properties
-from tests.broker.queue_world import Refusing, bodies, declare, pass_time, say, until
+from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange, pass_time, say, until
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -44,6 +45,42 @@ async def test_many_that_are_rejected_at_once_go_in_many_turns_and_in_order(host
     assert queue.unacked == 2 * DROPPED_AT_ONCE
     await until(lambda: dead.ready == len(said))
     assert bodies(dead) == said
+
+
+@pytest.mark.parametrize("why", ["no exchange", "no binding", "full"])
+async def test_a_dead_letter_that_must_not_be_lost_waits_for_its_place(
+    broker: Broker, host: VirtualHost, why: str
+) -> None:
+    """It was dropped: the strategy was taken and forgotten."""
+    full = {"x_max_length": 0, "x_overflow": "reject-publish"} if why == "full" else {}
+    dead = await declare(host, "dead", **full)
+    if why != "no exchange":
+        await declare_exchange(host, "x")
+    if why == "full":
+        await host.bind("x", dead, "q", {})
+    queue = await declare(
+        host, "q", x_queue_type="quorum", x_overflow="reject-publish", x_message_ttl=1000,
+        x_dead_letter_exchange="x", x_dead_letter_strategy="at-least-once",
+    )  # fmt: skip
+    say(queue, b"rejected", b"expired")
+    await host.rounds.settle_down()
+    taken = queue.get()
+    assert taken is not None
+    queue.reject(taken[0], taken[1])
+    pass_time(broker)
+    queue.drop_expired()
+    await host.rounds.settle_down()
+    assert (queue.ready, queue.unacked, dead.ready) == (0, 2, 0)
+    if why == "no exchange":
+        await declare_exchange(host, "x")
+    if why == "full":
+        dead.apply_policy(msgspec.structs.replace(dead.policy, length_max=None))
+    else:
+        await host.bind("x", dead, "q", {})
+    queue._try_kept()
+    await until(lambda: dead.ready == 2)
+    assert bodies(dead) == [b"rejected", b"expired"]
+    assert queue.unacked == 0
 
 
 async def expiring(host: VirtualHost) -> tuple[Queue, Queue]:
