@@ -295,6 +295,7 @@ class Queue(QueueContents):
     def close(self, notify: Callable[[Consumer], None] | None = None) -> None:
         """The queue is gone: consumers hear of it, nothing is delivered any more."""
         self.is_deleted = True
+        self._tell_moved()
         self._stop_waiting()
         for waiter in self._arrivals.values():
             waiter.cancel()

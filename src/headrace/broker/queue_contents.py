@@ -3,6 +3,7 @@
 Publishing, length and age, reading one message, settling. Who gets what is decided in queue.py.
 """
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -80,6 +81,7 @@ class QueueContents:
         self._rejected: deque[Rejected] = deque()  # out, and on their way to where dead letters go, in their order
         self._kept: deque[Rejected] = deque()  # as these, but there is no place for them yet
         self._rejects_left = DROPPED_AT_ONCE  # in this turn of the loop
+        self._reject_waiters: list[asyncio.Future[None]] = []
         self._unmoved: dict[View, RangeSet] = {}  # could not be dead-lettered: out until they are tried again
         self._failures: set[type[Exception]] = set()  # why, as far as the log says it
         # Whether a message may have an expiration of its own: then each new head is looked at. What was here before is
@@ -597,6 +599,20 @@ class QueueContents:
             first.start += 1
             if first.start >= first.end:
                 self._rejected.popleft()
+        self._tell_moved()
+
+    async def rejects_moved(self) -> None:
+        """Returns when all that was rejected so far is where dead letters go, or the queue is deleted."""
+        if self._rejected:
+            waiter = asyncio.get_running_loop().create_future()
+            self._reject_waiters.append(waiter)
+            await waiter
+
+    def _tell_moved(self) -> None:
+        waiters, self._reject_waiters = self._reject_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def purge(self) -> int:
         """Removes what is ready, for good when this returns; what is out stays out."""

@@ -43,7 +43,9 @@ async def test_many_that_are_rejected_at_once_go_in_many_turns_and_in_order(host
     for offset in range(len(said)):
         queue.reject(queue.view, offset)
     assert queue.unacked == 2 * DROPPED_AT_ONCE
-    await until(lambda: dead.ready == len(said))
+    await queue.rejects_moved()
+    assert queue.unacked == 0
+    await host.rounds.settle_down()
     assert bodies(dead) == said
 
 

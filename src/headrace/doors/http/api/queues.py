@@ -181,6 +181,7 @@ async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool
             queue.settle(view, offset, offset + 1)
         else:
             queue.reject(view, offset)
+    await queue.rejects_moved()
     await queue.vhost.rounds.over()  # whatever else went wrong in it: these are out, and nobody else would see them
     return [(message, redelivered, left) for _, _, message, redelivered, left in taken]
 
