@@ -18,6 +18,7 @@ from headrace.broker.policy import DROP_HEAD, REJECT_DLX, STREAM, QueuePolicy
 from headrace.broker.ready_bytes import ReadyBytes
 from headrace.broker.settle import RangeSet
 from headrace.broker.view import Run, View
+from headrace.errors import LogClosed
 from headrace.record import codec
 
 if TYPE_CHECKING:
@@ -591,9 +592,13 @@ class QueueContents:
                         return
                     self._rejects_left -= 1
                     self._dead_letter(view, offset, first.reason)
+            except LogClosed:
+                break  # the broker stops: with the next start they are here again
             except Exception as error:  # it stays, the others have their turn
-                text = "message %d of queue %r was rejected and stays: %s"
-                logger.error(text, offset, self.name, error, exc_info=error)
+                if type(error) not in self._failures:
+                    self._failures.add(type(error))
+                    text = "message %d of queue %r was rejected and stays: %s"
+                    logger.error(text, offset, self.name, error, exc_info=error)
                 view.give_back(offset, offset + 1)
                 self._came_back()
             first.start += 1

@@ -49,6 +49,28 @@ async def test_many_that_are_rejected_at_once_go_in_many_turns_and_in_order(host
     assert bodies(dead) == said
 
 
+async def test_what_a_stop_leaves_of_many_that_are_rejected_is_here_again(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await declare(host, "dead")
+    queue = await declare(host, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    said = [b"%d" % n for n in range(2 * DROPPED_AT_ONCE)]
+    say(queue, *said)
+    await host.rounds.settle_down()
+    assert bodies(queue) == said
+    monkeypatch.setattr(queue, "_go_on", lambda _: None)
+    for offset in range(len(said)):
+        queue.reject(queue.view, offset)
+    await broker.close()
+    queue.view.release_chunk()
+    queue._move_rejected()
+    assert "stays" not in caplog.text
+    again = await Broker.open(broker.config, clock=broker.clock)
+    queues = again.vhosts.get("/").queues
+    assert bodies(queues["dead"]) + bodies(queues["q"]) == said
+    await again.close()
+
+
 @pytest.mark.parametrize("why", ["no exchange", "no binding", "full"])
 async def test_a_dead_letter_that_must_not_be_lost_waits_for_its_place(
     broker: Broker, host: VirtualHost, why: str
