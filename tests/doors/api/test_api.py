@@ -162,8 +162,8 @@ def test_a_published_message_goes_to_its_cc_and_bcc_as_over_amqp(live: Served) -
         assert found["properties"] == {"headers": {"CC": ["copies.cc"]}}
 
 
-@pytest.mark.parametrize("copies", [5, "key", [5], {"key": 1}])
-def test_copies_that_name_no_keys_are_refused(live: Served, copies: object) -> None:
+@pytest.mark.parametrize("copies", [5, "key", {"key": 1}])
+def test_copies_that_are_no_list_are_refused(live: Served, copies: object) -> None:
     delayed = {"type": "x-delayed-message", "arguments": {"x-delayed-type": "direct"}}
     assert live.request("PUT", "/api/exchanges/%2F/copied.later", json=delayed).status_code in (201, 204)
     for exchange in ("amq.default", "amq.topic", "copied.later"):
