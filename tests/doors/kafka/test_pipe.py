@@ -6,6 +6,7 @@ import gc
 import struct
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import pytest_asyncio
 from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.handlers import HANDLERS
 from headrace.doors.kafka.pipe import Request
+from headrace.log.disk import RealDisk
+from headrace.log.part import FilePart
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import World, world_at
 
@@ -171,6 +174,20 @@ async def test_requests_wait_while_answers_are_not_written(world: World, begun: 
         assert (len(begun), wire.is_paused) == (3, True)
         await turn()
         assert (len(begun), wire.is_paused) == (4, False)
+
+
+async def test_parts_of_files_behind_a_request_without_an_answer_take_no_memory(
+    world: World, begun: list[Request], tmp_path: Path
+) -> None:
+    """Whoever has much in memory is closed when that is short; what is in files frees nothing."""
+    (tmp_path / "segment").write_bytes(bytes(2 * ANSWER_BYTES_AHEAD))
+    with connected(world) as (connection, wire), (tmp_path / "segment").open("rb") as segment:
+        arrive(connection, request(0) + request(1))
+        part = FilePart(RealDisk(), segment.fileno(), 0, 2 * ANSWER_BYTES_AHEAD, 1, lambda: None)
+        begun[1].answer([b"head", part])
+        assert connection.buffered_bytes == 4
+        arrive(connection, request(2))
+        assert (len(begun), wire.is_paused) == (2, True), "what is ready is still enough"
 
 
 async def test_no_more_than_128_requests_of_a_connection_are_under_way(world: World, begun: list[Request]) -> None:

@@ -115,8 +115,11 @@ class Connection(Pipe, asyncio.BufferedProtocol):
 
     @property
     def buffered_bytes(self) -> int:
+        """In memory; what waits in files to be sent is not."""
         sending = 0 if self._files is None else self._files.held_bytes
-        return self._transport.get_write_buffer_size() + self._answer_bytes + self._frames.held_bytes + sending
+        pieces = (piece for request in self._waiting for piece in request.pieces if isinstance(piece, FilePart))
+        answers = self._answer_bytes - sum(map(len, pieces))
+        return self._transport.get_write_buffer_size() + answers + self._frames.held_bytes + sending
 
     # Parts of files; see sending.py.
 
