@@ -14,6 +14,7 @@ from headrace.log.log import Log
 from headrace.log.part import FilePart
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.record import codec
+from headrace.record.layout import LENGTH_AT
 from tests.log.helpers import Bench, batch
 
 KB = 1024
@@ -169,12 +170,13 @@ def test_what_came_from_the_disk_is_checked_before_it_is_sent(bench: Bench) -> N
     assert log.part_now(offset, 100 * KB) is not None, "it has been read, and found right"
 
 
-def test_what_comes_back_from_the_disk_is_checked_again(bench: Bench) -> None:
+@pytest.mark.parametrize("place", [100, LENGTH_AT], ids=["in a record", "in the length of a batch"])
+def test_what_comes_back_from_the_disk_is_checked_again(bench: Bench, place: int) -> None:
     """A part waits for a slow client, its bytes leave memory, and come back as something else."""
     log = filled(bench)
     found, offset = cut_one(log), log.read(log.start_offset, 2 * KB).next_offset
     with open(log.tail.segments[0].path(), "r+b") as file:
-        file.seek(found.position + 100)
+        file.seek(found.position + place)
         value = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([value[0] ^ 1]))

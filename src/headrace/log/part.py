@@ -6,7 +6,6 @@ They are not read, so whoever cuts one must know where batches begin, and that t
 import os
 from collections.abc import Callable
 
-from headrace.errors import CorruptBatch
 from headrace.log.disk import Disk, FileId
 from headrace.log.pread import is_cached, pread_nowait
 from headrace.record import codec
@@ -65,10 +64,9 @@ class FilePart:
     def load(self, start: int = 0) -> bytes:
         """From the disk, on any thread: checked again, and so all of it is read."""
         data = self._read(0)
-        try:
-            codec.scan(data)
-        except CorruptBatch as error:
-            raise OSError(f"what came back from the disk is not what was written: {error}") from error
+        *_, wrong = codec.valid_until(data)
+        if wrong is not None:
+            raise OSError(f"what came back from the disk is not what was written: {wrong}")
         return data[start:]
 
     def _read(self, start: int) -> bytes:
