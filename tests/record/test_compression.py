@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, UnknownCodec
 from headrace.record.codec import LatestOffsets, build, columns, filter_batch, records, scan, validate
-from headrace.record.compression import XERIAL_BLOCK_BYTES, XERIAL_HEADER, compress, decompress
+from headrace.record.compression import XERIAL_BLOCK_BYTES, XERIAL_BLOCKS_MAX, XERIAL_HEADER, compress, decompress
 from headrace.record.layout import CODEC_NAMES, GZIP, LZ4, SNAPPY, ZSTD
 from headrace.record.zstd import outline
 from tests.record import oracle
@@ -138,6 +138,14 @@ def test_xerial_versions_in_the_other_byte_order_are_read() -> None:
 def test_snappy_blocks_that_lie_about_their_size_are_refused(damaged: bytes) -> None:
     with pytest.raises(CorruptBatch):
         decompress(SNAPPY, damaged, 2**32)
+
+
+def test_snappy_in_more_blocks_than_anybody_writes_is_refused() -> None:
+    """16 MB of empty ones took 640 MB and 13 seconds to find out that there is nothing in them."""
+    block = struct.pack(">i", 1) + b"\x00"
+    assert decompress(SNAPPY, XERIAL_HEADER + block * 1000, MB) == b""
+    with pytest.raises(CorruptBatch, match="snappy blocks"):
+        decompress(SNAPPY, XERIAL_HEADER + block * (XERIAL_BLOCKS_MAX + 1), MB)
 
 
 def test_lz4_blocks_do_not_lean_on_each_other() -> None:

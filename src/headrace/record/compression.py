@@ -28,6 +28,9 @@ XERIAL_HEADER = XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 XERIAL_BLOCK_BYTES = 32 * 1024
 ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 SNAPPY_RATIO_MAX = 22  # the densest snappy element gives 64 bytes for 3
+# Each is a call and an object here: a batch of empty ones would take 40 times its memory, and seconds. Of the 1 KB that
+# xerial's blocks have at least, so many are 64 MB.
+XERIAL_BLOCKS_MAX = 1 << 16
 
 GUESS_BYTES_MIN = 4 * 1024
 GUESS_RATIO = 6
@@ -155,6 +158,8 @@ def _xerial_blocks(data: memoryview) -> list[memoryview]:
         if not 0 < size <= len(data) - at:
             raise CorruptBatch("a snappy block does not fit the data")
         blocks.append(data[at : at + size])
+        if len(blocks) > XERIAL_BLOCKS_MAX:
+            raise CorruptBatch(f"more than {XERIAL_BLOCKS_MAX:,} snappy blocks")
         at += size
     return blocks
 
