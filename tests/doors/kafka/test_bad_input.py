@@ -472,6 +472,17 @@ async def test_a_transactional_batch_outside_of_a_transaction_is_refused(
     assert (await client.produce("outside", data)).error_code == Code.INVALID_TXN_STATE
 
 
+@pytest.mark.parametrize("options", [{}, {"transactional": True}], ids=["numbered", "of a transaction"])
+async def test_a_producers_batch_behind_one_of_nobodys_is_refused_with_it(
+    world: World, client: Client, options: dict[str, Any]
+) -> None:
+    """Nobody would look at its number, and nobody would ever end its transaction."""
+    topic = await world.topic(f"behind-{len(options)}")
+    data = batch(b"x") + batch(b"y", producer_id=7, producer_epoch=0, base_sequence=5, **options)
+    assert (await client.produce(topic, data)).error_code == Code.INVALID_RECORD
+    assert (await client.produce(topic, batch(b"x") + batch(b"y"))).base_offset == 0
+
+
 # Slow readers and many requests at once.
 
 

@@ -155,16 +155,17 @@ cdef object append(door, stream, partition, data, access, int64_t* stamp_ms):
     if "compression" in stream.document.config or stream.settings.timestamp_type == "append":
         stored = rewritten(door, stream, data, infos, stamp_ms)
         infos = codec.scan(stored, verify_crc=False)
+    first = infos[0]
+    producer_id = first.producer_id
     for info in infos:
         attributes = info.attributes
         if attributes & CONTROL:
             raise CorruptBatch("control batches are the broker's")
-    first = infos[0]
-    attributes = first.attributes
-    producer_id = first.producer_id
-    if producer_id < 0:
-        if attributes & TRANSACTIONAL:
+        if info.producer_id != producer_id:
+            raise CorruptBatch("batches of several producers")
+        if attributes & TRANSACTIONAL and producer_id < 0:
             raise CorruptBatch("a transactional batch without a producer")
+    if producer_id < 0:
         return log.append(stored, infos)
     if attributes & TRANSACTIONAL:
         transactions = door.coordination.transactions
