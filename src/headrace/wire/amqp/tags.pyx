@@ -1,7 +1,8 @@
 """The delivery tags of one channel: which source and offset each outstanding tag stands for.
 
 Tags of a channel count up from one and most acks come in order, so the tags are a ring: the slot
-of a tag is its number modulo the capacity. Acks are folded into ranges of offsets per source on
+of a tag is its number modulo the capacity. Where a few tags stay while those behind them come and go,
+they are held aside: the ring would grow with every delivery behind them. Acks are folded into ranges of offsets per source on
 the way, so that a thousand acks in one read become one settled range. A source is a small number
 that the channel gives out: one per consumer, or per queue read with basic.get.
 """
@@ -13,6 +14,8 @@ cdef enum:
     SETTLED = -1        # the source of a slot whose tag is done
     UNKNOWN = -1
     RING_MIN = 16
+    RING_SPARSE = 1024  # up to here a ring just grows
+    KEPT_MAX = 4096     # more slots than this are given back when none is used
     FOLD_BACK = 8       # how many ranges back an ack looks for one to extend: consumers that take turns
 
 
@@ -23,8 +26,13 @@ cdef class TagRing:
 
     def __dealloc__(self):
         free(self.slots)
+        free(self.held)
         free(self.counts)
         free(self.folded)
+
+    def __sizeof__(self):
+        return (object.__sizeof__(self) + self.capacity * sizeof(Slot) + self.held_capacity * sizeof(Held)
+                + self.sources_capacity * sizeof(int64_t) + self.folded_capacity * sizeof(Folded))
 
     def add_source(self):
         """A new source, as a number."""
@@ -54,7 +62,7 @@ cdef class TagRing:
     @property
     def oldest_tag(self):
         """The lowest tag that waits for an ack, or the next one when none does."""
-        return self.base
+        return self.held[self.held_first].tag if self.held_first < self.held_end else self.base
 
     @property
     def next_tag(self):
@@ -66,10 +74,17 @@ cdef class TagRing:
             raise IndexError(source)
         return self.push(source, offset)
 
-    cdef int grow(self) except -1:
-        cdef Py_ssize_t wanted = max(RING_MIN, self.capacity * 2)
-        cdef Slot* slots = <Slot*>realloc(NULL, wanted * sizeof(Slot))
+    cdef int make_room(self) except -1:
+        """In a ring that is full: another one, twice as large, unless most of its tags are done."""
+        cdef Py_ssize_t wanted = max(RING_MIN, self.capacity * 2), live = 0
+        cdef Slot* slots
         cdef uint64_t tag
+        if self.capacity >= RING_SPARSE:
+            for tag in range(self.base, self.next):
+                live += self.slots[tag & (self.capacity - 1)].source != SETTLED
+            if live * 4 <= self.capacity:
+                return self.set_aside(live)
+        slots = <Slot*>realloc(NULL, wanted * sizeof(Slot))
         if slots == NULL:
             raise MemoryError
         for tag in range(self.base, self.next):
@@ -79,6 +94,33 @@ cdef class TagRing:
         self.capacity = wanted
         return 0
 
+    cdef int set_aside(self, Py_ssize_t live) except -1:
+        """Move what still waits, so many, out of the ring, which is empty then."""
+        cdef Py_ssize_t i, kept = 0
+        cdef void* grown
+        cdef Slot* slot
+        cdef uint64_t tag
+        if self.held_end + live > self.held_capacity:
+            for i in range(self.held_first, self.held_end):
+                if self.held[i].slot.source != SETTLED:
+                    self.held[kept] = self.held[i]
+                    kept += 1
+            self.held_first, self.held_end = 0, kept
+            if (kept + live) * 2 > self.held_capacity:      # or this walk would come again too soon
+                grown = realloc(self.held, (kept + live) * 2 * sizeof(Held))
+                if grown == NULL:
+                    raise MemoryError
+                self.held = <Held*>grown
+                self.held_capacity = (kept + live) * 2
+        for tag in range(self.base, self.next):
+            slot = &self.slots[tag & (self.capacity - 1)]
+            if slot.source != SETTLED:
+                self.held[self.held_end].tag = tag
+                self.held[self.held_end].slot = slot[0]
+                self.held_end += 1
+        self.base = self.next
+        return 0
+
     cdef uint64_t push(self, int32_t source, int64_t offset) except 0:
         cdef uint64_t tag = self.next
         cdef Slot* slot
@@ -86,7 +128,7 @@ cdef class TagRing:
             self.base = self.next = tag + 1
             return tag
         if <Py_ssize_t>(tag - self.base) == self.capacity:
-            self.grow()
+            self.make_room()
         slot = &self.slots[tag & (self.capacity - 1)]
         slot.source = source
         slot.offset = offset
@@ -102,12 +144,45 @@ cdef class TagRing:
         slot.source = SETTLED
 
     cdef void trim(self) noexcept:
+        while self.held_first < self.held_end and self.held[self.held_first].slot.source == SETTLED:
+            self.held_first += 1
         while self.base < self.next and self.slots[self.base & (self.capacity - 1)].source == SETTLED:
             self.base += 1
-        if self.base == self.next and self.capacity > 4096:     # a burst's ring is not kept for ever
+        # A burst's room is not kept for ever.
+        if self.base == self.next and self.capacity > KEPT_MAX:
             free(self.slots)
             self.slots = NULL
             self.capacity = 0
+        if self.held_first == self.held_end and self.held_capacity > KEPT_MAX:
+            free(self.held)
+            self.held = NULL
+            self.held_first = self.held_end = self.held_capacity = 0
+
+    cdef Py_ssize_t held_until(self, uint64_t tag) noexcept:
+        """Where those that are held up to this tag end."""
+        cdef Py_ssize_t low = self.held_first, high = self.held_end, middle
+        while low < high:
+            middle = (low + high) >> 1
+            if self.held[middle].tag <= tag:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    cdef Slot* find(self, uint64_t tag) noexcept:
+        """NULL for a tag that is not outstanding."""
+        cdef Slot* slot
+        cdef Py_ssize_t i
+        if tag >= self.base:
+            if tag >= self.next:
+                return NULL
+            slot = &self.slots[tag & (self.capacity - 1)]
+        else:
+            i = self.held_until(tag) - 1
+            if i < self.held_first or self.held[i].tag != tag:
+                return NULL
+            slot = &self.held[i].slot
+        return slot if slot.source != SETTLED else NULL
 
     cdef int fold(self, int32_t source, int64_t offset) except -1:
         cdef Py_ssize_t i = self.folded_count - 1
@@ -134,23 +209,33 @@ cdef class TagRing:
         self.folded_count += 1
         return 0
 
+    cdef int settle_acked(self, Slot* slot) except -1:
+        if slot.source != SETTLED:
+            self.fold(slot.source, slot.offset)
+            self.settle_slot(slot)
+        return 0
+
     cdef int ack(self, uint64_t tag, bint multiple) except -2:
         """0, or UNKNOWN when the tag is not outstanding. Tag 0 with multiple means all of them."""
         cdef uint64_t t
+        cdef Py_ssize_t i
         cdef Slot* slot
         if tag == 0 and multiple:
             tag = self.next - 1
-            if tag < self.base:
+        else:
+            slot = self.find(tag)
+            if slot == NULL:
+                return UNKNOWN
+            if not multiple:
+                self.settle_acked(slot)
+                if tag <= self.base:
+                    self.trim()
                 return 0
-        elif tag < self.base or tag >= self.next or self.slots[tag & (self.capacity - 1)].source == SETTLED:
-            return UNKNOWN
-        for t in range(self.base if multiple else tag, tag + 1):
-            slot = &self.slots[t & (self.capacity - 1)]
-            if slot.source != SETTLED:
-                self.fold(slot.source, slot.offset)
-                self.settle_slot(slot)
-        if multiple or tag == self.base:
-            self.trim()
+        for i in range(self.held_first, self.held_until(tag)):
+            self.settle_acked(&self.held[i].slot)
+        for t in range(self.base, tag + 1):
+            self.settle_acked(&self.slots[t & (self.capacity - 1)])
+        self.trim()
         return 0
 
     def settle(self, uint64_t tag, bint multiple):
@@ -170,35 +255,46 @@ cdef class TagRing:
             self.folded_capacity = 0
         return out
 
+    cdef int take_slot(self, Slot* slot, list out) except -1:
+        if slot.source != SETTLED:
+            out.append((slot.source, slot.offset))
+            self.settle_slot(slot)
+        return 0
+
     def take(self, uint64_t tag, bint multiple):
         """Removes tags without acking them: [(source, offset)] in tag order, or None if unknown."""
         cdef uint64_t t
-        cdef uint64_t first
+        cdef Py_ssize_t i
         cdef Slot* slot
         cdef list out = []
         if tag == 0 and multiple:
             tag = self.next - 1
-            if tag < self.base:
+        else:
+            slot = self.find(tag)
+            if slot == NULL:
+                return None
+            if not multiple:
+                self.take_slot(slot, out)
+                self.trim()
                 return out
-        elif tag < self.base or tag >= self.next or self.slots[tag & (self.capacity - 1)].source == SETTLED:
-            return None
-        first = self.base if multiple else tag
-        for t in range(first, tag + 1):
-            slot = &self.slots[t & (self.capacity - 1)]
-            if slot.source != SETTLED:
-                out.append((slot.source, slot.offset))
-                self.settle_slot(slot)
+        for i in range(self.held_first, self.held_until(tag)):
+            self.take_slot(&self.held[i].slot, out)
+        for t in range(self.base, tag + 1):
+            self.take_slot(&self.slots[t & (self.capacity - 1)], out)
         self.trim()
         return out
 
     def peek(self, uint64_t tag, bint multiple):
         """The tags that an ack of this tag would cover: for transactions, which settle later."""
         cdef uint64_t t
+        cdef Py_ssize_t i
         if tag == 0 and multiple:
             tag = self.next - 1
-        elif tag < self.base or tag >= self.next or self.slots[tag & (self.capacity - 1)].source == SETTLED:
+        elif self.find(tag) == NULL:
             return None
+        if not multiple:
+            return [tag]
         return [
-            t for t in range(self.base if multiple else tag, tag + 1)
-            if self.slots[t & (self.capacity - 1)].source != SETTLED
-        ]
+            self.held[i].tag for i in range(self.held_first, self.held_until(tag))
+            if self.held[i].slot.source != SETTLED
+        ] + [t for t in range(self.base, tag + 1) if self.slots[t & (self.capacity - 1)].source != SETTLED]
