@@ -2,22 +2,28 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from headrace.broker import browsing
+from headrace.broker import browsing, view
 from headrace.broker.broker import Broker
 from headrace.broker.browsing import browse, contains
+from headrace.broker.consumers import Consumer
+from headrace.broker.message import Message
 from headrace.broker.partition import Partition
+from headrace.broker.view import View
 from headrace.clock import ManualClock
-from headrace.record import codec
+from headrace.record import codec, recompress, unfold
+from headrace.record.compression import decompress
 from headrace.record.types import Record
+from tests.broker.queue_world import bodies, declare, until
 from tests.broker.test_broker import config
 
 BATCHES, MESSAGES, SIZE = 20, 10, 100_000
 BATCH_BYTES = MESSAGES * SIZE
 ZSTD = 4
+MANY = 1000
 
 
 @pytest.fixture
@@ -105,3 +111,69 @@ async def test_a_search_ends_its_page_after_many_bytes_and_is_gone_on_with(
         found += page.records
     assert [record.offset for record in found] == [BATCHES * MESSAGES - 1]
     assert pages == BATCHES // 2
+
+
+@pytest.fixture
+def times_unfolded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the compressed batches, one number for each time that one was unfolded."""
+    sizes: list[int] = []
+
+    def counted(codec: int, data: memoryview, limit_bytes: int) -> bytes:
+        sizes.append(len(data))
+        return decompress(codec, data, limit_bytes)
+
+    monkeypatch.setattr(unfold, "decompress", counted)
+    monkeypatch.setattr(recompress, "decompress", counted)
+    return sizes
+
+
+class Prefetching:
+    """A consumer with a credit of one, as far as a queue knows it: everything is settled at once."""
+
+    no_ack, exclusive, priority = True, False, 0
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+
+    def credit(self) -> int:
+        return 1
+
+    def deliver(self, view: View, data: Any, start: int, *_: Any) -> tuple[int, int, bool, Any, int]:
+        return start, 0, True, (), 0  # as for every record that AMQP did not write
+
+    def deliver_message(self, view: View, offset: int, message: Message, redelivered: bool) -> None:
+        self.got.append(message.body)
+
+
+@pytest.mark.parametrize("how", ["basic.get", "a consumer"])
+async def test_a_compressed_batch_in_a_queue_is_unfolded_once_for_all_its_messages(
+    broker: Broker, times_unfolded: list[int], unfolded: list[int], how: str
+) -> None:
+    """One by one, each of them cost as much as the whole batch."""
+    queue = await declare(broker.vhosts.get("/"), "q")
+    partition = broker.streams.get("q").partitions[0]
+    sent = [b"%d" % n for n in range(2 * MANY)]
+    for half in (sent[:MANY], sent[MANY:]):
+        records = [(None, value, (), 1) for value in half]
+        await partition.append(codec.build(records, codec=ZSTD, timestamp_ms=1))
+    del times_unfolded[:], unfolded[:]
+    if how == "basic.get":
+        assert bodies(queue) == sent
+    else:
+        consumer = Prefetching()
+        queue.add_consumer(cast(Consumer, consumer))
+        await until(lambda: len(consumer.got) == len(sent))
+        assert consumer.got == sent
+    assert len(times_unfolded) == 2, "once for each batch"
+    assert len(unfolded) < len(sent) / 50, "walks through a batch"
+
+
+async def test_a_batch_too_large_to_be_kept_unfolded_is_read_all_the_same(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "UNFOLDED_BYTES_MAX", 1000)
+    queue = await declare(broker.vhosts.get("/"), "q")
+    sent = [bytes(100)] * 20
+    batch = codec.build([(None, value, (), 1) for value in sent], codec=ZSTD, timestamp_ms=1)
+    await broker.streams.get("q").partitions[0].append(batch)
+    assert bodies(queue) == sent

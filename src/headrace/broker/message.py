@@ -124,25 +124,28 @@ class Message:
         return to_bytes(self.routing_key)
 
 
+def properties_of(record: Record) -> bytes | None:
+    """Of a record as AMQP writes it; None for one that came in by another door."""
+    headers = record.headers
+    if len(headers) != 2 or headers[0][0] != AMQP_PROPERTIES_HEADER or headers[1][0] != AMQP_EXCHANGE_HEADER:
+        return None
+    properties = headers[0][1]
+    return properties if properties is not None and len(properties) >= len(NO_PROPERTIES) else None
+
+
 def from_record(record: Record) -> Message:
     """The message a record is. One that came in by another door brings its headers as AMQP headers."""
-    headers = record.headers
-    if (
-        len(headers) == 2
-        and headers[0][0] == AMQP_PROPERTIES_HEADER
-        and headers[1][0] == AMQP_EXCHANGE_HEADER
-        and headers[0][1] is not None
-        and len(headers[0][1]) >= len(NO_PROPERTIES)
-    ):
-        return Message(
-            to_text(headers[1][1] or b""),
-            to_text(record.key or b""),
-            headers[0][1],
-            record.value or b"",
-            record.timestamp,
-            is_stored=True,
-        )
-    return _foreign(record, headers)
+    properties = properties_of(record)
+    if properties is None:
+        return _foreign(record, record.headers)
+    return Message(
+        to_text(record.headers[1][1] or b""),
+        to_text(record.key or b""),
+        properties,
+        record.value or b"",
+        record.timestamp,
+        is_stored=True,
+    )
 
 
 def _foreign(record: Record, headers: Iterable[tuple[str, bytes | None]]) -> Message:

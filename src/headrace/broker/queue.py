@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.consumers import Consumer, Consumers
-from headrace.broker.message import Message
+from headrace.broker.message import Message, properties_of
 from headrace.broker.partition import when_loaded
 from headrace.broker.policy import QueuePolicy
 from headrace.broker.queue_contents import QueueContents
@@ -118,6 +118,10 @@ class Queue(QueueContents):
         if not chunk.data:
             self._skip(view, run, min(run.end, chunk.next_offset))
             return 0, 0
+        seen = view.seen_ahead(run.start)
+        if seen is not None and properties_of(seen) is None:  # known before the consumer has walked there to say so
+            self._head_changed()
+            return self._deliver_one(consumer, view, run)
         if view.counts and self.policy.counts_deliveries:
             if run.start in view.counts:
                 self._head_changed()

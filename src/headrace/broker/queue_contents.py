@@ -19,7 +19,6 @@ from headrace.broker.ready_bytes import ReadyBytes
 from headrace.broker.settle import RangeSet
 from headrace.broker.view import Run, View
 from headrace.errors import LogClosed
-from headrace.record import codec
 
 if TYPE_CHECKING:
     from headrace.broker.vhost import VirtualHost
@@ -449,19 +448,12 @@ class QueueContents:
         return found[0][1] if found else None
 
     def _read_some(self, view: View, run: Run, most: int) -> list[tuple[int, Message]]:
-        """Messages from the start of the run on, up to where one is missing: to find each alone takes a walk through
-        its batch. Empty: there is none at the start any more."""
-        chunk = view.chunk(run)
-        end = min(run.end, chunk.next_offset, run.start + most)
-        found = codec.records(chunk.data, from_offset=run.start, to_offset=end) if chunk.data else []
-        if not found or found[0].offset != run.start:
-            end = min(run.end, chunk.next_offset)
-            found = codec.records(chunk.data, from_offset=run.start, to_offset=end, limit=1) if chunk.data else []
-            self._skip(view, run, found[0].offset if found else end)
-            return []
-        return [
-            (record.offset, from_record(record)) for n, record in enumerate(found) if record.offset == run.start + n
-        ]
+        """Messages from the start of the run on, up to where one is missing. Empty: there is none at the start any
+        more."""
+        found, to = view.records(run, most)
+        if not found:
+            self._skip(view, run, to)
+        return [(record.offset, from_record(record)) for record in found]
 
     def _skip(self, view: View, run: Run, to: int) -> None:
         """Offsets without a message settle themselves."""

@@ -8,6 +8,8 @@ from headrace.broker.partition import Partition, ReadWaits
 from headrace.broker.producers import Aborted
 from headrace.errors import CorruptBatch, DecompressedTooLarge, UnreadableBatch
 from headrace.record import codec
+from headrace.record.layout import ATTRIBUTES_AT, CODEC_MASK, NONE
+from headrace.record.recompress import recompress
 from headrace.record.types import BatchInfo, Record
 
 STEP_BYTES = 64 * 1024  # of the first read: most pages are small
@@ -101,6 +103,19 @@ def without_aborted(chunk: Any, aborted: Sequence[Aborted]) -> Any:
     data = memoryview(chunk.data)
     next_offset = infos[-1].next_offset if infos else chunk.next_offset
     return chunk._replace(data=b"".join(data[info.position : info.end] for info in infos), next_offset=next_offset)
+
+
+def unfolded(chunk: Any, offset: int, bytes_max: int) -> Any:
+    """The chunk; or if the batch with this offset is compressed, that batch alone, as it is without.
+    DecompressedTooLarge if that takes more than bytes_max."""
+    first, end, _ = codec.trim(chunk.data, 0, None, offset, offset + 1, verify_crc=False)
+    if first == end or not chunk.data[first + ATTRIBUTES_AT + 1] & CODEC_MASK:
+        return chunk
+    [info] = codec.scan(chunk.data, first, end, verify_crc=False)
+    data = recompress(memoryview(chunk.data), info, NONE, decompressed_bytes_max=bytes_max)
+    return chunk._replace(
+        data=data, base_offset=info.base_offset, next_offset=min(info.next_offset, chunk.next_offset)
+    )
 
 
 def _is_aborted(info: BatchInfo, aborted: Sequence[Aborted]) -> bool:

@@ -13,15 +13,19 @@ from typing import Any, NamedTuple
 
 from headrace.broker.delivery_counts import DeliveryCounts, pack, unpack
 from headrace.broker.producers import Aborted
-from headrace.broker.reading import without_aborted
+from headrace.broker.reading import unfolded, without_aborted
 from headrace.broker.rounds import Author, Rounds
 from headrace.broker.settle import RangeSet
-from headrace.errors import OffsetOutOfRange
+from headrace.errors import DecompressedTooLarge, OffsetOutOfRange
+from headrace.record import codec
 from headrace.record.codec import BatchWriter
 from headrace.record.layout import COUNT_AT, MAX_OFFSET, RECORDS_AT
+from headrace.record.types import Record
 
 READ_BYTES = 128 * 1024
 READ_BYTES_ONE = 8 * 1024  # for a message that came back: it is alone
+AHEAD_RECORDS = 128
+UNFOLDED_BYTES_MAX = 16 << 20
 RESERVE_MIN = 1024
 RESERVE_MAX = 65_536
 WRITER_CAPACITY = 4096
@@ -132,6 +136,8 @@ class View:
         self._leaving = RangeSet()  # of a log in memory: what is being moved, until it is known to be there
         self._reservation_waiters: list[asyncio.Future[None]] = []
         self._chunk: Any = None
+        self._ahead: dict[int, Record] = {}  # all that the chunk has in _ahead_range
+        self._ahead_range = range(0)
         self._writer: BatchWriter | None = None
         self._sealed: list[bytearray] = []
         self._targets: list[Any] = []
@@ -327,8 +333,49 @@ class View:
         chunk = read(run.start, READ_BYTES_ONE if run.returned else READ_BYTES)
         if chunk.next_offset <= run.start:
             raise OffsetOutOfRange(run.start, self.log.start_offset, self.log.visible_end)
+        self.release_chunk()
         chunk = self._chunk = self.committed(chunk)
         return chunk
+
+    def records(self, run: Run, most: int) -> tuple[list[Record], int]:
+        """At most so many from the start of the run on, up to where one is missing, and where that is; for a run that
+        begins with none, where its first one is.
+
+        More than is asked for is taken out of the chunk: to find each alone takes a walk through its batch, and where
+        that is compressed, unfolding it.
+        """
+        if run.start not in self._ahead_range:
+            self._look_ahead(run, most)
+        found: list[Record] = []
+        end = min(run.end, self._ahead_range.stop)
+        for offset in range(run.start, min(end, run.start + most)):
+            record = self._ahead.get(offset)
+            if record is None:
+                break
+            found.append(record)
+        if found:
+            return found, found[-1].offset + 1
+        return found, min((offset for offset in self._ahead if run.start < offset < end), default=end)
+
+    def _look_ahead(self, run: Run, most: int) -> None:
+        """Twice as far each time, as long as it goes on where it ended: most often one is all that is wanted."""
+        before = self._ahead_range
+        limit = max(most, min(2 * len(before), AHEAD_RECORDS) if run.start == before.stop else 0)
+        chunk = self.chunk(run)
+        try:
+            chunk = self._chunk = unfolded(chunk, run.start, UNFOLDED_BYTES_MAX)
+        except DecompressedTooLarge:
+            limit = most
+        found = (
+            codec.records(chunk.data, from_offset=run.start, to_offset=chunk.next_offset, limit=limit)
+            if chunk.data
+            else []
+        )
+        self._ahead = {record.offset: record for record in found}
+        self._ahead_range = range(run.start, found[-1].offset + 1 if len(found) == limit else chunk.next_offset)
+
+    def seen_ahead(self, offset: int) -> Record | None:
+        return self._ahead.get(offset)
 
     def committed(self, chunk: Any) -> Any:
         """What of a chunk is there for good: not what open transactions wrote, and not what aborted ones did."""
@@ -339,10 +386,13 @@ class View:
 
     @property
     def chunk_bytes(self) -> int:
-        return len(self._chunk.data) if self._chunk is not None else 0
+        """What was taken out of it is not larger."""
+        return len(self._chunk.data) * (2 if self._ahead else 1) if self._chunk is not None else 0
 
     def release_chunk(self) -> None:
         self._chunk = None
+        if self._ahead_range:
+            self._ahead, self._ahead_range = {}, range(0)
 
     def advance(self, run: Run, to: int) -> None:
         """[run.start, to) has been handed out, or settled on the way."""
@@ -352,7 +402,7 @@ class View:
             assert to >= self.next
             self.next = to
             if self.next >= self.log.stable_end:
-                self._chunk = None
+                self.release_chunk()
 
     # Settling.
 
