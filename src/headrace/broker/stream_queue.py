@@ -1,5 +1,7 @@
 """A stream seen over AMQP: each consumer reads from its own offset, nothing is removed by reading."""
 
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from headrace.broker.consumers import Consumer
@@ -11,8 +13,11 @@ from headrace.broker.view import View
 from headrace.errors import ArgumentMismatch, NotSupported
 from headrace.record import codec
 from headrace.record.properties import Timestamp
+from headrace.record.types import Record
 
 READ_BYTES = 128 * 1024
+AHEAD_BYTES = 256 * 1024
+RECORD_BYTES = 256  # what one takes besides its key and value, and so does a header
 TURN_MESSAGES = 500
 
 
@@ -26,6 +31,29 @@ class Reader:
         self.next = offset
         self.waiter: Any = None
         self.is_loading = False
+        self.ahead_max = 1
+        self._ahead: deque[Record] = deque()  # was read, and there is no credit for it yet
+
+    def taken_ahead(self, most: int) -> list[Record]:
+        while self._ahead and self._ahead[0].offset < self.next:  # retention was faster
+            self._ahead.popleft()
+        return [self._ahead.popleft() for _ in range(min(most, len(self._ahead)))]
+
+    def keep_ahead(self, records: Iterable[Record]) -> None:
+        """To find them again takes a walk through their batch, and unfolding it where it is compressed: for a consumer
+        that acks them one by one, each time. Twice as many the next time, as far as they are small."""
+        room = AHEAD_BYTES
+        for record in records:
+            room -= _bytes_of(record)
+            if room < 0:
+                break
+            self._ahead.append(record)
+        self.ahead_max = min(TURN_MESSAGES, 2 * max(1, len(self._ahead)))
+
+
+def _bytes_of(record: Record) -> int:
+    headers = sum(RECORD_BYTES + len(name) + len(value or b"") for name, value in record.headers)
+    return RECORD_BYTES + len(record.key or b"") + len(record.value or b"") + headers
 
 
 class StreamQueue(Queue):
@@ -105,23 +133,26 @@ class StreamQueue(Queue):
             if reader.waiter is None:
                 reader.waiter = log.wait(reader.next, lambda: self._arrived(reader))
             return False
-        try:
-            chunk = self.view.committed(log.read_now(reader.next, READ_BYTES))
-        except ReadWaits as cold:
-            if not reader.is_loading:
-                reader.is_loading = True
-                cold.then(lambda: self._loaded_for(reader))
-            return False
-        for record in codec.records(
-            chunk.data, from_offset=reader.next, to_offset=chunk.next_offset, limit=left
-        ):
+        records, after = reader.taken_ahead(left), reader.next
+        if not records:
+            try:
+                chunk = self.view.committed(log.read_now(reader.next, READ_BYTES))
+            except ReadWaits as cold:
+                if not reader.is_loading:
+                    reader.is_loading = True
+                    cold.then(lambda: self._loaded_for(reader))
+                return False
+            limit = left + reader.ahead_max
+            found = codec.records(chunk.data, from_offset=reader.next, to_offset=chunk.next_offset, limit=limit)
+            records, after = found[:left], chunk.next_offset
+            reader.keep_ahead(found[left:])
+        for record in records:
             message = from_record(record).with_headers(**{"x-stream-offset": record.offset})
             reader.next = record.offset + 1
             self.delivered += 1
             consumer.deliver_message(reader, record.offset, message, False)  # type: ignore[arg-type]
-            left -= 1
-        if left > 0:
-            reader.next = max(reader.next, chunk.next_offset)
+        if len(records) < left:
+            reader.next = max(reader.next, after)
         return True
 
     def _loaded_for(self, reader: Reader) -> None:
