@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, UnknownCodec
 from headrace.record.codec import LatestOffsets, build, columns, filter_batch, records, scan, validate
-from headrace.record.compression import XERIAL_BLOCK_BYTES, XERIAL_BLOCKS_MAX, XERIAL_HEADER, compress, decompress
+from headrace.record.compression import (
+    GZIP_MEMBERS_MAX,
+    XERIAL_BLOCK_BYTES,
+    XERIAL_BLOCKS_MAX,
+    XERIAL_HEADER,
+    compress,
+    decompress,
+)
 from headrace.record.layout import CODEC_NAMES, GZIP, LZ4, SNAPPY, ZSTD
 from headrace.record.zstd import outline
 from tests.record import oracle
@@ -146,6 +153,14 @@ def test_snappy_in_more_blocks_than_anybody_writes_is_refused() -> None:
     assert decompress(SNAPPY, XERIAL_HEADER + block * 1000, MB) == b""
     with pytest.raises(CorruptBatch, match="snappy blocks"):
         decompress(SNAPPY, XERIAL_HEADER + block * (XERIAL_BLOCKS_MAX + 1), MB)
+
+
+def test_gzip_of_more_members_than_anybody_writes_is_refused() -> None:
+    """16 MB of empty ones took five seconds."""
+    member = compress(GZIP, b"")
+    assert decompress(GZIP, member * GZIP_MEMBERS_MAX, MB) == b""
+    with pytest.raises(CorruptBatch, match="gzip members"):
+        decompress(GZIP, member * (GZIP_MEMBERS_MAX + 1), MB)
 
 
 def test_lz4_blocks_do_not_lean_on_each_other() -> None:

@@ -31,6 +31,9 @@ SNAPPY_RATIO_MAX = 22  # the densest snappy element gives 64 bytes for 3
 # Each is a call and an object here: a batch of empty ones would take 40 times its memory, and seconds. Of the 1 KB that
 # xerial's blocks have at least, so many are 64 MB.
 XERIAL_BLOCKS_MAX = 1 << 16
+GZIP_MAGIC = b"\x1f\x8b\x08"
+GZIP_MEMBER_BYTES_MIN = 18
+GZIP_MEMBERS_MAX = 1 << 14  # each takes a decoder, and several microseconds to make one: clients write one in all
 
 GUESS_BYTES_MIN = 4 * 1024
 GUESS_RATIO = 6
@@ -85,6 +88,9 @@ def _too_large(codec: int, limit_bytes: int) -> DecompressedTooLarge:
 
 def _gzip_guess(data: Buffer, limit_bytes: int) -> int:
     """The size in the trailer, modulo 2^32."""
+    # By chance these three bytes are anywhere once in 16 MB.
+    if len(data) > GZIP_MEMBERS_MAX * GZIP_MEMBER_BYTES_MIN and bytes(data).count(GZIP_MAGIC) > GZIP_MEMBERS_MAX:
+        raise CorruptBatch(f"more than {GZIP_MEMBERS_MAX:,} gzip members")
     return int.from_bytes(data[-4:], "little") if len(data) >= 18 else 0
 
 
