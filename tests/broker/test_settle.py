@@ -53,3 +53,20 @@ def test_a_million_acks_in_order_are_one_range() -> None:
         ranges.add(offset, offset + 100)
     assert ranges.runs == 1
     assert ranges.first() == (0, 1_000_000)
+
+
+def test_half_a_million_gaps_are_closed_from_the_front() -> None:
+    """One of two consumers acked all it had, the other acks now. Half a minute when every ack moved all that follow."""
+    ranges, count = RangeSet(), 500_000
+    for offset in range(count):
+        ranges.add(2 * offset + 1, 2 * offset + 2)
+    for offset in range(count):
+        ranges.add(2 * offset, 2 * offset + 1)
+    assert list(ranges) == [(0, 2 * count)]
+    for offset in range(count):
+        ranges.remove(2 * offset, 2 * offset + 1)
+    assert (ranges.runs, len(ranges)) == (count, count)
+    for offset in range(count):
+        assert ranges.first() == (2 * offset + 1, 2 * offset + 2)
+        ranges.remove(2 * offset + 1, 2 * offset + 2)
+    assert not ranges

@@ -1,7 +1,8 @@
 """A set of offsets kept as sorted ranges: what of a queue is done, and what has come back.
 
 Acks come nearly in order, so the set is a handful of ranges however many offsets it holds: adding
-at the end of the last range is the common case, the rest is a binary search and a memmove.
+at the end of the last range is the common case, the rest is a binary search and a memmove, of the shorter
+side: where one consumer of several is late, what it acks at last closes a hundred thousand gaps from the front.
 """
 
 from libc.stdint cimport int64_t
@@ -14,7 +15,8 @@ cdef struct Range:
 
 
 cdef class RangeSet:
-    cdef Range* ranges
+    cdef Range* block
+    cdef Range* ranges          # the first of them; those before it in the block are free
     cdef Py_ssize_t length
     cdef Py_ssize_t capacity
     cdef int64_t total
@@ -24,7 +26,7 @@ cdef class RangeSet:
             self.add(start, end)
 
     def __dealloc__(self):
-        free(self.ranges)
+        free(self.block)
 
     def __len__(self):
         """How many offsets are in the set."""
@@ -60,22 +62,40 @@ cdef class RangeSet:
                 low = middle + 1
         return low
 
-    cdef int open_at(self, Py_ssize_t i) except -1:
+    cdef int make_room(self) except -1:
+        """For one more at the end."""
+        cdef Py_ssize_t free_before = self.ranges - self.block
         cdef Py_ssize_t wanted
         cdef void* grown
-        if self.length == self.capacity:
+        if free_before > self.capacity // 2:
+            memmove(self.block, self.ranges, self.length * sizeof(Range))
+            self.ranges = self.block
+        elif free_before + self.length == self.capacity:
             wanted = max(4, self.capacity * 2)
-            grown = realloc(self.ranges, wanted * sizeof(Range))
+            grown = realloc(self.block, wanted * sizeof(Range))
             if grown == NULL:
                 raise MemoryError
-            self.ranges = <Range*>grown
+            self.block = <Range*>grown
+            self.ranges = self.block + free_before
             self.capacity = wanted
-        memmove(&self.ranges[i + 1], &self.ranges[i], (self.length - i) * sizeof(Range))
+        return 0
+
+    cdef int open_at(self, Py_ssize_t i) except -1:
+        if i < self.length - i and self.ranges > self.block:
+            self.ranges -= 1
+            memmove(&self.ranges[0], &self.ranges[1], i * sizeof(Range))
+        else:
+            self.make_room()
+            memmove(&self.ranges[i + 1], &self.ranges[i], (self.length - i) * sizeof(Range))
         self.length += 1
         return 0
 
     cdef void close_at(self, Py_ssize_t i, Py_ssize_t count) noexcept:
-        memmove(&self.ranges[i], &self.ranges[i + count], (self.length - i - count) * sizeof(Range))
+        if i < self.length - i - count:
+            memmove(&self.ranges[count], &self.ranges[0], i * sizeof(Range))
+            self.ranges += count
+        else:
+            memmove(&self.ranges[i], &self.ranges[i + count], (self.length - i - count) * sizeof(Range))
         self.length -= count
 
     def add(self, int64_t start, int64_t end):
@@ -175,5 +195,6 @@ cdef class RangeSet:
         return found
 
     def clear(self):
+        self.ranges = self.block
         self.length = 0
         self.total = 0
