@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headrace.errors import HeadraceError, LogClosed, StorageError
 
 if TYPE_CHECKING:
+    from headrace.broker.queue_contents import QueueContents
     from headrace.broker.view import Delta, View
 
 logger = logging.getLogger("headrace.broker")
@@ -61,14 +62,22 @@ Authors = frozenset[Author]
 class PartlyStored(StorageError):
     """Some queues of a flush have it and some do not."""
 
-    def __init__(self, cause: HeadraceError, stored: Authors, refused: Authors) -> None:
+    def __init__(
+        self, cause: HeadraceError, stored: Authors, refused: Authors, refusing: frozenset["View"]
+    ) -> None:
         super().__init__(str(cause))
         self._cause, self._stored, self._refused = cause, stored, refused
+        self._refusing = refusing
+
+    def is_stored_in(self, queues: Iterable["QueueContents"]) -> bool:
+        """Whether none of them has refused anything."""
+        return self._refusing.isdisjoint(view for queue in queues for view in queue.views)
 
     def outcome_for(self, author: Author) -> HeadraceError | None:
         if author in self._refused:
             return self if author in self._stored else self._cause
-        return None if author in self._stored else self  # of whom nothing is known, nothing is promised
+        # Of whom nothing is known, nothing is promised.
+        return None if author in self._stored else StorageError(str(self._cause))
 
 
 class Flush:
@@ -79,20 +88,21 @@ class Flush:
     def __init__(self, waiters: list[Waiter]) -> None:
         self.waiters = waiters
         self.left = 1  # held by who makes it, so that inline tickets do not finish it early
-        self.parts: list[tuple[Authors, HeadraceError | None]] = []
+        self.parts: list[tuple[Authors, HeadraceError | None, list[View]]] = []
 
     @property
     def was_refused(self) -> bool:
-        return any(error is not None for _, error in self.parts)
+        return any(error is not None for _, error, _ in self.parts)
 
     @property
     def outcome(self) -> HeadraceError | None:
-        errors = [error for _, error in self.parts if error is not None]
+        errors = [error for _, error, _ in self.parts if error is not None]
         if not errors or len(errors) == len(self.parts):
             return errors[0] if errors else None
-        stored = (authors for authors, error in self.parts if error is None)
-        refused = (authors for authors, error in self.parts if error is not None)
-        return PartlyStored(errors[0], Authors().union(*stored), Authors().union(*refused))
+        stored = (authors for authors, error, _ in self.parts if error is None)
+        refused = (authors for authors, error, _ in self.parts if error is not None)
+        refusing = frozenset(view for _, error, views in self.parts if error is not None for view in views)
+        return PartlyStored(errors[0], Authors().union(*stored), Authors().union(*refused), refusing)
 
 
 class _Taken(NamedTuple):
@@ -341,7 +351,7 @@ class Rounds:
         def ended(error: HeadraceError | None) -> None:
             if isinstance(error, LogClosed) and views and all(view.log.is_deleted for view in views):
                 error = None
-            flush.parts.append((authors, error))
+            flush.parts.append((authors, error, views))
             (self.refusing.difference_update if error is None else self.refusing.update)(views)
             (undo if error is not None else stored)()
 

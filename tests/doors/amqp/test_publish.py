@@ -422,6 +422,27 @@ def test_of_a_read_with_publishes_to_both_kinds_each_has_its_own_answer(
     assert depth(channel, good) == 3
 
 
+@pytest.mark.parametrize("properties", [b"\0\0", encode_properties({"expiration": "3600000"})])
+def test_publishes_in_one_read_with_the_first_refusal_have_each_their_own_answer(
+    running: Running, good_and_bad: tuple[str, str], properties: bytes
+) -> None:
+    """All of them were refused, stored or not."""
+    good, bad = good_and_bad
+    running.call(running.server.broker.vhosts.rounds.refusing.clear)  # of the tests before
+    sent = [good, good, bad, good, bad, bad, good]
+    content = raw_frame(2, 1, content_header(1, properties)) + raw_frame(3, 1, b"x")
+    told: list[str] = []
+    with closing(Raw(running.port).open().channel().method(1, commands.Confirm.Select)) as client:
+        client.expect(commands.Confirm.SelectOk)
+        client.send(b"".join(frame(1, commands.Basic.Publish, routing_key=queue) + content for queue in sent))
+        while len(told) < len(sent):
+            answer = client.expect(commands.Basic.Ack | commands.Basic.Nack)  # type: ignore[arg-type]
+            kind = good if isinstance(answer, commands.Basic.Ack) else bad
+            told += [kind] * (answer.delivery_tag - len(told))
+    assert told == sent
+    assert depth(running.channel(), good) == 4
+
+
 def test_whoever_is_refused_a_message_may_look_at_queues(running: Running, good_and_bad: tuple[str, str]) -> None:
     """The declaration behind it was told 541, and the connection ended."""
     bad = good_and_bad[1]

@@ -2,18 +2,20 @@
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pamqp import commands
 
 from headrace.broker.queue import Queue
+from headrace.broker.rounds import PartlyStored
 from headrace.broker.view import View
 from headrace.doors.amqp.consumer import AmqpConsumer, Source
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.tx import Transaction
+from headrace.errors import HeadraceError
 from headrace.wire.amqp.methods import confirm, frame
 from headrace.wire.amqp.protocol import PRECONDITION_FAILED
-from headrace.wire.amqp.scan import ChannelState
+from headrace.wire.amqp.scan import ChannelState, Runs
 
 if TYPE_CHECKING:
     from headrace.doors.amqp.connection import Connection
@@ -164,9 +166,17 @@ class Channel:
             self.refused.add(sequence)
             self.connection.write(confirm(self.number, sequence, multiple=False, positive=False))
 
-    def failed(self, sequence: int) -> None:
-        """Nothing up to this publish that is not confirmed yet was stored."""
+    def failed(self, sequence: int, runs: Runs, error: HeadraceError) -> None:
+        """Of what is not confirmed yet up to this publish nothing was stored, or only what some queues took."""
         self.waiting -= 1
+        if not isinstance(error, PartlyStored):
+            self._refuse_to(sequence)
+            return
+        for last, target in runs.ends(sequence):
+            is_stored = target is not None and error.is_stored_in(cast("list[Queue]", target.owners))
+            (self.confirm_to if is_stored else self._refuse_to)(last)
+
+    def _refuse_to(self, sequence: int) -> None:
         if sequence > self.confirmed and self.is_open and self.confirms:
             self.confirmed = sequence
             self.connection.write(confirm(self.number, sequence, multiple=True, positive=False))

@@ -27,7 +27,7 @@ from headrace.errors import HeadraceError
 from headrace.wire.amqp import protocol
 from headrace.wire.amqp.methods import content_frames, decode, frame
 from headrace.wire.amqp.protocol import PROTOCOL_HEADER, ProtocolError
-from headrace.wire.amqp.scan import ChannelState, Scanner, Target
+from headrace.wire.amqp.scan import ChannelState, Runs, Scanner, Target
 
 if TYPE_CHECKING:
     from headrace.doors.amqp.door import AmqpDoor
@@ -162,8 +162,8 @@ class Connection(Link):
         self.door.flow.received(self, len(data))
 
     def _feed(self, data: bytes) -> int:
-        """How many bytes were used. While some queue's log refuses what comes, one frame at a time: what is published
-        together has one answer, and would be refused with it."""
+        """How many bytes were used. While some queue's log refuses what comes, one frame at a time: what became of
+        each publish is known then, wherever it went."""
         now_ms = self.broker.clock.now_ms()
         if not self.rounds.refusing or self.stage in handshake.EXPECTED:  # which stops for reasons of its own
             return self._scanner.feed(data, now_ms)
@@ -203,7 +203,7 @@ class Connection(Link):
         scanner, stats = self._scanner, self.door.stats
         stats.messages_in += scanner.messages - self._messages_seen
         stats.bytes_in += scanner.bytes - self._bytes_seen
-        waiting: list[tuple[Channel, int]] = []
+        waiting: list[tuple[Channel, int, Runs]] = []
         touched = answered = False
         for state in published:
             channel = self.channels.get(state.number)
@@ -214,9 +214,10 @@ class Connection(Link):
             if state.touched_disk or channel.waiting:
                 if channel.confirms:
                     channel.waiting += 1
-                    waiting.append((channel, state.sequence))
+                    waiting.append((channel, state.sequence, state.take_runs()))
             elif channel.confirms:
                 channel.confirm_to(state.sequence)
+                state.take_runs()
             state.touched_disk = False
         if touched or waiting:
             self._flushing += 1
@@ -240,15 +241,15 @@ class Connection(Link):
             self.rounds.author = self._author
 
     def _flushed(
-        self, waiting: list[tuple[Channel, int]], author: Author | None, error: HeadraceError | None
+        self, waiting: list[tuple[Channel, int, Runs]], author: Author | None, error: HeadraceError | None
     ) -> None:
         """Without an author it waited for what was published before it, and that has its answer."""
         self._flushing -= 1
-        if author is not None and author.outcome(error) is not None:
-            for channel, sequence in waiting:
-                channel.failed(sequence)
-        else:
-            for channel, sequence in waiting:
+        refusal = author.outcome(error) if author is not None else None
+        for channel, sequence, runs in waiting:
+            if refusal is not None:
+                channel.failed(sequence, runs, refusal)
+            else:
                 channel.stored(sequence)
 
     def enter(self, vhost: VirtualHost) -> None:

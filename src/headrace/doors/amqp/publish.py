@@ -24,6 +24,7 @@ MANDATORY, IMMEDIATE = 1, 2
 TX_BYTES_MAX = 16 << 20  # a group must fit half a journal file
 TX_MESSAGE_BYTES = 256  # what is kept of one beside its bytes
 REPLY_KEY = PREFIX.encode()
+NOWHERE = Target((), slow=True, durable=False)  # that could refuse it
 
 
 def _exchange(connection: "Connection", name: str) -> Exchange:
@@ -110,10 +111,13 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
     now_ms = connection.broker.clock.now_ms()
     vhost = connection.vhost
     if not exchange_name and key.startswith(PREFIX):
+        channel.state.went_to(NOWHERE)
         if not connection.door.replies.deliver(found) and bits & MANDATORY:
             _return(channel, found)
         return True
     queues, waits_in = vhost.delays.route(exchange, found, now_ms, keys)
+    if not waits_in:
+        channel.state.went_to(Target(queues, slow=True, durable=False))
     if any(delaying.durable for delaying in waits_in) or any(is_disk(queue) for queue in queues):
         channel.state.touched_disk = True
     if not queues:

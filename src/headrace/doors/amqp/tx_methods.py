@@ -21,7 +21,7 @@ def confirm_select(channel: "Channel", method: commands.Confirm.Select) -> None:
         raise ChannelError(PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
     if not channel.confirms:
         channel.connection.after_feed()
-        channel.confirms = True
+        channel.confirms = channel.state.confirms = True
         channel.state.sequence = channel.confirmed = 0  # tags count from the first publish after this
     if not method.nowait:
         channel.connection.write(frame(channel.number, commands.Confirm.SelectOk))

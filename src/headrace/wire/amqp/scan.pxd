@@ -11,6 +11,15 @@ cdef class Target:
     cdef int open(self) except -1
 
 
+cdef class Runs:
+    cdef list targets
+    cdef object last
+    cdef uint64_t* firsts
+    cdef Py_ssize_t capacity
+
+    cdef int begin(self, uint64_t sequence, target) except -1
+
+
 cdef class ChannelState:
     cdef readonly int number
     cdef readonly TagRing tags
@@ -19,6 +28,7 @@ cdef class ChannelState:
     cdef public bint tx
     cdef public bint touched_disk
     cdef public uint64_t sequence
+    cdef Runs runs
     cdef bint acked
     cdef bint published
     cdef bint python

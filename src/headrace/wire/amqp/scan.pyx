@@ -73,6 +73,38 @@ cdef class Target:
         return 0
 
 
+cdef class Runs:
+    """Where the publishes of a channel went that are answered together: runs of them to the same target."""
+
+    def __cinit__(self):
+        self.targets = []
+
+    def __dealloc__(self):
+        free(self.firsts)
+
+    cdef int begin(self, uint64_t sequence, target) except -1:
+        cdef Py_ssize_t count = len(self.targets), wanted
+        cdef void* grown
+        if count == self.capacity:
+            wanted = max(4, self.capacity * 2)
+            grown = realloc(self.firsts, wanted * sizeof(uint64_t))
+            if grown == NULL:
+                raise MemoryError
+            self.firsts = <uint64_t*>grown
+            self.capacity = wanted
+        self.firsts[count] = sequence
+        self.targets.append(target)
+        self.last = target
+        return 0
+
+    def ends(self, uint64_t sequence):
+        """[(last of a run, its target)] up to sequence, the last of all. A target is None where it was not said."""
+        cdef Py_ssize_t i, count = len(self.targets)
+        return [
+            (self.firsts[i + 1] - 1 if i + 1 < count else sequence, self.targets[i]) for i in range(count)
+        ]
+
+
 cdef class ChannelState:
     """What the scanner knows of one channel; doors set the public fields."""
 
@@ -98,6 +130,26 @@ cdef class ChannelState:
         memcpy(self.body + self.body_used, data, size)
         self.body_used += size
         return 0
+
+    @property
+    def confirms(self):
+        """Whether somebody asks where publishes went."""
+        return self.runs is not None
+
+    @confirms.setter
+    def confirms(self, bint value):
+        self.runs = Runs() if value else None
+
+    def went_to(self, Target target not None):
+        """The publish that is in Python's hands: where that took it."""
+        if self.runs is not None and self.runs.targets:
+            self.runs.targets[len(self.runs.targets) - 1] = self.runs.last = target
+
+    def take_runs(self):
+        """Of what was published since the last call."""
+        cdef Runs runs = self.runs
+        self.runs = Runs()
+        return runs
 
     def drop_content(self):
         """Forgets a half-received message."""
@@ -339,6 +391,8 @@ cdef class Scanner:
             channel.published = True
             self.published.append(channel)
         if channel.python:
+            if channel.runs is not None:
+                channel.runs.begin(channel.sequence, None)
             stop = self.events.on_message(
                 channel, method,
                 PyBytes_FromStringAndSize(<const char*>properties, properties_size),
@@ -350,6 +404,8 @@ cdef class Scanner:
         self.bytes += body_size
         if channel.target.durable:
             channel.touched_disk = True
+        if channel.runs is not None and channel.runs.last is not channel.target:
+            channel.runs.begin(channel.sequence, channel.target)
         self.append(channel.target, method, properties, properties_size, body, body_size)
         return False
 
