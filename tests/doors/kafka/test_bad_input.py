@@ -12,7 +12,16 @@ import pytest_asyncio
 
 from headrace.doors.kafka.errors import Code
 from headrace.record.checksum import crc32c
-from headrace.record.layout import COUNT_AT, CRC_AT, LAST_OFFSET_DELTA_AT, LENGTH_AT, MAGIC_AT, RECORDS_AT
+from headrace.record.layout import (
+    ATTRIBUTES_AT,
+    COUNT_AT,
+    CRC_AT,
+    LAST_OFFSET_DELTA_AT,
+    LENGTH_AT,
+    MAGIC_AT,
+    MAX_TIMESTAMP_AT,
+    RECORDS_AT,
+)
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.schema import response_struct
@@ -169,6 +178,7 @@ def broken(change: dict[int, bytes], *, fix_crc: bool = True) -> bytearray:
         (broken({LAST_OFFSET_DELTA_AT: struct.pack(">i", 7)}), Code.INVALID_RECORD),
         (broken({LENGTH_AT: struct.pack(">i", 10)}), Code.INVALID_RECORD),
         (broken({SECOND_DELTA_AT: b"\4"}), Code.INVALID_RECORD),
+        (broken({ATTRIBUTES_AT: b"\0\x08", MAX_TIMESTAMP_AT: b"\x7f"}), Code.INVALID_TIMESTAMP),
         (broken({LENGTH_AT: struct.pack(">i", 2**31 - 1)}), Code.MESSAGE_TOO_LARGE),
         (bytearray(b""), Code.INVALID_RECORD),
         (bytearray(b"short"), Code.INVALID_RECORD),

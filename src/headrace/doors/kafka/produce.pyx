@@ -11,11 +11,14 @@ from headrace.broker import rewriting
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.errors import CorruptBatch, HeadraceError, InvalidInput
 from headrace.record import codec
-from headrace.record.layout import CODECS, CONTROL_BIT, HEADERS_MAX, MAGIC, MAGIC_AT, RECORDS_MAX, TRANSACTIONAL_BIT
+from headrace.record.layout import (
+    CODECS, CONTROL_BIT, HEADERS_MAX, LOG_APPEND_TIME_BIT, MAGIC, MAGIC_AT, RECORDS_MAX, TRANSACTIONAL_BIT,
+)
 from headrace.wire.kafka import hot
 
 cdef object NO_BUFFER = bytearray()
-cdef int64_t CONTROL = CONTROL_BIT, TRANSACTIONAL = TRANSACTIONAL_BIT
+cdef str NOT_YOUR_TIME = "the log's append time is the broker's to say"
+cdef int64_t CONTROL = CONTROL_BIT, TRANSACTIONAL = TRANSACTIONAL_BIT, APPEND_TIME = LOG_APPEND_TIME_BIT
 cdef int64_t MOST_RECORDS = RECORDS_MAX, MOST_HEADERS = HEADERS_MAX
 
 
@@ -148,6 +151,9 @@ cdef object append(door, stream, partition, data, access, int64_t* stamp_ms):
         raise CorruptBatch("no whole batch")
     for info in infos:
         count += <int64_t>info.count
+        attributes = info.attributes
+        if attributes & APPEND_TIME:  # nothing of its records bounds the time it says
+            raise CorruptBatch(NOT_YOUR_TIME)
     stats = door.stats
     stats.messages_in += count
     stats.bytes_in += len(data)
@@ -194,10 +200,12 @@ cdef object rewritten(door, stream, data, list infos, int64_t* stamp_ms):
 
 
 cdef object refusal(error, data):
-    """Kafka tells three kinds of bad batch apart; ours is one error with a reason."""
+    """Kafka tells four kinds of bad batch apart; ours is one error with a reason."""
     if not isinstance(error, CorruptBatch):
         return None
     if len(data) > MAGIC_AT and data[MAGIC_AT] < MAGIC:
         return Code.UNSUPPORTED_FOR_MESSAGE_FORMAT
     reason = str(error)
+    if NOT_YOUR_TIME in reason:
+        return Code.INVALID_TIMESTAMP
     return Code.CORRUPT_MESSAGE if "CRC" in reason or "checksum" in reason else Code.INVALID_RECORD
