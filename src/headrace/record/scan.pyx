@@ -19,7 +19,7 @@ from headrace.record.fields cimport BAD, PROPERTIES_NAME, PROPERTIES_NAME_SIZE, 
 from headrace.record.raw cimport add_overflows, get32, put32, put64
 from headrace.record.unfold cimport Payload
 
-from headrace.errors import BatchTooLarge, CorruptBatch, InvalidInput
+from headrace.errors import BatchTooLarge, CorruptBatch, DecompressedTooLarge, InvalidInput, Overloaded
 from headrace.record.layout import DECOMPRESSED_BYTES_MAX, HEADERS_MAX, RECORDS_MAX
 from headrace.record.types import BatchInfo
 
@@ -174,6 +174,26 @@ cdef Fault _walk(
     return FAULT_NONE if p == end else FAULT_TRAILING
 
 
+cdef int open_within(
+    Payload payload, object buf, const uint8_t* base, Py_ssize_t at, const Batch* batch, Py_ssize_t limit,
+    Py_ssize_t* left_bytes,
+) except -1:
+    cdef Py_ssize_t spent
+    if left_bytes == NULL:
+        return payload.open(buf, base, at, batch, limit)
+    spent = min(limit, left_bytes[0])       # to find out that it is too large costs as much
+    try:
+        payload.open(buf, base, at, batch, spent)
+        spent = payload.end - payload.start
+    except DecompressedTooLarge:
+        if spent < limit:
+            raise Overloaded("the batches of one request unfold to more than is taken at once") from None
+        raise
+    finally:
+        left_bytes[0] -= spent
+    return 0
+
+
 def validate(
     buf, *, Py_ssize_t batch_bytes_max=0x7FFFFFFF, Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
     int64_t records_max=RECORDS_MAX, int64_t headers_max=HEADERS_MAX, bint deep=True, bint repair=False,
@@ -186,13 +206,15 @@ def validate(
     record without a key. The limits on decompressed bytes, records and headers hold for each batch.
     Raises CorruptBatch, BatchTooLarge, DecompressedTooLarge.
     """
-    return validated(buf, batch_bytes_max, decompressed_bytes_max, records_max, headers_max, deep, repair, keyed)
+    return validated(buf, batch_bytes_max, decompressed_bytes_max, records_max, headers_max, deep, repair, keyed, NULL)
 
 
 cdef list validated(
     object buf, Py_ssize_t batch_bytes_max, Py_ssize_t decompressed_bytes_max, int64_t records_max,
-    int64_t headers_max, bint deep, bint repair, bint keyed,
+    int64_t headers_max, bint deep, bint repair, bint keyed, Py_ssize_t* left_bytes,
 ):
+    """As validate says. left_bytes, if it is not NULL, is what all batches may unfold to, and is counted down: with
+    less than that left, what would pass it is Overloaded."""
     cdef Py_buffer view
     cdef Payload payload = Payload()
     cdef uint8_t* base
@@ -222,7 +244,7 @@ cdef list validated(
             if not batch.attributes & CODEC_MASK:
                 fault = _walk(p + HEADER_SIZE, p + batch.size, &batch, headers_max, keyed, &max_timestamp)
             elif deep:
-                payload.open(buf, base, at, &batch, decompressed_bytes_max)
+                open_within(payload, buf, base, at, &batch, decompressed_bytes_max, left_bytes)
                 fault = _walk(payload.start, payload.end, &batch, headers_max, keyed, &max_timestamp)
                 payload.close()
             else:

@@ -21,6 +21,7 @@ from headrace.record.layout import (
     MAGIC_AT,
     MAX_TIMESTAMP_AT,
     RECORDS_AT,
+    ZSTD,
 )
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.codec import decode
@@ -202,6 +203,27 @@ async def test_a_batch_that_would_unfold_past_the_limit_is_refused(client: Clien
     bomb = batch(bytes(8 << 20), codec=4)
     assert len(bomb) < 10_000
     assert (await client.produce("t", bomb)).error_code in (Code.MESSAGE_TOO_LARGE, Code.INVALID_RECORD)
+
+
+TAKEN, TOO_LARGE, LATER = Code.NONE, Code.MESSAGE_TOO_LARGE, Code.THROTTLING_QUOTA_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("sizes", "codes"),
+    [((700_000, 700_000, 100), (TAKEN, LATER, LATER)), ((1 << 21, 100_000, 100), (TOO_LARGE, LATER, LATER))],
+)
+async def test_a_request_unfolds_to_no_more_than_one_batch_may(
+    client: Client, sizes: tuple[int, ...], codes: tuple[Code, ...]
+) -> None:
+    """A megabyte of batches of zeros held up everybody for minutes. What was not taken may come again."""
+    batches = [bytes(batch(bytes(size), codec=ZSTD)) for size in sizes]
+    parts = [{"index": 0, "records": data} for data in batches]
+    answer = await client.call(
+        Api.PRODUCE, 9, acks=-1, timeout=1000, topic_data=[{"name": "t", "partition_data": parts}]
+    )
+    told = [one.error_code for one in answer.responses[0].partition_responses]
+    assert sorted(told) == sorted(codes)
+    assert (await client.produce("t", batches[1])).error_code == 0
 
 
 async def test_a_name_as_long_as_can_be_beside_a_good_batch_holds_up_nobody(world: World, client: Client) -> None:

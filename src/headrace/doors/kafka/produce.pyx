@@ -22,6 +22,12 @@ cdef int64_t CONTROL = CONTROL_BIT, TRANSACTIONAL = TRANSACTIONAL_BIT, APPEND_TI
 cdef int64_t MOST_RECORDS = RECORDS_MAX, MOST_HEADERS = HEADERS_MAX
 
 
+cdef enum:
+    # Times its size, or one batch as large as can be: what a request may unfold to. Nobody else has a turn meanwhile,
+    # and a megabyte of batches that hold nothing but zeros would take minutes.
+    UNFOLDING_MAX = 64
+
+
 cdef class Pending:
     """The results of one request, filled in as tickets resolve."""
     cdef object door
@@ -85,6 +91,7 @@ def produce(door, Request request not None):
     cdef Stored stored
     cdef list results
     cdef int64_t stamp_ms
+    cdef Py_ssize_t left_bytes
     _, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
     pending.door = door
     pending.request = request
@@ -99,6 +106,7 @@ def produce(door, Request request not None):
     if broker.shard.intake.pending_bytes > broker.pressure.limits.pending_bytes:
         connection.throttle(1000)
     view = memoryview(request.buffer)
+    left_bytes = max(<Py_ssize_t>door.config.decompressed_bytes_max, UNFOLDING_MAX * request.size)
     access = connection.access
     found = door.topics if access is None else access.writes
     for topic, parts in topics:
@@ -118,7 +126,7 @@ def produce(door, Request request not None):
                 partitions = stream.partitions
                 partition = partitions[number] if 0 <= number < len(partitions) else stream.partition(number)
                 stamp_ms = -1
-                ticket = append(door, stream, partition, view[start:end], access, &stamp_ms)
+                ticket = append(door, stream, partition, view[start:end], access, &stamp_ms, &left_bytes)
             except HeadraceError as error:
                 code = refusal(error, view[start:end]) if -1 <= pending.acks <= 1 else Code.INVALID_REQUIRED_ACKS
                 pending.failed(results, number, error, code)
@@ -136,7 +144,7 @@ def produce(door, Request request not None):
     pending.one_done()
 
 
-cdef object append(door, stream, partition, data, access, int64_t* stamp_ms):
+cdef object append(door, stream, partition, data, access, int64_t* stamp_ms, Py_ssize_t* left_bytes):
     """Puts the broker's time into stamp_ms if that is what the records carry."""
     cdef list infos
     cdef int64_t count = 0, attributes
@@ -146,6 +154,7 @@ cdef object append(door, stream, partition, data, access, int64_t* stamp_ms):
         True,
         True,  # sarama leaves the max timestamp empty; Kafka puts it right, too
         "compact" in log.settings.cleanup_policy,  # what has no key could never be compacted away
+        left_bytes,
     )
     if not infos:
         raise CorruptBatch("no whole batch")
