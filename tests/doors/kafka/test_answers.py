@@ -4,12 +4,13 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from headrace.doors.kafka import metadata
+from headrace.doors.kafka import metadata, topics
 from headrace.doors.kafka.errors import Code
 from headrace.errors import StorageFailed
 from headrace.record import codec as records
@@ -280,6 +281,24 @@ async def test_one_node_elects_and_moves_nothing(world: World, client: Client) -
         Code.NO_REASSIGNMENT_IN_PROGRESS,
     ]
     assert (await client.call(Api.LIST_PARTITION_REASSIGNMENTS, 0)).topics == []
+
+
+class Compared(str):
+    times = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return str.__eq__(self, other)
+
+
+async def test_names_of_many_new_topics_are_not_each_compared_with_all(world: World) -> None:
+    """A request has room for 200,000 of them, and nobody else is served meanwhile."""
+    fields = SimpleNamespace(topics=[SimpleNamespace(name=Compared("again")) for _ in range(1000)])
+    asked: Any = SimpleNamespace(connection=SimpleNamespace(access=None))
+    made = await topics.create_topics(world.door, asked, fields)
+    assert {topic["error_code"] for topic in made["topics"]} == {Code.INVALID_REQUEST}
+    assert Compared.times < 10_000
 
 
 async def test_topic_partitions_come_in_pages(world: World, client: Client) -> None:

@@ -1,5 +1,6 @@
 """Topics made, deleted and described by clients and tools."""
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.streams import Stream, check_topic_name
@@ -19,12 +20,12 @@ DESCRIBED_PARTITIONS_MAX = 2000
 
 
 async def create_topics(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    names = [topic.name for topic in fields.topics]
+    named = Counter(topic.name for topic in fields.topics)
     allowed = access.of(door, request).configures
     answers = []
     for topic in fields.topics:
         answer: dict[str, Any] = {"name": topic.name}
-        if names.count(topic.name) > 1:
+        if named[topic.name] > 1:
             answer.update(error_code=Code.INVALID_REQUEST, error_message="Duplicate topic name.")
         else:
             try:
