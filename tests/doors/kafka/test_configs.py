@@ -1,12 +1,16 @@
-"""Settings of topics that several clients change at once."""
+"""Settings of topics: what several clients change at once, and what is no change."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from headrace.doors.kafka.configs import APPEND, SUBTRACT, TOPIC
+import pytest_asyncio
+
+from headrace.doors.kafka.configs import APPEND, GROUP, SUBTRACT, TOPIC
+from headrace.doors.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
-from tests.doors.kafka.world import Client, world_at
+from tests.doors.kafka.world import Client, World, world_at
 
 
 async def alter(client: Client, operation: int, value: str) -> Any:
@@ -29,3 +33,45 @@ async def test_of_two_who_change_a_list_at_once_the_second_changes_what_the_firs
         answers = [await change for change in changes]
         assert [answer.error_code for answer in answers] == [0, 0], answers
         assert streams.get("t").settings.cleanup_policy == "delete"
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with world_at(tmp_path) as opened:
+        await opened.topic("t", retention_ms=5000)
+        yield opened
+
+
+NULL = [{"name": "retention.ms", "value": None}]
+TWICE = [{"name": "retention.ms", "value": value} for value in ("1000", "2000")]
+
+
+async def test_a_change_to_nothing_or_to_two_values_changes_nothing(world: World) -> None:
+    """It was taken for taking the setting back, and for the last of the two."""
+    client = await world.client()
+    for api in (Api.ALTER_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS):
+        for configs in (NULL, TWICE):
+            for kind, name in ((TOPIC, "retention.ms"), (GROUP, "share.record.lock.duration.ms")):
+                named = [{**one, "name": name} for one in configs]
+                resource = {"resource_type": kind, "resource_name": "t", "configs": named}
+                [answer] = (await client.call(api, 1, resources=[resource])).responses
+                assert answer.error_code == Code.INVALID_REQUEST, (api, configs)
+    assert world.broker.streams.get("t").settings.retention_ms == 5000
+    topic = {"name": "new", "num_partitions": 1, "replication_factor": 1, "configs": NULL}
+    [answer] = (await client.call(Api.CREATE_TOPICS, 7, topics=[topic])).topics
+    assert answer.error_code == Code.INVALID_CONFIG
+
+
+async def test_of_two_changes_of_one_topic_in_a_request_none_holds(world: World) -> None:
+    client = await world.client()
+    twice = [{"resource_type": TOPIC, "resource_name": "t", "configs": [one]} for one in TWICE]
+    answers = (await client.call(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=twice)).responses
+    assert {one.error_code for one in answers} == {Code.INVALID_REQUEST}
+    assert world.broker.streams.get("t").settings.retention_ms == 5000
+
+
+async def test_who_names_no_setting_is_shown_all(world: World) -> None:
+    client = await world.client()
+    asked = [{"resource_type": TOPIC, "resource_name": "t", "configuration_keys": keys} for keys in ([], None)]
+    none, null = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
+    assert none.configs == null.configs != []

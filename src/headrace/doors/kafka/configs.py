@@ -1,5 +1,6 @@
 """Settings of topics under Kafka's names, and those of the broker that tools look at."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import nan
@@ -32,6 +33,10 @@ Changes = Callable[[Stream, Any], dict[str, object]]  # of a topic as it is now,
 
 class InvalidConfig(InvalidInput):
     """A setting that topics do not have, or a value it can not have."""
+
+
+class UnclearChange(InvalidInput):
+    """Nobody can say what it asks for."""
 
 
 class Config(NamedTuple):
@@ -201,7 +206,7 @@ async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> 
             answer["configs"] = [
                 describe(one, resource.resource_type, fields.include_synonyms)
                 for one in found
-                if keys is None or one.name in keys
+                if not keys or one.name in keys
             ]
         except HeadraceError as error:
             answer.update(error_code=code_of(error), error_message=str(error))
@@ -255,12 +260,16 @@ async def incremental_alter_configs(door: "KafkaDoor", request: Request, fields:
 
 async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Changes) -> dict[str, Any]:
     responses = []
+    named = Counter((resource.resource_type, resource.resource_name) for resource in fields.resources)
     for resource in fields.resources:
         answer: dict[str, Any] = {
             "resource_type": resource.resource_type,
             "resource_name": resource.resource_name,
         }
         try:
+            if named[resource.resource_type, resource.resource_name] > 1:
+                raise UnclearChange("Each resource must appear at most once.")
+            check_clear(resource.configs)
             if resource.resource_type == TOPIC:
                 stream = allowed.configures.find(resource.resource_name)
                 change = partial(checked, door, changes, resource.configs)
@@ -282,10 +291,20 @@ async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Chang
                     raise InvalidInput(f"no resource of type {resource.resource_type}")
         except HeadraceError as error:
             code = code_of(error)
-            wrong = code == Code.INVALID_REQUEST and resource.resource_type in (TOPIC, GROUP)
+            is_of_config = resource.resource_type in (TOPIC, GROUP) and not isinstance(error, UnclearChange)
+            wrong = code == Code.INVALID_REQUEST and is_of_config
             answer.update(error_code=Code.INVALID_CONFIG if wrong else code, error_message=str(error))
         responses.append(answer)
     return {"responses": responses}
+
+
+def check_clear(given: Any) -> None:
+    """Each setting once, and a value for each that is not taken back."""
+    if len({one.name for one in given}) < len(given):
+        raise UnclearChange("Error due to duplicate config keys")
+    nulls = [one.name for one in given if one.value is None and getattr(one, "config_operation", SET) != DELETE]
+    if nulls:
+        raise UnclearChange(f"Null value not supported for : {', '.join(nulls)}")
 
 
 def replace_changes(stream: Stream, given: Any) -> dict[str, object]:

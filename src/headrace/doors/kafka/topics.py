@@ -76,6 +76,9 @@ async def create_topic(
     allowed.check(topic.name)
     door.topics.check_new(topic.name)
     partitions = count_partitions(door, topic)
+    nulls = [one.name for one in topic.configs if one.value is None]
+    if nulls:
+        raise configs.InvalidConfig(f"Null value not supported for topic configs: {','.join(nulls)}")
     overrides = configs.overrides({one.name: one.value for one in topic.configs})
     if validate_only:
         configs.check(door, overrides)
