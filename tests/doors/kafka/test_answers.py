@@ -263,6 +263,15 @@ async def test_a_compacted_topic_takes_no_record_without_a_key(world: World, cli
     assert (await client.produce(topic, keyed)).base_offset == 2
 
 
+async def test_a_batch_of_a_producer_with_an_id_comes_alone(world: World, client: Client) -> None:
+    """Behind one of a producer without, nobody looked at it: a transaction that nobody could end was in the log."""
+    topic = await world.topic("hidden")
+    hidden = batch(b"b", producer_id=4711, producer_epoch=0, base_sequence=7, transactional=True)
+    refused = await client.produce(topic, bytes(batch(b"a") + hidden))
+    assert refused.error_code == Code.INVALID_RECORD
+    assert await offset_at(client, topic, LATEST) == (0, -1)
+
+
 async def test_one_node_elects_and_moves_nothing(world: World, client: Client) -> None:
     await world.topic("led")
     asked = [{"topic": "led", "partitions": [0, 7]}]

@@ -148,6 +148,7 @@ cdef object append(door, stream, partition, data, access, int64_t* stamp_ms, Py_
     """Puts the broker's time into stamp_ms if that is what the records carry."""
     cdef list infos
     cdef int64_t count = 0, attributes
+    cdef Py_ssize_t batches
     log = partition.log
     infos = validated(
         data, log.settings.batch_bytes_max, door.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
@@ -172,14 +173,16 @@ cdef object append(door, stream, partition, data, access, int64_t* stamp_ms, Py_
         infos = codec.scan(stored, verify_crc=False)
     first = infos[0]
     producer_id = first.producer_id
+    batches = len(infos)
     for info in infos:
         attributes = info.attributes
         if attributes & CONTROL:
             raise CorruptBatch("control batches are the broker's")
-        if info.producer_id != producer_id:
-            raise CorruptBatch("batches of several producers")
+        if batches > 1 and <int64_t>info.producer_id >= 0:
+            raise CorruptBatch("a batch of a producer with an id comes alone")
         if attributes & TRANSACTIONAL and producer_id < 0:
             raise CorruptBatch("a transactional batch without a producer")
+    attributes = first.attributes
     if producer_id < 0:
         return log.append(stored, infos)
     if attributes & TRANSACTIONAL:
