@@ -272,6 +272,15 @@ async def test_a_batch_of_a_producer_with_an_id_comes_alone(world: World, client
     assert await offset_at(client, topic, LATEST) == (0, -1)
 
 
+@pytest.mark.parametrize("version", [3, 6])
+async def test_there_is_no_coordinator_of_an_unknown_kind(client: Client, version: int) -> None:
+    for kind in (2, 3, -1):
+        asked = {"key": "k"} if version < 4 else {"coordinator_keys": ["k"]}
+        answer = await client.call(Api.FIND_COORDINATOR, version, key_type=kind, **asked)
+        one = answer if version < 4 else answer.coordinators[0]
+        assert (one.error_code, one.node_id) == (Code.INVALID_REQUEST, -1)
+
+
 async def test_one_node_elects_and_moves_nothing(world: World, client: Client) -> None:
     await world.topic("led")
     asked = [{"topic": "led", "partitions": [0, 7]}]

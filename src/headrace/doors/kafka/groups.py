@@ -11,7 +11,7 @@ from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.pipe import Request
-from headrace.errors import AccessRefused, GroupKindMismatch, HeadraceError, MemberIdRequired
+from headrace.errors import AccessRefused, GroupKindMismatch, HeadraceError, InvalidInput, MemberIdRequired
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -49,9 +49,11 @@ def coordinator(door: "KafkaDoor", request: Request, kind: int, key: str) -> dic
     try:
         if kind == TRANSACTION:
             allowed.transaction(key)
-        else:
+        elif kind == GROUP:
             allowed.group(key)
-    except AccessRefused as error:
+        else:  # that of share groups is for brokers, and there is one
+            raise InvalidInput(f"Unknown coordinator type received: {kind}")
+    except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error), "node_id": -1, "host": "", "port": -1}
     host, port = door.address_for(request.connection)
     return {"node_id": door.node_id, "host": host, "port": port}
