@@ -263,6 +263,11 @@ async def test_a_compacted_topic_takes_no_record_without_a_key(world: World, cli
     assert (await client.produce(topic, keyed)).base_offset == 2
 
 
+async def test_a_fetch_that_asks_for_no_bytes_is_answered_at_once(world: World, client: Client) -> None:
+    topic = await world.topic("hasty")
+    assert (await client.fetch(topic, max_wait=10 * 60_000, min_bytes=0)).error_code == 0
+
+
 async def test_a_batch_of_a_producer_with_an_id_comes_alone(world: World, client: Client) -> None:
     """Behind one of a producer without, nobody looked at it: a transaction that nobody could end was in the log."""
     topic = await world.topic("hidden")

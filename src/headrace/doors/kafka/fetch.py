@@ -108,7 +108,7 @@ class Fetch:
             self._is_loading = True
             cold.then(self._loaded)
             return True
-        if not (final or has_error or size >= max(self.min_bytes, 1)):
+        if not (final or has_error or size >= self.min_bytes):
             return False
         self._answer(self._changed(results) if self.opened.is_incremental else results)
         return True
