@@ -263,6 +263,15 @@ async def test_a_compacted_topic_takes_no_record_without_a_key(world: World, cli
     assert (await client.produce(topic, keyed)).base_offset == 2
 
 
+async def test_the_newest_record_of_an_open_transaction_is_not_for_who_reads_committed(
+    world: World, client: Client
+) -> None:
+    topic = await world.topic("newest")
+    await transaction(client, "newest", topic)
+    assert (await offset_at(client, topic, MAX_TIMESTAMP))[0] == 0
+    assert await offset_at(client, topic, MAX_TIMESTAMP, isolation=1) == (-1, -1)
+
+
 async def test_a_fetch_that_asks_for_no_bytes_is_answered_at_once(world: World, client: Client) -> None:
     topic = await world.topic("hasty")
     assert (await client.fetch(topic, max_wait=10 * 60_000, min_bytes=0)).error_code == 0

@@ -62,23 +62,22 @@ def find_offset(partition: Partition, timestamp: int, committed: bool) -> tuple[
         return NONE, end
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return NONE, log.start_offset
-    if timestamp == MAX_TIMESTAMP:
-        return newest(partition)
-    if timestamp < 0:
+    if timestamp < 0 and timestamp != MAX_TIMESTAMP:
         return NONE, NONE
-    found = log.offset_for_timestamp_now(timestamp)
+    found = newest(partition) if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp_now(timestamp)
     if found is None or found[0] >= end:
         return NONE, NONE
     offset, at = found
     return at, offset
 
 
-def newest(partition: Partition) -> tuple[int, int]:
-    """The record with the largest timestamp. Halves the range of times, as the index answers 'first at or after'."""
+def newest(partition: Partition) -> tuple[int, int] | None:
+    """(offset, timestamp) of the record with the largest one. Halves the range of times, as the index answers 'first
+    at or after'."""
     log = partition.log
     low, found = 0, log.offset_for_timestamp_now(0)
     if found is None:
-        return NONE, NONE
+        return None
     best = found
     high = 1 << 62
     while low < high:
@@ -88,7 +87,7 @@ def newest(partition: Partition) -> tuple[int, int]:
             high = middle - 1
         else:
             best, low = found, max(middle, found[1])
-    return best[1], best[0]
+    return best
 
 
 def epoch_error(partition: Partition, epoch: int) -> Code | None:
