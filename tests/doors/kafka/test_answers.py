@@ -263,6 +263,21 @@ async def test_a_compacted_topic_takes_no_record_without_a_key(world: World, cli
     assert (await client.produce(topic, keyed)).base_offset == 2
 
 
+async def delete_records(client: Client, topic: str, offset: int) -> int:
+    parts = [{"partition_index": 0, "offset": offset}]
+    answer = await client.call(Api.DELETE_RECORDS, 2, topics=[{"name": topic, "partitions": parts}], timeout=1000)
+    [part] = answer.topics[0].partitions
+    return int(part.error_code)
+
+
+async def test_records_of_a_topic_that_only_compacts_are_not_deleted(world: World, client: Client) -> None:
+    topic = await world.topic("kept", cleanup_policy="compact")
+    await client.produce(topic, records.build([(b"k", b"v", (), 1)]))
+    assert await delete_records(client, topic, 1) == Code.POLICY_VIOLATION
+    await world.broker.streams.configure(topic, {"cleanup_policy": "compact,delete"})
+    assert await delete_records(client, topic, 1) == Code.NONE
+
+
 async def test_the_newest_record_of_an_open_transaction_is_not_for_who_reads_committed(
     world: World, client: Client
 ) -> None:

@@ -99,6 +99,10 @@ class TopicCollides(errors.InvalidInput):
         super().__init__(f"Topic '{name}' collides with existing topic: {other}")
 
 
+class NotDeleted(errors.InvalidInput):
+    """Records of a topic that deletes none."""
+
+
 class TopicRefused(errors.AccessRefused):
     """The user has not the right that this takes on the topic."""
 
@@ -117,6 +121,7 @@ class ClusterRefused(errors.AccessRefused):
 
 CODES: dict[type[errors.HeadraceError], Code] = {
     TopicCollides: Code.INVALID_TOPIC,
+    NotDeleted: Code.POLICY_VIOLATION,
     TopicRefused: Code.TOPIC_AUTHORIZATION_FAILED,
     GroupRefused: Code.GROUP_AUTHORIZATION_FAILED,
     TransactionRefused: Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,

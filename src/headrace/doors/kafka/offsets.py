@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.partition import Partition, when_loaded
 from headrace.broker.upkeep import delete_before
 from headrace.doors.kafka import access
-from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.errors import Code, NotDeleted, code_of
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError, OffsetOutOfRange
 
@@ -129,6 +129,8 @@ async def delete_records(door: "KafkaDoor", request: Request, fields: Any) -> di
             try:
                 partition = found.partition(topic.name, wanted.partition_index)
                 log = partition.log
+                if log.settings.cleanup_policy == "compact":
+                    raise NotDeleted(f"{topic.name} keeps the last record of every key")
                 offset = log.visible_end if wanted.offset == -1 else wanted.offset
                 if offset < 0 or offset > log.visible_end:
                     raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
