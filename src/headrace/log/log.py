@@ -93,12 +93,13 @@ class Log(LogEnd):
 
     @property
     def stable_end(self) -> int:
-        """Where readers of committed records stop: the first offset of the oldest open transaction."""
+        """Where readers of committed records stop: the first offset of the oldest open transaction, or what deletion
+        left of it."""
         return self.stable_below(self.visible_end)
 
     def stable_below(self, end: int) -> int:
         hold = self._stable_hold
-        return end if hold is None else min(hold, end)
+        return end if hold is None else min(max(hold, self.start_offset), end)
 
     def hold_stable(self, offset: int | None) -> None:
         before = self.stable_end

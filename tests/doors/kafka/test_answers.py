@@ -278,6 +278,19 @@ async def test_records_of_a_topic_that_only_compacts_are_not_deleted(world: Worl
     assert await delete_records(client, topic, 1) == Code.NONE
 
 
+async def test_who_reads_committed_records_begins_where_the_log_does(world: World, client: Client) -> None:
+    """Though the open transaction that it waits for began before what was deleted: told to begin there, it was told
+    then that there is nothing, and so on."""
+    topic = await world.topic("cut")
+    await transaction(client, "cut-off", topic)
+    assert await delete_records(client, topic, 1) == Code.NONE
+    assert await offset_at(client, topic, LATEST, isolation=1) == (1, -1)
+    waits = await client.fetch(topic, 1, isolation_level=1)
+    assert (waits.error_code, waits.last_stable_offset, waits.records) == (0, 1, b"")
+    assert await delete_records(client, topic, -1) == Code.NONE
+    assert await offset_at(client, topic, LATEST, isolation=1) == (2, -1)
+
+
 async def test_the_newest_record_of_an_open_transaction_is_not_for_who_reads_committed(
     world: World, client: Client
 ) -> None:
