@@ -149,14 +149,14 @@ class World:
             "protocols": (("range", b"metadata"),),
         }
         fields.update(values)
-        self.groups.classic(group).join(Join(**fields), answer)
+        self.groups.join(group, Join(**fields), answer)
         return answer
 
     def sync(
         self, group: str, joined: Joined, assignments: Mapping[str, bytes] | None = None
     ) -> "Answer[Synced]":
         answer: Answer[Synced] = Answer()
-        self.groups.classic(group).sync(
+        self.groups.known_classic(group).sync(
             joined.member_id, None, joined.generation, "consumer", joined.protocol, assignments or {}, answer
         )
         return answer

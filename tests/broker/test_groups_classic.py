@@ -31,7 +31,7 @@ def test_the_first_member_leads_and_gets_what_it_assigns(world: World) -> None:
     assert joined.members == ((joined.member_id, None, b"metadata"),)
     synced = world.sync("g", joined, {joined.member_id: b"mine"}).result
     assert synced.assignment == b"mine"
-    assert world.groups.classic("g").state is GroupState.STABLE
+    assert world.groups.known_classic("g").state is GroupState.STABLE
 
 
 def test_a_second_member_waits_until_the_first_has_joined_again(world: World) -> None:
@@ -39,7 +39,7 @@ def test_a_second_member_waits_until_the_first_has_joined_again(world: World) ->
     second = world.join("g")
     assert second.waiting
     with pytest.raises(RebalanceInProgress):
-        world.groups.classic("g").heartbeat(first.member_id, None, first.generation)
+        world.groups.known_classic("g").heartbeat(first.member_id, None, first.generation)
     again = world.join("g", first.member_id).result
     assert again.generation == second.result.generation == 2
     assert len(again.members) == 2
@@ -49,7 +49,7 @@ def test_a_second_member_waits_until_the_first_has_joined_again(world: World) ->
 def test_followers_wait_for_the_leaders_assignment(world: World) -> None:
     first, second = (one for one in world.stable("g", 2))
     leader, follower = (first, second) if first.leader == first.member_id else (second, first)
-    group = world.groups.classic("g")
+    group = world.groups.known_classic("g")
     assert group.state is GroupState.STABLE
     assert world.sync("g", follower).result.assignment == follower.member_id.encode()
     assert world.sync("g", leader).result.assignment == leader.member_id.encode()
@@ -61,7 +61,7 @@ def test_a_pause_of_the_broker_is_not_the_silence_of_its_members(world: World) -
     world.timers = ForgivingTimers(loop)  # type: ignore[assignment]
     world.groups = world.open()
     first, _second = world.stable("g", 2)
-    group = world.groups.classic("g")
+    group = world.groups.known_classic("g")
     world.clock.advance(3600)
     loop.advance(0)
     assert len(group.members) == 2
@@ -74,7 +74,7 @@ def test_a_pause_of_the_broker_is_not_the_silence_of_its_members(world: World) -
 
 def test_a_member_that_stops_beating_is_removed_and_the_rest_rebalance(world: World) -> None:
     first, second = world.stable("g", 2)
-    group = world.groups.classic("g")
+    group = world.groups.known_classic("g")
     for _ in range(4):
         world.timers.advance(3)
         try:
@@ -90,7 +90,7 @@ def test_a_member_that_stops_beating_is_removed_and_the_rest_rebalance(world: Wo
 def test_a_member_that_does_not_join_in_time_is_left_behind(world: World) -> None:
     first, second = world.stable("g", 2)
     again = world.join("g", first.member_id, protocols=(("range", b"changed"),))
-    group = world.groups.classic("g")
+    group = world.groups.known_classic("g")
     for _ in range(12):  # the second beats on, but never joins
         world.timers.advance(5)
         if not again.waiting:
@@ -113,7 +113,7 @@ def test_without_the_leaders_sync_the_followers_start_over(world: World) -> None
 
 def test_leaving_starts_a_rebalance_and_the_last_one_empties_the_group(world: World) -> None:
     first, second = world.stable("g", 2)
-    group = world.groups.classic("g")
+    group = world.groups.known_classic("g")
     group.leave(second.member_id, None)
     assert group.state is GroupState.PREPARING
     group.leave(first.member_id, None)
@@ -124,7 +124,7 @@ def test_leaving_starts_a_rebalance_and_the_last_one_empties_the_group(world: Wo
 def test_clients_that_can_are_told_an_id_to_join_with(world: World) -> None:
     with pytest.raises(MemberIdRequired) as caught:
         assert world.join("g", id_required=True).result
-    assert not world.groups.classic("g").members, "nobody is a member yet"
+    assert not world.groups.known_classic("g").members, "nobody is a member yet"
     joined = world.join("g", caught.value.member_id, id_required=True).result
     assert joined.member_id == caught.value.member_id
 
@@ -170,7 +170,7 @@ def test_the_protocol_most_members_want_is_chosen(world: World) -> None:
 
 def test_a_generation_that_is_over_is_not_served(world: World) -> None:
     [joined] = world.stable("g", 1)
-    group = world.groups.classic("g")
+    group = world.groups.known_classic("g")
     with pytest.raises(IllegalGeneration):
         group.heartbeat(joined.member_id, None, joined.generation - 1)
     with pytest.raises(IllegalGeneration):
@@ -185,7 +185,7 @@ def test_a_static_member_that_restarts_keeps_its_place_without_a_rebalance(world
     assert again.member_id != first.member_id
     assert world.sync("g", again).result.assignment == b"mine"
     with pytest.raises(FencedInstance):
-        world.groups.classic("g").heartbeat(first.member_id, "one", first.generation)
+        world.groups.known_classic("g").heartbeat(first.member_id, "one", first.generation)
 
 
 def static_pair(world: World, protocols: tuple[tuple[str, bytes], ...] = (("range", b"metadata"),)) -> list[Joined]:
@@ -223,7 +223,7 @@ def test_a_static_member_that_restarts_with_other_metadata_keeps_its_place(world
     assert again.generation == leader.generation
     assert world.sync("g", again).result.assignment == name.encode()
     world.restart()
-    assert world.groups.classic("g").members[again.member_id].protocols == (("range", b"other"),)
+    assert world.groups.known_classic("g").members[again.member_id].protocols == (("range", b"other"),)
 
 
 def test_a_static_member_that_restarts_with_another_favourite_protocol_begins_a_rebalance(world: World) -> None:
@@ -264,14 +264,14 @@ def test_a_static_leader_that_restarts_does_not_assign(world: World) -> None:
     second = world.join("g", instance_id="one").result  # before JoinGroup 9 it can only be told that another leads
     assert (second.leader, second.skip_assignment, second.members) == (first.member_id, False, ())
     assert world.sync("g", second).result.assignment == b"one"
-    assert world.groups.classic("g").leader == second.member_id
+    assert world.groups.known_classic("g").leader == second.member_id
 
 
 def test_a_static_member_can_be_removed_by_its_name(world: World) -> None:
     first = world.join("g", instance_id="one").result
     world.sync("g", first)
-    assert world.groups.classic("g").leave("", "one") == first.member_id
-    assert world.groups.classic("g").state is GroupState.EMPTY
+    assert world.groups.known_classic("g").leave("", "one") == first.member_id
+    assert world.groups.known_classic("g").state is GroupState.EMPTY
 
 
 def test_a_member_that_joins_again_unchanged_gets_the_generation_it_missed(world: World) -> None:
@@ -312,11 +312,11 @@ def test_more_members_have_the_initial_delay_to_arrive_in_the_first_generation()
 def test_a_group_survives_a_restart_with_its_members(world: World) -> None:
     first, second = world.stable("g", 2)
     world.restart()
-    group = world.groups.classic("g")
+    group = world.groups.known_classic("g")
     group.heartbeat(first.member_id, None, first.generation)
     assert world.sync("g", second).result.assignment == second.member_id.encode()
     world.timers.advance(11)  # a restored member has one session to show up
-    assert not world.groups.classic("g").members
+    assert not world.groups.known_classic("g").members
 
 
 def test_a_restart_between_join_and_sync_does_not_make_a_static_members_empty_place_its_assignment(
@@ -346,7 +346,7 @@ def test_a_group_with_members_can_not_be_deleted(world: World) -> None:
     [joined] = world.stable("g", 1)
     with pytest.raises(GroupNotEmpty):
         world.groups.delete("g", lambda error: None)
-    world.groups.classic("g").leave(joined.member_id, None)
+    world.groups.known_classic("g").leave(joined.member_id, None)
     world.groups.delete("g", lambda error: None)
     assert not world.groups.exists("g")
     world.restart()

@@ -219,7 +219,7 @@ def test_a_group_that_becomes_a_classic_one_leaves_nothing(world: World) -> None
     world.stable("g", 1)
     assert stored(world) == 0
     world.restart()
-    assert len(world.groups.classic("g").members) == 1
+    assert len(world.groups.known_classic("g").members) == 1
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x93\x01\x01\xa1x", None])

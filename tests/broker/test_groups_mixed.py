@@ -187,7 +187,7 @@ def test_members_whose_bytes_are_not_a_consumers_stay_in_their_classic_group(
     with pytest.raises(GroupNotFound, match="stays classic"):
         NewClient(world, "n").beat()
     assert joined.member_id in classic_of(world).members
-    world.groups.classic(GROUP).heartbeat(joined.member_id, None, joined.generation)
+    world.groups.known_classic(GROUP).heartbeat(joined.member_id, None, joined.generation)
 
 
 def assigned_with_user_data(world: World, assignor: str) -> None:

@@ -446,7 +446,7 @@ async def test_a_member_with_a_long_name_does_not_close_the_connections_of_other
     other = await world.client()
     other.send_bytes(struct.pack(">i", len(request)) + request)
     async with asyncio.timeout(SECONDS):
-        while len(world.broker.coordination.groups.classic(group).members) < 2:
+        while len(world.broker.coordination.groups.known_classic(group).members) < 2:
             await asyncio.sleep(0.001)
     assert len((await join(client, group, member_id=leader)).members) == 2
     await other.receive()

@@ -72,6 +72,25 @@ async def test_a_heartbeat_of_nobody_makes_no_group(tmp_path: Path) -> None:
         assert await listed(client) == []
 
 
+async def test_a_join_that_is_refused_makes_no_group(tmp_path: Path) -> None:
+    """It was there for ten minutes, and in the way of one of another kind."""
+    async with world_at(tmp_path) as world:
+        client = await world.client()
+        range_ = [{"name": "range", "metadata": b""}]
+        for session_timeout, protocols, member_id, code in (
+            (1, range_, "", Code.INVALID_SESSION_TIMEOUT),
+            (10_000, [], "", Code.INCONSISTENT_GROUP_PROTOCOL),
+            (10_000, range_, "nobody", Code.UNKNOWN_MEMBER_ID),
+        ):
+            answer = await client.call(
+                Api.JOIN_GROUP, 5, group_id="g", member_id=member_id, session_timeout=session_timeout,
+                rebalance_timeout=10_000, protocol_type="consumer", protocols=protocols,
+            )  # fmt: skip
+            assert answer.error_code == code
+        assert await listed(client) == []
+        assert (await beat_share(client, "g")).error_code == 0
+
+
 async def test_a_group_that_is_not_there_takes_a_commit_that_names_no_generation(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")

@@ -85,6 +85,11 @@ class ClassicGroup:
     def protocol_type(self, kind: str) -> None:
         self._roster.protocol_type = kind
 
+    @property
+    def has_anybody(self) -> bool:
+        """Members, or somebody who was told an id to join with."""
+        return bool(self.members) or self._roster.is_expecting
+
     # What members ask.
 
     def join(self, join: Join, answer: JoinAnswer) -> None:

@@ -11,7 +11,7 @@ from headrace.broker.groups.classic import ClassicGroup
 from headrace.broker.groups.consumer import JOIN_EPOCH, ConsumerGroup, Heartbeat
 from headrace.broker.groups.consumer_store import ConsumerStore
 from headrace.broker.groups.embedded import CONSUMER
-from headrace.broker.groups.members import GroupState, Member
+from headrace.broker.groups.members import GroupState, Join, JoinAnswer, Member
 from headrace.broker.groups.mixed import Hosted
 from headrace.broker.groups.offsets import OFFSETS, Answer, Committed, OffsetStore, StagedEntry
 from headrace.broker.groups.settings import GroupSettings
@@ -163,16 +163,19 @@ class Groups:
 
     # Finding.
 
-    def classic(self, group_id: str) -> ClassicGroup | Hosted:
-        """The group as classic members see it, made if it is new or an empty one of the other protocol."""
+    def join(self, group_id: str, join: Join, answer: JoinAnswer) -> None:
+        """Of a classic member. The group is made if it is new or an empty one of the other protocol; one that is
+        refused makes none."""
         check_group_id(group_id)
         group = self._groups.get(group_id)
-        if isinstance(group, ClassicGroup):
-            return group
-        if group is not None and group.members:
-            return self._hosted(group)
-        self._consumers.forget(group_id)
-        return self._new_classic(group_id)
+        if isinstance(group, ClassicGroup) or (group is not None and group.members):
+            self.known_classic(group_id).join(join, answer)
+            return
+        made = self._make_classic(group_id)
+        made.join(join, answer)
+        if made.has_anybody:
+            self._consumers.forget(group_id)
+            self._groups[group_id] = made
 
     def _hosted(self, group: ConsumerGroup) -> Hosted:
         def successor() -> ClassicGroup | None:
@@ -182,9 +185,12 @@ class Groups:
         return Hosted(group, self.settings, lambda answer: self.when_kept(group.group_id, answer), successor)
 
     def _new_classic(self, group_id: str) -> ClassicGroup:
-        group = ClassicGroup(group_id, self.settings, self._clock, self._timers, self._save)
+        group = self._make_classic(group_id)
         self._groups[group_id] = group
         return group
+
+    def _make_classic(self, group_id: str) -> ClassicGroup:
+        return ClassicGroup(group_id, self.settings, self._clock, self._timers, self._save)
 
     def heartbeat(self, group_id: str, beat: Heartbeat) -> consumer.Answer:
         """Of a member of the new protocol. The first that joins a classic group makes it one of the new; one that is

@@ -77,7 +77,7 @@ async def join_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[s
     try:
         if is_share_group(door, fields.group_id):
             raise GroupKindMismatch(f"{fields.group_id!r} is a share group")
-        door.coordination.groups.classic(fields.group_id).join(join, answer)
+        door.coordination.groups.join(fields.group_id, join, answer)
         joined = await future
         if isinstance(joined, HeadraceError):
             raise joined
