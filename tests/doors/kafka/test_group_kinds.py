@@ -91,6 +91,20 @@ async def test_a_join_that_is_refused_makes_no_group(tmp_path: Path) -> None:
         assert (await beat_share(client, "g")).error_code == 0
 
 
+async def test_an_empty_group_takes_a_commit_that_names_no_generation(tmp_path: Path) -> None:
+    """Of a consumer that assigns itself, whatever it calls itself. The group is not forgotten yet, or has offsets."""
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        joined = await classic_member(client, "classic")
+        await client.call(Api.LEAVE_GROUP, 4, group_id="classic", members=[{"member_id": joined.member_id}])
+        for epoch in (0, -1):
+            await beat_consumer(client, "new", epoch)
+        for group_id in ("classic", "new"):
+            assert await commit(client, group_id, 1, "m") == Code.UNKNOWN_MEMBER_ID
+            assert await commit(client, group_id, -1, "m") == 0
+
+
 async def test_a_group_that_is_not_there_takes_a_commit_that_names_no_generation(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")

@@ -176,10 +176,10 @@ class ClassicGroup:
         self, member_id: str, instance_id: str | None, generation: int, *, transactional: bool = False
     ) -> None:
         """Raises unless the member may commit offsets now."""
+        if generation < 0 and not self.members:
+            return  # a consumer that assigns itself, whatever it calls itself
         if generation < 0 and not member_id:
-            if self.members:
-                raise UnknownMember("a commit without a member, while the group has some")
-            return  # a consumer that assigns itself
+            raise UnknownMember("a commit without a member, while the group has some")
         member = self._check(member_id, instance_id, generation)
         if self.state is COMPLETING and not transactional:
             raise RebalanceInProgress(self.group_id)

@@ -203,10 +203,10 @@ class ConsumerGroup:
 
     def check_commit(self, member_id: str, epoch: int) -> None:
         """Raises unless the member may commit offsets now."""
+        if epoch < 0 and not self.members:
+            return  # a consumer that assigns itself, whatever it calls itself
         if epoch < 0 and not member_id:
-            if self.members:
-                raise UnknownMember("a commit without a member, while the group has some")
-            return
+            raise UnknownMember("a commit without a member, while the group has some")
         member = self.members.get(member_id)
         if member is None:
             raise UnknownMember(f"no member {member_id!r} in group {self.group_id!r}")
