@@ -68,6 +68,19 @@ def test_a_record_that_nobody_settles_is_given_up_after_five_tries() -> None:
     assert share.start == 1
 
 
+def test_a_record_is_handed_out_alone_for_the_last_time() -> None:
+    """Of records that end whoever takes them, the others are not given up with it."""
+    share = SharePartition(0, SavedShare(0, [], {1: 4, 2: 4, 4: 3}))
+    handed = []
+    while (first := share.available(0, 6)) is not None:
+        handed.append(share.acquire("a", first, 6, 100, 0))
+    alone = [[Acquired(1, 1, 5)], [Acquired(2, 2, 5)]]
+    assert handed == [[Acquired(0, 0, 1)], *alone, [Acquired(3, 3, 1), Acquired(4, 4, 4), Acquired(5, 5, 1)]]
+    assert share.release_member("a")
+    assert share.available(0, 6) == 0, "those two are given up"
+    assert share.acquire("a", 0, 6, 100, 0) == [Acquired(0, 0, 2), Acquired(3, 3, 2)], "and the next is alone again"
+
+
 def test_locks_end_with_time_or_with_the_member_and_can_be_renewed() -> None:
     share = SharePartition(0)
     take(share, "a", 2, deadline=10.0)

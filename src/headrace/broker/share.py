@@ -78,20 +78,27 @@ class SharePartition:
         return self.next if self.next < end else None
 
     def acquire(self, member: str, start: int, end: int, records_max: int, deadline: float) -> list[Acquired]:
-        """Hand out what can be of [start, end), records_max at most."""
+        """Hand out what can be of [start, end), records_max at most. What is tried for the last time goes alone: if it
+        is what ends who takes it, nothing is given up with it."""
         taken: list[Acquired] = []
         room = min(records_max, self.settings.locks_max - self.locked)
         offset = start
         while offset < end and room > 0:
-            if offset in self._returned:
-                self._returned.remove(offset, offset + 1)
-            elif offset != self.next or offset in self._settled:
+            came_back = offset in self._returned
+            if not came_back and (offset != self.next or offset in self._settled):
                 offset += 1
                 self._skip_settled()
                 continue
+            count = self._attempts.get(offset, 0) + 1
+            if count >= self.settings.attempts_max:
+                if taken:
+                    break
+                room = 1
+            if came_back:
+                self._returned.remove(offset, offset + 1)
             else:
                 self.next = offset + 1
-            count = self._attempts.pop(offset, 0) + 1
+            self._attempts.pop(offset, None)
             self._locks[offset] = Lock(member, deadline, count)
             if taken and taken[-1].last == offset - 1 and taken[-1].delivery_count == count:
                 taken[-1] = Acquired(taken[-1].first, offset, count)

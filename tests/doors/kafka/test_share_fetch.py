@@ -181,3 +181,21 @@ async def test_of_acknowledgements_of_a_partition_all_hold_or_none(
         assert await take(world, other, "other") == [], "it has both of them"
         await gone(world, client)
         assert await take(world, other, "other") == [(0, 1)]
+
+
+async def test_only_the_batches_of_what_is_handed_out_are_sent(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        await beat(client)
+        sent = [batch(text * 100) for text in (b"a", b"b", b"c")]
+        for one in sent:
+            await client.produce("t", one)
+        topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
+        wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}]
+        answer = await client.call(
+            Api.SHARE_FETCH, 1, group_id="s", member_id="m", max_records=2, max_bytes=1 << 20, topics=wanted
+        )
+        [part] = answer.responses[0].partitions
+        assert [(one.first_offset, one.last_offset) for one in part.acquired_records] == [(0, 1)]
+        assert len(part.records) == len(sent[0]) + len(sent[1])

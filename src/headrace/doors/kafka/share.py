@@ -27,6 +27,7 @@ from headrace.errors import (
     PartitionNotFound,
     StreamNotFound,
 )
+from headrace.record import codec
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -316,12 +317,13 @@ async def take_loaded(
         if not taken:
             continue
         count = sum(one.last - one.first + 1 for one in taken)
+        data = chunk.data if taken[-1].last + 1 >= chunk.next_offset else batches_until(chunk.data, taken[-1].last)
         room -= count
-        bytes_left -= len(chunk.data)
+        bytes_left -= len(data)
         door.stats.messages_out += count
-        door.stats.bytes_out += len(chunk.data)
+        door.stats.bytes_out += len(data)
         read[key] = {
-            "records": chunk.data,
+            "records": data,
             "acquired_records": [
                 {"first_offset": one.first, "last_offset": one.last, "delivery_count": one.delivery_count}
                 for one in taken
@@ -330,6 +332,15 @@ async def take_loaded(
         session.wanted.pop(key)  # who was served goes to the end
         session.wanted[key] = None
     return read
+
+
+def batches_until(data: Any, last: int) -> Any:
+    """Without the batches behind the one that holds the offset: who has room for few records, or for one that goes
+    alone, is not sent all of them."""
+    for info in codec.scan(data, verify_crc=False):
+        if info.next_offset > last:
+            return memoryview(data)[: info.end]
+    return data
 
 
 def _next_chunk(
