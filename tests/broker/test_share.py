@@ -91,6 +91,14 @@ def test_locks_end_with_time_or_with_the_member_and_can_be_renewed() -> None:
     assert take(share, "b", 2) == [1]
 
 
+def test_locks_are_not_renewed_where_the_group_was_told_so() -> None:
+    share = SharePartition(0, settings=DEFAULTS.changed({"renews": False}))
+    take(share, "a", 2, deadline=10.0)
+    with pytest.raises(InvalidRecordState):
+        share.acknowledge("a", 0, 1, [ACCEPT, RENEW], 50.0)
+    assert share.locked == 2
+
+
 @pytest.mark.parametrize(
     ("member", "first", "last", "types"),
     [

@@ -38,6 +38,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     heartbeat_interval_ms: int = 5_000
     attempts_max: int = 5
     locks_max: int = 2_000  # records out at once, per partition
+    renews: bool = True  # locks, when who has them asks
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
 

@@ -143,6 +143,8 @@ class SharePartition:
             raise InvalidRecordState(f"{len(types)} acknowledgements for {first} to {last}")
         if any(not GAP <= kind <= RENEW for kind in types):
             raise InvalidRecordState(f"acknowledgements of types {sorted(set(types))}")
+        if RENEW in types and not self.settings.renews:
+            raise InvalidRecordState("locks of this group are not renewed")
         for offset in range(first, last + 1):
             lock = self._locks.get(offset)
             if lock is None or lock.member != member:

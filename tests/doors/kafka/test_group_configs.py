@@ -11,7 +11,7 @@ from headrace.broker.share_groups import ShareGroups
 from headrace.clock import ManualClock
 from headrace.doors.kafka.configs import GROUP, SOURCE_DEFAULT, TOPIC
 from headrace.doors.kafka.errors import Code
-from headrace.doors.kafka.group_configs import SETTINGS
+from headrace.doors.kafka.group_configs import FIXED, SETTINGS
 from headrace.record import codec as records
 from headrace.wire.kafka.apis import Api
 from tests.broker.group_world import ManualTimers
@@ -33,7 +33,7 @@ async def configured(client: Client) -> dict[str, str]:
     """What differs from the defaults."""
     asked = [{"resource_type": GROUP, "resource_name": "s", "configuration_keys": None}]
     [answer] = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
-    assert len(answer.configs) == len(SETTINGS)
+    assert len(answer.configs) == len(SETTINGS) + len(FIXED)
     return {one.name: one.value for one in answer.configs if one.config_source != SOURCE_DEFAULT}
 
 
@@ -50,6 +50,7 @@ async def test_what_a_group_is_told_about_itself_holds_for_it_and_after_a_restar
         assert await configured(client) == {}
         change = {"share_auto_offset_reset": "earliest", "share_record_lock_duration_ms": "15000"}
         more = {"share_heartbeat_interval_ms": "7000", "share_delivery_count_limit": "2"}
+        more |= {"share_renew_acknowledge_enable": "false"}
         assert await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, **change, **more) == (0, None)
     async with world_at(tmp_path) as world:
         await world.topic("t")
@@ -85,6 +86,9 @@ async def test_what_a_group_is_told_about_itself_holds_for_it_and_after_a_restar
         ("consumer_heartbeat_interval_ms", "15001"),
         ("share_partition_max_record_locks", "many"),
         ("share_nonsense", "1"),
+        ("share_renew_acknowledge_enable", "maybe"),
+        ("share_assignment_interval_ms", "15001"),
+        ("consumer_assignor_offload_enable", "1"),
     ],
 )
 async def test_a_wrong_setting_of_a_group_changes_nothing(tmp_path: Path, name: str, value: str) -> None:
@@ -168,6 +172,17 @@ def test_the_session_of_a_member_of_a_consumer_group_is_as_long_as_the_group_was
     assert [len(world.groups.consumer(group).members) for group in ("g", "other")] == [1, 0]
     world.timers.advance(11)
     assert not world.groups.consumer("g").members
+
+
+async def test_when_a_group_assigns_can_be_said_and_changes_nothing(tmp_path: Path) -> None:
+    """Tools that say it for every group work; an assignment is made when something changes."""
+    async with world_at(tmp_path) as world:
+        client = await world.client()
+        told = {f"{kind}_assignment_interval_ms": "1000" for kind in ("consumer", "share")}
+        told |= {f"{kind}_assignor_offload_enable": "true" for kind in ("consumer", "share")}
+        for api in (Api.INCREMENTAL_ALTER_CONFIGS, Api.ALTER_CONFIGS):
+            assert await configure(client, api, **told) == (0, None)
+        assert await configured(client) == {}
 
 
 async def test_nothing_is_appended_to_a_setting_of_a_group_or_taken_from_it(tmp_path: Path) -> None:

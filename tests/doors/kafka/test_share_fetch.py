@@ -183,6 +183,30 @@ async def test_of_acknowledgements_of_a_partition_all_hold_or_none(
         assert await take(world, other, "other") == [(0, 1)]
 
 
+async def test_a_fetch_that_only_renews_locks_takes_nothing(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        await beat(client)
+        await client.produce("t", batch(b"a", b"b"))
+        assert await take(world, client) == [(0, 1)]
+        await client.produce("t", batch(b"c"))
+        topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
+        said = [{"first_offset": 0, "last_offset": 1, "acknowledge_types": [4, 1]}]
+        parts = [{"partition_index": 0, "acknowledgement_batches": said}]
+        asked = {
+            "group_id": "s", "member_id": "m", "share_session_epoch": 1, "is_renew_ack": True, "min_bytes": 0,
+            "max_bytes": 0, "max_records": 0, "max_wait": 0, "topics": [{"topic_id": topic_id, "partitions": parts}],
+        }  # fmt: skip
+        for limit in ("max_wait", "min_bytes", "max_bytes", "max_records"):
+            refused = await client.call(Api.SHARE_FETCH, 2, **{**asked, limit: 1})
+            assert refused.error_code == Code.INVALID_REQUEST
+        renewed = await client.call(Api.SHARE_FETCH, 2, **asked)
+        [part] = renewed.responses[0].partitions
+        assert (part.acknowledge_error_code, part.acquired_records, part.records) == (0, [], b"")
+        assert await take(world, client) == [(2, 2)]
+
+
 async def test_only_the_batches_of_what_is_handed_out_are_sent(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")

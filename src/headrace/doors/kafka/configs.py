@@ -22,6 +22,7 @@ TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SOURCE_TOPIC, SOURCE_STATIC, SOURCE_DEFAULT, SOURCE_GROUP = 1, 4, 5, 8
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 BOOLEAN, STRING, INT, SHORT, LONG, DOUBLE, LIST = 1, 2, 3, 4, 5, 6, 7
+GROUP_KINDS = {int: INT, str: STRING, bool: BOOLEAN}
 WORDS = {"uncompressed": "none", "CreateTime": "create", "LogAppendTime": "append"}  # Kafka's, and ours
 THEIRS = {"create": "CreateTime", "append": "LogAppendTime"}
 PRODUCER = "producer"  # compression.type: batches stay as they came
@@ -230,7 +231,7 @@ def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list
                 one.name,
                 one.value,
                 SOURCE_DEFAULT if one.is_default else SOURCE_GROUP,
-                INT if one.is_number else STRING,
+                GROUP_KINDS[one.kind],
             )
             for one in group_configs.found(door, resource.resource_name)
         ]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_OPERATIONS = -0x80000000
 NEW, FINAL = 0, -1
+RENEWS_FROM = 2  # ShareFetch may renew locks and do nothing else
 SESSIONS_MAX = 2000
 CHUNK_BYTES = 1 << 20
 ASSIGNOR = "simple"
@@ -226,6 +227,9 @@ async def share_acknowledge(door: "KafkaDoor", request: Request, fields: Any) ->
 
 
 async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    only_renews = request.version >= RENEWS_FROM and fields.is_renew_ack
+    if only_renews and any((fields.max_wait, fields.min_bytes, fields.max_bytes, fields.max_records)):
+        return {"error_code": Code.INVALID_REQUEST, "error_message": "a fetch that renews locks asks for nothing"}
     session, code = open_session(door, request.connection, fields)
     if session is None:
         if code is Code.SHARE_SESSION_LIMIT_REACHED:  # as long as with nothing to read: it tries again at once
@@ -248,12 +252,21 @@ async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[
     read: dict[Key, dict[str, Any]] = {}
     if fields.share_session_epoch == FINAL:
         shares.release_member(group, member_id)
-    else:
+    elif not only_renews:
         try:
             await begin(door, readable, group, session.wanted)
         except HeadraceError as error:
             return {"error_code": code_of(error), "error_message": str(error)}
         read = await take(door, request, group, session, member_id, fields)
+    return {
+        "acquisition_lock_timeout": shares.settings_of(group.group_id).lock_ms,
+        "responses": responses(results, read),
+    }
+
+
+def responses(
+    results: dict[Key, tuple[Code, str | None]], read: dict[Key, dict[str, Any]]
+) -> list[dict[str, Any]]:
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for key in {**results, **read}:
         error_code, message = results.get(key, (Code.NONE, None))
@@ -264,10 +277,7 @@ async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[
             **read.get(key, {}),
         }
         topics.setdefault(key[0], []).append(answer)
-    return {
-        "acquisition_lock_timeout": shares.settings_of(group.group_id).lock_ms,
-        "responses": [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()],
-    }
+    return [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()]
 
 
 async def take(
