@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from headrace.broker.partition import Partition, ReadWaits
 from headrace.doors.kafka import metadata, topics
 from headrace.doors.kafka.errors import Code
+from headrace.doors.kafka.fetch import Fetch
 from headrace.errors import StorageFailed
 from headrace.record import codec as records
 from headrace.wire.kafka import hot
@@ -180,6 +182,40 @@ async def test_a_client_with_another_epoch_is_told(world: World, client: Client)
             Api.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=[{"topic": "epochs", "partitions": wanted}]
         )
         assert answer.topics[0].partitions[0].error_code == code
+
+
+async def test_what_is_on_disk_is_loaded_though_there_is_something_else_to_read(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that always has something new in memory kept those of the same consumer waiting for good that have
+    to be read from disk."""
+    names = [await world.topic(name) for name in ("colder", "cold", "warm")]
+    for name in names:
+        await client.produce(name, batch(name.encode()))
+    logs = [world.broker.streams.get(name).partitions[0].log for name in names[:2]]
+    records_of = Fetch._records
+
+    class OnDisk(ReadWaits):
+        def __init__(self, log: Any) -> None:
+            self.log = log
+
+        def then(self, callback: Callable[[], object]) -> None:
+            logs.remove(self.log)
+            callback()
+
+    def cold(self: Fetch, partition: Partition, *args: Any) -> Any:
+        if partition.log in logs:
+            raise OnDisk(partition.log)
+        return records_of(self, partition, *args)
+
+    monkeypatch.setattr(Fetch, "_records", cold)
+    wanted = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}]
+    asked = [{"topic": name, "partitions": wanted} for name in names]
+    for count in (1, 2, 3):
+        answer = await client.call(
+            Api.FETCH, 12, topics=asked, max_wait=0, min_bytes=1, max_bytes=1 << 24, session_epoch=-1
+        )
+        assert sum(bool(topic.partitions[0].records) for topic in answer.responses) == count
 
 
 async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, client: Client) -> None:

@@ -76,7 +76,7 @@ class Fetch:
         )
         self._timer: asyncio.TimerHandle | None = None
         self._recheck: asyncio.TimerHandle | None = None
-        self._cold: ReadWaits | None = None  # something to read is not in memory
+        self._cold: ReadWaits | None = None  # the first thing to read that is not in memory
         self._is_loading = self._is_final = False
 
     def start(self) -> None:
@@ -110,6 +110,8 @@ class Fetch:
             return True
         if not (final or has_error or size >= self.min_bytes):
             return False
+        if cold is not None:  # for the next fetch: something else may be in memory each time
+            cold.then(lambda: None)
         self._answer(self._changed(results) if self.opened.is_incremental else results)
         return True
 
@@ -174,7 +176,7 @@ class Fetch:
             aborted = self._aborted(log, wanted.offset, next_offset) if committed else None
             return number, Code.NONE, log.visible_end, stable, log.start_offset, aborted, records
         except ReadWaits as cold:
-            self._cold = cold
+            self._cold = self._cold or cold
             return number, Code.NONE, log.visible_end, stable, log.start_offset, [] if committed else None, None
         except HeadraceError as error:
             return number, code_of(error), -1, -1, -1, None, None
