@@ -221,6 +221,7 @@ async def test_what_is_on_disk_is_loaded_though_there_is_something_else_to_read(
 async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, client: Client) -> None:
     await world.topic("patient")
     writer = await world.client()
+    messages, sent = world.door.stats.messages_out, world.door.stats.bytes_out
     waiting = asyncio.ensure_future(client.fetch("patient", max_wait=60_000, min_bytes=1000))
     one = batch(b"x" * 400)
     for _ in range(2):
@@ -229,6 +230,8 @@ async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, clie
         assert not waiting.done()
     await writer.produce("patient", one)
     assert len((await waiting).records) >= 1000
+    assert world.door.stats.messages_out - messages == 3, "counted when it is sent, not with every look"
+    assert world.door.stats.bytes_out - sent == 3 * len(one)
 
 
 async def transaction(client: Client, name: str, topic: str) -> Any:

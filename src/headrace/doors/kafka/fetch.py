@@ -78,6 +78,7 @@ class Fetch:
         self._recheck: asyncio.TimerHandle | None = None
         self._cold: ReadWaits | None = None  # the first thing to read that is not in memory
         self._is_loading = self._is_final = False
+        self._messages = 0  # found by the last look
 
     def start(self) -> None:
         if self.opened.error:
@@ -139,6 +140,7 @@ class Fetch:
     def _read(self) -> tuple[list[tuple[Key, Wanted, Result]], int, bool]:
         results: list[tuple[Key, Wanted, Result]] = []
         size, has_error = 0, False
+        self._messages = 0
         incremental, committed = self.opened.is_incremental, self.isolation == READ_COMMITTED
         for key, wanted in self.opened.wanted.items():
             if (
@@ -171,8 +173,7 @@ class Fetch:
             # The first batch is sent whatever its size: a client that asks for less than it could never go on.
             if (room > 0 or first) and wanted.offset != end:
                 records, next_offset = self._records(partition, wanted.offset, min(wanted.max_bytes, room), end)
-                self.door.stats.messages_out += max(0, next_offset - wanted.offset)
-                self.door.stats.bytes_out += len(records)
+                self._messages += max(0, next_offset - wanted.offset)
             aborted = self._aborted(log, wanted.offset, next_offset) if committed else None
             return number, Code.NONE, log.visible_end, stable, log.start_offset, aborted, records
         except ReadWaits as cold:
@@ -205,12 +206,15 @@ class Fetch:
 
     def _answer(self, results: list[tuple[Key, Wanted, Result]]) -> None:
         self._stop()
+        stats = self.door.stats
+        stats.messages_out += self._messages
         topics: dict[str | bytes, list[Result]] = {}
         read: list[Key] = []
         for key, wanted, result in results:
             topics.setdefault(key[0], []).append(result)
             wanted.high_watermark, wanted.log_start = result[2], result[4]
             if result[6]:
+                stats.bytes_out += len(result[6])
                 read.append(key)
         for key in read:  # who was served goes to the end, so that others have their turn
             kept = self.opened.wanted.pop(key, None)
