@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.doors.kafka.errors import Code
-from headrace.errors import DiskFull, HeadraceError
+from headrace.errors import ConcurrentTransactions, DiskFull, HeadraceError
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import Client, World, world_at
 
@@ -130,6 +130,19 @@ async def test_a_commit_that_the_disk_has_no_room_for_is_tried_again(
         assert await commit(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
         assert await commit_in_transaction(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
     assert await commit(client, epoch) == Code.NONE
+
+
+async def test_offsets_of_a_transaction_that_changes_just_now_are_committed_again(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent once more after a time-out, say, while the first are on their way to the disk. In Kafka a group takes them,
+    which knows no CONCURRENT_TRANSACTIONS, and Java takes it here for the end of the producer."""
+
+    async def busy(*args: object) -> None:
+        raise ConcurrentTransactions("x")
+
+    monkeypatch.setattr(world.door.coordination.transactions, "commit_offsets", busy)
+    assert await commit_in_transaction(client, -1, member_id="") == Code.COORDINATOR_LOAD_IN_PROGRESS
 
 
 async def test_a_transaction_that_the_disk_has_no_room_for_is_tried_again(

@@ -11,7 +11,14 @@ from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.group_offsets import collect, fail_all
 from headrace.doors.kafka.groups import is_share_group
 from headrace.doors.kafka.pipe import Request
-from headrace.errors import GroupNotFound, HeadraceError, InvalidPattern, ProducerFenced, StaleMemberEpoch
+from headrace.errors import (
+    ConcurrentTransactions,
+    GroupNotFound,
+    HeadraceError,
+    InvalidPattern,
+    ProducerFenced,
+    StaleMemberEpoch,
+)
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -120,6 +127,8 @@ async def txn_offset_commit(door: "KafkaDoor", request: Request, fields: Any) ->
         )
     except StaleMemberEpoch:
         fail_all(answers, Code.ILLEGAL_GENERATION)  # the producer can abort; Java gives up on a code of members
+    except ConcurrentTransactions:
+        fail_all(answers, Code.COORDINATOR_LOAD_IN_PROGRESS)  # try again; Java gives up on the other code here
     except HeadraceError as error:
         fail_all(answers, fencing_code(error, request.version, 99))
     return {"topics": answers}
