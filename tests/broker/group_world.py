@@ -119,17 +119,23 @@ class World:
         self.timers = ManualTimers(self.clock)
         self.journal = MemoryJournal()
         self.topics = dict(topics or {})
+        self._counted: Mapping[str, int] = {}
         self.settings = GroupSettings(**settings)
         self.told: dict[str, GroupConfig] = {}
         self.groups = self.open()
 
     def open(self) -> Groups:
         groups = Groups(
-            self.settings, self.clock, self.timers, self.journal.begin, lambda: self.topics,
+            self.settings, self.clock, self.timers, self.journal.begin, self._counts,
             lambda group_id: self.told.get(group_id, DEFAULTS),
         )  # fmt: skip
         groups.load(self.journal.items)
         return groups
+
+    def _counts(self) -> Mapping[str, int]:
+        if self._counted != self.topics:
+            self._counted = dict(self.topics)
+        return self._counted
 
     def restart(self) -> None:
         """As after kill -9: timers and members in memory are gone."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.broker.groups import consumer
 from headrace.broker.groups.assign import ASSIGNORS, assign_range, assign_uniform
 from headrace.broker.groups.consumer import Answer, ConsumerGroup, Heartbeat
 from headrace.broker.groups.patterns import compile_pattern
@@ -286,6 +287,37 @@ def test_range_gives_neighbours_to_the_same_member() -> None:
     everything = frozenset({"a", "b"})
     result = assign_range({"m1": everything, "m2": everything}, {"a": 3, "b": 3}, {})
     assert result["m1"] == {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
+
+
+def test_a_heartbeat_that_changes_nothing_looks_at_no_topic_and_no_other_member(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a hundred members that subscribe to a thousand topics by pattern, each took half a second, of everybody."""
+    world.topics.update({f"log-{number}": 1 for number in range(10)})
+    tried: list[str] = []
+
+    class Counted:
+        def __init__(self, pattern: str) -> None:
+            self._pattern = compile_pattern(pattern)
+
+        def fullmatch(self, name: str) -> bool:
+            tried.append(name)
+            return self._pattern.fullmatch(name)
+
+    monkeypatch.setattr(consumer, "compile_pattern", Counted)
+    group = world.groups.consumer("g")
+    clients = [Client(group, name, topics=frozenset(), pattern="log-.*") for name in "abc"]
+    settle(*clients)
+    assert len(tried) == len(world.topics), "each topic once, not once for each member"
+    tried.clear()
+    monkeypatch.setattr(ConsumerGroup, "_taken", lambda *_: 1 // 0)
+    for client in clients:
+        client.beat()
+    assert tried == []
+    monkeypatch.undo()
+    world.topics["log-new"] = 1
+    settle(*clients)
+    assert ("log-new", 0) in set().union(*(client.owned for client in clients))
 
 
 @pytest.mark.parametrize("pattern", [r"((a))\1", "(", "x" * 600, "(?<=a)b", "((a{100}){100}){100}"])

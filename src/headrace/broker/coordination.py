@@ -16,10 +16,15 @@ from headrace.log.shard import Shard
 
 
 class TopicCounts(Mapping[str, int]):
-    """Topics and how many partitions each has, looked up when asked: a heartbeat asks for a few of thousands."""
+    """Topics and how many partitions each has, looked up when asked: a heartbeat asks for a few of thousands. Another
+    one after each change, see `now`: groups look again when it is."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
+        self._version = streams.version
+
+    def now(self) -> "TopicCounts":
+        return self if self._version == self._streams.version else TopicCounts(self._streams)
 
     def __getitem__(self, name: str) -> int:
         stream = self._streams.find(name)
@@ -39,9 +44,9 @@ class Coordination:
 
     def __init__(self, shard: Shard, streams: Streams, clock: Clock, settings: GroupSettings) -> None:
         self._loop = asyncio.get_running_loop()
-        topics, timers = TopicCounts(streams), ForgivingTimers(self._loop)
-        self.shares = ShareGroups(shard, clock, timers, lambda: topics)
-        self.groups = Groups(settings, clock, timers, shard.group, lambda: topics, self.shares.settings_of)
+        self._topics, timers = TopicCounts(streams), ForgivingTimers(self._loop)
+        self.shares = ShareGroups(shard, clock, timers, self._counts)
+        self.groups = Groups(settings, clock, timers, shard.group, self._counts, self.shares.settings_of)
         self.producers = Producers(shard, clock)
         self.transactions = Transactions(shard, clock, timers, self.producers, self.groups)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -59,6 +64,10 @@ class Coordination:
         self.shares.close()
         self.transactions.close()
         self.producers.snapshot_all()
+
+    def _counts(self) -> TopicCounts:
+        self._topics = self._topics.now()
+        return self._topics
 
     def _snapshot(self) -> None:
         self._timer = self._loop.call_later(SNAPSHOT_INTERVAL_S, self._snapshot)

@@ -147,6 +147,7 @@ class Streams:
         self._documents: list[StreamDocument] = []
         self._changing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "catalog")
+        self.version = 0  # another one after each change of the streams there are, or of their partitions
         self._on_create: list[Callable[[Stream], object]] = []
         self._before_delete: list[Callable[[Stream], object]] = []
         self._before_growth: list[Callable[[Stream], object]] = []
@@ -312,6 +313,7 @@ class Streams:
                 check(stream)
             await self._in_thread(lambda: self._catalog.remove(CATALOG_KIND, stream.document.identity))
             del self._streams[vhost, name]
+            self.version += 1
             stream.is_deleted = True
             failed: HeadraceError | None = None
             try:
@@ -337,6 +339,7 @@ class Streams:
 
     def _register(self, stream: Stream) -> None:
         self._streams[stream.document.identity] = stream
+        self.version += 1
         self._by_log.update((partition.log.id, (stream, partition)) for partition in stream.partitions)
 
     def _check(self, name: str, vhost: str, partitions: int, kind: Kind) -> None:

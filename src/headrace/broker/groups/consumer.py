@@ -36,6 +36,7 @@ LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2  # a static member that means to come back
 ID_CHARACTERS_MAX = 1_100  # of a member, or an instance: the longest we make of a client's name, and some more
 NAMES_CHARACTERS_MAX = 1 << 20  # of all that a member subscribes to
+PATTERNS_MAX = 100  # of which is known what they match
 
 
 class MemberState(Enum):
@@ -133,8 +134,12 @@ class ConsumerGroup:
         self.empty_since_ms = clock.now_ms()
         self._changed = changed
         self._told = told  # by group, what it was told about itself
-        self._topics = topics  # name to number of partitions, of all topics there are
+        # Name to number of partitions, of all topics there are: the same object as long as none comes, goes or grows.
+        self._topics = topics
         self._seen: tuple[Mapping[str, int], ...] = ()
+        self._looked_at: Mapping[str, int] | None = None  # the topics when that was found to be so
+        self._matched: dict[str, frozenset[str]] = {}  # by pattern, of the topics in _matched_in
+        self._matched_in: Mapping[str, int] | None = None
         self._instances: dict[str, str] = {}
         self._settings = settings
         self._clock = clock
@@ -286,8 +291,8 @@ class ConsumerGroup:
         """What others of the group read, and the member's pattern matches, but it may not read."""
         if not member.pattern or member.may_read is None or not self._seen:
             return frozenset()
-        matches = compile_pattern(member.pattern).fullmatch
-        return frozenset(topic for topic in self._seen[0] if matches(topic) and not member.may_read(topic))
+        matching = self._matching(member.pattern)
+        return frozenset(topic for topic in self._seen[0] if topic in matching and not member.may_read(topic))
 
     def restore(
         self,
@@ -423,6 +428,8 @@ class ConsumerGroup:
         if beat.rack_id is not None:
             member.rack_id = beat.rack_id
         member.client_id, member.client_host = beat.client_id, beat.client_host
+        if member.may_read != beat.may_read:
+            self._looked_at = None
         member.may_read = beat.may_read
         member.is_restored = False
         if wanted is not None and wanted != self._wanted(member):
@@ -432,9 +439,20 @@ class ConsumerGroup:
     def _wanted(self, member: ConsumerMember) -> frozenset[str]:
         if not member.pattern:
             return member.topics
-        matches, may_read = compile_pattern(member.pattern).fullmatch, member.may_read
-        found = {topic for topic in self._topics() if matches(topic) and (may_read is None or may_read(topic))}
-        return member.topics | found
+        matching, may_read = self._matching(member.pattern), member.may_read
+        found = matching if may_read is None else frozenset(topic for topic in matching if may_read(topic))
+        return member.topics | found if member.topics else found
+
+    def _matching(self, pattern: str) -> frozenset[str]:
+        """Members mostly say the same pattern, and topics seldom change: it is tried once."""
+        topics = self._topics()
+        if topics is not self._matched_in or len(self._matched) >= PATTERNS_MAX:
+            self._matched_in, self._matched = topics, {}
+        found = self._matched.get(pattern)
+        if found is None:
+            matches = compile_pattern(pattern).fullmatch
+            found = self._matched[pattern] = frozenset(topic for topic in topics if matches(topic))
+        return found
 
     # Sessions.
 
@@ -474,6 +492,9 @@ class ConsumerGroup:
 
     def _retarget(self, changed: bool) -> None:
         partitions = self._topics()
+        if not changed and self._seen and partitions is self._looked_at:
+            return
+        self._looked_at = partitions
         wanted = {member_id: self._wanted(member) for member_id, member in self.members.items()}
         subscribed = frozenset().union(*wanted.values()) if wanted else frozenset()
         seen = {topic: partitions[topic] for topic in subscribed if topic in partitions}
@@ -498,6 +519,9 @@ class ConsumerGroup:
             member.revoking = set()
             member.state = MemberState.STABLE
         target = self.target.get(member.member_id, set())
+        is_there = member.state is MemberState.STABLE and member.epoch == self.target_epoch
+        if is_there and member.assigned == target:
+            return
         surplus = member.assigned - target
         member.assigned &= target
         if surplus and (owned is None or surplus & set(owned)):
