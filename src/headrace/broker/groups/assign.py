@@ -4,6 +4,7 @@ Both are deterministic and look at nothing but their arguments. `held` is who ha
 moves as little as balance allows, range does not care.
 """
 
+from bisect import insort
 from collections.abc import Callable, Mapping
 
 TopicPartition = tuple[str, int]
@@ -18,8 +19,7 @@ def assign_range(
     """Per topic, in order of member id: equal runs of neighbouring partitions, so that topics with the
     same keys and as many partitions meet at the same member."""
     result: Assignment = {member: set() for member in subscriptions}
-    for topic in sorted(partitions):
-        readers = sorted(member for member, topics in subscriptions.items() if topic in topics)
+    for topic, readers in sorted(_readers(subscriptions, partitions).items()):
         if not readers:
             continue
         each, rest = divmod(partitions[topic], len(readers))
@@ -44,10 +44,7 @@ def assign_uniform(
             if topic in subscriptions[member] and number < partitions.get(topic, 0) and which not in owner:
                 owner[which] = member
                 result[member].add(which)
-    readers = {
-        topic: sorted(member for member, topics in subscriptions.items() if topic in topics)
-        for topic in partitions
-    }
+    readers = _readers(subscriptions, partitions)
     for which in everything:
         if which not in owner and readers[which[0]]:
             result[min(readers[which[0]], key=lambda member: (len(result[member]), member))].add(which)
@@ -55,19 +52,37 @@ def assign_uniform(
     return result
 
 
+def _readers(subscriptions: Subscriptions, partitions: Mapping[str, int]) -> dict[str, list[str]]:
+    """Of each topic, in order."""
+    readers: dict[str, list[str]] = {topic: [] for topic in partitions}
+    for member in sorted(subscriptions):
+        for topic in subscriptions[member]:
+            if topic in readers:
+                readers[topic].append(member)
+    return readers
+
+
 def _level(result: Assignment, readers: Mapping[str, list[str]]) -> None:
     """Move single partitions, always from the fullest member that can give one, until it is level."""
-    while _move_one(result, readers):
+    ordered = {member: sorted(held) for member, held in result.items()}  # once: there may be thousands to move
+    while _move_one(ordered, readers):
         pass
+    result.update({member: set(held) for member, held in ordered.items()})
 
 
-def _move_one(result: Assignment, readers: Mapping[str, list[str]]) -> bool:
-    for full in sorted(result, key=lambda member: (-len(result[member]), member)):
-        for which in sorted(result[full], reverse=True):
-            least = min(readers[which[0]], key=lambda member: (len(result[member]), member))
-            if len(result[full]) - len(result[least]) >= 2:
-                result[full].remove(which)
-                result[least].add(which)
+def _move_one(ordered: dict[str, list[TopicPartition]], readers: Mapping[str, list[str]]) -> bool:
+    sizes = {member: len(held) for member, held in ordered.items()}
+    if not sizes or max(sizes.values()) - min(sizes.values()) < 2:
+        return False
+    least: dict[str, str] = {}  # of the readers of a topic
+    for full in sorted(ordered, key=lambda member: (-sizes[member], member)):
+        held = ordered[full]
+        for at in range(len(held) - 1, -1, -1):
+            topic = held[at][0]
+            if topic not in least:
+                least[topic] = min(readers[topic], key=lambda member: (sizes[member], member))
+            if sizes[full] - sizes[least[topic]] >= 2:
+                insort(ordered[least[topic]], held.pop(at))
                 return True
     return False
 
