@@ -59,6 +59,27 @@ class Log:
         return base
 
 
+def test_a_batch_of_a_transaction_looks_at_no_producer_that_has_none() -> None:
+    """There may be ten thousand of them, of a week, and it is asked with every batch."""
+    log = Log()
+    for producer in range(100):
+        log.append(info(0, producer=producer))
+    log.append(info(0, producer=1000, transactional=True))
+    idle = [log.state.producers[producer] for producer in range(100)]
+    for one in idle:
+        del one.open_since
+    assert log.state.stable_hold == 100
+    for one in idle:
+        one.open_since = None
+    restored = PartitionProducers()
+    restored.restore(log.state.snapshot(101, 0, 0))
+    assert restored.stable_hold == 100
+    for state in (log.state, restored):
+        state.ended(1000, 0, 101, commit=True)
+        assert state.stable_hold is None
+
+
+
 def test_a_repeated_batch_is_found_among_the_last_five() -> None:
     log = Log()
     offsets = [log.append(info(number * 3, 3)) for number in range(8)]

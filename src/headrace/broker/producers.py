@@ -92,6 +92,7 @@ class PartitionProducers:
     def __init__(self) -> None:
         self.producers: dict[int, Producer] = {}
         self.aborted: list[Aborted] = []
+        self._open: dict[int, Producer] = {}  # those with an open transaction: few of thousands
 
     # Appending.
 
@@ -129,6 +130,7 @@ class PartitionProducers:
             producer.batches.append(batch)
         if info.is_transactional and producer.open_since is None:
             producer.open_since = visible_end  # its real offset is not known yet, and not lower
+            self._open[producer.producer_id] = producer
             batch.opens = True
         return batch
 
@@ -167,6 +169,7 @@ class PartitionProducers:
         if producer.open_since is not None and not commit:
             insort(self.aborted, Aborted(marker_offset, producer_id, producer.open_since))
         producer.open_since = None
+        self._open.pop(producer_id, None)
         written, producer.written = producer.written, RangeSet()
         void = RangeSet() if commit else written
         void.add(marker_offset, marker_offset + 1)
@@ -178,7 +181,7 @@ class PartitionProducers:
     def stable_hold(self) -> int | None:
         """Where readers of committed records must stop, None if no transaction is open."""
         return min(
-            (one.open_since for one in self.producers.values() if one.open_since is not None), default=None
+            (one.open_since for one in self._open.values() if one.open_since is not None), default=None
         )
 
     def aborted_between(self, start: int, end: int) -> list[tuple[int, int]]:
@@ -199,6 +202,7 @@ class PartitionProducers:
         if info.is_transactional:
             if producer.open_since is None:
                 producer.open_since = info.base_offset
+                self._open[producer.producer_id] = producer
             producer.written.add(info.base_offset, info.next_offset)
 
     def snapshot(self, upto: int, start_offset: int, now_ms: int) -> Snapshot:
@@ -227,6 +231,8 @@ class PartitionProducers:
             producer.batches.extend(Batch(*batch) for batch in saved.batches)
             producer.written = RangeSet(saved.written)
             self.producers[saved.producer_id] = producer
+            if producer.open_since is not None:
+                self._open[producer.producer_id] = producer
         self.aborted = [Aborted(*one) for one in snapshot.aborted]
 
     def _forget(self, start_offset: int, now_ms: int) -> None:
