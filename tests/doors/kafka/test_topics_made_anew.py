@@ -4,7 +4,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from headrace.doors.kafka.errors import Code
+import pytest
+
+from headrace.broker.streams import Stream
+from headrace.doors.kafka.errors import Code, UnknownTopicId
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import Client, World, world_at
 
@@ -88,3 +91,28 @@ async def test_a_member_of_a_share_group_hears_of_a_topic_made_anew_between_two_
         assert [(one.topic_id, one.partitions) for one in beat.assignment.topic_partitions] == [(again, [0])]
         log = world.broker.streams.get("t").partitions[0].log
         assert log.id in world.broker.coordination.shares.known("s").partitions, "and has begun there"
+
+
+async def test_a_topic_that_is_gone_is_not_looked_for_among_all_with_every_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its readers ask for all of its partitions by its id, until they hear of it."""
+    async with world_at(tmp_path) as world:
+        topics, streams = world.door.topics, world.broker.streams
+        await world.topic("t")
+        gone = topics.id_of(streams.get("t"))
+        await streams.delete("t")
+        looks, listed = 0, topics.all
+
+        def counted() -> list[Stream]:
+            nonlocal looks
+            looks += 1
+            return listed()
+
+        monkeypatch.setattr(topics, "all", counted)
+        for _ in range(3):
+            with pytest.raises(UnknownTopicId):
+                topics.find(gone)
+        assert looks <= 1
+        await world.topic("t")
+        assert topics.find(topics.id_of(streams.get("t"))) is streams.get("t")

@@ -45,6 +45,7 @@ class TopicIndex(Topics):
         self._streams = streams
         self._prefix = cluster.bytes[:8]
         self._by_log: dict[int, Stream] = {}
+        self._version = -1  # of the streams, when that was made
         self._creating = asyncio.Lock()  # of two that collide and come at once, the second must see the first
 
     async def create(self, name: str, partitions: int, overrides: Mapping[str, object]) -> Stream:
@@ -95,7 +96,8 @@ class TopicIndex(Topics):
             raise UnknownTopicId(topic_id)
         log_id = int.from_bytes(topic_id[8:], "big")
         stream = self._by_log.get(log_id)
-        if stream is None:
+        if stream is None and self._version != self._streams.version:
+            self._version = self._streams.version
             self._by_log = {one.document.logs[0]: one for one in self.all()}
             stream = self._by_log.get(log_id)
         if stream is None or stream.is_deleted:
