@@ -1,5 +1,7 @@
 """A share partition hands out each record to one member, and takes it back when the member does not settle it."""
 
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -89,6 +91,29 @@ def test_locks_end_with_time_or_with_the_member_and_can_be_renewed() -> None:
     assert take(share, "b", 2) == [0]
     assert share.release_member("a")
     assert take(share, "b", 2) == [1]
+
+
+class Looked(dict[int, int]):
+    times = 0
+
+    def __iter__(self) -> Iterator[int]:
+        Looked.times += 1
+        return super().__iter__()
+
+
+def test_what_is_accepted_is_not_looked_for_among_all_that_came_back() -> None:
+    """A quarter of a second of everybody, for five hundred records of ten thousand that came back."""
+    share = SharePartition(0)
+    take(share, "a", 100)
+    assert share.release_member("a")
+    taken = take(share, "b", 100, 50)
+    share._attempts = Looked(share._attempts)
+    share.acknowledge("b", taken[0], taken[-1], [ACCEPT], 0)
+    assert Looked.times == 0
+    assert take(share, "b", 100) == list(range(50, 100))
+    share.archive(50, 100)
+    share.available(1 << 40, 1 << 41)
+    assert Looked.times == 1, "retention takes more than there is to look at"
 
 
 def test_locks_are_not_renewed_where_the_group_was_told_so() -> None:

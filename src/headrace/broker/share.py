@@ -177,8 +177,12 @@ class SharePartition:
     def _settle(self, start: int, end: int) -> None:
         self._settled.add(start, end)
         self._returned.remove(start, end)
-        for offset in [one for one in self._attempts if start <= one < end]:
-            del self._attempts[offset]
+        if end - start <= len(self._attempts):
+            for offset in range(start, end):
+                self._attempts.pop(offset, None)
+        else:
+            for offset in [one for one in self._attempts if start <= one < end]:
+                del self._attempts[offset]
         first = self._settled.first()
         while first is not None and first[0] <= self.start:
             self.start = max(self.start, first[1])
