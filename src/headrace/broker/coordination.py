@@ -56,10 +56,13 @@ class Coordination:
         self.transactions.load(self._spawn)
         streams.on_delete(self._forget_stream)
         self._timer = self._loop.call_later(SNAPSHOT_INTERVAL_S, self._snapshot)
+        self._snapshots: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         """Before the shard is closed."""
         self._timer.cancel()
+        if self._snapshots is not None:
+            self._snapshots.cancel()
         self.groups.close()
         self.shares.close()
         self.transactions.close()
@@ -71,7 +74,8 @@ class Coordination:
 
     def _snapshot(self) -> None:
         self._timer = self._loop.call_later(SNAPSHOT_INTERVAL_S, self._snapshot)
-        self.producers.snapshot_all()
+        if self._snapshots is None or self._snapshots.done():
+            self._snapshots = self._loop.create_task(self.producers.snapshot_in_turns())
 
     async def _forget_stream(self, stream: Stream) -> None:
         if stream.vhost == "/":

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -206,12 +207,24 @@ class Producers:
     # Snapshots.
 
     def snapshot_all(self) -> None:
-        """Called every SNAPSHOT_INTERVAL_S, and before the broker stops."""
-        for log_id, tracked in list(self._tracked.items()):
-            if log_id not in self._shard.logs:
-                self._forget(log_id)
-            else:
-                self.snapshot_of(tracked.log)
+        """Before the broker stops."""
+        for log_id in list(self._tracked):
+            self._look_after(log_id)
+
+    async def snapshot_in_turns(self) -> None:
+        """Every SNAPSHOT_INTERVAL_S. There may be many logs with many producers: others are served in between."""
+        for log_id in list(self._tracked):
+            self._look_after(log_id)
+            await asyncio.sleep(0)
+
+    def _look_after(self, log_id: int) -> None:
+        tracked = self._tracked.get(log_id)
+        if tracked is None:
+            return
+        if log_id not in self._shard.logs:
+            self._forget(log_id)
+        else:
+            self.snapshot_of(tracked.log)
 
     def snapshot_of(self, log: Log) -> None:
         """In the journal before whatever is staged next: a removal of records that only the log knows, say."""
@@ -223,7 +236,8 @@ class Producers:
         del self._tracked[log_id]
         entry = self._shard.group()
         entry.delete(PRODUCERS, log_key(log_id))
-        entry.commit(lazy=True)
+        with suppress(HeadraceError):  # the next start sees for itself that the log is gone
+            entry.commit(lazy=True)
 
     def _snapshot(self, tracked: Tracked) -> None:
         """Journaled, not synced for its own sake: an older snapshot only means more to replay."""
