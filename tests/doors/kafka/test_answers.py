@@ -435,6 +435,21 @@ async def test_offsets_of_a_group_are_deleted_unless_it_reads_the_topic(world: W
     )
 
 
+async def test_offsets_of_a_group_with_members_that_are_no_consumers_stay(world: World, client: Client) -> None:
+    """What Kafka Connect's workers read nobody can see in what they say."""
+    await world.topic("worked")
+    part = {"partition_index": 0, "committed_offset": 3}
+    await client.call(Api.OFFSET_COMMIT, 8, group_id="workers", topics=[{"name": "worked", "partitions": [part]}])
+    joined = await client.call(
+        Api.JOIN_GROUP, 3, group_id="workers", session_timeout=10_000, rebalance_timeout=10_000,
+        protocol_type="connect", protocols=[{"name": "sessioned", "metadata": b""}],
+    )  # fmt: skip
+    assert joined.error_code == 0
+    asked = [{"name": "worked", "partitions": [{"partition_index": 0}]}]
+    answer = await client.call(Api.OFFSET_DELETE, 0, group_id="workers", topics=asked)
+    assert (answer.error_code, answer.topics) == (Code.NON_EMPTY_GROUP, [])
+
+
 async def test_a_topic_is_encoded_once_for_all_who_ask(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

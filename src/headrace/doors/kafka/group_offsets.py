@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.groups.classic import ClassicGroup
 from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.groups.embedded import CONSUMER
 from headrace.broker.groups.offsets import Committed
 from headrace.broker.streams import Stream
 from headrace.doors.kafka import access
@@ -246,6 +248,8 @@ async def offset_delete(door: "KafkaDoor", request: Request, fields: Any) -> dic
     if not groups.exists(fields.group_id):
         return {"error_code": code_of(GroupNotFound(fields.group_id))}
     group = groups.find(fields.group_id)
+    if isinstance(group, ClassicGroup) and group.members and group.protocol_type != CONSUMER:
+        return {"error_code": Code.NON_EMPTY_GROUP}  # what they read is not ours to see
     readable = access.of(door, request).reads
     answers = []
     gone: list[tuple[str, int]] = []
