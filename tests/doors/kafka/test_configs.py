@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest_asyncio
 
-from headrace.doors.kafka.configs import APPEND, GROUP, SUBTRACT, TOPIC
+from headrace.doors.kafka.configs import APPEND, BROKER, CLIENT_METRICS, GROUP, SUBTRACT, TOPIC
 from headrace.doors.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import Client, World, world_at
@@ -75,3 +75,17 @@ async def test_who_names_no_setting_is_shown_all(world: World) -> None:
     asked = [{"resource_type": TOPIC, "resource_name": "t", "configuration_keys": keys} for keys in ([], None)]
     none, null = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
     assert none.configs == null.configs != []
+
+
+async def test_nobody_is_told_that_something_was_set_that_there_is_not(world: World) -> None:
+    """kafka-client-metrics said that a subscription was made, and there was none."""
+    client = await world.client()
+    interval = [{"name": "interval.ms", "value": "1000"}]
+    for kind in (CLIENT_METRICS, BROKER, 99):
+        resource = {"resource_type": kind, "resource_name": "1", "configs": interval}
+        [answer] = (await client.call(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource])).responses
+        assert answer.error_code == Code.INVALID_REQUEST
+    asked = [{"resource_type": kind, "resource_name": "x", "configuration_keys": None} for kind in (CLIENT_METRICS, 99)]
+    metrics, unknown = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
+    assert (metrics.error_code, metrics.configs) == (0, [])
+    assert unknown.error_code == Code.INVALID_REQUEST

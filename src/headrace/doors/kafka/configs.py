@@ -235,7 +235,9 @@ def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list
             )
             for one in group_configs.found(door, resource.resource_name)
         ]
-    return []
+    if resource.resource_type in (BROKER_LOGGER, CLIENT_METRICS):
+        return []
+    raise InvalidInput(f"no resource of type {resource.resource_type}")
 
 
 def describe(one: Config, resource_type: int, synonyms: bool) -> dict[str, Any]:
@@ -288,8 +290,9 @@ async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Chang
                 allowed.administer()
                 if resource.resource_type in (BROKER, BROKER_LOGGER):
                     raise InvalidInput("the broker's settings are in its configuration file")
-                if resource.resource_type != CLIENT_METRICS:
-                    raise InvalidInput(f"no resource of type {resource.resource_type}")
+                if resource.resource_type == CLIENT_METRICS:
+                    raise InvalidInput("metrics of clients are not asked for")
+                raise InvalidInput(f"no resource of type {resource.resource_type}")
         except HeadraceError as error:
             code = code_of(error)
             is_of_config = resource.resource_type in (TOPIC, GROUP) and not isinstance(error, UnclearChange)
