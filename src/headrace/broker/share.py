@@ -53,6 +53,11 @@ class SharePartition:
     def locked(self) -> int:
         return len(self._locks)
 
+    @property
+    def is_full(self) -> bool:
+        """As many records are out as may be."""
+        return self.locked >= self.settings.locks_max
+
     def lag(self, log_start: int, end: int) -> int:
         """How many records below end are not done; those that retention took are nobody's any more."""
         start = max(self.start, log_start)
@@ -69,7 +74,7 @@ class SharePartition:
         """The first offset below end that can be handed out, None if there is none."""
         if log_start > self.start:
             self._settle(self.start, log_start)  # retention was faster than the group
-        if self.locked >= self.settings.locks_max:
+        if self.is_full:
             return None
         returned = self._returned.first()
         if returned is not None:

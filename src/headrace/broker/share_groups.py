@@ -47,7 +47,7 @@ class ShareGroup:
     epoch: int = 0
     members: dict[str, ShareMember] = field(default_factory=dict)
     partitions: dict[int, SharePartition] = field(default_factory=dict)  # by log id
-    changed: asyncio.Event = field(default_factory=asyncio.Event)  # something came back
+    waiting: set[Callable[[], object]] = field(default_factory=set)  # called when something came back
 
     @property
     def state(self) -> str:
@@ -318,15 +318,17 @@ class ShareGroups:
             self._wake(group)
 
     def _wake(self, group: ShareGroup) -> None:
-        group.changed.set()
-        group.changed = asyncio.Event()
+        for told in list(group.waiting):
+            told()
 
-    async def save(self, group: ShareGroup, log_ids: list[int]) -> None:
-        """Durable on return. Also wakes those who wait for what was released."""
+    async def save(self, group: ShareGroup, log_ids: list[int], *, is_news: bool) -> None:
+        """Durable on return. Wakes those who wait if it is news to them: something was released, or there is room for
+        more to be out."""
         entry = self._shard.group()
         self._put(entry, group, log_ids)
         await entry.commit()
-        self._wake(group)
+        if is_news:
+            self._wake(group)
 
     def _put(self, entry: Entry, group: ShareGroup, log_ids: list[int]) -> None:
         for log_id in log_ids:

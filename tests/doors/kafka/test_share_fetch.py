@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.broker.partition import Partition
 from headrace.doors.kafka import share
 from headrace.doors.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
@@ -39,6 +40,50 @@ async def test_what_comes_while_another_partition_is_read_from_disk_is_handed_ou
         answer = await client.call(Api.SHARE_FETCH, 1, group_id="s", member_id="m", topics=wanted, **limits)
         [part] = answer.responses[0].partitions
         assert (part.partition_index, [one.first_offset for one in part.acquired_records]) == (0, [0])
+
+
+async def test_who_waits_looks_only_where_something_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a hundred members that wait, a record cost a look of each at every partition, and so did what became of it:
+    20 ms, of everybody."""
+    looks: list[int] = []
+    next_chunk = share._next_chunk
+
+    def counted(door: Any, partition: Partition, *args: Any) -> Any:
+        looks.append(partition.number)
+        return next_chunk(door, partition, *args)
+
+    monkeypatch.setattr(share, "_next_chunk", counted)
+    async with world_at(tmp_path, read_wait_ms_max=280_000) as world:
+        await world.topic("t", 3)
+        client, other, writer = [await world.client() for _ in range(3)]
+        await beat(client)
+        await beat(other, member="other")
+        topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
+        limits = {"group_id": "s", "max_wait": 280_000, "max_bytes": 1 << 20, "max_records": 100}
+        wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": number} for number in range(3)]}]
+        first = asyncio.ensure_future(client.call(Api.SHARE_FETCH, 1, member_id="m", topics=wanted, **limits))
+        second = asyncio.ensure_future(other.call(Api.SHARE_FETCH, 1, member_id="other", topics=wanted, **limits))
+        while len(looks) < 6:
+            await asyncio.sleep(0.001)
+        looks.clear()
+        await writer.produce("t", batch(b"a", b"b"), partition=1)
+        done, [waits] = await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+        while len(looks) < 2:
+            await asyncio.sleep(0.001)
+        assert looks == [1, 1]
+        taker, member = (client, "m") if first in done else (other, "other")
+        for offset, kind in ((0, 1), (1, 2)):
+            said = [{"first_offset": offset, "last_offset": offset, "acknowledge_types": [kind]}]
+            parts = [{"partition_index": 1, "acknowledgement_batches": said}]
+            answer = await taker.call(
+                Api.SHARE_ACKNOWLEDGE, 1, group_id="s", member_id=member, share_session_epoch=1 + offset,
+                topics=[{"topic_id": topic_id, "partitions": parts}],
+            )  # fmt: skip
+            assert answer.responses[0].partitions[0].error_code == 0
+            if kind == 1:
+                assert looks == [1, 1], "what was accepted is news to nobody"
+        [part] = (await waits).responses[0].partitions
+        assert [(one.first_offset, one.last_offset) for one in part.acquired_records] == [(1, 1)]
 
 
 async def two_members(world: World) -> tuple[Client, Client]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.group_config import GroupConfig
 from headrace.broker.partition import Partition, when_loaded
 from headrace.broker.reading import aborted_batches
-from headrace.broker.share import ACCEPT, SharePartition
+from headrace.broker.share import ACCEPT, RELEASE, SharePartition
 from headrace.broker.share_groups import ShareGroup
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
+from headrace.doors.kafka.arrivals import Arrivals, Key
 from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.consumer_groups import by_topic
 from headrace.doors.kafka.errors import Code, code_of, group_code
@@ -38,8 +39,6 @@ RENEWS_FROM = 2  # ShareFetch may renew locks and do nothing else
 SESSIONS_MAX = 2000
 CHUNK_BYTES = 1 << 20
 ASSIGNOR = "simple"
-
-Key = tuple[bytes, int]  # topic id, partition
 
 
 class ShareSession:
@@ -167,6 +166,7 @@ async def acknowledge_all(
     shares = door.coordination.shares
     results: dict[Key, tuple[Code, str | None]] = {}
     changed: list[int] = []
+    is_news = False
     for topic in topics:
         for part in topic.partitions:
             if not part.acknowledgement_batches:
@@ -174,16 +174,17 @@ async def acknowledge_all(
             key = (topic.topic_id, part.partition_index)
             try:
                 log = readable.partition(topic.topic_id, part.partition_index).log
-                acknowledge(
-                    shares.partition(group, log), member_id, part.acknowledgement_batches, shares.lock_deadline(group)
-                )
+                share, batches = shares.partition(group, log), part.acknowledgement_batches
+                was_full = share.is_full
+                acknowledge(share, member_id, batches, shares.lock_deadline(group))
+                is_news = is_news or was_full or any(RELEASE in one.acknowledge_types for one in batches)
                 changed.append(log.id)
                 results[key] = (Code.NONE, None)
             except HeadraceError as error:
                 results[key] = (code_of(error), str(error))
     if changed:
         try:
-            await shares.save(group, changed)
+            await shares.save(group, changed, is_news=is_news)
         except HeadraceError as error:
             return dict.fromkeys(results, (code_of(error), str(error)))
     return results
@@ -285,28 +286,52 @@ async def take(
 ) -> dict[Key, dict[str, Any]]:
     """Records for the member, waiting for some as long as it is willing to."""
     deadline = door.loop.time() + min(fields.max_wait, door.config.read_wait_ms_max) / 1000
-    while True:
-        if not door.admits(request):  # while it waited
-            return {}
-        # As of before the look: reading from disk takes a while, and what comes in the meantime is not seen any more.
-        config = door.coordination.shares.settings_of(group.group_id)
-        ends, came_back = visible_ends(door, session, config), group.changed
-        read = await take_loaded(door, request, group, session, member_id, fields)
-        left_s = deadline - door.loop.time()
-        if read or left_s <= 0 or request.connection.is_closed:
-            return read
-        await wait_for_more(ends, came_back, left_s, committed=config.reads_committed)
+    arrivals: Arrivals | None = None
+    try:
+        while True:
+            if not door.admits(request):  # while it waited
+                return {}
+            config = door.coordination.shares.settings_of(group.group_id)
+            if arrivals is not None and arrivals.committed is config.reads_committed:
+                keys = arrivals.among(session.wanted)
+            else:
+                if arrivals is not None:
+                    arrivals.close()
+                arrivals, keys = Arrivals(group, committed=config.reads_committed), list(session.wanted)
+            # Before the look: reading from disk takes a while, and what comes in the meantime is not seen any more.
+            watch(door, arrivals, keys, config)
+            read = await take_loaded(door, request, group, keys, session, member_id, fields)
+            left_s = deadline - door.loop.time()
+            if read or left_s <= 0 or request.connection.is_closed:
+                return read
+            await arrivals.wait(left_s)
+    finally:
+        if arrivals is not None:
+            arrivals.close()
+
+
+def watch(door: "KafkaDoor", arrivals: Arrivals, keys: Iterable[Key], config: GroupConfig) -> None:
+    for key in keys:
+        with contextlib.suppress(HeadraceError):
+            partition = door.topics.partition(*key)
+            arrivals.watch(key, partition, end_of(partition, config))
 
 
 async def take_loaded(
-    door: "KafkaDoor", request: Request, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
+    door: "KafkaDoor",
+    request: Request,
+    group: ShareGroup,
+    keys: Iterable[Key],
+    session: ShareSession,
+    member_id: str,
+    fields: Any,
 ) -> dict[Key, dict[str, Any]]:
     shares = door.coordination.shares
     topics = access.of(door, request).reads
     room = max(1, fields.max_records) if fields.max_records else 500
     bytes_left = min(fields.max_bytes or CHUNK_BYTES, door.config.read_bytes_max)
     read: dict[Key, dict[str, Any]] = {}
-    for key in list(session.wanted):
+    for key in keys:
         if room <= 0 or bytes_left <= 0:
             break
         try:
@@ -339,8 +364,9 @@ async def take_loaded(
                 for one in taken
             ],
         }
-        session.wanted.pop(key)  # who was served goes to the end
-        session.wanted[key] = None
+        if key in session.wanted:  # it may be forgotten by now; who was served goes to the end
+            del session.wanted[key]
+            session.wanted[key] = None
     return read
 
 
@@ -373,27 +399,3 @@ def _next_chunk(
 
 def end_of(partition: Partition, config: GroupConfig) -> int:
     return partition.log.stable_end if config.reads_committed else partition.log.visible_end
-
-
-def visible_ends(door: "KafkaDoor", session: ShareSession, config: GroupConfig) -> dict[Partition, int]:
-    ends: dict[Partition, int] = {}
-    for key in session.wanted:
-        with contextlib.suppress(HeadraceError):
-            partition = door.topics.partition(*key)
-            ends[partition] = end_of(partition, config)
-    return ends
-
-
-async def wait_for_more(
-    ends: dict[Partition, int], came_back: asyncio.Event, seconds: float, *, committed: bool
-) -> None:
-    event = asyncio.Event()
-    waiters = [partition.wait(end, event.set, committed=committed) for partition, end in ends.items()]
-    tasks = [asyncio.ensure_future(one.wait()) for one in (came_back, event)]
-    try:
-        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for waiter in waiters:
-            waiter.cancel()
-        for task in tasks:
-            task.cancel()
