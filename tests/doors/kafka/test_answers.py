@@ -400,15 +400,18 @@ async def test_names_of_many_new_topics_are_not_each_compared_with_all(world: Wo
     assert Compared.times < 10_000
 
 
-async def test_topic_partitions_come_in_pages(world: World, client: Client) -> None:
-    await world.topic("paged-a", 3)
-    await world.topic("paged-b", 2)
+@pytest.mark.parametrize(("limit", "pages"), [(2, 3), (0, 5), (-1, 5)])
+async def test_topic_partitions_come_in_pages(world: World, client: Client, limit: int, pages: int) -> None:
+    """Of one at least: whoever asks for none would ask for ever."""
+    for name, partitions in (("paged-a", 3), ("paged-b", 2)):
+        if world.broker.streams.find(name) is None:
+            await world.topic(name, partitions)
     topics = [{"name": "paged-a"}, {"name": "paged-b"}]
     seen: list[tuple[str, int]] = []
     cursor: Any = None
-    for _ in range(3):
+    for _ in range(pages):
         answer = await client.call(
-            Api.DESCRIBE_TOPIC_PARTITIONS, 0, topics=topics, response_partition_limit=2, cursor=cursor
+            Api.DESCRIBE_TOPIC_PARTITIONS, 0, topics=topics, response_partition_limit=limit, cursor=cursor
         )
         seen += [(topic.name, part.partition_index) for topic in answer.topics for part in topic.partitions]
         if answer.next_cursor is None:

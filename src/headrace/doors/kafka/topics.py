@@ -173,7 +173,7 @@ async def create_partitions(door: "KafkaDoor", request: Request, fields: Any) ->
 
 async def describe_topic_partitions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     """In the order of names, a page at a time; the cursor says where the next page begins."""
-    limit = min(fields.response_partition_limit, DESCRIBED_PARTITIONS_MAX)
+    limit = max(1, min(fields.response_partition_limit, DESCRIBED_PARTITIONS_MAX))
     seen = access.of(door, request).sees
     names = sorted({topic.name for topic in fields.topics}) or [stream.name for stream in seen.all()]
     first, start = "", 0
