@@ -123,14 +123,13 @@ def test_tail_shows_the_last_and_what_comes(broker: Broker) -> None:
 def test_a_reader_that_had_enough_is_no_error(broker: Broker) -> None:
     broker.said("pub", "long", stdin=(b"x" * 99 + b"\n") * 5_000)
     done = subprocess.run(
-        f"{' '.join(COMMAND)} sub long -e | head -c 50",
-        shell=True,
+        ["bash", "-o", "pipefail", "-c", f"{' '.join(COMMAND)} sub long -e | head -c 50"],
         capture_output=True,
         env=environment(HEADRACE_URL=broker.url),
         timeout=60,
         check=False,
     )
-    assert (done.stdout, done.stderr) == (b"x" * 50, b"")
+    assert (done.stdout, done.stderr, done.returncode) == (b"x" * 50, b"", 0)
 
 
 @pytest.mark.parametrize(

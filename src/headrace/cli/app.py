@@ -1,9 +1,10 @@
 """From the command line to an exit code: whatever goes wrong is one sentence on stderr, never a traceback."""
 
 import os
+import select
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -30,7 +31,28 @@ EXIT_CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.HeadraceError, 1, "anything else the broker refuses"),
 )
 
-root = LazyGroup(
+# A name that others chose must not make two lines of one, nor steer the terminal.
+CONTROL_CHARACTERS = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160))}
+
+
+class _Root(LazyGroup):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # The reader of our output had enough (`headrace sub x | head`): no mistake. click would end with 1.
+            if not _is_reader_gone():
+                raise
+            return 0
+
+
+def _is_reader_gone() -> bool:
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+root = _Root(
     name="headrace",
     commands_at={
         "serve": "headrace.cli.serve:serve",
@@ -109,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """The exit code of one command."""
+    _open_what_is_closed()
     try:
         given = None if arguments is None else list(arguments)
         result = root.main(args=given, standalone_mode=False, complete_var="_HEADRACE_COMPLETE")
@@ -127,8 +150,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return fail(error.format_message(), error.exit_code)
     except BrokenPipeError:
-        # The reader of our output had enough (`headrace sub x | head`): no mistake. Whatever is still
-        # buffered must not hit the closed pipe again when Python flushes on its way out.
+        # Whatever is still buffered must not hit the closed pipe again when Python flushes on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except errors.HeadraceError as error:
@@ -146,6 +168,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _open_what_is_closed() -> None:
+    """Whoever starts us with `<&-` or `>&-` has nothing to say or wants nothing to hear; and no file of ours gets the
+    number of a stream, for a program that we start to write into."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open as long as we live)
+
+
 def fail(sentence: str, code: int) -> int:
-    click.echo(f"headrace: {sentence}", err=True)
+    click.echo(f"headrace: {sentence.translate(CONTROL_CHARACTERS)}", err=True)
     return code
