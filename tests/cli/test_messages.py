@@ -171,7 +171,10 @@ def test_nobody_there_is_exit_code_3() -> None:
         check=False,
     )
     assert done.returncode == 3
-    assert done.stderr == b"headrace: no broker answers at http://127.0.0.1:1: connection refused\n"
+    assert done.stderr == (
+        b"headrace: no broker answers at http://127.0.0.1:1: connection refused "
+        b"(--url or HEADRACE_URL says where it is, `headrace serve` starts one)\n"
+    )
 
 
 def all_of(terminal: int) -> bytes:

@@ -154,7 +154,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except errors.HeadraceError as error:
-        return fail(str(error), next(code for kind, code, _ in EXIT_CODES if isinstance(error, kind)))
+        return fail(f"{error}{_advice(error)}", next(code for kind, code, _ in EXIT_CODES if isinstance(error, kind)))
     except (UnicodeEncodeError, UnicodeDecodeError) as error:  # names and JSON are text; what was given is not
         return fail(f"not UTF-8: {str(error.object)[:80]!a}", WRONG_USAGE)
     except OSError as error:
@@ -174,6 +174,12 @@ def _open_what_is_closed() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open as long as we live)
+
+
+def _advice(error: errors.HeadraceError) -> str:
+    if isinstance(error, errors.BrokerUnreachable):
+        return " (--url or HEADRACE_URL says where it is, `headrace serve` starts one)"
+    return ""
 
 
 def fail(sentence: str, code: int) -> int:

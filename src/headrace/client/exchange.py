@@ -114,7 +114,12 @@ def _is_host(name: str) -> bool:
 
 
 def path_of(*parts: str) -> str:
-    """A path of percent-encoded parts: a topic may be called anything, `../x` and `a/b` included."""
+    """A path of percent-encoded parts: a topic may be called anything, `../x` and `a/b` included.
+
+    Only not nothing: that would be the path of the list that the thing is in.
+    """
+    if "" in parts:
+        raise InvalidInput("a name is empty")
     return "".join("/" + quote(part, safe="").replace(".", "%2E" if set(part) <= {"."} else ".") for part in parts)
 
 
@@ -170,8 +175,8 @@ class ResponseReader:
         self.started = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            raise BrokerUnreachable(f"what answers does not speak HTTP ({error})") from None
+        except httptools.HttpParserError:
+            raise BrokerUnreachable("what answers does not speak HTTP: the port must be that of the HTTP door") from None
 
     # Called by the parser.
 
