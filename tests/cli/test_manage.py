@@ -28,7 +28,7 @@ def at_last(broker: Broker, *arguments: str, until: Callable[[str], bool]) -> st
 
 def test_a_queue_is_added_listed_filled_looked_into_purged_and_removed(broker: Broker) -> None:
     broker.said("queue", "add", "cli-q", "-a", "x-max-length=100")
-    assert broker.said("queue", "ls", "cli-q").split("\t")[:3] == ["cli-q", "classic", "0"]
+    assert broker.said("queue", "ls", "cli-q", "-n", "9" * 30).split("\t")[:3] == ["cli-q", "classic", "0"]
     broker.said("exchange", "pub", "amq.default", "cli-q", "hello there")
     assert broker.said("queue", "peek", "cli-q").strip().endswith("hello there")
     facts = dict(line.split("\t") for line in broker.said("queue", "info", "cli-q").splitlines())
@@ -63,6 +63,7 @@ def test_exchanges_and_bindings_lead_messages(broker: Broker) -> None:
     assert "cli-ex\tqueue\tcli-bound\ta.#" in broker.said("binding", "ls")
     assert broker.run("exchange", "pub", "cli-ex", "a.b", "x").returncode == 0
     assert broker.run("exchange", "pub", "cli-ex", "b", "x").returncode == 1
+    broker.said("exchange", "pub", "", "cli-bound", "the default exchange has no name")
     broker.said("binding", "rm", "cli-ex", "cli-bound", "a.#")
     assert broker.run("binding", "rm", "cli-ex", "cli-bound", "a.#").returncode == 4
     broker.said("exchange", "rm", "cli-ex", "--yes")

@@ -34,7 +34,7 @@ def test_an_answer_that_closes_is_known_to_close() -> None:
 
 
 def test_what_does_not_speak_http_is_no_broker() -> None:
-    with pytest.raises(BrokerUnreachable, match="does not speak HTTP"):
+    with pytest.raises(BrokerUnreachable, match="does not speak HTTP: the port must be that of the HTTP door"):
         ResponseReader().feed(b"AMQP\x00\x00\x09\x01 hello there\r\n\r\n")
 
 
@@ -77,6 +77,12 @@ def test_what_is_no_url_is_refused_in_one_sentence(url: str) -> None:
 )
 def test_a_name_is_one_part_of_a_path_whatever_is_in_it(name: str, path: str) -> None:
     assert path_of("topics", name) == path
+
+
+def test_nothing_is_no_name() -> None:
+    """An unset variable in a script: the path would be that of a list, and the answer no answer to the question."""
+    with pytest.raises(InvalidInput, match="a name is empty"):
+        path_of("queues", "/", "", "contents")
 
 
 def test_a_request_is_what_was_asked_for_and_nothing_else() -> None:

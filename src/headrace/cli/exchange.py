@@ -10,6 +10,7 @@ from headrace.cli.options import json_answer, json_option, url_option
 
 KINDS = ("direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message")
 NOT_ROUTED = 1
+DEFAULT = "amq.default"  # how paths name the exchange whose name is nothing
 
 
 @click.group(cls=AliasGroup)
@@ -101,7 +102,7 @@ def pub(
     given = {"delivery_mode": 2, **json_object(properties, "--properties")}
     body = {"routing_key": routing_key, "payload": message, "payload_encoding": "string", "properties": given}
     with manage(url, config_file) as client:
-        routed = client.call("POST", "exchanges", vhost, name, "publish", body=body)["routed"]
+        routed = client.call("POST", "exchanges", vhost, name or DEFAULT, "publish", body=body)["routed"]
     if as_json:
         from headrace.cli.output import show_json
 

@@ -1,5 +1,6 @@
 """`headrace queue`: list, add, look at, empty and remove queues, and look into them."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -7,6 +8,7 @@ import click
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.manage import ask, manage, pairs, vhost_option, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
+from headrace.errors import InvalidInput
 
 COLUMNS = ("name", "type", "messages_ready", "messages_unacknowledged", "consumers", "message_bytes", "policy")
 
@@ -42,7 +44,9 @@ def ls(
 
     with manage(url, config_file) as client:
         order = {"sort": sort.lstrip("-"), "sort_reverse": "true" if sort.startswith("-") else "false"}
-        found = list(islice(client.pages("queues", vhost, name=pattern, **order), limit))
+        found = list(islice(client.pages("queues", vhost, name=pattern, **order), limit and min(limit, sys.maxsize)))
+    if found and order["sort"].partition(".")[0] not in found[0]:
+        raise InvalidInput(f"queues have no {order['sort']!r} to sort by; they have {', '.join(COLUMNS)} and more")
     if as_json:
         show_json({"queues": found})
     else:

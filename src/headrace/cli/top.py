@@ -15,11 +15,19 @@ if TYPE_CHECKING:
     from headrace.client.management import Management
 
 COLUMNS = ("name", "kind", "ready", "unacked", "consumers", "in_per_s", "ack_per_s", "size_bytes")
+AT_THE_BROKER = {"in_per_s": "rates.publish", "ack_per_s": "rates.ack"}  # columns that it has by another name
 
 
 @click.command()
 @click.option("-n", "--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="So many streams.")
-@click.option("--sort", default="ready", show_default=True, help="Largest first by this column, or by name.")
+@click.option(
+    "--sort",
+    type=click.Choice(COLUMNS),
+    metavar="COLUMN",
+    default="ready",
+    show_default=True,
+    help="Largest first by this column, or by name.",
+)
 @click.option(
     "-i", "--interval", type=click.FloatRange(0.2), default=1.0, show_default=True, help="Seconds between looks."
 )
@@ -53,7 +61,8 @@ def top(
 def _look(client: "Management", limit: int, sort: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     now = client.call("GET", "headrace", "overview", query={"step": 60})
     reverse = "false" if sort == "name" else "true"
-    query: dict[str, str | int | None] = {"page": 1, "page_size": limit, "sort": sort, "sort_reverse": reverse}
+    column = AT_THE_BROKER.get(sort, sort)
+    query: dict[str, str | int | None] = {"page": 1, "page_size": limit, "sort": column, "sort_reverse": reverse}
     found = client.call("GET", "headrace", "streams", query=query)["items"]
     rows = [{**one, "in_per_s": one["rates"]["publish"], "ack_per_s": one["rates"].get("ack", 0.0)} for one in found]
     return now, rows

@@ -176,7 +176,8 @@ class ResponseReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            raise BrokerUnreachable("what answers does not speak HTTP: the port must be that of the HTTP door") from None
+            sentence = "what answers does not speak HTTP: the port must be that of the HTTP door"
+            raise BrokerUnreachable(sentence) from None
 
     # Called by the parser.
 
