@@ -1,5 +1,6 @@
 """What holds for every command, tried in this process."""
 
+import errno
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,29 @@ def test_a_mistake_is_one_line_whatever_is_in_a_name(
     monkeypatch.chdir(tmp_path)
     assert run(["log", "ls", "--data-dir", "two\nlines\x1b[31m"]) == 4
     assert capsys.readouterr().err.endswith("/two\\nlines\\x1b[31m is not a data folder: it has no logs/\n")
+
+
+@pytest.mark.parametrize("command", [["log", "ls"], ["log", "repair"], ["user", "ls"]])
+def test_a_folder_of_somebody_else_is_not_said_to_be_no_data_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]
+) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr("os.scandir", refuse)  # the tests may be root's, who may everything
+    assert run([*command, "--data-dir", str(tmp_path)]) == 6
+    said = capsys.readouterr().err
+    assert said == f"headrace: the data folder {tmp_path} cannot be opened: this user may not use it\n"
+
+
+def test_the_doctor_finds_a_file_where_the_data_folder_belongs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "data").write_text("no folder")
+    assert run(["doctor", "--data-dir", str(tmp_path / "data")]) == 1
+    rows = [line.split("\t")[:2] for line in capsys.readouterr().out.splitlines()]
+    assert ["Python", "ok"] in rows
+    assert ["data folder", "missing"] in rows
 
 
 def test_top_sorts_by_every_column_it_shows() -> None:

@@ -29,7 +29,12 @@ class Finding(NamedTuple):
 
 
 @click.command()
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The data folder; otherwise the setting's.")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, readable=False),
+    metavar="FOLDER",
+    help="The data folder; otherwise the setting's.",
+)
 @json_option
 @config_option
 def doctor(data_dir: Path | None, as_json: bool, config_file: Path | None) -> int:
@@ -129,18 +134,20 @@ def _ports(config: object) -> Iterator[Finding]:
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
+    advice = "choose another --data-dir, or its owner"
     place = folder
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    try:
+        while not place.exists():
+            place = place.parent
+        free = shutil.disk_usage(place).free
+        median = _sync_ms(place)
+    except OSError as error:
+        yield Finding("data folder", BAD, f"{place}: {(error.strerror or str(error)).lower()}", advice)
+        return
+    yield Finding("data folder", GOOD, str(folder))
     fits = free >= FREE_BYTES_MIN
     advice = "" if fits else "make room, or move --data-dir"
     yield Finding("disk space", GOOD if fits else WARN, f"{free >> 20:,} MB free", advice)
-    if not os.access(place, os.W_OK):
-        yield Finding("data folder", BAD, f"{place} cannot be written", "choose another --data-dir, or its owner")
-        return
-    yield Finding("data folder", GOOD, str(folder))
-    median = _sync_ms(place)
     slow = median > SYNC_MS_SLOW
     advice = "every confirm waits for one of these: a disk with power-loss protection answers in well under 1 ms"
     yield Finding("fdatasync, median", WARN if slow else GOOD, f"{median:.2f} ms", advice if slow else "")

@@ -1,13 +1,17 @@
 """A data folder as the commands see it that read its files, with or without a broker on it."""
 
+import contextlib
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
 
 from headrace.cli.options import Command, config_option, settings_file
-from headrace.errors import InvalidInput, NotFound
+from headrace.errors import InvalidInput, NotFound, StorageError
 
 if TYPE_CHECKING:
     from headrace.log.inspect import LogFacts
@@ -24,6 +28,21 @@ def data_dir_option(command: Command) -> Command:
     return config_option(option(command))
 
 
+@contextlib.contextmanager
+def allowed(path: str) -> Iterator[None]:
+    """A folder of somebody else is said to be one, and not to be empty or no data folder: its data is there."""
+    try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.scandir(path).close()
+        yield
+    except OSError as error:
+        reasons = {errno.EACCES: "this user may not use it", errno.EROFS: "its filesystem is read-only"}
+        reason = reasons.get(error.errno or 0)
+        if reason is None or not str(error.filename).startswith(path):  # something else, such as the archive
+            raise
+        raise StorageError(f"the data folder {path} cannot be opened: {reason}") from error
+
+
 class Folder:
     """A data folder opened for looking. Says so when a broker is at work in it."""
 
@@ -34,6 +53,8 @@ class Folder:
         config = load({"data_dir": data_dir}, os.environ, settings_file(config_file))
         self.path = os.path.abspath(config.data_dir)
         self.broker_pid = holder(Path(self.path) / "lock")
+        self._allowed = contextlib.ExitStack()
+        self._allowed.enter_context(allowed(self.path))
         self.inspector = Inspector(self.path)
         if self.broker_pid is not None and not quiet:
             click.echo(
@@ -60,8 +81,11 @@ class Folder:
     def __enter__(self) -> "Folder":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.inspector.close()
+        self._allowed.__exit__(kind, error, trace)
 
 
 def holder(lock: Path) -> int | None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.cli.folder import allowed
 from headrace.cli.manage import manage
 from headrace.errors import NotFound
 
@@ -35,7 +36,7 @@ def user_store(url: str | None, config_file: Path | None, data_dir: str | None) 
     if data_dir is not None:
         from headrace.broker.offline import offline_users
 
-        with offline_users(data_dir) as users:
+        with allowed(data_dir), offline_users(data_dir) as users:
             yield _Folder(users)
     else:
         with manage(url, config_file) as client:
