@@ -215,12 +215,33 @@ def test_a_wrong_value_is_one_sentence_with_its_name_and_origin(flags: dict[str,
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["= 1", "no_such = 1", "segment_size = [1]", "http = true", "a = \xff"])
+@pytest.mark.parametrize(
+    "content",
+    ["= 1", "no_such = 1", "segment_size = [1]", "http = true", "a = \xff", "data_dir = ''", "tls_cert = ' '"],
+)
 def test_a_wrong_file_is_one_sentence_that_names_it(tmp_path: Path, content: str) -> None:
     file = tmp_path / "headrace.toml"
     file.write_bytes(content.encode("latin-1"))
     with pytest.raises(InvalidSetting, match=r"headrace\.toml"):
         load(file=file)
+
+
+def test_a_setting_under_two_of_its_names_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text('retention_bytes = "1GB"\nsegment_bytes = "1MB"\nsegment-size = "2MB"\n')
+    with pytest.raises(InvalidSetting, match=r"toml\): is set twice; its names are segment_size, segment_bytes"):
+        load(file=file)
+    with pytest.raises(InvalidSetting, match="is set twice"):
+        load(env={"HEADRACE_DATA_DIR": "a", "HEADRACE_STORAGE_PATH": "a"})
+
+
+def test_a_path_may_begin_at_home_and_a_file_with_a_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    file = tmp_path / "headrace.toml"
+    file.write_text('data_dir = "~/data"\ntls_cert = "cert.pem"\n', encoding="utf-8-sig")
+    config = load(env={"HEADRACE_TIER_DIR": "~/archive"}, file=file)
+    assert (config.data_dir, config.log.tier_dir) == ("/home/ann/data", "/home/ann/archive")
+    assert config.tls_cert == str(tmp_path / "cert.pem")
 
 
 def test_a_missing_file_that_was_asked_for_is_said_so(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Where values come from: flags, then the environment, then headrace.toml, then profile, then default."""
 
 import difflib
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,11 +26,7 @@ def load(
     given: dict[str, tuple[object, str]] = {}
     if file is not None:
         given |= _from_file(file)
-    # Others are left alone: for a service of our name Kubernetes sets HEADRACE_PORT and more.
-    for spelling, setting in BY_NAME.items():
-        variable = ENV_PREFIX + spelling.upper()
-        if env is not None and variable in env:
-            given[setting.name] = (env[variable], f"from the environment, {variable}")
+    given |= _from_environment(env or {})
     for name, value in (flags or {}).items():
         if value is not None:
             setting = find(name, "from a flag")
@@ -73,10 +70,29 @@ def stream_settings_text(settings: StreamSettings) -> dict[str, str]:
     return {setting.name: setting.render(setting.read(config)) for setting in STREAM_SETTINGS}
 
 
+def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[object, str]]:
+    """Other variables are left alone: for a service of our name Kubernetes sets HEADRACE_PORT and more."""
+    given: dict[str, tuple[object, str]] = {}
+    for spelling, setting in BY_NAME.items():
+        variable = ENV_PREFIX + spelling.upper()
+        if variable in env:
+            origin = f"from the environment, {variable}"
+            _refuse_twice(setting, given, origin)
+            given[setting.name] = (env[variable], origin)
+    return given
+
+
+def _refuse_twice(setting: Setting, given: Mapping[str, object], origin: str) -> None:
+    """Nobody could say which of two spellings holds."""
+    if setting.name in given:
+        names = ", ".join((setting.name, *setting.aliases))
+        raise InvalidSetting(setting.name, origin, f"is set twice; its names are {names}")
+
+
 def _from_file(file: Path) -> dict[str, tuple[object, str]]:
     origin = f"from {file}"
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # editors of Windows begin with a mark
     except OSError as error:
         raise InvalidSetting("config", origin, f"cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -84,8 +100,9 @@ def _from_file(file: Path) -> dict[str, tuple[object, str]]:
     given: dict[str, tuple[object, str]] = {}
     for name, value in content.items():
         setting = find(name, origin)
-        if setting.kind in {"path", "file"} and isinstance(value, str) and value != setting.unset:
-            value = str(file.parent / value)  # a path in the file is meant from where the file is
+        _refuse_twice(setting, given, origin)
+        if setting.kind in {"path", "file"} and isinstance(value, str) and value.strip() and value != setting.unset:
+            value = str(file.parent / os.path.expanduser(value))  # a path in the file is meant from where the file is
         given[setting.name] = (value, origin)
     return given
 

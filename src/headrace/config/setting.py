@@ -1,5 +1,6 @@
 """What a setting is, and how a value written by a person becomes one the broker can use."""
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -104,7 +105,7 @@ def _parse_number(setting: Setting, value: object) -> int:
     if isinstance(value, str) and (word := setting.words.get(value.strip().lower())) is not None:
         return word
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{_quote(value)} is not a number")
+        raise ValueError(f"{_quote(value)} is not a whole number")
     if isinstance(value, int):
         number = value
     elif setting.kind == "size":
@@ -167,7 +168,7 @@ def _parse_text(setting: Setting, value: object) -> str | None:
         return None
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise ValueError(f"{_quote(value)} is not a {'text' if setting.kind == 'text' else 'path'}")
-    return value
+    return value if setting.kind == "text" else os.path.expanduser(value)
 
 
 def _quote(value: object) -> str:
