@@ -89,7 +89,7 @@ class Server:
 def run(
     config: Config, out: TextIO | None = None, *, beside: Beside | None = None, as_json: bool = False
 ) -> int:
-    """Serves until SIGTERM or SIGINT; the exit code. HeadraceError says in one sentence why it cannot."""
+    """Serves until SIGTERM, SIGINT or SIGHUP; the exit code. HeadraceError says in one sentence why it cannot."""
     set_up_logging(config)
     _allow_many_files()
     keep_freed_memory()
@@ -131,6 +131,8 @@ async def _serve(config: Config, speaker: "_TextSpeaker | _JsonSpeaker", beside:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask_to_stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it: then a closed terminal means nothing
+        loop.add_signal_handler(signal.SIGHUP, ask_to_stop)
     clock = SystemClock()
     started = clock.monotonic()
     server = await Server.start(config, clock=clock)

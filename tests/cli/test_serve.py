@@ -22,7 +22,7 @@ def start_that_fails(*arguments: str, cwd: Path | None = None, **env: str) -> tu
     return done.returncode, sentence
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_is_clean_and_the_next_start_says_so(tmp_path: Path, number: int) -> None:
     broker = Broker(tmp_path / "data")
     broker.said("pub", "orders", "one", "two")
