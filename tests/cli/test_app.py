@@ -30,6 +30,13 @@ def test_a_mistake_is_one_line_whatever_is_in_a_name(
     assert capsys.readouterr().err.endswith("/two\\nlines\\x1b[31m is not a data folder: it has no logs/\n")
 
 
+@pytest.mark.parametrize("group", [[], ["log"], ["user"]])
+def test_a_command_is_explained_in_a_whole_sentence(capsys: pytest.CaptureFixture[str], group: list[str]) -> None:
+    assert run([*group, "--help"]) == 0
+    _, _, commands = capsys.readouterr().out.partition("Commands:\n")
+    assert commands and "..." not in commands
+
+
 @pytest.mark.parametrize("command", [["log", "ls"], ["log", "repair"], ["user", "ls"]])
 def test_a_folder_of_somebody_else_is_not_said_to_be_no_data_folder(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]

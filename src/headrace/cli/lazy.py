@@ -35,8 +35,18 @@ ALIASES = {
 }
 
 
+WHOLE_SENTENCE = 1000  # characters: click would cut what does not fit on one line, and "..." explains nothing
+
+
 class AliasGroup(click.Group):
     """A group whose commands answer to their aliases and to the nearest guess."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, found.get_short_help_str(WHOLE_SENTENCE)) for name, found in commands.items() if found]
+            )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, cmd_name) or super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
