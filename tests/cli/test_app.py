@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import top
+from headrace.cli import dlq, status, top
 from headrace.cli.app import run
 
 
@@ -77,3 +77,20 @@ def test_top_sorts_by_every_column_it_shows() -> None:
         at: Any = shown
         for part in sorted_by.split("."):
             at = at[part]
+
+
+def test_a_replay_says_what_stays_and_why() -> None:
+    plan = {"matched": 3, "targets": {"orders": 3}, "missing": {"gone": 2, "": 1}}
+    assert dlq._spell(plan) == "3 to orders, 2 stay (gone is not there), 1 stay (they came from no queue)."
+
+
+def test_people_see_of_a_start_only_what_there_is_to_see(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer: dict[str, Any] = dict.fromkeys(["ready", "reason", "version", "pid", "data_dir", "topics", "partitions"])
+    answer |= {"archived_segments": 0}
+    answer |= {"uptime_ms": 0, "doors": {}, "settings": [], "recovery": {"clean": False, "damaged": [], "records": 7}}
+    monkeypatch.setattr("headrace.cli.output.for_people", lambda: True)
+    status._show(answer, with_settings=False)
+    said = capsys.readouterr().out
+    assert [word for word in said.split() if word.startswith("recovery_")] == ["recovery_clean", "recovery_records"]

@@ -151,7 +151,9 @@ def _spell(plan: dict[str, Any]) -> str:
     if not plan["matched"] and not plan["missing"]:
         return "No dead letters fit."
     parts = [f"{number:,} to {target}" for target, number in plan["targets"].items()]
-    parts += [f"{number:,} stay ({target or 'no origin'} is not there)" for target, number in plan["missing"].items()]
+    for target, number in plan["missing"].items():
+        why = f"{target} is not there" if target else "they came from no queue"
+        parts.append(f"{number:,} stay ({why})")
     return ", ".join(parts) + "."
 
 

@@ -49,7 +49,9 @@ def _show(answer: dict[str, Any], with_settings: bool) -> None:
         facts[door] = ", ".join(addresses) or "off"
     facts["topics"] = answer["topics"]
     facts["partitions"] = answer["partitions"]
-    facts |= {f"recovery_{name}": _short(value) for name, value in answer["recovery"].items()}
+    for name, value in answer["recovery"].items():
+        if value or name == "clean" or not for_people():  # a dozen noughts hide what people look for
+            facts[f"recovery_{name}"] = _short(value)
     show_facts(facts)
     settings = [s for s in answer["settings"] if with_settings or s["origin"] != "default"]
     if settings and (with_settings or for_people()):
