@@ -94,3 +94,16 @@ def test_people_see_of_a_start_only_what_there_is_to_see(
     status._show(answer, with_settings=False)
     said = capsys.readouterr().out
     assert [word for word in said.split() if word.startswith("recovery_")] == ["recovery_clean", "recovery_records"]
+
+
+def test_a_pipeline_that_is_started_without_a_broker_does_not_wait_for_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.setattr("headrace.pipelines.java.check_java", lambda: 17)
+    monkeypatch.setattr("headrace.pipelines.run.Where", lambda *_, **__: pytest.fail("it would wait as one that runs"))
+    monkeypatch.chdir(tmp_path)
+    assert run(["pipeline", "init", "orders.py"]) == 0
+    capsys.readouterr()
+    assert run(["pipeline", "run", "orders.py", "--url", "http://127.0.0.1:1"]) == 3
+    assert capsys.readouterr().err.startswith("headrace: no broker answers at http://127.0.0.1:1: connection refused")

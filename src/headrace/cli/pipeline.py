@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.options import broker_url, json_option, url_option
+from headrace.cli.options import broker_url, json_option, living_broker, url_option
 from headrace.errors import AlreadyExists, InvalidInput
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run(
 
     settings = dict(_pair(text) for text in conf)
     declared = load_pipeline(file)
-    where = Where(broker_url(url, config_file), local=master is None or master.startswith("local"))
+    where = Where(living_broker(url, config_file), local=master is None or master.startswith("local"))
     click.echo(f"{declared.name}  {len(declared.flows)} flows  starting Spark", err=True)
     session = build(f"headrace {declared.name}", master=master, conf=declared.conf | settings)
     try:
