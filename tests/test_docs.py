@@ -13,6 +13,7 @@ import pytest
 from headrace import Client, __all__
 from headrace.cli.app import root
 from headrace.config import SETTINGS
+from headrace.spark.options import read_options
 from tests.cli.running import serving
 
 ROOT = Path(__file__).parent.parent
@@ -132,6 +133,19 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     readme = (ROOT / "README.md").read_text()
     block = readme.partition("```\n")[2].partition("```")[0]
     assert [line.split("  ")[0] for line in block.splitlines()] == ["make run", "make test"]
+
+
+def test_the_site_has_every_page() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in PAGES if f"- {page.name}\n" not in site] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "pipelines.md"], ids=lambda p: p.name)
+def test_the_options_of_a_spark_example_go_together(page: Path) -> None:
+    shown = re.findall(r'read(?:Stream)?\.format\("headrace"\)(.*?)\.load\(\)', page.read_text(), re.S)
+    assert shown
+    for options in shown:
+        read_options(dict(re.findall(r'\.option\("(\w+)", "([^"]*)"\)', options)))
 
 
 def test_the_json_of_the_docs_is_json() -> None:
