@@ -1,14 +1,18 @@
 """What is there after a stop, clean or not. The crash explorer covers all states; these name the rules."""
 
 import errno
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from crc32c import crc32c
 
-from headrace.errors import CorruptLog, DataFolderLocked
+from headrace.errors import CorruptLog, DataFolderLocked, StorageError
 from headrace.log.disk import RealDisk
+from headrace.log.journal import FILE_HEADER, FILE_MAGIC
+from headrace.log.repair import accept_loss
 from headrace.log.settings import StreamSettings
 from tests.log.helpers import SMALL, Bench, batch, records, values
 
@@ -276,6 +280,27 @@ def test_merges_are_folded_and_survive(bench: Bench) -> None:
     bench.kill()
     assert bench.open(folds=folds).state.get("sum", b"k") == b"18"
     bench.shard.close()
+
+
+def test_a_journal_of_a_newer_version_is_no_damage_and_nothing_of_it_is_given_up(bench: Bench) -> None:
+    bench.open()
+    bench.append(1, [b"confirmed"])
+    bench.kill()
+    newer: dict[Path, bytes] = {}
+    for path in Path(bench.root).glob("journal/*.wal"):
+        raw = path.read_bytes()
+        if not raw.startswith(FILE_MAGIC):
+            continue
+        _, number, first, _ = FILE_HEADER.unpack_from(raw)
+        header = FILE_HEADER.pack(b"HRJOURN2", number, first, 0)[:-4]
+        newer[path] = header + struct.pack("<I", crc32c(header)) + raw[FILE_HEADER.size :]
+        path.write_bytes(newer[path])
+    assert newer
+    with pytest.raises(StorageError, match="is of a newer version of Headrace"):
+        bench.open()
+    with pytest.raises(StorageError, match="is of a newer version of Headrace"):
+        accept_loss(bench.root)
+    assert {path: path.read_bytes() for path in newer} == newer
 
 
 def test_a_smaller_journal_setting_replaces_the_old_files(bench: Bench) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from headrace.errors import CorruptJournal, StorageFailed
+from headrace.errors import CorruptJournal, StorageError, StorageFailed
 from headrace.log import kernel, paths
 from headrace.log.chain import Step
 from headrace.log.disk import Disk, FileId, read_whole
@@ -312,8 +312,10 @@ def read_header(disk: Disk, path: str) -> tuple[int, int] | None:
     if len(raw) < FILE_HEADER.size:
         return None
     magic, number, first, crc = FILE_HEADER.unpack(raw)
-    if magic != FILE_MAGIC or crc != crc32c(raw[:-_CRC_BYTES]):
+    if crc != crc32c(raw[:-_CRC_BYTES]):
         return None
+    if magic != FILE_MAGIC:  # whole, and not ours: no damage, and nothing of it may be given up
+        raise StorageError(f"{path} is of a newer version of Headrace: start that one, or restore a copy made before")
     return number, first
 
 
