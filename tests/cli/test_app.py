@@ -30,6 +30,11 @@ def test_a_mistake_is_one_line_whatever_is_in_a_name(
     assert capsys.readouterr().err.endswith("/two\\nlines\\x1b[31m is not a data folder: it has no logs/\n")
 
 
+def test_what_must_be_an_object_and_is_none_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["policy", "set", "keep", "^orders$", "[1]"]) == 2
+    assert capsys.readouterr().err == "headrace: DEFINITION must be a JSON object: '[1]'\n"
+
+
 @pytest.mark.parametrize("group", [[], ["log"], ["user"]])
 def test_a_command_is_explained_in_a_whole_sentence(capsys: pytest.CaptureFixture[str], group: list[str]) -> None:
     assert run([*group, "--help"]) == 0

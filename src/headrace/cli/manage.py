@@ -62,5 +62,5 @@ def json_object(text: str, what: str) -> dict[str, Any]:
     except msgspec.DecodeError:
         raise InvalidInput(f"{what} is not JSON: {text[:80]!r}") from None
     if not isinstance(found, dict):
-        raise InvalidInput(f"{what} is a JSON object")
+        raise InvalidInput(f"{what} must be a JSON object: {text[:80]!r}")
     return found
