@@ -1,5 +1,6 @@
 """What holds for every command, tried in this process."""
 
+import asyncio
 import errno
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from headrace.cli import dlq, status, top
 from headrace.cli.app import run
+from headrace.cli.bench import _run as run_bench
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
@@ -112,3 +114,26 @@ def test_a_pipeline_that_is_started_without_a_broker_does_not_wait_for_one(
     capsys.readouterr()
     assert run(["pipeline", "run", "orders.py", "--url", "http://127.0.0.1:1"]) == 3
     assert capsys.readouterr().err.startswith("headrace: no broker answers at http://127.0.0.1:1: connection refused")
+
+
+def test_a_bench_that_is_interrupted_leaves_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    class Client:
+        @classmethod
+        async def connect(cls, *_: object) -> "Client":
+            return cls()
+
+        async def call(self, method: type, **_: object) -> None:
+            called.append(method.__qualname__)
+
+        async def publish(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+        async def close(self) -> None:
+            called.append("close")
+
+    monkeypatch.setattr("headrace.demo.amqp.AmqpClient", Client)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(run_bench("localhost", 5672, None, None, 1, 1, 1))
+    assert called[-2:] == ["Queue.Delete", "close"]
