@@ -88,6 +88,7 @@ def test_a_second_broker_on_a_folder_is_refused(tmp_path: Path) -> None:
         (["--segment-size", "big"], "segment_size (from the flag --segment-size): 'big' is not a size"),
         (["--amqp", "x:y"], "amqp (from the flag --amqp): 'x:y' is not an address"),
         (["--no-such-flag"], "no such option '--no-such-flag'"),
+        (["--demo", "--http", "off"], "--demo needs the AMQP door and the HTTP door"),
         (["--config", "nowhere.toml"], "nowhere.toml"),
     ],
 )

@@ -9,6 +9,7 @@ import click
 
 from headrace.cli.options import config_option, json_option, settings_file
 from headrace.config import SETTINGS, Setting, load
+from headrace.errors import InvalidInput
 
 KIND_NAMES = {
     "size": "SIZE",
@@ -59,6 +60,8 @@ def _serve(config_file: Path | None, demo: bool, as_json: bool, **flags: Any) ->
 
     if not demo:
         return run(config, as_json=as_json)
+    if config.amqp is None or config.http is None:
+        raise InvalidInput("--demo needs the AMQP door and the HTTP door: one of them is off")
     text = "orders over AMQP, some die, all are read again over Kafka and summed up in Spark (headrace demo)"
     return run(config, beside=Beside((sys.executable, "-m", "headrace", "demo", "--quiet"), text), as_json=as_json)
 
