@@ -28,7 +28,7 @@ EXIT_CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.CannotListen, 10, "a door cannot listen: the port is taken, or is not ours to take"),
     (errors.Overloaded, 9, "the broker is overloaded: try again later"),
     (errors.InvalidInput, 2, "wrong usage: a flag, a setting, a value"),
-    (errors.HeadraceError, 1, "anything else the broker refuses"),
+    (errors.HeadraceError, 1, "anything else: the broker refuses, or a file cannot be read or written"),
 )
 
 # A name that others chose must not make two lines of one, nor steer the terminal.
