@@ -74,10 +74,25 @@ def test_a_policy_is_set_and_cleared_with_either_tools_spelling(broker: Broker) 
     broker.said("queue", "add", "cli-ruled")
     broker.said("policy", "set", "cli-p", "^cli-ruled$", '{"max-length": 3}')
     assert '{"max-length":3}' in broker.said("policy", "ls")
-    assert broker.said("list_queues", "cli-ruled").rstrip().endswith("cli-p")
+    assert "cli-ruled\tcli-p\n" in broker.said("list_queues", "name", "policy")
     assert broker.run("policy", "set", "cli-p", ".*", '{"max-lenght": 3}').returncode == 2
     broker.said("clear_policy", "cli-p", "--yes")
     assert broker.said("policies", "list") == ""
+
+
+def test_a_virtual_host_is_added_used_and_removed_with_either_tools_spelling(broker: Broker) -> None:
+    broker.said("vhost", "add", "cli-host")
+    broker.said("add_vhost", "cli-host")  # it is there already
+    assert "cli-host\t0\t0\n" in broker.said("list_vhosts")
+    broker.said("queue", "add", "inside", "-p", "cli-host")
+    assert broker.said("list_queues", "-p", "cli-host", "name", "consumers") == "inside\t0\n"
+    assert broker.said("list_queues", "-V", "cli-host") == "inside\t0\n"
+    assert broker.run("list_queues", "-p", "cli-host", "name", "nonsense").returncode == 2
+    broker.said("set_permissions", "-p", "cli-host", "guest", "^in", "", "")
+    assert broker.said("list_permissions", "-p", "cli-host") == "guest\tcli-host\t\t^in\t\t\n"
+    assert broker.run("vhost", "rm", "cli-host").returncode == 2, "nobody can be asked"
+    broker.said("delete_vhost", "cli-host", "--yes")
+    assert broker.run("queue", "ls", "-p", "cli-host").returncode == 4
 
 
 def test_dead_letters_are_listed_looked_at_and_sent_back(broker: Broker) -> None:

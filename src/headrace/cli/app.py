@@ -67,6 +67,7 @@ root = _Root(
         "exchange": "headrace.cli.exchange:exchange",
         "binding": "headrace.cli.binding:binding",
         "policy": "headrace.cli.policy:policy",
+        "vhost": "headrace.cli.vhost:vhost",
         "dlq": "headrace.cli.dlq:dlq",
         "group": "headrace.cli.group:group",
         "connection": "headrace.cli.connection:connection",
@@ -80,7 +81,7 @@ root = _Root(
     },
     hidden_at={
         # As rabbitmqctl and kafka-consumer-groups spell them.
-        "list_queues": "headrace.cli.queue:ls",
+        "list_queues": "headrace.cli.queue:list_queues",
         "purge_queue": "headrace.cli.queue:purge",
         "delete_queue": "headrace.cli.queue:rm",
         "list_exchanges": "headrace.cli.exchange:ls",
@@ -89,6 +90,9 @@ root = _Root(
         "list_policies": "headrace.cli.policy:ls",
         "set_policy": "headrace.cli.policy:set_",
         "clear_policy": "headrace.cli.policy:rm",
+        "list_vhosts": "headrace.cli.vhost:ls",
+        "add_vhost": "headrace.cli.vhost:add",
+        "delete_vhost": "headrace.cli.vhost:rm",
         "list_users": "headrace.cli.user:ls",
         "add_user": "headrace.cli.user:add",
         "delete_user": "headrace.cli.user:rm",

@@ -25,6 +25,7 @@ ALIASES = {
     "exchanges": "exchange",
     "bindings": "binding",
     "policies": "policy",
+    "vhosts": "vhost",
     "groups": "group",
     "connections": "connection",
     "users": "user",

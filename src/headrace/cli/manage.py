@@ -17,7 +17,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def vhost_option(command: Command) -> Command:
-    return click.option("-V", "--vhost", default="/", show_default=True, help="The virtual host.")(command)
+    """-p is what rabbitmqctl calls it."""
+    return click.option("-V", "-p", "--vhost", default="/", show_default=True, help="The virtual host.")(command)
 
 
 def yes_option(command: Command) -> Command:

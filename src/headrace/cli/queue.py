@@ -53,6 +53,27 @@ def ls(
         show_rows(found, COLUMNS, empty="no queues: `headrace queue add NAME` makes one")
 
 
+@click.command("list_queues")
+@click.argument("columns", nargs=-1)
+@vhost_option
+@json_option
+@url_option
+def list_queues(
+    columns: tuple[str, ...], vhost: str, as_json: bool, url: str | None, config_file: Path | None
+) -> None:
+    """List queues as rabbitmqctl does: these COLUMNS, or name and messages."""
+    from headrace.cli.output import show_json, show_rows
+
+    wanted = columns or ("name", "messages")
+    with manage(url, config_file) as client:
+        found = list(client.pages("queues", vhost))
+    for column in wanted:
+        if found and column not in found[0]:
+            raise InvalidInput(f"queues have no {column!r}; they have {', '.join(COLUMNS)} and more")
+    rows = [{column: one[column] for column in wanted} for one in found]
+    show_json({"queues": rows}) if as_json else show_rows(rows, wanted)
+
+
 @queue.command("info")
 @click.argument("name")
 @vhost_option
@@ -167,7 +188,7 @@ def purge(name: str, vhost: str, yes: bool, url: str | None, config_file: Path |
 @click.option("-o", "--offset", type=click.IntRange(0), help="From this offset on; otherwise the newest.")
 @click.option("-p", "--partition", type=click.IntRange(0), default=0, show_default=True, help="Of this partition.")
 @click.option("--contains", metavar="TEXT", help="Only messages with this text in key, value or a header.")
-@vhost_option
+@click.option("-V", "--vhost", default="/", show_default=True, help="The virtual host.")
 @json_option
 @url_option
 def peek(

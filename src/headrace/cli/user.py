@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.manage import ask, yes_option
-from headrace.cli.options import Command, json_answer, json_option, url_option
+from headrace.cli.manage import ask, vhost_option, yes_option
+from headrace.cli.options import json_answer, json_option, url_option
 from headrace.cli.user_stores import UserStore, user_store
 from headrace.errors import AlreadyExists, InvalidInput
 
@@ -29,11 +29,6 @@ def place_options(command: Any) -> Any:
             return command(*arguments, store=store, **options)
 
     return opened
-
-
-def vhost_option(command: Command) -> Command:
-    option = click.option("-V", "-p", "--vhost", default="/", show_default=True, help="The virtual host.")
-    return option(command)
 
 
 def password_options(command: Any) -> Any:
@@ -92,17 +87,21 @@ def ls(as_json: bool, store: UserStore) -> None:
 
 @user.command("rights")
 @click.argument("name", required=False)
+@click.option("-V", "-p", "--vhost", help="Only in this virtual host.")
 @json_option
 @place_options
-def rights(name: str | None, as_json: bool, store: UserStore) -> None:
+def rights(name: str | None, vhost: str | None, as_json: bool, store: UserStore) -> None:
     """List what users may do, or only user NAME.
 
     Columns: user, vhost, exchange (of a topic rule), configure, write, read.
     """
     from headrace.cli.output import show_json, show_rows
 
-    permissions = [one for one in store.permissions() if name in (None, one["user"])]
-    topics = [one for one in store.topic_permissions() if name in (None, one["user"])]
+    def is_wanted(one: dict[str, Any]) -> bool:
+        return name in (None, one["user"]) and vhost in (None, one["vhost"])
+
+    permissions = [one for one in store.permissions() if is_wanted(one)]
+    topics = [one for one in store.topic_permissions() if is_wanted(one)]
     if as_json:
         show_json({"permissions": permissions, "topic_permissions": topics})
         return
