@@ -79,6 +79,12 @@ def test_text_is_sent_as_text_and_only_the_rest_as_base64() -> None:
     ]
 
 
+def test_zeros_are_sent_as_base64_because_json_would_make_six_characters_of_each() -> None:
+    zeros = bytes(3000)
+    assert len(message_line(zeros)) < 1.4 * len(zeros)
+    assert b"base64" not in message_line(b"lines\nand\ttabs are text")
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [('{"value": {"a": [1, 2.50]}}', b'{"a": [1, 2.50]}'), ('{"value": 7}', b"7"), ('{"value": null}', None)],

@@ -126,7 +126,7 @@ def message_line(
     partition: int | None = None,
     timestamp: int | None = None,
 ) -> bytes:
-    """One line of NDJSON. Bytes that are not UTF-8 go as base64 and come back as they were."""
+    """One line of NDJSON. Bytes that are not UTF-8, or have zeros, go as base64 and come back as they were."""
     encoding: dict[str, str] = {}
     draft = _Draft(
         value=_text(value, "value", encoding),
@@ -161,10 +161,13 @@ def _text(data: Data | None, part: str, encoding: dict[str, str]) -> str | None:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InvalidInput(f"the {part} of a message is bytes, text or None, not {type(data).__name__}")
     try:
-        return str(data, "utf-8")
+        text = str(data, "utf-8")
+        if "\0" not in text:  # JSON needs six characters for one: binary data would pass a limit that it keeps
+            return text
     except UnicodeDecodeError:
-        encoding[part] = "base64"
-        return b64encode(data).decode("ascii")
+        pass
+    encoding[part] = "base64"
+    return b64encode(data).decode("ascii")
 
 
 def _header_texts(
