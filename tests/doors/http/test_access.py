@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import logging
+import platform
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from headrace.doors.http.access import (
     Gate,
     NotAuthorised,
     TooManyFailures,
+    could_be_this_machine,
     is_loopback,
     source_of,
 )
@@ -93,6 +95,10 @@ def test_nobody_is_asked_as_long_as_guest_is_the_only_user(tmp_path: Path) -> No
         passed_on = {"x-forwarded-for": "203.0.113.7"}
         assert live.get("/topics", headers=passed_on).status_code == 200
         assert live.get("/topics", auth=("nobody", "x")).status_code == 200, "what is not asked is not judged"
+        rebound = {"host": "rebound.example.com"}
+        assert live.get("/topics", headers=rebound).status_code == 403, "a page of another site, perhaps"
+        assert live.get("/api/overview", headers=rebound, auth=("guest", "guest")).status_code == 401
+        assert live.get("/health", headers=rebound).status_code == 200
         assert live.get("/api/overview").json()["product_name"] == "Headrace", "from this machine"
         assert live.get("/api/overview", headers=passed_on).status_code == 401
         assert live.get("/api/overview", headers=passed_on, auth=("guest", "guest")).status_code == 401
@@ -413,7 +419,43 @@ def test_a_site_whose_name_leads_to_this_machine_is_not_guest(host: str, is_ours
     else:
         with pytest.raises(NotAuthorised):
             gate.caller(scope_of("127.0.0.1", host=host))
-    assert gate.caller(scope_of("127.0.0.1", f"guest:{PASSWORD}", host=host)).name == GUEST, "who says so, is"
+    login = scope_of("127.0.0.1", f"guest:{PASSWORD}", host=host)
+    if is_ours:
+        assert gate.caller(login).name == GUEST
+    else:
+        with pytest.raises(NotAuthorised):  # the site's page knows the first password of guest as well as anybody
+            gate.caller(login)
+    users.guest_has_first_password, users.version = False, 2
+    assert gate.caller(login).name == GUEST, "who knows a password of its own, is"
+
+
+@pytest.mark.parametrize(
+    ("client", "host", "is_let_in"),
+    [
+        ("127.0.0.1", "localhost:15672", True),
+        ("::1", "[::1]:15672", True),
+        ("127.0.0.1", "rebound.example.com:15672", False),
+        ("::ffff:127.0.0.1", "rebound.example.com", False),
+        ("203.0.113.7", "broker.example.com:15672", True),  # it listens to the network, where it has a name
+    ],
+)
+def test_while_nobody_is_asked_a_page_of_another_site_is_not_let_in(client: str, host: str, is_let_in: bool) -> None:
+    gate = Gate(Counting(GUEST), lambda: 0.0)
+    if is_let_in:
+        assert gate.whoever(scope_of(client, host=host)) is gate.anybody
+    else:
+        with pytest.raises(Forbidden):
+            gate.whoever(scope_of(client, host=host))
+
+
+def test_the_name_of_this_machine_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "node", lambda: "Box.example.com")
+    could_be_this_machine.cache_clear()
+    try:
+        assert could_be_this_machine(b"box.example.com:15672")
+        assert not could_be_this_machine(b"example.com") and not could_be_this_machine(b"a.box.example.com")
+    finally:
+        could_be_this_machine.cache_clear()
 
 
 def test_sources_are_addresses_or_networks_of_version_6() -> None:

@@ -1,13 +1,14 @@
 """Who is asking: the one place where this door decides it.
 
-As long as guest with the password that everybody knows is the only user, the routes outside /api ask nobody.
-From then on every request says who sends it, by Basic credentials. A request from this machine without any is
-guest, as long as guest has its first password. See docs/security.md.
+As long as guest with the password that everybody knows is the only user, the routes outside /api ask nobody, and only
+refuse what a page of another site may have sent. From then on every request says who sends it, by Basic credentials. A
+request from this machine without any is guest, as long as guest has its first password. See docs/security.md.
 """
 
 import base64
 import binascii
 import logging
+import platform
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
@@ -35,6 +36,9 @@ FORGET_S = 900.0
 SOURCES_MAX = 10_000
 NAME_CHARACTERS_SHOWN = 80
 OURS_ALONE = (".localhost", ".test", ".internal", ".localdomain")
+STRANGE_NAME = (
+    "any site may have its name lead to this machine: say localhost or an address, or make users, who come by any name"
+)
 FORWARDED = frozenset({b"x-forwarded-for", b"forwarded", b"x-real-ip"})
 
 
@@ -180,6 +184,17 @@ class Gate:
             self._guest = Caller(self._users, self._users.user(GUEST)) if self._users.guest_is_default else None
         return self._guest
 
+    def whoever(self, scope: Scope) -> Caller:
+        """While the door is open. Forbidden for what may come from a page that took us for a part of its own site."""
+        client, asked_for = scope.get("client"), b""
+        for name, value in scope["headers"]:
+            if name == b"host":
+                asked_for = value
+        if is_loopback(client[0] if client else None) and not could_be_this_machine(asked_for):
+            logger.warning("refused over HTTP: somebody called us %r", asked_for[:NAME_CHARACTERS_SHOWN])
+            raise Forbidden(STRANGE_NAME)
+        return self.anybody
+
     def caller(self, scope: Scope) -> Caller:
         """NotAuthorised for a stranger, TooManyFailures for one who has guessed too often."""
         guest = self.guest()
@@ -195,14 +210,16 @@ class Gate:
         host = client[0] if client else None
         # Behind a proxy on this machine everybody seems to be here: who was passed on is not.
         local = not forwarded and is_loopback(host)
+        # The password that everybody knows is known to pages of other sites, too.
+        could_be_guest = guest is not None and local and could_be_this_machine(asked_for)
         if given is None:
-            if guest is None or not local or not could_be_this_machine(asked_for):
+            if guest is None or not could_be_guest:
                 raise NotAuthorised("Login failed")
             return guest
         found = self._known.get(given)
         if found is None:
             found = self._log_in(given, source_of(host))
-        if found.user.is_loopback_only and not local:
+        if found.user.is_loopback_only and not (local if guest is None else could_be_guest):
             raise NotAuthorised("User can only log in via localhost")
         return found
 
@@ -270,11 +287,14 @@ def could_be_this_machine(asked_for: bytes) -> bool:
     """Whether a Host header might be how somebody here speaks of this machine.
 
     A page of another site may have its own name resolve to this machine, and the browser then takes us for a part
-    of that site. Nobody else can own an address, a name without a dot, or one of these endings.
+    of that site. Nobody else can own an address, a name without a dot, one of these endings, or the machine's own name.
     """
     host = asked_for.decode("latin-1").lower()
     name = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
-    return "." not in name.rstrip(".") or _address(name) is not None or name.rstrip(".").endswith(OURS_ALONE)
+    if _address(name) is not None:
+        return True
+    name = name.rstrip(".")
+    return "." not in name or name.endswith(OURS_ALONE) or name == platform.node().lower()
 
 
 def source_of(host: str | None) -> str:

@@ -108,8 +108,10 @@ async def dispatch(site: Site, handlers: Handlers, asks_always: bool, request: R
     """To the handler of the method, if the caller has what its route needs."""
     handler, need = handlers["GET" if request.method == "HEAD" else request.method]
     state = request.scope["state"]
-    if need is public or (site.gate.is_open and not asks_always):
+    if need is public:
         state["caller"] = site.gate.anybody
+    elif site.gate.is_open and not asks_always:
+        state["caller"] = site.gate.whoever(request.scope)
     else:
         state["caller"] = admit(site, need, request)
     if request.method in LOOKING:  # only these wait or go on
