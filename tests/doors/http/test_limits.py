@@ -244,17 +244,29 @@ class Patient:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self._door.port), timeout=60)
 
-    def at_the_end(self, sock: socket.socket, so_far: Callable[[BoundedHttp], bool]) -> None:
-        """Once the connection has come so far, everybody's patience with it is over, as by the clock of the door."""
+    def link(
+        self,
+        sock: socket.socket,
+        so_far: Callable[[BoundedHttp], bool],
+        then: Callable[[BoundedHttp], None] = lambda _: None,
+    ) -> BoundedHttp:
+        """The other end of the socket, once it has come so far."""
+        found: list[BoundedHttp] = []
 
-        async def judge() -> bool:
+        async def look() -> bool:
             for link in self._door._state.connections:
                 if isinstance(link, BoundedHttp) and link.client == sock.getsockname() and so_far(link):
-                    link.check(link.loop.time() + 1e6)
+                    found.append(link)
+                    then(link)
                     return True
             return False
 
-        eventually(lambda: self._live.call(judge()), "the connection comes so far")
+        eventually(lambda: self._live.call(look()), "the connection comes so far")
+        return found[0]
+
+    def at_the_end(self, sock: socket.socket, so_far: Callable[[BoundedHttp], bool]) -> None:
+        """Once the connection has come so far, everybody's patience with it is over, as by the clock of the door."""
+        self.link(sock, so_far, lambda link: link.check(link.loop.time() + 1e6))
 
     def stand_still(self, sock: socket.socket, so_far: Callable[[BoundedHttp], bool], *, looks: int = 1) -> None:
         """Once the connection has come so far, the broker misses the time in which its patience ends."""
@@ -331,6 +343,17 @@ def test_a_body_that_comes_too_slowly_is_refused(patient_one: Patient, live: Liv
         patient_one.at_the_end(sock, lambda link: link._body_bytes == 3)
         assert status_of(read_all(sock)) == 408
     assert live.get("/topics/slow").status_code == 404
+
+
+def test_a_body_that_keeps_much_from_others_goes_on_coming(patient_one: Patient) -> None:
+    """Thirty kilobytes in each half minute kept the rest of a megabyte, and what was announced of it, for hours."""
+    head, part = b"POST /topics/slow/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n", 31 * 1024
+    with patient_one.connect() as sock:
+        sock.sendall(head + b"x" * 1_000_000)
+        patient_one.link(sock, lambda link: link._body_bytes == 1_000_000, lambda link: link.check(1e9))
+        sock.sendall(b"x" * part)
+        patient_one.link(sock, lambda link: link._body_bytes == 1_000_000 + part, lambda link: link.check(2e9))
+        assert status_of(read_all(sock)) == 408
 
 
 def test_a_client_that_does_not_take_its_answer_is_cut_off(hasty: Patient, live: Live) -> None:

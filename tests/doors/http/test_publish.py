@@ -11,6 +11,8 @@ from typing import Any
 import cramjam
 import pytest
 
+from headrace.doors.http.requests import Budget
+from headrace.errors import Overloaded
 from headrace.record.codec import partition_for
 from headrace.wire.http import bodies
 from tests.doors.http.live import Live, code_of, read_all
@@ -304,15 +306,42 @@ def test_too_many_bytes_at_once_are_turned_away_with_a_time_to_come_back(own: ty
     server = own()
     server.door.site.budget.bytes_max = 1000
     with server.connect() as first:
-        first.sendall(b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\nx")
+        first.sendall(b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 901\r\n\r\n" + b"x" * 900)
         while server.door.site.budget.used < 900:
             server.get("/health")  # the other request is read in the meantime
         answer = server.client.post("/topics/t/messages", content=b"y" * 200)
         assert (answer.status_code, code_of(answer)) == (429, "overloaded")
         assert int(answer.headers["retry-after"]) >= 1
-        first.sendall(b"x" * 899)
+        first.sendall(b"x")
         assert b" 200 OK" in first.recv(65536)
     assert server.client.post("/topics/t/messages", content=b"y" * 200).status_code == 200
+
+
+def test_what_is_announced_and_does_not_come_is_kept_from_nobody(own: type[Live]) -> None:
+    """A few slow bodies of the largest size turned every other publisher away, for hours."""
+    server = own()
+    server.door.site.budget.bytes_max = 1000
+    with server.connect() as slow:
+        slow.sendall(b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\nx")
+        while not server.door.site.budget.used:
+            server.get("/health")
+        assert server.client.post("/topics/t/messages", content=b"y" * 200).status_code == 200
+        slow.sendall(b"x" * 4999)
+        assert b" 200 OK" in slow.recv(65536), "alone it may be larger than the budget"
+
+
+def test_one_address_leaves_some_of_the_budget_to_others() -> None:
+    budget = Budget(1000)
+    with budget.share("a") as first, budget.share("a") as second, budget.share("b") as other:
+        first.take(700)
+        with pytest.raises(Overloaded):
+            second.take(100)
+        other.take(200)
+        with pytest.raises(Overloaded):
+            other.take(200)
+        first.give_back()
+        second.take(100)
+    assert budget.used == 0 and not budget._by_source
 
 
 def test_publishers_are_turned_away_while_the_disk_does_not_keep_up(own: type[Live]) -> None:

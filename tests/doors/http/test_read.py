@@ -216,8 +216,8 @@ def test_a_long_poll_that_finds_no_bytes_left_is_told_to_try_again(own: type[Liv
     with server.connect() as slow, server.connect() as sock:
         sock.sendall(f"GET /topics/quiet/{path}?offset=1&wait=50&max_bytes=500 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         eventually(lambda: server.call(waiters(server, "quiet")) == 1, "the request waits")
-        slow.sendall(b"POST /topics/other/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\nx")
-        eventually(lambda: budget.used == 900, "a body is on its way")
+        slow.sendall(b"POST /topics/other/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 601\r\n\r\n" + b"x" * 600)
+        eventually(lambda: budget.used == 600, "a body is on its way")
         server.publish("quiet", {"value": "new"})
         assert sock.recv(12) == b"HTTP/1.1 429"
     eventually(lambda: budget.used == 0, "nobody is left")

@@ -297,6 +297,7 @@ def could_be_this_machine(asked_for: bytes) -> bool:
     return "." not in name or name.endswith(OURS_ALONE) or name == platform.node().lower()
 
 
+@lru_cache(maxsize=4_096)
 def source_of(host: str | None) -> str:
     """One customer is one address, or one network of version 6, where nobody has a single address."""
     address = _address(host or "")

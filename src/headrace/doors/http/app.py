@@ -25,6 +25,7 @@ from headrace.doors.http import (
     topics,
     upkeep,
 )
+from headrace.doors.http.access import source_of
 from headrace.doors.http.api.routes import Api
 from headrace.doors.http.needs import (
     Handler,
@@ -136,7 +137,8 @@ class App:
                 self._site.stats.count(str(message["status"]))
             await send(message)
 
-        with self._site.budget.share() as share:
+        client = scope.get("client")
+        with self._site.budget.share(source_of(client[0] if client else None)) as share:
             scope.setdefault("state", {})["share"] = share
             try:
                 _refuse_other_origins(scope)

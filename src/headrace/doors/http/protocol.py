@@ -27,6 +27,7 @@ FRAMING = (b"content-length", b"transfer-encoding")
 HEAD_PATIENCE_S = 10.0  # for a whole head, from its first byte or from the connect
 BODY_PATIENCE_S = 30.0  # in which at least BODY_BYTES_MIN must come
 BODY_BYTES_MIN = 30 * 1024
+BODY_PART_MIN = 20  # and this part of what has come so far: whoever keeps much from others goes on sending much
 WRITE_PATIENCE_S = 60.0  # for a client to take anything of what waits for it
 DISCARD_BYTES_MAX = 64 * 1024  # of a body that nobody wants are read to keep the connection
 LINGER_S = 2.0  # how long a refused body is read and thrown away, so that the client sees the refusal
@@ -230,7 +231,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self.flow.read_paused:  # we are the slow ones
             self._body_mark = (now, self._body_bytes)
         elif now - since > self.limits.patience.body:
-            if self._body_bytes - bytes_then >= BODY_BYTES_MIN:
+            if self._body_bytes - bytes_then >= max(BODY_BYTES_MIN, bytes_then // BODY_PART_MIN):
                 self._body_mark = (now, self._body_bytes)
                 return
             self._refuse(Refused(408, "slow_request", "the body of the request came too slowly"))

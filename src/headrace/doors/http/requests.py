@@ -27,6 +27,7 @@ PARAMETERS_MAX = 32
 DIGITS_MAX = 19
 INTEGER = re.compile(rf"-?\d{{1,{DIGITS_MAX}}}")
 SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m)?")
+SOURCE_PART = 0.75  # of the budget
 SCALES = {None: 1.0, "s": 1.0, "ms": 0.001, "m": 60.0}
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,40 +41,70 @@ class Gone(Exception):
 
 
 class Budget:
-    """Bytes that requests and answers may hold in memory, all together."""
+    """Bytes that requests and answers may hold in memory, all together. One address does not get the last of them: who
+    is slow, or means ill, keeps only its like waiting."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.used = 0
+        self._by_source: dict[str, int] = {}
 
     @contextmanager
-    def share(self) -> Iterator["Share"]:
-        share = Share(self)
+    def share(self, source: str) -> Iterator["Share"]:
+        share = Share(self, source)
         try:
             yield share
         finally:
-            self.used -= share.held
+            share.give_back()
+
+    def has_room(self, source: str, size: int, own: int) -> bool:
+        """For `size` more bytes. Who is alone may have more than there is; of those in use `own` are no others'."""
+        of_source = self._by_source.get(source, 0)
+        if of_source > own and of_source + size > self.bytes_max * SOURCE_PART:
+            return False
+        return self.used <= own or self.used + size <= self.bytes_max
+
+    def move(self, source: str, size: int) -> None:
+        self.used += size
+        of_source = self._by_source.get(source, 0) + size
+        if of_source:
+            self._by_source[source] = of_source
+        else:
+            self._by_source.pop(source, None)
 
 
 class Share:
     """One request's part of the budget, given back when it ends."""
 
-    __slots__ = ("_budget", "held")
+    __slots__ = ("_budget", "_source", "held")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, source: str) -> None:
         self._budget = budget
+        self._source = source
         self.held = 0
 
-    def take(self, size: int) -> None:
-        if self._budget.used + size > self._budget.bytes_max and self._budget.used:
+    def check(self, size: int, own: int = 0) -> None:
+        if not self._budget.has_room(self._source, size, own):
             raise Overloaded("too many bytes are on their way in or out; try again in a moment")
-        self._budget.used += size
+
+    def take(self, size: int) -> None:
+        self.check(size)
+        self._move(size)
+
+    def take_piece(self, size: int) -> None:
+        """Of a body that was let in."""
+        self.check(size, self.held)
+        self._move(size)
+
+    def _move(self, size: int) -> None:
+        self._budget.move(self._source, size)
         self.held += size
 
     def give_back(self) -> int:
         """All of it, before the end: how much it was."""
         size, self.held = self.held, 0
-        self._budget.used -= size
+        if size:
+            self._budget.move(self._source, -size)
         return size
 
 
@@ -148,12 +179,11 @@ async def read_body(request: Request, share: Share, bytes_max: int, unfolded_max
     declared = headers.get("content-length")
     if declared is not None:
         _check_size(int(declared), bytes_max)  # the parser has made sure that it is a number
-        share.take(int(declared))
+        share.check(int(declared))  # taken as it comes: what is only announced is kept from nobody
     body = bytearray()
     async for chunk in _chunks(request):
         _check_size(len(body) + len(chunk), bytes_max)
-        if declared is None:
-            share.take(len(chunk))
+        share.take_piece(len(chunk))
         body += chunk
     encoding = headers.get("content-encoding")
     if encoding is None:
