@@ -9,7 +9,7 @@ import pytest
 
 from headrace import Client
 from headrace.doors.http import door as http_door
-from headrace.doors.http.protocol import BoundedHttp
+from headrace.doors.http.protocol import WRITE_BYTES_MIN, BoundedHttp
 from headrace.errors import Overloaded
 from tests.doors.amqp.running import eventually
 from tests.doors.http.live import Live, patient, read_all
@@ -363,6 +363,29 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off(hasty: Patient, live:
         sock.sendall(b"GET /topics/large/messages?max_bytes=16000000 HTTP/1.1\r\nHost: x\r\n\r\n")
         while live.call(connections(hasty)) != 0:
             pass
+
+
+def test_a_client_that_takes_its_answer_slowly_is_not_cut_off(patient_one: Patient, live: Live) -> None:
+    """Of megabytes in the kernel's buffer much leaves before the kernel takes a byte more from us."""
+    live.publish("large-and-slow", *({"value": "x" * 100_000} for _ in range(150)))
+
+    async def is_judged(link: BoundedHttp) -> bool:
+        mark = link._write_mark
+        if mark is None or mark[1] - link._waiting_bytes() < WRITE_BYTES_MIN:
+            return False
+        link.check(link.loop.time() + 1e6)
+        return True
+
+    with patient_one.connect() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        path = b"/topics/large-and-slow/messages?max_bytes=16000000"
+        sock.sendall(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+        link = patient_one.link(sock, lambda link: link._write_mark is not None)
+        taken = 0
+        while not live.call(is_judged(link)):
+            taken += len(sock.recv(65536))
+        answer = read_all(sock)
+    assert taken + len(answer) > 15_000_000 and answer.endswith(b"}")
 
 
 async def connections(door: Patient) -> int:

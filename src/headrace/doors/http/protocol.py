@@ -6,7 +6,10 @@ answer, and a refusal that is lost because the connection closes on bytes still 
 
 import asyncio
 import contextlib
+import fcntl
 import functools
+import struct
+import termios
 from typing import Any, NamedTuple
 
 import httptools
@@ -28,7 +31,8 @@ HEAD_PATIENCE_S = 10.0  # for a whole head, from its first byte or from the conn
 BODY_PATIENCE_S = 30.0  # in which at least BODY_BYTES_MIN must come
 BODY_BYTES_MIN = 30 * 1024
 BODY_PART_MIN = 20  # and this part of what has come so far: whoever keeps much from others goes on sending much
-WRITE_PATIENCE_S = 60.0  # for a client to take anything of what waits for it
+WRITE_PATIENCE_S = 60.0  # in which a client must take at least WRITE_BYTES_MIN of what waits for it
+WRITE_BYTES_MIN = 30 * 1024
 DISCARD_BYTES_MAX = 64 * 1024  # of a body that nobody wants are read to keep the connection
 LINGER_S = 2.0  # how long a refused body is read and thrown away, so that the client sees the refusal
 KEEP_ALIVE_S = 75
@@ -87,7 +91,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_since: float | None = None
         self._body_mark: tuple[float, int] | None = None  # when the body was last judged, bytes until then
         self._body_bytes = 0
-        self._write_since: float | None = None
+        self._write_mark: tuple[float, int] | None = None  # when it was last judged, bytes that waited for it then
         self._linger_until: float | None = None
         self._keep_alive = True
         self._task: asyncio.Task[None] | None = None
@@ -216,8 +220,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self._linger_until is not None:
             if now >= self._linger_until:
                 self.transport.close()
-        elif self._write_since is not None and now - self._write_since > patience.write:
-            self.transport.abort()
+        elif self._write_mark is not None and now - self._write_mark[0] > patience.write:
+            self._judge_reader(now, self._write_mark[1])
         elif self._head_since is not None:
             if now - self._head_since > patience.head:
                 if self._in_head:
@@ -236,12 +240,27 @@ class BoundedHttp(HttpToolsProtocol):
                 return
             self._refuse(Refused(408, "slow_request", "the body of the request came too slowly"))
 
+    def _judge_reader(self, now: float, bytes_then: int) -> None:
+        """Nothing more is written before it has taken enough of this, so what waits only gets less."""
+        waiting = self._waiting_bytes()
+        if bytes_then - waiting >= WRITE_BYTES_MIN:
+            self._write_mark = (now, waiting)
+        else:
+            self.transport.abort()
+
+    def _waiting_bytes(self) -> int:
+        """Here and in the kernel, which takes more from us only when a good part of its own has left."""
+        waiting, sock = self.transport.get_write_buffer_size(), self.transport.get_extra_info("socket")
+        with contextlib.suppress(OSError, ValueError):  # it may be closed
+            waiting += struct.unpack("i", fcntl.ioctl(sock.fileno() if sock else -1, termios.TIOCOUTQ, bytes(4)))[0]
+        return waiting
+
     def pause_writing(self) -> None:
-        self._write_since = self.loop.time()
+        self._write_mark = (self.loop.time(), self._waiting_bytes())
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._write_since = None
+        self._write_mark = None
         super().resume_writing()
 
     # What the parser finds.
