@@ -117,3 +117,13 @@ def amqp(live: Served) -> Iterator[Any]:
     yield connection.channel()
     if connection.is_open:
         connection.close()
+
+
+def copied_as_curl(view: View) -> str:
+    """Of the first message that is shown."""
+    page = view.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator(".message-line").first.click()
+    page.get_by_role("button", name="Copy as curl").click()
+    view.sees("Copied.")
+    return str(page.evaluate("navigator.clipboard.readText()"))

@@ -12,7 +12,7 @@ from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import depth, post, put_queue
 from tests.doors.api.test_dead_letters import kill_all, make_mortal
 from tests.ports import free_port
-from tests.ui.conftest import HOSTILE, PATIENCE_S, View
+from tests.ui.conftest import HOSTILE, PATIENCE_S, View, copied_as_curl
 
 PAGES = {
     "overview": "Overview",
@@ -120,12 +120,20 @@ def test_messages_are_shown_as_json_text_and_hex_and_stay_untouched(live: Served
     assert '"er": [' in page.locator(".payload").inner_text()
     page.get_by_role("button", name="hex").click()
     assert page.locator(".payload").inner_text().startswith("000000  7b 22")
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="Copy as curl").click()
-    view.sees("Copied.")
-    assert "/topics/shown/messages?partition=0&offset=0" in page.evaluate("navigator.clipboard.readText()")
     queue = live.get("/api/queues/%2F/shown").json()
     assert (queue["messages_ready"], queue["message_stats"]["deliver_get"]) == (1, 0)
+
+
+def test_a_message_is_copied_as_curl_with_an_address_that_has_it(live: Served, view: View) -> None:
+    """A queue in memory is no topic."""
+    put_queue(live, "stored")
+    assert live.request("PUT", "/api/queues/%2F/fleeting", json={"durable": False}).status_code == 201
+    for name, base in (("stored", "/topics/stored"), ("fleeting", "/api/headrace/streams/%2F/fleeting")):
+        post(live, name, "v")
+        view.open(f"stream/%2F/{name}/messages")
+        address = f"{base}/messages?partition=0&offset=0&limit=1"
+        assert copied_as_curl(view) == f"curl '{live.base}{address}'"
+        assert len(live.get(address).json()["messages"]) == 1
 
 
 def test_messages_are_found_by_text_key_and_offset(live: Served, view: View) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.broker.rights import EVERYTHING
 from tests.doors.api.conftest import Served
-from tests.ui.conftest import HOSTILE, View
+from tests.ui.conftest import HOSTILE, View, copied_as_curl
 
 PASSWORD = "a password of a test"
 HOSTILE_NAME = "".join(character for character in HOSTILE if character.isprintable())
@@ -146,6 +146,7 @@ def test_the_browser_asks_for_a_login_and_shows_who_is_in(browser: Any, tmp_path
     live.call(users.put_user("plain", password=PASSWORD))
     live.call(users.put_user("looker", password=PASSWORD, tags=["management"]))
     live.call(users.set_permission("/", "looker", EVERYTHING))
+    live.publish("shown", {"value": "v"})
     live.call(users.remove_user("guest"))
     try:
         stranger = View(browser.new_context(), live.base)
@@ -171,6 +172,9 @@ def test_the_browser_asks_for_a_login_and_shows_who_is_in(browser: Any, tmp_path
             view.sees("live")
             page.locator(".who", has_text=name).wait_for()
             assert page.get_by_role("link", name="Users").count() == has_users
+            view.open("stream/%2F/shown/messages")
+            address = f"{live.base}/topics/shown/messages?partition=0&offset=0&limit=1"
+            assert copied_as_curl(view) == f"curl -u '{name}' '{address}'"
             page.context.close()
             assert [text for text in view.complaints if "status of 401" not in text] == []
     finally:

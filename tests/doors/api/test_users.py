@@ -62,6 +62,7 @@ def test_a_user_is_made_changed_looked_at_and_removed(live: Served) -> None:
         "name": "bill",
         "tags": ["management", "policymaker"],
         "is_internal_user": True,
+        "is_logged_in": True,
     }
     assert put(live, "users/bill", {"tags": ["management"]}).status_code == 204, "the password stays"
     assert live.get("/api/whoami", auth=("bill", "first")).json()["tags"] == ["management"]

@@ -13,6 +13,7 @@ from headrace.broker.browsing import browse, contains, has_key, state_of
 from headrace.broker.message import from_record
 from headrace.broker.partition import when_loaded
 from headrace.broker.producers import Aborted
+from headrace.broker.vhosts import DEFAULT
 from headrace.doors.http.api.messages import properties_shape
 from headrace.doors.http.api.own import Row, partition_log, row_of
 from headrace.doors.http.api.values import Shape, answer, encode, number, query_of
@@ -53,6 +54,7 @@ def record_shape(row: Row, partition: int, record: Record, *, value_bytes_max: i
         "value_bytes": None if value is None else len(value),
         "truncated": value is not None and len(value) > value_bytes_max,
         "headers": [[name, text_or_base64(held)] for name, held in record.headers if name not in OURS],
+        "at_topics": row.stream is not None and row.vhost == DEFAULT,  # where all of the value is
     }
     if any(name in OURS for name, _ in record.headers):
         message = from_record(record)

@@ -31,8 +31,9 @@ def user_shape(user: User) -> Shape:
 
 
 async def whoami(site: Site, request: Request) -> Response:
-    user = caller_of(request).user
-    return answer({"name": user.name, "tags": list(user.tags), "is_internal_user": True})
+    user, logged_in = caller_of(request).user, "authorization" in request.headers
+    shape = {"name": user.name, "tags": list(user.tags), "is_internal_user": True}
+    return answer({**shape, "is_logged_in": logged_in})  # or known by coming from this machine
 
 
 async def hash_password(site: Site, request: Request) -> Response:

@@ -1,4 +1,4 @@
-import { html, useState, useEffect, useRef, useData, query, parse, q, setParams, copy, say, shellQuote, clock, time, bytes, count } from "/ui/lib.js";
+import { html, useState, useEffect, useRef, useData, query, parse, q, setParams, copy, say, shellQuote, who, clock, time, bytes, count } from "/ui/lib.js";
 import { Badge, Failure, Empty } from "/ui/parts.js";
 
 const KEPT = 500;
@@ -41,9 +41,11 @@ export function Message({ message, vhost, name, extra }) {
   const json = open && message.value && message.value.text !== undefined ? asJson(message.value) : null;
   const [form, setForm] = useState(null);
   const shown = form || (json ? "json" : message.value && message.value.text !== undefined ? "text" : "hex");
-  const curl = () => vhost === "/"
-    ? `curl ${shellQuote(`${location.origin}/topics/${q(name)}/messages?partition=${message.partition}&offset=${message.offset}&limit=1`)}`
-    : `curl -u guest:guest ${shellQuote(`${location.origin}/api/headrace/streams/${q(vhost)}/${q(name)}/messages?partition=${message.partition}&offset=${message.offset}&limit=1`)}`;
+  const curl = () => {
+    const base = message.at_topics ? `/topics/${q(name)}` : `/api/headrace/streams/${q(vhost)}/${q(name)}`;
+    const login = who.is_logged_in ? `-u ${shellQuote(who.name)} ` : "";  // curl asks for the password
+    return `curl ${login}${shellQuote(`${location.origin}${base}/messages${query({ partition: message.partition, offset: message.offset, limit: 1 })}`)}`;
+  };
   const properties = message.amqp ? Object.entries(message.amqp.properties).filter(([k]) => k !== "headers") : [];
   const headers = [...message.headers.map(([k, v]) => [k, asText(v)]), ...(message.amqp ? Object.entries(message.amqp.properties.headers || {}).map(([k, v]) => [k, typeof v === "object" ? JSON.stringify(v) : String(v)]) : [])];
   return html`<li class=${"message" + (open ? " open" : "")}>
