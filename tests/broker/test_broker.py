@@ -14,9 +14,11 @@ from headrace.broker.cursors import CURSORS_MAX
 from headrace.broker.partition import ReadWaits
 from headrace.broker.publishing import Shape, prepare
 from headrace.broker.reading import read_page
+from headrace.broker.vhost_metadata import Metadata
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import (
+    ArgumentMismatch,
     CursorNotFound,
     DataFolderLocked,
     DiskFull,
@@ -98,6 +100,26 @@ async def test_vhosts_keep_equal_names_apart(broker: Broker) -> None:
     assert len(broker.streams.list(None)) == 2
     with pytest.raises(StreamNotFound):
         broker.streams.get("a", "nowhere")
+
+
+async def test_the_queue_type_of_a_vhost_holds_for_new_queues_after_a_restart_too(tmp_path: Path) -> None:
+    async def declare(broker: Broker, name: str, *, durable: bool = True, **arguments: str) -> str:
+        flags = {"durable": durable, "exclusive": False, "auto_delete": False}
+        given = {key.replace("_", "-"): value for key, value in arguments.items()}
+        return (await broker.vhosts.get("/").declare_queue(name, **flags, arguments=given, owner=None)).policy.kind
+
+    first = await Broker.open(config(tmp_path))
+    assert await declare(first, "before") == "classic"
+    await first.vhosts.create("/", metadata=Metadata(default_queue_type="quorum"))
+    await first.close()
+    again = await Broker.open(config(tmp_path))
+    assert [await declare(again, name) for name in ("before", "new", "new")] == ["classic", "quorum", "quorum"]
+    assert await declare(again, "said", x_queue_type="classic") == "classic"
+    assert await declare(again, "fleeting", durable=False) == "classic", "no other kind can be that"
+    await again.vhosts.create("/", metadata=Metadata())
+    with pytest.raises(ArgumentMismatch):
+        await declare(again, "new")
+    await again.close()
 
 
 async def test_a_stream_is_made_once_however_many_ask_at_once(broker: Broker) -> None:

@@ -17,6 +17,7 @@ from headrace.broker.turns import Turns
 from headrace.broker.user_definitions import UserDefinitions
 from headrace.broker.user_definitions import export as export_users
 from headrace.broker.vhost import VirtualHost
+from headrace.broker.vhost_metadata import FIELDS, Metadata, parse_metadata
 from headrace.errors import ArgumentMismatch, InvalidInput
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ async def export(broker: "Broker", vhost: str | None = None) -> Document:
     document: Document = {name: [] for name in LISTS if named or name in ("parameters", "policies", "queues")}
     for host in hosts:
         if named:
-            document["vhosts"].append({"name": host.name})
+            document["vhosts"].append({"name": host.name, **_about(host)})
         for key, items in (("exchanges", _exchanges(host)), ("queues", _queues(host)), ("bindings", _bindings(host))):
             into = document.setdefault(key, [])
             async for item in turns.each(items):
@@ -82,6 +83,19 @@ async def export(broker: "Broker", vhost: str | None = None) -> Document:
         ]
         document |= export_users(broker.users)
     return document
+
+
+def _about(host: VirtualHost) -> Document:
+    """Twice, as RabbitMQ does: its older versions know the one place, its newer ones the other."""
+    metadata: Document = msgspec.to_builtins(host.metadata)
+    return {**metadata, "metadata": metadata} if metadata else {}
+
+
+def _metadata(item: Document) -> Metadata | None:
+    """None for what says nothing of it."""
+    inner = item.get("metadata")
+    said = inner if isinstance(inner, dict) else item
+    return parse_metadata(said) if any(name in said for name in FIELDS) else None
 
 
 def _without_vhost(item: Document) -> Document:
@@ -142,9 +156,10 @@ async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | No
         items |= {name: [] for name in OF_ALL_VHOSTS}
     policies = [_policy(item, vhost) for item in items["policies"]]
     _check(items, vhost)
+    about = [_metadata(item) for item in items["vhosts"]]
     users = UserDefinitions(broker.users, items)
-    for item in items["vhosts"]:
-        await broker.vhosts.create(item["name"])
+    for item, metadata in zip(items["vhosts"], about, strict=True):
+        await broker.vhosts.create(item["name"], metadata=metadata)
     hosts: dict[str, VirtualHost] = {}
 
     async def host_of(item: Document) -> VirtualHost:

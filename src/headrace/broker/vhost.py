@@ -25,6 +25,7 @@ from headrace.broker.queue import Queue
 from headrace.broker.queue_store import QueueStore
 from headrace.broker.routing import Routing
 from headrace.broker.stream_queue import StreamQueue
+from headrace.broker.vhost_metadata import Metadata
 from headrace.errors import (
     AccessRefused,
     HeadraceError,
@@ -44,6 +45,7 @@ logger = logging.getLogger("headrace.broker")
 class VirtualHost:
     def __init__(self, broker: "Broker", name: str, store: QueueStore) -> None:
         self.name = name
+        self.metadata = Metadata()
         self.is_leaving = False  # being deleted: what would be declared now, nobody would remove
         self.clock = broker.clock
         self.policies = broker.policies
@@ -212,6 +214,8 @@ class VirtualHost:
         owner: object,
         is_server_named: bool = False,
     ) -> Queue:
+        if durable and not exclusive and not auto_delete:
+            arguments = self._typed(name, arguments)
         declared = QueueDeclared(durable, exclusive, auto_delete, arguments)
         found = self._declared(name, arguments)
         if found is not None:
@@ -238,6 +242,17 @@ class VirtualHost:
             if topic is not None:
                 self.forget_queue(topic)
             return self._add_queue(queue)
+
+    def _typed(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With the type that queues of this vhost have when nobody says; one of before that was the type is met as it
+        is."""
+        kind = self.metadata.default_queue_type
+        if kind == CLASSIC or "x-queue-type" in arguments:
+            return arguments
+        found = self.queues.get(name)
+        if found is not None and found.policy.kind != kind:
+            return arguments
+        return {**arguments, "x-queue-type": kind}
 
     def is_new_queue(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """Whether a declaration would make a queue, not meet one."""

@@ -5,6 +5,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from msgspec import convert, to_builtins
+
+from headrace.broker.catalog import shaped
 from headrace.broker.changes import to_the_end
 from headrace.broker.declarations import PREDECLARED
 from headrace.broker.delays import STREAM_PREFIX
@@ -15,6 +18,7 @@ from headrace.broker.rounds import SETTLE_TABLE, Rounds
 from headrace.broker.stream_queue import StreamQueue
 from headrace.broker.streams import Stream
 from headrace.broker.vhost import VirtualHost
+from headrace.broker.vhost_metadata import Metadata
 from headrace.broker.view import View
 from headrace.errors import Conflict, HeadraceError, StorageError, VirtualHostNotFound
 
@@ -25,6 +29,10 @@ logger = logging.getLogger("headrace.broker")
 
 CATALOG_KIND = "vhosts"
 DEFAULT = "/"
+
+
+class _Stored(Metadata, frozen=True, kw_only=True):
+    identity: tuple[str]
 
 
 class VirtualHosts:
@@ -38,7 +46,8 @@ class VirtualHosts:
         self._changing = asyncio.Lock()
         self._vhost_of(DEFAULT)
         for document in broker.catalog.load(CATALOG_KIND):
-            self._vhost_of(document["identity"][0])
+            stored = shaped(CATALOG_KIND, document, _Stored)
+            self._vhost_of(stored.identity[0]).metadata = convert(document, Metadata)
         self.store.load(self._vhost_of, self._hosts)
         broker.streams.before_delete(self._check_deletion)
         broker.streams.before_growth(self._check_growth)
@@ -125,13 +134,21 @@ class VirtualHosts:
                 yield policy, view
 
     @to_the_end
-    async def create(self, name: str, maker: str | None = None) -> VirtualHost:
-        """The user who makes it may do everything there. One that is being deleted is made anew after that."""
+    async def create(
+        self, name: str, maker: str | None = None, metadata: Metadata | None = None
+    ) -> VirtualHost:
+        """The user who makes it may do everything there. One that is being deleted is made anew after that. Of one that
+        is there only the metadata changes, if there are any."""
         async with self._changing:
-            if name not in self._hosts:
-                await self._in_thread(lambda: self._broker.catalog.put(CATALOG_KIND, (name,), {}))
+            found = self._hosts.get(name)
+            if found is None or metadata not in (None, found.metadata):
+                document = to_builtins(metadata or Metadata())
+                await self._in_thread(lambda: self._broker.catalog.put(CATALOG_KIND, (name,), document))
+            if found is None:
                 await self._broker.users.vhost_made(name, maker)
-            return self._vhost_of(name)
+            host = self._vhost_of(name)
+            host.metadata = metadata or host.metadata
+            return host
 
     def on_removal(self, watcher: Callable[[str], None]) -> None:
         """Called with the name of each vhost that is about to be removed."""

@@ -291,6 +291,29 @@ def test_definitions_come_back_from_their_export(live: Served) -> None:
     assert live.get("/api/exchanges/%2F/new-one").status_code == 404, "nothing is done of a bad document"
 
 
+def test_what_is_said_about_a_vhost_is_kept_shown_and_exported(live: Served) -> None:
+    said = {"description": "of the team", "tags": "production,eu", "default_queue_type": "quorum"}
+    metadata = {**said, "tags": ["production", "eu"]}
+    assert live.request("PUT", "/api/vhosts/said", json=said).status_code == 201
+    shape = live.get("/api/vhosts/said").json()
+    assert shape["metadata"] == metadata == {name: shape[name] for name in metadata}
+    exported = {vhost["name"]: vhost for vhost in live.get("/api/definitions").json()["vhosts"]}
+    assert exported["said"] == {"name": "said", **metadata, "metadata": metadata}
+    live.request("PUT", "/api/queues/said/untyped", json={"durable": True})
+    assert live.get("/api/queues/said/untyped").json()["type"] == "quorum"
+
+    assert live.request("PUT", "/api/vhosts/said", json={"tags": ["x"]}).status_code == 204, "as RabbitMQ: all anew"
+    shape = live.get("/api/vhosts/said").json()
+    assert (shape["description"], shape["tags"], shape["default_queue_type"]) == ("", ["x"], "classic")
+    for wrong in ({"default_queue_type": "round"}, {"tags": [1]}, {"description": 1}):
+        assert live.request("PUT", "/api/vhosts/said", json=wrong).status_code == 400
+    imported = {"vhosts": [exported["said"], {"name": "bare"}]}
+    assert live.request("POST", "/api/definitions", json=imported).status_code == 204
+    assert live.get("/api/vhosts/said").json()["metadata"] == metadata
+    assert live.request("POST", "/api/definitions", json={"vhosts": [{"name": "said"}]}).status_code == 204
+    assert live.get("/api/vhosts/said").json()["metadata"] == metadata, "what says nothing changes nothing"
+
+
 def test_vhosts_come_and_go_with_what_is_in_them(live: Served) -> None:
     assert live.request("PUT", "/api/vhosts/team%2Fa").status_code == 201
     assert live.request("PUT", "/api/queues/team%2Fa/q", json={}).status_code == 201

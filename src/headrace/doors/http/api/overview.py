@@ -15,6 +15,7 @@ from headrace.broker.posting import post
 from headrace.broker.queue import Queue
 from headrace.broker.turns import Turns
 from headrace.broker.vhost import VirtualHost
+from headrace.broker.vhost_metadata import parse_metadata
 from headrace.doors.http.access import MONITORING
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.definitions import RABBITMQ_VERSION
@@ -294,12 +295,16 @@ async def vhost_shape(host: VirtualHost) -> Shape:
     turns, queues = Turns(), list(host.queues.values())
     ready = sum(await turns.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
     unacked = sum(await turns.map(lambda queue: queue.unacked, queues))
+    about = host.metadata
+    metadata: Shape = {
+        "description": about.description or ("Default virtual host" if host.name == "/" else ""),
+        "tags": list(about.tags),
+        "default_queue_type": about.default_queue_type,
+    }
     return {
         "name": host.name,
-        "description": "Default virtual host" if host.name == "/" else "",
-        "tags": [],
-        "metadata": {"description": "", "tags": []},
-        "default_queue_type": "classic",
+        **metadata,
+        "metadata": metadata,
         "tracing": False,
         "cluster_state": {shapes.NODE: "running"},
         "messages": ready + unacked,
@@ -321,8 +326,8 @@ async def vhost(site: Site, request: Request) -> Response:
 async def put_vhost(site: Site, request: Request) -> Response:
     name = name_of(request, "vhost")
     known = any(host.name == name for host in site.broker.vhosts)
-    await values.body_of(request)
-    await site.broker.vhosts.create(name, caller_of(request).name)
+    metadata = parse_metadata(await values.body_of(request))
+    await site.broker.vhosts.create(name, caller_of(request).name, metadata)
     return values.created(new=not known)
 
 
