@@ -172,6 +172,8 @@ def test_the_browser_asks_for_a_login_and_shows_who_is_in(browser: Any, tmp_path
             view.sees("live")
             page.locator(".who", has_text=name).wait_for()
             assert page.get_by_role("link", name="Users").count() == has_users
+            view.open("overview")
+            page.wait_for_selector(".uplot canvas")
             view.open("stream/%2F/shown/messages")
             address = f"{live.base}/topics/shown/messages?partition=0&offset=0&limit=1"
             assert copied_as_curl(view) == f"curl -u '{name}' '{address}'"

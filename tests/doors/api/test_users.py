@@ -452,4 +452,14 @@ def test_the_overview_counts_what_is_in_the_virtual_hosts_of_its_user(live: Serv
             ask(live, None, "POST", f"exchanges/{vhost}/amq.default/publish", json=body)
     seen = ask(live, "counter", "GET", "overview").json()
     assert seen["queue_totals"]["messages_ready"] == 2 and seen["message_stats"]["publish"] == 2
+    everybodys = live.get("/api/headrace/overview").json()
+    ours = ask(live, "counter", "GET", "headrace/overview").json()
+    assert (ours["ready"], ours["counts"]["queues"], ours["counts"]["streams"], ours["connections"]) == (2, 1, 1, 0)
+    assert everybodys["memory_bytes"] and everybodys["data_dir"]
+    assert ours["memory_bytes"] is None and "data_dir" not in ours and ours["history"]["ready"] == []
+    with live.events("/api/headrace/overview/stream", auth=("counter", PASSWORD)) as events:
+        _, _, first = next(events)
+        assert first["ready"] == 2 and first["last"]["ready"] == [2] and first["doors"] == {}
+        put(live, "users/counter", {"tags": "monitoring"})
+        assert any(later["ready"] >= 7 for _, _, later in events), "as its tags are now"
     assert seen["object_totals"]["queues"] == 1

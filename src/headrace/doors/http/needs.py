@@ -128,7 +128,7 @@ def admit(site: Site, need: Need, request: Request) -> Caller:
 def _again(site: Site, need: Need, asks_always: bool, request: Request) -> None:
     """For answers that go on: the same question, to what users and rights are now."""
     if asks_always or not site.gate.is_open:
-        admit(site, need, request)
+        request.scope["state"]["caller"] = admit(site, need, request)
 
 
 class Allowance:

@@ -1,17 +1,12 @@
-"""What RabbitMQ's API has no word for, under /api/headrace: streams and their readers, browsing, live numbers."""
+"""What RabbitMQ's API has no word for, under /api/headrace: streams and their readers."""
 
-import asyncio
-import os
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from headrace.broker.history import Sample
 from headrace.broker.queue import Queue
 from headrace.broker.streams import Stream
 from headrace.broker.turns import Turns
@@ -19,172 +14,13 @@ from headrace.broker.vhost import VirtualHost
 from headrace.broker.vhosts import DEFAULT
 from headrace.config import stream_settings_text
 from headrace.doors.http.api import shapes
-from headrace.doors.http.api.overview import memory_bytes, rates_between, recent_rates
 from headrace.doors.http.api.queues import queue_bindings
 from headrace.doors.http.api.seen import hosts_seen
-from headrace.doors.http.api.values import Shape, answer, encode, listing, name_of, number, one, query_of
-from headrace.doors.http.needs import Allowance
-from headrace.doors.http.requests import hung_up
+from headrace.doors.http.api.values import Shape, answer, listing, name_of, one, query_of
 from headrace.doors.http.site import Site
-from headrace.errors import HeadraceError, NotFound, QueueNotFound
-from headrace.wire.http import bodies, events
+from headrace.errors import NotFound, QueueNotFound
 
-STEP_S_MAX = 60
-QUANTILES = (0.5, 0.99)
-COLUMNS = ("at", "published", "delivered", "acked", "sent", "ready", "unacked", "sync_ms", "bytes_written")
-
-
-# Live numbers.
-
-
-def quantile(histogram: Any, share: float) -> float | None:
-    """The bound below which that share of all observations lies; None without any."""
-    total = sum(histogram.counts)
-    if not total:
-        return None
-    running = 0
-    for bound, count in zip([*histogram.bounds, histogram.bounds[-1]], histogram.counts, strict=True):
-        running += count
-        if running >= share * total:
-            return float(bound)
-    return float(histogram.bounds[-1])
-
-
-def alarms(site: Site) -> list[Shape]:
-    broker = site.broker
-    found = []
-    reason = broker.why_not_ready()
-    if reason is not None:
-        found.append({"level": "error", "text": reason})
-    free = free_bytes(site)
-    limit = broker.config.disk_free_limit
-    if free is not None and free < 2 * limit:
-        text = f"{free >> 20:,} MB of disk are free; below {limit >> 20:,} MB publishers wait"
-        found.append({"level": "warning", "text": text})
-    damaged = sum(1 for log in broker.shard.logs.values() if getattr(log, "damage", None))
-    if damaged:
-        found.append({"level": "error", "text": f"{damaged} logs are damaged: headrace log verify says where"})
-    return found
-
-
-def free_bytes(site: Site) -> int | None:
-    try:
-        return int(site.broker.disk.free_bytes(site.broker.config.data_dir))
-    except OSError:
-        return None
-
-
-def live_shape(site: Site) -> Shape:
-    broker = site.broker
-    sample, rates = recent_rates(site)
-    sync = broker.shard.counters.sync_s
-    return {
-        "at": sample.at_ms,
-        "rates": {name: round(value, 2) for name, value in rates.items()},
-        "ready": sample.ready,
-        "unacked": sample.unacked,
-        "connections": sample.connections,
-        "doors": {
-            name: {"connections": door.connections, "in": door.messages_in, "out": door.messages_out}
-            for name, door in broker.stats.doors.items()
-        },
-        "memory_bytes": memory_bytes(),
-        "disk_free_bytes": free_bytes(site),
-        "pending_bytes": broker.shard.pending_bytes,
-        "sync_ms": {f"p{share * 100:g}": _ms(quantile(sync, share)) for share in QUANTILES},
-        "stalls": sum(broker.stats.loop_stall_s.counts),
-        "alarms": alarms(site),
-        "counts": {
-            "streams": len(broker.streams),
-            "queues": sum(len(host.queues) for host in broker.vhosts),
-            "groups": len(broker.coordination.groups.listing()),
-            "cursors": len(broker.cursors),
-            "pipelines": len(broker.pipelines),
-        },
-    }
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1000
-
-
-async def overview(site: Site, request: Request) -> Response:
-    """The numbers of now and the last minutes, one row for each step."""
-    step = number(query_of(request).get("step"), "step", 1, least=1, most=STEP_S_MAX)
-    samples = list(site.broker.history.samples)[::-step][::-1]
-    broker = site.broker
-    sizes = await Turns().map(lambda s: sum(p.log.size_bytes for p in s.partitions), list(broker.streams))
-    return one(
-        request,
-        {
-            **live_shape(site),
-            "node": shapes.NODE,
-            "pid": os.getpid(),
-            "started": broker.stats.started_ms,
-            "data_dir": broker.config.data_dir,
-            "durability": broker.config.durability,
-            "addresses": site.addresses,
-            "tls": site.doors_with_tls,
-            "log_size_bytes": sum(sizes),
-            "recovery": broker.report.summary(),
-            "history": history(samples),
-        },
-    )
-
-
-def history(samples: list[Sample]) -> Shape:
-    """Columns, as plots want them."""
-    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    for old, new in pairwise(samples):
-        rates = rates_between(new, old)
-        columns["at"].append(new.at_ms / 1000)
-        for name in ("published", "delivered", "acked", "sent", "bytes_written"):
-            columns[name].append(round(rates[name], 2))
-        columns["ready"].append(new.ready)
-        columns["unacked"].append(new.unacked)
-        syncs = new.sync_count - old.sync_count
-        columns["sync_ms"].append(round((new.sync_total_s - old.sync_total_s) / syncs * 1000, 3) if syncs else None)
-    return columns
-
-
-class Live(Response):
-    """The numbers of every second as server-sent events."""
-
-    def __init__(self, site: Site, request: Request) -> None:
-        super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
-        del self.headers["content-length"]
-        self._site = site
-        self._allowance = Allowance(site, request)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        if scope["method"] == "HEAD":
-            await send({"type": "http.response.body"})
-            return
-        gone = asyncio.ensure_future(hung_up(receive))
-        stopping = self._site.stopping
-        history_ = self._site.broker.history
-        try:
-            while not (gone.done() or stopping.done()):
-                self._allowance.check()
-                samples = list(history_.samples)[-2:]
-                content = {**live_shape(self._site), "last": history(samples)}
-                data = events.event(encode(content), str(content["at"]))
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-                await asyncio.wait({history_.next(), gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        except HeadraceError as error:
-            data = events.event(encode({"detail": str(error)}), "", "error")
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        finally:
-            gone.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def live(site: Site, request: Request) -> Response:
-    return Live(site, request)
-
-
-# Streams: topics and queues in one list.
+# Topics and queues in one list.
 
 
 class Row:

@@ -16,6 +16,7 @@ from headrace.doors.http.api import (
     definitions,
     exchanges,
     groups,
+    live,
     overview,
     own,
     policies,
@@ -165,8 +166,8 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("DELETE", "/reset", overview.nothing, administrator),
     ("DELETE", "/reset/{name}", overview.nothing, administrator),
     # Ours.
-    ("GET", "/headrace/overview", own.overview, management),
-    ("GET", "/headrace/overview/stream", own.live, management),
+    ("GET", "/headrace/overview", live.overview, management),
+    ("GET", "/headrace/overview/stream", live.live, management),
     ("GET", "/headrace/settings", own.settings, monitoring),
     ("GET", "/headrace/streams", own.list_streams, management),
     ("GET", "/headrace/streams/{vhost}/{name}", own.get_stream, management),
