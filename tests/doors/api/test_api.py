@@ -386,6 +386,7 @@ def test_a_question_about_no_port_and_no_node_is_not_answered_as_one(live: Serve
     assert live.get("/api/health/checks/port-listener/amqp").status_code == 400
     node = live.get("/api/nodes").json()[0]["name"]
     assert [live.get(f"/api/nodes/{name}/memory").status_code for name in (node, "another")] == [200, 404]
+    assert [live.get(f"/api/healthchecks/node/{name}").status_code for name in (node, "another")] == [200, 404]
 
 
 def test_a_certificate_that_expires_soon_fails_its_check(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:

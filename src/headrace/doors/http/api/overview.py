@@ -359,6 +359,11 @@ async def aliveness(site: Site, request: Request) -> Response:
     return answer({"status": "ok"})
 
 
+async def node_health(site: Site, request: Request) -> Response:
+    _check_node(request)
+    return await health(site, request)
+
+
 async def health(site: Site, request: Request) -> Response:
     reason = site.broker.why_not_ready()
     if reason is None:

@@ -149,7 +149,7 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("POST", "/all-configuration", definitions.import_, administrator),
     ("GET", "/aliveness-test/{vhost}", overview.aliveness, management),
     ("GET", "/healthchecks/node", overview.health, management),
-    ("GET", "/healthchecks/node/{name}", overview.health, management),
+    ("GET", "/healthchecks/node/{name}", overview.node_health, management),
     ("GET", "/health/checks/alarms", overview.health, management),
     ("GET", "/health/checks/local-alarms", overview.health, management),
     ("GET", "/health/checks/ready-to-serve-clients", overview.health, management),
