@@ -10,6 +10,7 @@ import pika
 import pytest
 
 from headrace.config import Address
+from headrace.doors.http.api import groups
 from headrace.doors.http.api.routes import ROUTES
 from headrace.doors.http.needs import public
 from tests.doors.amqp.running import eventually
@@ -341,6 +342,13 @@ ACTS: tuple[tuple[str, str, dict[str, Any] | None, dict[str, str]], ...] = (
         {"read": "^acting-t$"},
     ),
     ("DELETE", "headrace/readers/cursor/acting-d", None, {"read": "^acting-t$"}),
+    (
+        "POST",
+        "headrace/readers/group/acting-g/reset",
+        {"topic": "acting-t", "to": "latest"},
+        {"read": "^acting-[gt]$"},
+    ),
+    ("DELETE", "headrace/readers/group/acting-h", None, {"read": "^acting-[ht]$"}),
 )
 
 
@@ -358,6 +366,8 @@ def acting(live: Served) -> Served:
     body = {"topic": "acting-t", "partitions": [{"partition": 0, "offset": 0}]}
     for cursor in ("acting-c", "acting-d"):
         assert live.request("PUT", f"/cursors/{cursor}", json=body).status_code == 200
+    for group in ("acting-g", "acting-h"):
+        live.call(groups._commit(live.door.site, group, live.broker.streams.get("acting-t"), {0: 0}))
     live.client.auth = None
     return live
 
@@ -374,6 +384,15 @@ def test_what_is_done_in_a_virtual_host_needs_the_permission_that_amqp_asks_for(
     put(acting, "permissions/%2F/actor", {**NONE, **needs})
     answer = ask(acting, "actor", method, path, json=body)
     assert answer.status_code < 300, answer.text
+
+
+@pytest.mark.parametrize(("method", "address"), [("POST", "acting-g/reset"), ("DELETE", "acting-h")])
+def test_a_group_is_not_moved_by_who_may_only_read_its_topics(acting: Served, method: str, address: str) -> None:
+    """At the Kafka door its offsets are of those who may read the group."""
+    put(acting, "permissions/%2F/actor", {**ALL, "read": "^acting-t$"})
+    body = {"topic": "acting-t", "to": "latest", "dry_run": False}
+    answer = ask(acting, "actor", method, f"headrace/readers/group/{address}", json=body)
+    assert answer.status_code == 403 and "no right to read 'acting-" in answer.json()["reason"]
 
 
 def test_dead_letters_and_their_replays_are_their_virtual_hosts_own(acting: Served) -> None:

@@ -127,6 +127,8 @@ async def reset(site: Site, request: Request) -> Response:
     caller_of(request).read(topic)  # as whoever reads and commits
     if kind == "cursor":
         check_read(site, request, name)
+    else:
+        caller_of(request).read(name)  # a group is a name of its own, as at the Kafka door
     stream = site.broker.streams.get(topic)
     now = _current(site, name, kind, topic)
     partitions = fields.get("partitions")
@@ -207,10 +209,12 @@ def _topics(site: Site, name: str, kind: str) -> set[str]:
 
 
 async def delete(site: Site, request: Request) -> Response:
-    name = name_of(request, "group")
-    for topic in _topics(site, name, request.path_params["kind"]):
+    name, kind = name_of(request, "group"), request.path_params["kind"]
+    if kind != "cursor":
+        caller_of(request).read(name)
+    for topic in _topics(site, name, kind):
         caller_of(request).read(topic)
-    if request.path_params["kind"] == "cursor":
+    if kind == "cursor":
         await site.broker.cursors.delete(name)
         return no_content()
     done: asyncio.Future[HeadraceError | None] = asyncio.get_running_loop().create_future()
