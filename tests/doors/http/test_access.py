@@ -205,6 +205,16 @@ def test_a_refusal_says_who_may_not_do_what(guarded: Live) -> None:
     assert answer.json()["detail"] == "user 'reader' has no right to write 'orders' in the virtual host '/'"
 
 
+def test_segments_are_held_only_by_who_may_read_them(guarded: Live) -> None:
+    log = guarded.broker.streams.get("orders").partitions[0].log.id
+    for slices, allowed in (([log], {"reader", "root"}), ([1 << 40], {*RIGHTS, "root"}), ([], {*RIGHTS, "root"})):
+        named = [{"log": number, "segment": 0, "generation": 0} for number in slices]
+        body = {"slices": named, "for_ms": 1000}
+        for user in (*RIGHTS, "root", "watcher"):
+            expected = 200 if user in allowed else 403
+            assert ask(guarded, "POST", "/leases", user, json=body).status_code == expected, (user, slices)
+
+
 def test_a_topic_that_is_not_there_is_made_only_by_who_may(guarded: Live) -> None:
     live, users = guarded, guarded.broker.users
     live.call(users.put_user("eager", password=PASSWORD))

@@ -1,5 +1,6 @@
 """What bulk readers such as Spark need beside the batches: where logs end, and leases on what they plan to read."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -64,12 +65,23 @@ async def lease(site: Site, request: Request) -> Response:
         raise MalformedJson("for_ms is a number")
     until_ms, shard = site.broker.clock.now_ms() + for_ms, site.broker.shard
     if "slices" in fields:
-        gone = leases.hold_named(shard, map(_slice, fields["slices"]), for_ms, holder)
+        slices = [_slice(entry) for entry in fields["slices"]]
+        _check_read(site, request, {log_id for log_id, _, _ in slices})
+        gone = leases.hold_named(shard, slices, for_ms, holder)
         names = ("log", "segment", "generation")
         return json_answer({"until": until_ms, "gone": [dict(zip(names, key, strict=True)) for key in gone]})
     ranges = [_found(site, request, *_range(entry)) for entry in fields["ranges"]]
     held = leases.hold_ranges(shard, ranges, for_ms, holder)
     return json_answer({"until": until_ms, "ranges": [{"segments": [one._asdict() for one in of]} for of in held]})
+
+
+def _check_read(site: Site, request: Request, log_ids: Iterable[int]) -> None:
+    """Who holds what is not for them to read would fill the disk with it. Of a topic that is gone nobody is asked:
+    only what somebody holds is left of it."""
+    for log_id in log_ids:
+        found = site.broker.streams.of_log(log_id)
+        if found is not None:
+            caller_of(request).read(found[0].name, found[0].vhost)
 
 
 def _found(site: Site, request: Request, topic: str, number: int, start: int, end: int) -> tuple[Partition, int, int]:
