@@ -159,8 +159,10 @@ NEEDED: dict[tuple[str, str], tuple[str, Any]] = {
     ("POST", "/leases"): ("reader", RANGES),
     ("POST", "/topics/{topic}/compact"): ("maker", None),
     ("DELETE", "/topics/{topic}/partitions/{partition}/records"): ("maker", None),
-    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}"): ("maker", {}),
+    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}"): ("root", {}),  # to configure and to write
     ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}/archive"): ("maker", {}),
+    ("PUT", "/staging/{staged}"): ("writer", None),
+    ("DELETE", "/staging/{staged}"): ("writer", None),
     ("PUT", "/sinks/{writer}/batches/{batch}"): ("writer", PARTS),
     ("PUT", "/pipelines/{pipeline}"): ("maker", {"state": "running", "details": {}}),
     ("DELETE", "/pipelines/{pipeline}"): ("maker", None),

@@ -38,6 +38,8 @@ from headrace.doors.http.needs import (
     monitors,
     public,
     reads,
+    rewrites,
+    stages,
     writes,
 )
 from headrace.doors.http.problems import answer_for, problem
@@ -74,7 +76,7 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("GET", "/topics/{topic}/log", feeds.logs, reads("topic")),
     ("POST", "/topics/{topic}/compact", upkeep.compact, configures("topic")),
     ("DELETE", "/topics/{topic}/partitions/{partition}/records", upkeep.delete_records, configures("topic")),
-    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}", upkeep.replace_segment, configures("topic")),
+    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}", upkeep.replace_segment, rewrites("topic")),
     (
         "POST",
         "/topics/{topic}/partitions/{partition}/segments/{segment}/archive",
@@ -82,8 +84,8 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
         configures("topic"),
     ),
     ("POST", "/leases", feeds.lease, enters),
-    ("PUT", "/staging/{staged}", sinks.stage, enters),
-    ("DELETE", "/staging/{staged}", sinks.discard, enters),
+    ("PUT", "/staging/{staged}", sinks.stage, stages),
+    ("DELETE", "/staging/{staged}", sinks.discard, stages),
     ("GET", "/sinks", sinks.list_writers, enters),
     ("GET", "/sinks/{writer}", sinks.get_writer, enters),
     ("PUT", "/sinks/{writer}/batches/{batch}", sinks.commit, enters),

@@ -47,6 +47,21 @@ def reads(parameter: str) -> Need:
     return lambda caller, request: caller.read(path_name(request, parameter))
 
 
+def rewrites(parameter: str) -> Need:
+    """Other messages in the place of those that are there."""
+
+    def need(caller: Caller, request: Request) -> None:
+        caller.configure(path_name(request, parameter))
+        caller.write(path_name(request, parameter))
+
+    return need
+
+
+def stages(caller: Caller, request: Request) -> None:
+    """What is uploaded takes room on the disk, and is of use only to who may write."""
+    caller.write_something()
+
+
 def monitors(caller: Caller, request: Request) -> None:
     caller.must_be(MONITORING)
 
