@@ -311,19 +311,20 @@ def test_a_report_of_any_shape_is_shown_and_breaks_nothing(live: Served, view: V
         live.request("DELETE", f"/pipelines/odd-{number}")
 
 
-def test_a_policy_is_made_and_taken_away(live: Served, view: View) -> None:
+@pytest.mark.parametrize(("words", "shown"), [("policy", "policy"), ("operator policy", "operator_policy")])
+def test_a_policy_is_made_and_taken_away(live: Served, view: View, words: str, shown: str) -> None:
     put_queue(live, "ruled")
     page = view.open("policies")
-    page.get_by_role("button", name="New policy").click()
+    page.get_by_role("button", name=f"New {words}").click()
     page.locator("dialog").get_by_label("Name", exact=False).first.fill("short")
     page.get_by_label("Pattern").fill("^ruled$")
     page.get_by_role("button", name="Put into force").click()
     view.sees("In force.")
-    assert live.get("/api/queues/%2F/ruled").json()["policy"] == "short"
+    assert live.get("/api/queues/%2F/ruled").json()[shown] == "short"
     page.get_by_role("button", name="Delete").click()
     page.locator("dialog").get_by_role("button", name="Delete").click()
     view.sees("Deleted.")
-    assert live.get("/api/queues/%2F/ruled").json()["policy"] is None
+    assert live.get("/api/queues/%2F/ruled").json()[shown] is None
 
 
 def test_a_lost_connection_is_said_and_mends_itself(browser: Any, tmp_path: Path) -> None:

@@ -1,28 +1,45 @@
-import { html, useState, useData, api, attempt, q, count } from "/ui/lib.js";
+import { html, useState, useData, api, attempt, hasTag, q, count } from "/ui/lib.js";
 import { Table, Badge, Failure, Empty, Dialog, Field, parseJson } from "/ui/parts.js";
 
+const KINDS = {
+  policies: {
+    one: "policy", about: "bounds for many queues at once, by a pattern of their names", tag: "policymaker",
+    empty: "A policy gives every queue whose name fits a lifetime, a length, a dead-letter exchange or a retention, without declaring any of them again. Taking the policy away takes the bounds away.",
+  },
+  "operator-policies": {
+    one: "operator policy", about: "what no policy and no declaration goes beyond; made by administrators", tag: "administrator",
+    empty: "An operator policy holds besides the others: of two bounds the lower counts.",
+  },
+};
+
 export function Policies() {
-  const { data, error, reload } = useData("/api/policies", 5);
+  return html`<${List} kind="policies" title=${html`<h1>Policies</h1>`} /><${List} kind="operator-policies" title=${html`<h2>Operator policies</h2>`} />`;
+}
+
+function List({ kind, title }) {
+  const { one, about, tag, empty } = KINDS[kind];
+  const { data, error, reload } = useData(`/api/${kind}`, 5);
   const [adding, setAdding] = useState(null);
   const [deleting, setDeleting] = useState(null);
+  const change = (p) => html`<button class="quiet" onClick=${() => setAdding(p)}>Change</button><button class="quiet danger" onClick=${() => setDeleting(p)}>Delete</button>`;
   return html`
-    <div class="head"><h1>Policies</h1><span class="muted">bounds for many queues at once, by a pattern of their names</span><span class="grow"></span><button class="primary" onClick=${() => setAdding({})}>New policy</button></div>
+    <div class="head">${title}<span class="muted">${about}</span><span class="grow"></span>${hasTag(tag) && html`<button class="primary" onClick=${() => setAdding({})}>New ${one}</button>`}</div>
     <${Failure} error=${error} stale=${!!data} />
-    ${data && data.length > 0 && html`<${Table} caption="Policies" rows=${data} keyOf=${(p) => p.vhost + p.name} columns=${[
+    ${data && data.length > 0 && html`<${Table} caption=${`Each ${one}`} rows=${data} keyOf=${(p) => p.vhost + p.name} columns=${[
       { key: "name", label: "Name", cell: (p) => html`<span class="name">${p.name}</span>${p.vhost !== "/" && html` <${Badge}>${p.vhost}<//>`}` },
       { key: "pattern", label: "Pattern", cell: (p) => html`<span class="name">${p.pattern}</span>` },
       { key: "apply", label: "Applies to", cell: (p) => p["apply-to"] },
       { key: "definition", label: "Says", wide: true, cell: (p) => html`<span class="name">${JSON.stringify(p.definition)}</span>` },
       { key: "priority", label: "Priority", right: true, cell: (p) => count(p.priority) },
-      { key: "actions", label: "", cell: (p) => html`<button class="quiet" onClick=${() => setAdding(p)}>Change</button><button class="quiet danger" onClick=${() => setDeleting(p)}>Delete</button>` }]} />`}
-    ${data && !data.length && html`<${Empty} title="No policies."><p>A policy gives every queue whose name fits a lifetime, a length, a dead-letter exchange or a retention, without declaring any of them again. Taking the policy away takes the bounds away.</p><//>`}
-    ${adding && html`<${Editor} policy=${adding} onClose=${() => setAdding(null)} onDone=${reload} />`}
-    ${deleting && html`<${Dialog} title="Delete the policy?" action="Delete" tone="danger" onClose=${() => setDeleting(null)}
-      onDone=${async () => { const ok = await attempt(() => api(`/api/policies/${q(deleting.vhost)}/${q(deleting.name)}`, { method: "DELETE" }), "Deleted."); reload(); return ok; }}>
+      { key: "actions", label: "", cell: (p) => hasTag(tag) && change(p) }]} />`}
+    ${data && !data.length && html`<${Empty} title=${`No ${kind.replace("-", " ")}.`}><p>${empty}</p><//>`}
+    ${adding && html`<${Editor} kind=${kind} policy=${adding} onClose=${() => setAdding(null)} onDone=${reload} />`}
+    ${deleting && html`<${Dialog} title=${`Delete the ${one}?`} action="Delete" tone="danger" onClose=${() => setDeleting(null)}
+      onDone=${async () => { const ok = await attempt(() => api(`/api/${kind}/${q(deleting.vhost)}/${q(deleting.name)}`, { method: "DELETE" }), "Deleted."); reload(); return ok; }}>
       <p>The bounds that <b class="name">${deleting.name}</b> sets no longer hold from this moment.</p><//>`}`;
 }
 
-function Editor({ policy, onClose, onDone }) {
+function Editor({ kind, policy, onClose, onDone }) {
   const [name, setName] = useState(policy.name || "");
   const [vhost, setVhost] = useState(policy.vhost || "/");
   const [pattern, setPattern] = useState(policy.pattern || "");
@@ -31,11 +48,11 @@ function Editor({ policy, onClose, onDone }) {
   const [definition, setDefinition] = useState(policy.definition ? JSON.stringify(policy.definition, null, 2) : '{"max-length": 10000}');
   const save = () => attempt(async () => {
     const parsed = parseJson(definition, "The definition");
-    await api(`/api/policies/${q(vhost)}/${q(name)}`, { method: "PUT", body: { pattern, "apply-to": apply, priority: Number(priority), definition: parsed } });
+    await api(`/api/${kind}/${q(vhost)}/${q(name)}`, { method: "PUT", body: { pattern, "apply-to": apply, priority: Number(priority), definition: parsed } });
     onDone();
     return true;
   }, "In force.");
-  return html`<${Dialog} title=${policy.name ? "Change the policy" : "New policy"} action="Put into force" onDone=${save} onClose=${onClose}>
+  return html`<${Dialog} title=${`${policy.name ? "Change the" : "New"} ${KINDS[kind].one}`} action="Put into force" onDone=${save} onClose=${onClose}>
     <${Field} label="Name"><input required value=${name} onInput=${(e) => setName(e.target.value)} readonly=${!!policy.name} /><//>
     <${Field} label="Virtual host"><input required value=${vhost} onInput=${(e) => setVhost(e.target.value)} readonly=${!!policy.name} /><//>
     <${Field} label="Pattern" hint="a regular expression, anywhere in the name"><input required value=${pattern} onInput=${(e) => setPattern(e.target.value)} placeholder="^orders\\." /><//>
