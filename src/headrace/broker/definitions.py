@@ -39,6 +39,7 @@ LISTS = (
 # As in RabbitMQ: not for an import into one vhost. Topics are in the default one, whoever else is meant.
 OF_ALL_VHOSTS = ("vhosts", "users", "permissions", "topic_permissions", "topics")
 STREAM_ARGUMENT = "x-queue-type"
+OPERATOR = "operator_policy"  # the parameters that mean something here
 # What is not of its shape would be stored all the same, and the next start would take it for damage and refuse.
 SHAPES: dict[str, tuple[type, str]] = {
     "vhost": (str, "a name"),
@@ -66,15 +67,11 @@ async def export(broker: "Broker", vhost: str | None = None) -> Document:
             async for item in turns.each(items):
                 into.append(item if named else _without_vhost(item))
         for policy in broker.policies.list(host.name):
-            shape = {
-                "vhost": policy.vhost,
-                "name": policy.name,
-                "pattern": policy.pattern,
-                "apply-to": policy.apply_to,
-                "definition": policy.definition,
-                "priority": policy.priority,
-            }
+            shape = {"vhost": policy.vhost, "name": policy.name, **_says(policy)}
             document["policies"].append(shape if named else _without_vhost(shape))
+        for policy in broker.policies.list(host.name, operator=True):
+            shape = {"component": OPERATOR, "vhost": policy.vhost, "name": policy.name, "value": _says(policy)}
+            document["parameters"].append(shape if named else _without_vhost(shape))
     if named:
         document["topics"] = [
             {"name": s.name, "partitions": len(s.partitions), "config": dict(s.document.config)}
@@ -83,6 +80,15 @@ async def export(broker: "Broker", vhost: str | None = None) -> Document:
         ]
         document |= export_users(broker.users)
     return document
+
+
+def _says(policy: Policy) -> Document:
+    return {
+        "pattern": policy.pattern,
+        "apply-to": policy.apply_to,
+        "definition": policy.definition,
+        "priority": policy.priority,
+    }
 
 
 def _about(host: VirtualHost) -> Document:
@@ -146,7 +152,8 @@ def _bindings(host: VirtualHost) -> Iterable[Document]:
 
 
 class Report(dict[str, int]):
-    """How many of each kind the document had. Parameters mean nothing here; of a single vhost users do not either."""
+    """How many of each kind the document had. Of parameters only operator policies mean something here; of a single
+    vhost users do not."""
 
 
 async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | None = None) -> Report:
@@ -154,7 +161,12 @@ async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | No
     items = {name: _list(document, name) for name in (*LISTS, "topics")}
     if vhost is not None:
         items |= {name: [] for name in OF_ALL_VHOSTS}
-    policies = [_policy(item, vhost) for item in items["policies"]]
+    policies = [(_policy(item, vhost), False) for item in items["policies"]]
+    policies += [
+        (_policy({**item, **_object(item.get("value"))}, vhost, operator=True), True)
+        for item in items["parameters"]
+        if item.get("component") == OPERATOR
+    ]
     _check(items, vhost)
     about = [_metadata(item) for item in items["vhosts"]]
     users = UserDefinitions(broker.users, items)
@@ -171,9 +183,9 @@ async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | No
     for name in users.vhosts:
         await host_of({"vhost": name})
     await users.apply()
-    for policy in policies:
+    for policy, operator in policies:
         await host_of({"vhost": policy.vhost})
-        await broker.policies.put(policy)
+        await broker.policies.put(policy, operator=operator)
     await _import_declared(broker, items, host_of)
     return Report({name: len(items[name]) for name in (*LISTS, "topics")})
 
@@ -230,7 +242,11 @@ def _list(document: Mapping[str, Any], name: str) -> list[Document]:
     return found
 
 
-def _policy(item: Document, vhost: str | None) -> Policy:
+def _object(value: Any) -> Document:
+    return value if isinstance(value, dict) else {}
+
+
+def _policy(item: Document, vhost: str | None, *, operator: bool = False) -> Policy:
     try:
         found = {
             "vhost": vhost if vhost is not None else item.get("vhost", "/"),
@@ -243,7 +259,7 @@ def _policy(item: Document, vhost: str | None) -> Policy:
         policy = msgspec.convert(found, Policy)
     except (KeyError, TypeError, ValueError, OverflowError):
         raise InvalidInput(f"a policy has name, pattern and definition: {str(item)[:200]}") from None
-    check(policy)
+    check(policy, operator=operator)
     return policy
 
 

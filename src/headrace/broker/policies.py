@@ -59,6 +59,7 @@ QUEUE_KEYS: dict[str, str | None] = {
     "stream-max-segment-size-bytes": None,
     "max-in-memory-length": None,
     "max-in-memory-bytes": None,
+    "target-group-size": None,
     "federation-upstream": None,
     "federation-upstream-set": None,
 }
@@ -67,7 +68,15 @@ TIGHTEST = ("ttl_ms", "expires_ms", "length_max", "bytes_max", "delivery_limit",
 LOOSE = (
     "overflow", "dead_letter_exchange", "dead_letter_key", "dead_letter_strategy", "retain_ms", "retain_bytes",
 )  # fmt: skip
-OPERATOR_KEYS = ("message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit", "overflow")
+OPERATOR_KEYS = (
+    "message-ttl",
+    "expires",
+    "max-length",
+    "max-length-bytes",
+    "delivery-limit",
+    "overflow",
+    *("max-in-memory-length", "max-in-memory-bytes", "target-group-size", "ha-mode", "ha-params", "ha-sync-mode"),
+)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

@@ -279,13 +279,25 @@ def test_definitions_come_back_from_their_export(live: Served) -> None:
     live.request("PUT", "/api/exchanges/%2F/defined-ex", json={"type": "fanout"})
     live.request("POST", "/api/bindings/%2F/e/defined-ex/q/defined", json={"routing_key": ""})
     live.request("PUT", "/api/policies/%2F/defined", json={"pattern": "^none", "definition": {"expires": 1000}})
+    bound = {"pattern": "^defined$", "definition": {"max-length": 5}, "priority": 2, "apply-to": "queues"}
+    live.request("PUT", "/api/operator-policies/%2F/defined", json=bound)
     exported = live.get("/api/definitions").json()
-    for path in ("queues/%2F/defined", "exchanges/%2F/defined-ex", "policies/%2F/defined"):
+    assert exported["parameters"] == [{"component": "operator_policy", "vhost": "/", "name": "defined", "value": bound}]
+    of_vhost = live.get("/api/definitions/%2F").json()["parameters"]
+    assert of_vhost == [{"component": "operator_policy", "name": "defined", "value": bound}]
+    for kind, name in (
+        ("queues", "defined"),
+        ("exchanges", "defined-ex"),
+        ("policies", "defined"),
+        ("operator-policies", "defined"),
+    ):
+        path = f"{kind}/%2F/{name}"
         assert live.request("DELETE", f"/api/{path}").status_code == 204
     assert live.request("POST", "/api/definitions", json=exported).status_code == 204
     assert live.get("/api/queues/%2F/defined").json()["arguments"] == {"x-max-length": 7}
     assert len(live.get("/api/exchanges/%2F/defined-ex/bindings/source").json()) == 1
     assert live.get("/api/definitions").json() == exported
+    assert live.get("/api/queues/%2F/defined").json()["operator_policy"] == "defined"
     broken = {**exported, "exchanges": [{"name": "new-one", "type": "direct"}, {"name": "odd", "type": "x-unknown"}]}
     assert live.request("POST", "/api/definitions", json=broken).status_code == 400
     assert live.get("/api/exchanges/%2F/new-one").status_code == 404, "nothing is done of a bad document"

@@ -14,6 +14,10 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     *(("policies", POLICY | wrong) for wrong in ({"name": 5}, {"pattern": 5}, {"vhost": 5}, {"priority": "high"})),
     *(("policies", POLICY | {"definition": wrong}) for wrong in (["max-length"], "max-length", None)),
     ("policies", POLICY | {"apply-to": ["queues"]}),
+    *(
+        ("parameters", {"component": "operator_policy", "name": "p", "value": wrong})
+        for wrong in (None, "x", {"pattern": "x"}, {"pattern": "x", "definition": {"alternate-exchange": "x"}})
+    ),
     *(("queues", {"name": "q", **wrong}) for wrong in ({"vhost": 5}, {"vhost": ["/"]}, {"durable": "yes"})),
     *(("queues", {"name": "q", "auto_delete": wrong}) for wrong in ("no", 1, None)),
     *(("exchanges", {"name": key, "type": "direct", key: "no"}) for key in ("durable", "auto_delete", "internal")),

@@ -1,5 +1,6 @@
 """Definitions from a RabbitMQ that runs here into ours, and from ours into another: nothing is lost on the way."""
 
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -55,6 +56,7 @@ def declare(client: httpx.Client) -> None:
     put("/api/bindings/team/e/inner/q/audit", {"routing_key": "", "arguments": {}}, "POST")
     policy = {"pattern": "^bill-", "apply-to": "queues", "priority": 3, "definition": {"max-length": 1000}}
     put(TEAM.format("policies", "short"), policy)
+    put(TEAM.format("operator-policies", "shorter"), policy | {"definition": {"max-length": 500}})
 
 
 def forget(client: httpx.Client) -> None:
@@ -65,14 +67,14 @@ def forget(client: httpx.Client) -> None:
 def told(document: dict[str, Any]) -> dict[str, list[Any]]:
     """What both ends must agree on: everything of the vhost, and the users, in some order of their own."""
     found: dict[str, list[Any]] = {}
-    for kind in ("permissions", "topic_permissions", "policies", "queues", "exchanges", "bindings"):
+    for kind in ("permissions", "topic_permissions", "parameters", "policies", "queues", "exchanges", "bindings"):
         found[kind] = [one for one in document[kind] if one["vhost"] == "team"]
     found["users"] = [
         {key: one[key] for key in ("name", "password_hash", "hashing_algorithm", "tags")}
         for one in document["users"]
         if one["name"] != "guest"
     ]
-    return {kind: sorted(items, key=repr) for kind, items in found.items()}
+    return {kind: sorted(items, key=lambda one: json.dumps(one, sort_keys=True)) for kind, items in found.items()}
 
 
 def log_in(port: int, password: str) -> None:
