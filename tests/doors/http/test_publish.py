@@ -11,6 +11,7 @@ from typing import Any
 import cramjam
 import pytest
 
+from headrace.doors.http import needs
 from headrace.doors.http.requests import Budget
 from headrace.errors import Overloaded
 from headrace.record.codec import partition_for
@@ -328,6 +329,28 @@ def test_what_is_announced_and_does_not_come_is_kept_from_nobody(own: type[Live]
         assert server.client.post("/topics/t/messages", content=b"y" * 200).status_code == 200
         slow.sendall(b"x" * 4999)
         assert b" 200 OK" in slow.recv(65536), "alone it may be larger than the budget"
+
+
+def test_long_lists_are_part_of_the_budget_and_short_ones_are_not(
+    own: type[Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of readers that are slow to take a list of thousands would be all of the memory."""
+    server = own()
+    for number in range(10):
+        server.create(f"topic-{number}")
+    server.door.site.budget.bytes_max = 700
+    with server.connect() as slow:
+        slow.sendall(b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 501\r\n\r\n" + b"x" * 500)
+        while server.door.site.budget.used < 500:
+            server.get("/health")
+        paths = ("/topics", "/api/queues", "/api/definitions")
+        assert [server.get(path).status_code for path in paths] == [200] * 3
+        monkeypatch.setattr(needs, "COUNTED_BYTES_MIN", 300)
+        assert [server.get(path).status_code for path in paths] == [429] * 3
+        assert server.get("/health").status_code == 200
+    while server.door.site.budget.used:
+        server.get("/health")
+    assert server.get("/topics").status_code == 200
 
 
 def test_one_address_leaves_some_of_the_budget_to_others() -> None:

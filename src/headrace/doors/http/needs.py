@@ -8,13 +8,14 @@ from starlette.responses import Response
 
 from headrace.broker.vhosts import DEFAULT
 from headrace.doors.http.access import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, Caller
-from headrace.doors.http.requests import path_name
-from headrace.doors.http.site import Site
+from headrace.doors.http.requests import Share, path_name
+from headrace.doors.http.site import PIECE_BYTES, Answer, Pieces, Site
 
 Need = Callable[[Caller, Request], None]
 Handler = Callable[[Site, Request], Awaitable[Response]]
 Handlers = dict[str, tuple[Handler, Need]]
 LOOKING = frozenset({"GET", "HEAD"})
+COUNTED_BYTES_MIN = PIECE_BYTES
 
 
 def public(caller: Caller, request: Request) -> None:
@@ -129,9 +130,20 @@ async def dispatch(site: Site, handlers: Handlers, asks_always: bool, request: R
         state["caller"] = site.gate.whoever(request.scope)
     else:
         state["caller"] = admit(site, need, request)
-    if request.method in LOOKING:  # only these wait or go on
-        state["still_allowed"] = functools.partial(_again, site, need, asks_always, request)
-    return await handler(site, request)
+    if request.method not in LOOKING:
+        return await handler(site, request)
+    state["still_allowed"] = functools.partial(_again, site, need, asks_always, request)  # only these wait or go on
+    response = await handler(site, request)
+    _count(response, state["share"])
+    return response
+
+
+def _count(response: Response, share: Share) -> None:
+    """What waits to be read takes memory, too. Small answers are let go: a full house is no reason not to say so. Only
+    of those who look: what was done cannot be refused any more."""
+    size = response.size if isinstance(response, Answer | Pieces) else 0
+    if size > COUNTED_BYTES_MIN and size > share.held:
+        share.take(size - share.held)
 
 
 def admit(site: Site, need: Need, request: Request) -> Caller:

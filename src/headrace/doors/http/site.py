@@ -47,6 +47,10 @@ class Site:
 class Answer(Response):
     """An answer that is written in pieces, each waiting until the client has taken what was there before."""
 
+    @property
+    def size(self) -> int:
+        return len(self.body)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if len(self.body) <= PIECE_BYTES:
             await super().__call__(scope, receive, send)
@@ -65,7 +69,8 @@ class Pieces(Response):
     def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str], media_type: str) -> None:
         super().__init__(None, 200, headers, media_type)
         self._pieces = pieces
-        self.headers["content-length"] = str(sum(map(len, pieces)))
+        self.size = sum(map(len, pieces))
+        self.headers["content-length"] = str(self.size)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
