@@ -477,8 +477,18 @@ def test_pages_of_other_sites_may_not_act(live: Live, topic: str, origin: str) -
     assert "access-control-allow-origin" not in live.get("/topics", headers=headers).headers
 
 
+def test_a_picture_on_a_page_of_another_site_does_nothing(live: Live) -> None:
+    """Browsers tell no origin of it, and looking at some addresses does something: this one makes a queue."""
+    for site in ("cross-site", "same-site"):
+        headers = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
+        assert live.get("/api/aliveness-test/%2F", headers=headers).status_code == 403
+    assert live.get("/api/queues/%2F/aliveness-test").status_code == 404
+    followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert live.get("/", headers=followed).status_code == 200, "a link is followed"
+
+
 def test_pages_of_our_own_may(live: Live, topic: str) -> None:
-    headers = {"origin": live.base}
+    headers = {"origin": live.base, "sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
     answer = live.client.post(f"/topics/{topic}/messages", content=b"x", headers=headers)
     assert answer.status_code == 200
 

@@ -101,6 +101,8 @@ PAGES: tuple[tuple[str, Handler], ...] = (
     ("/ui/{path:path}", files.file),
 )
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+OUR_SITE = frozenset({b"same-origin", b"none"})
+CROSS_ORIGIN = "this request comes from a page of another site"
 
 
 class App:
@@ -174,13 +176,20 @@ def _answer_for(error: Exception, scope: Scope) -> Response:
 
 def _refuse_other_origins(scope: Scope) -> None:
     """A page of another site may not act with the reach of whoever is looking at it: browsers say where a
-    request comes from, and only they do."""
+    request comes from, and only they do. An image has no origin, but a site; a link may be followed."""
     origin = host = None
+    site, mode = b"none", b""
     for name, value in scope["headers"]:
         if name == b"origin":
             origin = value.decode("latin-1")
         elif name == b"host":
             host = value.decode("latin-1")
+        elif name == b"sec-fetch-site":
+            site = value
+        elif name == b"sec-fetch-mode":
+            mode = value
+    if site not in OUR_SITE and mode != b"navigate":
+        raise CrossOrigin(CROSS_ORIGIN)
     if origin is None or (scope["method"] in SAFE and not scope["path"].endswith("/stream")):
         return
     try:
@@ -188,4 +197,4 @@ def _refuse_other_origins(scope: Scope) -> None:
     except ValueError:
         same = False
     if not same:
-        raise CrossOrigin("this request comes from a page of another site")
+        raise CrossOrigin(CROSS_ORIGIN)
