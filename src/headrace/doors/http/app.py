@@ -101,7 +101,8 @@ PAGES: tuple[tuple[str, Handler], ...] = (
     ("/ui/{path:path}", files.file),
 )
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-OUR_SITE = frozenset({b"same-origin", b"none"})
+SAME_ORIGIN = b"same-origin"
+OUR_SITE = frozenset({None, b"none", SAME_ORIGIN})
 CROSS_ORIGIN = "this request comes from a page of another site"
 
 
@@ -176,9 +177,10 @@ def _answer_for(error: Exception, scope: Scope) -> Response:
 
 def _refuse_other_origins(scope: Scope) -> None:
     """A page of another site may not act with the reach of whoever is looking at it: browsers say where a
-    request comes from, and only they do. An image has no origin, but a site; a link may be followed."""
-    origin = host = None
-    site, mode = b"none", b""
+    request comes from, and only they do. An image has no origin, but a site; a link may be followed. What the browser
+    calls the same origin is, whatever a proxy has made of the Host since; without TLS some do not say."""
+    origin = host = site = None
+    mode = b""
     for name, value in scope["headers"]:
         if name == b"origin":
             origin = value.decode("latin-1")
@@ -190,6 +192,8 @@ def _refuse_other_origins(scope: Scope) -> None:
             mode = value
     if site not in OUR_SITE and mode != b"navigate":
         raise CrossOrigin(CROSS_ORIGIN)
+    if site == SAME_ORIGIN:
+        return
     if origin is None or (scope["method"] in SAFE and not scope["path"].endswith("/stream")):
         return
     try:
