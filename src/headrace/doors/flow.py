@@ -26,30 +26,54 @@ HANG_UP_LOOK_S = 1.0
 ALARM, SLOW = "pressure", "slow"
 
 
-class Client(Protocol):
-    """A connection as its door's Flow sees it."""
-
-    def hold_reading(self, reason: str, held: bool) -> None: ...
-    def tell_blocked(self, reason: str | None) -> None: ...
-    def fileno(self) -> int: ...
+class Buffered(Protocol):
     def abort_for(self, reason: str) -> None: ...
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether it has begun to send a message that is not whole yet."""
 
     @property
     def buffered_bytes(self) -> int:
         """What is kept in memory for it, in both directions."""
 
 
-class Flow:
-    """The connections of a door; also the holder of their buffers, see pressure.Holder."""
+class Client(Buffered, Protocol):
+    """A connection as its door's Flow sees it."""
+
+    def hold_reading(self, reason: str, held: bool) -> None: ...
+    def tell_blocked(self, reason: str | None) -> None: ...
+    def fileno(self) -> int: ...
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether it has begun to send a message that is not whole yet."""
+
+
+class Buffers:
+    """Of a door's connections, held until they are read: see pressure.Holder."""
 
     patience_s = CLOSE_AFTER_S
 
-    def __init__(self, door: str, pressure: Pressure, connections: Collection[Client], *, slows: bool = True) -> None:
+    def __init__(self, door: str, connections: Collection[Buffered]) -> None:
         self.name = f"{door}_connections"
+        self._buffered = connections
+
+    def held_bytes(self) -> int:
+        return sum(client.buffered_bytes for client in self._buffered)
+
+    def shed(self, wanted_bytes: int) -> int:
+        greedy = [(size, client) for client in self._buffered if (size := client.buffered_bytes) >= GREEDY_BYTES]
+        freed = 0
+        for size, client in sorted(greedy, key=lambda pair: pair[0], reverse=True):
+            if freed >= wanted_bytes:
+                break
+            client.abort_for(f"memory is short, and {size:,} bytes wait in buffers of this connection")
+            freed += size
+        return freed
+
+
+class Flow(Buffers):
+    """The connections of a door, and their buffers."""
+
+    def __init__(self, door: str, pressure: Pressure, connections: Collection[Client], *, slows: bool = True) -> None:
+        super().__init__(door, connections)
         self.pressure = pressure
         self._connections = connections
         self._slows = slows  # by not reading; the Kafka door tells its clients how long to wait instead
@@ -143,21 +167,6 @@ class Flow:
             timer.cancel()
         self._slowed.clear()
         self._publishers.clear()
-
-    # As a holder.
-
-    def held_bytes(self) -> int:
-        return sum(client.buffered_bytes for client in self._connections)
-
-    def shed(self, wanted_bytes: int) -> int:
-        greedy = [(size, client) for client in self._connections if (size := client.buffered_bytes) >= GREEDY_BYTES]
-        freed = 0
-        for size, client in sorted(greedy, key=lambda pair: pair[0], reverse=True):
-            if freed >= wanted_bytes:
-                break
-            client.abort_for(f"memory is short, and {size:,} bytes wait in buffers of this connection")
-            freed += size
-        return freed
 
 
 def _unread_bytes(number: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace import Client
+from headrace.doors.flow import GREEDY_BYTES
 from headrace.doors.http import door as http_door
 from headrace.doors.http.protocol import WRITE_BYTES_MIN, BoundedHttp
 from headrace.errors import Overloaded
@@ -386,6 +387,26 @@ def test_a_client_that_takes_its_answer_slowly_is_not_cut_off(patient_one: Patie
             taken += len(sock.recv(65536))
         answer = read_all(sock)
     assert taken + len(answer) > 15_000_000 and answer.endswith(b"}")
+
+
+def test_clients_that_do_not_read_are_closed_when_memory_stays_short(live: Live) -> None:
+    """As at the other doors: thousands that follow a topic and read nothing could have all of it."""
+    live.publish("unread", *({"value": "x" * 100_000} for _ in range(150)))
+    holder = next(one for one in live.broker.pressure.holders if one.name == "http_connections")
+
+    async def held() -> int:
+        return holder.held_bytes()
+
+    async def shed() -> int:
+        return holder.shed(1)
+
+    with live.connect() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.sendall(b"GET /topics/unread/stream HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n")
+        eventually(lambda: live.call(held()) >= GREEDY_BYTES, "it does not read")
+        assert live.call(shed()) >= GREEDY_BYTES
+        eventually(lambda: live.call(held()) == 0, "it is closed")
+    assert live.door.site.stats.events["shed"] == 1
 
 
 async def connections(door: Patient) -> int:

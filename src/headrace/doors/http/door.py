@@ -1,13 +1,16 @@
 """Starts and stops the HTTP door in the running event loop."""
 
 import asyncio
+from collections.abc import Collection
 from email.utils import formatdate
+from typing import cast
 
 from uvicorn.server import ServerState
 
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
 from headrace.doors.doorstep import Doorstep
+from headrace.doors.flow import Buffered, Buffers
 from headrace.doors.http.app import App
 from headrace.doors.http.protocol import (
     SWEEP_INTERVAL_S,
@@ -93,8 +96,9 @@ async def start(
     site = Site(broker)
     uvicorn_config = serve_config(App(site))
     state = ServerState()
-    limits = ConnectionLimits(min(config.connections_max, broker.pressure.connections_max), patience or Patience())
-    stats = site.stats
+    stats, connections_max = site.stats, min(config.connections_max, broker.pressure.connections_max)
+    limits = ConnectionLimits(connections_max, stats, patience or Patience())
+    broker.pressure.add_holder(Buffers("http", cast(Collection[Buffered], state.connections)))
 
     def accept() -> BoundedHttp:
         stats.connections_total += 1

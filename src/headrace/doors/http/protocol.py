@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import fcntl
 import functools
+import logging
 import struct
 import termios
 from typing import Any, NamedTuple
@@ -19,7 +20,10 @@ from uvicorn.config import Config as UvicornConfig
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from headrace.broker.stats import DoorStats
 from headrace.wire.http.bodies import PROBLEM
+
+logger = logging.getLogger("headrace.http")
 
 URL_BYTES_MAX = 8 * 1024
 HEAD_BYTES_MAX = 32 * 1024
@@ -58,6 +62,7 @@ class Refused(Exception):
 
 class ConnectionLimits(NamedTuple):
     connections_max: int
+    stats: DoorStats
     patience: Patience = Patience()
 
 
@@ -254,6 +259,18 @@ class BoundedHttp(HttpToolsProtocol):
         with contextlib.suppress(OSError, ValueError):  # it may be closed
             waiting += struct.unpack("i", fcntl.ioctl(sock.fileno() if sock else -1, termios.TIOCOUTQ, bytes(4)))[0]
         return waiting
+
+    # As a holder of memory, see doors/flow.py.
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of answers. What a request has brought is counted, and bounded, by the budget of the site."""
+        return int(self.transport.get_write_buffer_size())
+
+    def abort_for(self, reason: str) -> None:
+        logger.warning("closing HTTP connection from %s: %s", self.client, reason)
+        self.limits.stats.count("shed")
+        self.transport.abort()
 
     def pause_writing(self) -> None:
         self._write_mark = (self.loop.time(), self._waiting_bytes())
