@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from headrace import Client
 from headrace.doors.flow import GREEDY_BYTES
 from headrace.doors.http import door as http_door
+from headrace.doors.http import protocol
 from headrace.doors.http.protocol import WRITE_BYTES_MIN, BoundedHttp
 from headrace.errors import Overloaded
 from tests.doors.amqp.running import eventually
@@ -485,6 +487,28 @@ def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
         client.get("/health")
     for sock in waiting:
         sock.close()
+
+
+def test_one_address_leaves_some_connections_to_others(own: type[Live], monkeypatch: pytest.MonkeyPatch) -> None:
+    server, where = own(connections_max=4), ["203.0.113.7"]
+    monkeypatch.setattr(protocol, "is_loopback", lambda host: where[0] == "here")
+    monkeypatch.setattr(protocol, "source_of", lambda host: where[0])
+
+    async def count() -> int:
+        return len(server.door._state.connections)
+
+    with ExitStack() as stack:
+        for number in range(1, 4):
+            stack.enter_context(server.connect())
+            eventually(lambda: server.call(count()) == number, "it is in")  # noqa: B023
+        assert b"too_many_connections" in server.raw(GET + b"\r\n")
+        eventually(lambda: server.call(count()) == 3, "it is gone")
+        for where[0] in ("198.51.100.1", "here"):
+            assert status_of(server.raw(GET + b"Connection: close\r\n\r\n")) == 200
+            eventually(lambda: server.call(count()) == 3, "it is gone")
+        where[0] = "203.0.113.7"
+    eventually(lambda: server.call(count()) == 0, "all are gone")
+    assert status_of(server.raw(GET + b"Connection: close\r\n\r\n")) == 200
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://[", "https://127.0.0.1:1"])

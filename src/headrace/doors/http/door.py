@@ -16,6 +16,7 @@ from headrace.doors.http.protocol import (
     SWEEP_INTERVAL_S,
     BoundedHttp,
     ConnectionLimits,
+    Crowd,
     Patience,
     refusal,
     serve_config,
@@ -98,11 +99,12 @@ async def start(
     state = ServerState()
     stats, connections_max = site.stats, min(config.connections_max, broker.pressure.connections_max)
     limits = ConnectionLimits(connections_max, stats, patience or Patience())
+    crowd = Crowd(connections_max)
     broker.pressure.add_holder(Buffers("http", cast(Collection[Buffered], state.connections)))
 
     def accept() -> BoundedHttp:
         stats.connections_total += 1
-        return BoundedHttp(uvicorn_config, state, limits)
+        return BoundedHttp(uvicorn_config, state, limits, crowd)
 
     def room() -> int:
         return limits.connections_max - len(state.connections)

@@ -11,6 +11,7 @@ import functools
 import logging
 import struct
 import termios
+from collections import Counter
 from typing import Any, NamedTuple
 
 import httptools
@@ -21,6 +22,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from headrace.broker.stats import DoorStats
+from headrace.doors.http.access import is_loopback, source_of
+from headrace.doors.http.requests import SOURCE_PART
 from headrace.wire.http.bodies import PROBLEM
 
 logger = logging.getLogger("headrace.http")
@@ -66,6 +69,24 @@ class ConnectionLimits(NamedTuple):
     patience: Patience = Patience()
 
 
+class Crowd:
+    """Connections by where they come from: who takes all of a door keeps everybody else out."""
+
+    def __init__(self, connections_max: int) -> None:
+        self._most = connections_max * SOURCE_PART
+        self._of: Counter[str] = Counter()
+
+    def enter(self, source: str) -> bool:
+        """False: one address has too many."""
+        self._of[source] += 1
+        return self._of[source] <= self._most
+
+    def leave(self, source: str) -> None:
+        self._of[source] -= 1
+        if not self._of[source]:
+            del self._of[source]
+
+
 class _PoliteTransport:
     """Stands between a response and its transport: closing waits for a request that is still coming in."""
 
@@ -85,9 +106,13 @@ class BoundedHttp(HttpToolsProtocol):
 
     limits: ConnectionLimits
 
-    def __init__(self, config: UvicornConfig, server_state: ServerState, limits: ConnectionLimits) -> None:
+    def __init__(
+        self, config: UvicornConfig, server_state: ServerState, limits: ConnectionLimits, crowd: Crowd
+    ) -> None:
         super().__init__(config, server_state, {}, asyncio.get_running_loop())
         self.limits = limits
+        self._crowd = crowd
+        self._source: str | None = None
         self._head_bytes = 0  # as they came in
         self._headers_bytes = 0  # as parsed
         self._in_head = False
@@ -110,7 +135,12 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_made(transport)
         self._polite = _PoliteTransport(self, transport)
         self._head_since = self.loop.time()
-        if len(self.connections) > self.limits.connections_max:
+        host = self.client[0] if self.client else None
+        is_too_many = len(self.connections) > self.limits.connections_max
+        if not is_loopback(host):  # who is here is all of one address, and so is who comes through a proxy here
+            self._source = source_of(host)
+            is_too_many |= not self._crowd.enter(self._source)
+        if is_too_many:
             self._answer(503, "too_many_connections", "too many connections; try again in a moment")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -118,6 +148,8 @@ class BoundedHttp(HttpToolsProtocol):
         if answering is not None and not answering.response_complete:
             answering.disconnected = True
             answering.message_event.set()
+        if self._source is not None:
+            self._crowd.leave(self._source)
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
