@@ -538,6 +538,41 @@ def test_guest_comes_from_this_machine_only_and_not_through_a_proxy_on_it() -> N
         gate.caller(scope_of("127.0.0.1", f"guest:{PASSWORD}", **{"x-forwarded-for": "203.0.113.7"}))
 
 
+@pytest.mark.parametrize("header", ["x-forwarded-for", "x-real-ip"])
+def test_whoever_guesses_through_a_proxy_here_keeps_out_nobody_else_behind_it(
+    counted: tuple[Counting, Gate], header: str
+) -> None:
+    _, gate = counted
+
+    def come(login: str, address: str) -> str:
+        return gate.caller(scope_of("127.0.0.1", login, **{header: address})).name
+
+    guesser = "203.0.113.7" if header == "x-real-ip" else "198.51.100.1, 203.0.113.7"  # what it claims, and what is so
+    for _ in range(FAILURES_FREE):
+        with pytest.raises(NotAuthorised):
+            come("bill:wrong", guesser)
+    with pytest.raises(TooManyFailures):
+        come(f"bill:{PASSWORD}", guesser)
+    assert come(f"bill:{PASSWORD}", "198.51.100.1") == "bill"
+
+
+def test_what_a_client_adds_itself_is_not_believed(counted: tuple[Counting, Gate]) -> None:
+    _, gate = counted
+    for number in range(FAILURES_FREE + 1):
+        claimed = {"x-forwarded-for": "203.0.113.7", "x-real-ip": f"198.51.100.{number}"}
+        with pytest.raises(NotAuthorised if number < FAILURES_FREE else TooManyFailures):
+            gate.caller(scope_of("127.0.0.1", "bill:wrong", **claimed))
+
+
+def test_a_proxy_elsewhere_is_not_believed(counted: tuple[Counting, Gate]) -> None:
+    _, gate = counted
+    for number in range(FAILURES_FREE):
+        with pytest.raises(NotAuthorised):
+            gate.caller(scope_of("203.0.113.7", "bill:wrong", **{"x-forwarded-for": f"198.51.100.{number}"}))
+    with pytest.raises(TooManyFailures):
+        gate.caller(scope_of("203.0.113.7", f"bill:{PASSWORD}", **{"x-forwarded-for": "198.51.100.99"}))
+
+
 def test_a_password_that_is_not_utf_8_is_as_good_as_any(guarded: Live) -> None:
     secret = "pässwörd".encode("latin-1")
     salted = b"salt" + hashlib.sha256(b"salt" + secret).digest()

@@ -10,7 +10,7 @@ import binascii
 import logging
 import platform
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
@@ -198,14 +198,14 @@ class Gate:
     def caller(self, scope: Scope) -> Caller:
         """NotAuthorised for a stranger, TooManyFailures for one who has guessed too often."""
         guest = self.guest()
-        given, asked_for, forwarded = None, b"", False
+        given, asked_for, forwarded = None, b"", {}
         for name, value in scope["headers"]:
             if name == b"authorization":
                 given = value
             elif name == b"host":
                 asked_for = value
             elif name in FORWARDED:
-                forwarded = True
+                forwarded[name] = value
         client = scope.get("client")
         host = client[0] if client else None
         # Behind a proxy on this machine everybody seems to be here: who was passed on is not.
@@ -218,7 +218,9 @@ class Gate:
             return guest
         found = self._known.get(given)
         if found is None:
-            found = self._log_in(given, source_of(host))
+            # A proxy here says last whom it passes on: one who guesses must not keep out all the others behind it.
+            source = address_passed_on(forwarded) if is_loopback(host) else None
+            found = self._log_in(given, source_of(source or host))
         if found.user.is_loopback_only and not (local if guest is None else could_be_guest):
             raise NotAuthorised("User can only log in via localhost")
         return found
@@ -272,6 +274,13 @@ class Failures:
         self._sources[source] = (1 if now - last > FORGET_S else count + 1, now)
         while len(self._sources) > SOURCES_MAX:
             self._sources.popitem(last=False)
+
+
+def address_passed_on(forwarded: Mapping[bytes, bytes]) -> str | None:
+    """The last of X-Forwarded-For, or else X-Real-IP: a proxy adds to the one, and may let through the other."""
+    value = forwarded.get(b"x-forwarded-for") or forwarded.get(b"x-real-ip") or b""
+    last = value.decode("latin-1").rpartition(",")[2].strip()
+    return last if _address(last) is not None else None
 
 
 @lru_cache(maxsize=4_096)
