@@ -168,7 +168,7 @@ async def test_what_moves_elsewhere_is_there_before_its_old_place_is_taken_away(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, kept: set[int]
 ) -> None:
     """A dead letter counts as settled from when its move begins; a kill before the move is stored would lose it."""
-    monkeypatch.setattr("headrace.broker.queue_contents.DROPPED_AT_ONCE", 600)
+    monkeypatch.setattr("headrace.broker.departures.AT_ONCE", 600)
     host, maintenance = broker.vhosts.get("/"), broker.shard.maintenance
     dead = await host.declare_queue(
         "dead", durable=True, exclusive=False, auto_delete=False, arguments={}, owner=object()

@@ -84,7 +84,7 @@ class Queue(QueueContents):
                     self._wait_for_more()
                     return
                 view, run = found
-                if not self._is_loaded(view, run, self.wake):
+                if not self.is_loaded(view, run, self.wake):
                     return
                 credit = consumer.credit()  # others of its channel may have used it, or its socket may be full by now
                 if credit <= 0:
@@ -162,7 +162,7 @@ class Queue(QueueContents):
 
     def _deliver_one(self, consumer: Consumer, view: View, run: Run) -> tuple[int, int]:
         """The slow way, for a record that has to be looked at."""
-        message = self._read(view, run)
+        message = self.read(view, run)
         if message is None:
             return 0, 0
         offset = run.start
@@ -171,7 +171,7 @@ class Queue(QueueContents):
         is_now_or_never = at == message.timestamp and not run.returned  # see _expired_until
         if at is not None and at <= self.vhost.clock.now_ms() and not is_now_or_never:
             self._forget_bytes(view, offset, message)
-            self._move(view, offset, message, "expired")
+            self._departures.move(view, offset, message, "expired")
             return 0, 0
         redelivered = offset < run.redelivered_below
         count = view.counts.get(offset)
@@ -217,7 +217,7 @@ class Queue(QueueContents):
                 self.delivered += 1
                 self._head_changed()
                 return view, offset, message, redelivered
-            self._move(view, offset, message, "expired")
+            self._departures.move(view, offset, message, "expired")
         return None
 
     # Consumers.
@@ -299,7 +299,7 @@ class Queue(QueueContents):
     def close(self, notify: Callable[[Consumer], None] | None = None) -> None:
         """The queue is gone: consumers hear of it, nothing is delivered any more."""
         self.is_deleted = True
-        self._tell_moved()
+        self._departures.end()
         self._stop_waiting()
         for waiter in self._arrivals.values():
             waiter.cancel()

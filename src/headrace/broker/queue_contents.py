@@ -3,22 +3,18 @@
 Publishing, length and age, reading one message, settling. Who gets what is decided in queue.py.
 """
 
-import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.dead_letter import NoPlace
+from headrace.broker.departures import Departures
 from headrace.broker.message import Message, from_record
 from headrace.broker.partition import ReadWaits
 from headrace.broker.policy import DROP_HEAD, REJECT_DLX, STREAM, QueuePolicy
 from headrace.broker.ready_bytes import ReadyBytes
 from headrace.broker.settle import RangeSet
 from headrace.broker.view import Run, View
-from headrace.errors import LogClosed
 
 if TYPE_CHECKING:
     from headrace.broker.vhost import VirtualHost
@@ -30,23 +26,6 @@ SEAL_AT = 1 << 20
 VOID_RUNS_MAX = 4096  # memory must not grow with the backlog: the markers of more transactions settle when they are met
 HEAD_TIMER_MAX_S = 60.0  # the clock may be set meanwhile, or the machine sleep: what expires then is late by no more
 DROPPED_AT_ONCE = 40  # a few milliseconds where they are dead-lettered: others get their turn
-UNMOVED_RETRY_S = 60.0
-
-
-@dataclass(slots=True)
-class Rejected:
-    view: View
-    start: int
-    end: int
-    reason: str
-
-
-def _add_run(runs: deque[Rejected], view: View, offset: int, reason: str) -> None:
-    last = runs[-1] if runs else None
-    if last is not None and last.view is view and last.end == offset and last.reason == reason:
-        last.end += 1
-    else:
-        runs.append(Rejected(view, offset, offset + 1, reason))
 
 
 class QueueContents:
@@ -78,12 +57,7 @@ class QueueContents:
         self._arrivals: dict[View, Any] = {}  # of messages through any door, where there are bounds to keep
         self._loading: list[Callable[[], object]] = []  # what goes on when something was read from the disk
         self._going_on: list[Callable[[], object]] = []  # what has more to drop in the next turn of the loop
-        self._rejected: deque[Rejected] = deque()  # out, and on their way to where dead letters go, in their order
-        self._kept: deque[Rejected] = deque()  # as these, but there is no place for them yet
-        self._rejects_left = DROPPED_AT_ONCE  # in this turn of the loop
-        self._reject_waiters: list[asyncio.Future[None]] = []
-        self._unmoved: dict[View, RangeSet] = {}  # could not be dead-lettered: out until they are tried again
-        self._failures: set[type[Exception]] = set()  # why, as far as the log says it
+        self._departures = Departures(self)
         # Whether a message may have an expiration of its own: then each new head is looked at. What was here before is
         # not known.
         self._may_expire = any(view.has_ready for view in views)
@@ -92,7 +66,7 @@ class QueueContents:
         self._checked_at = -1
         for view in views:
             view.on_reserved = self.wake
-            view.on_put_back = self._moves_failed
+            view.on_put_back = self.moves_failed
             view.on_lost = self._count_bytes_anew
         self._bound_bytes()
         self._watch_arrivals()
@@ -210,7 +184,7 @@ class QueueContents:
         self.drop_overflow()
         self.drop_expired()
 
-    def _moves_failed(self) -> None:
+    def moves_failed(self) -> None:
         """What was to be moved elsewhere is here again, and is judged again."""
         if self.is_deleted:
             return
@@ -218,28 +192,6 @@ class QueueContents:
         self.wake()
         self.drop_overflow()
         self.drop_expired()
-
-    def _move(self, view: View, offset: int, message: Message, reason: str) -> None:
-        """To where dead letters go. One that cannot be moved keeps nobody else from it: it is out, and comes back."""
-        try:
-            self.vhost.dead_letters.move(self, view, offset, message, reason)
-        except NoPlace:
-            self._keep(view, offset, reason)
-        except Exception as error:
-            if type(error) not in self._failures:  # not for each message, and not each time
-                self._failures.add(type(error))
-                text = "message %d of queue %r cannot be dead-lettered and is tried again every %d s: %s"
-                logger.error(text, offset, self.name, UNMOVED_RETRY_S, error, exc_info=error)
-            if not self._unmoved:
-                self.vhost.loop.call_later(UNMOVED_RETRY_S, self._move_again)
-            self._unmoved.setdefault(view, RangeSet()).add(offset, offset + 1)
-
-    def _move_again(self) -> None:
-        unmoved, self._unmoved = self._unmoved, {}
-        for view, ranges in unmoved.items():
-            for start, end in ranges:
-                view.give_back(start, end)
-        self._moves_failed()
 
     # Bounds: length and age.
 
@@ -300,30 +252,30 @@ class QueueContents:
         if policy.overflow != DROP_HEAD or self.is_deleted:
             return
         if self.is_serving:
-            self._go_on(self.drop_overflow)
+            self.go_on(self.drop_overflow)
             return
         self._follow_starts()
         left = DROPPED_AT_ONCE
         while self.ready and self._is_over:
             left -= 1
             if left < 0:  # a bound on a long backlog
-                self._go_on(self.drop_overflow)
+                self.go_on(self.drop_overflow)
                 return
             surplus = self.ready - policy.length_max if policy.length_max is not None else 0
             if policy.dead_letter_exchange is None and policy.bytes_max is None and len(self.views) == 1:
                 self._drop_run(surplus)
             else:
                 head = self._lowest_head()
-                if head is None or not self._is_loaded(*head, self.drop_overflow):
+                if head is None or not self.is_loaded(*head, self.drop_overflow):
                     return
                 taken = self._take_head(lowest=True)
                 if taken is None:
                     return
                 view, offset, message = taken
                 self._forget_bytes(view, offset, message)
-                self._move(view, offset, message, "maxlen")
+                self._departures.move(view, offset, message, "maxlen")
 
-    def _go_on(self, drop: Callable[[], object]) -> None:
+    def go_on(self, drop: Callable[[], object]) -> None:
         """In the next turn of the loop, and once in it however many ask: each flush does."""
         if drop not in self._going_on:
             self._going_on.append(drop)
@@ -353,7 +305,7 @@ class QueueContents:
         if self.is_deleted:
             return
         if self.is_serving:
-            self._go_on(self.drop_expired)
+            self.go_on(self.drop_expired)
             return
         now = self.vhost.clock.now_ms()
         next_at: int | None = None
@@ -362,7 +314,7 @@ class QueueContents:
             dropped, at = self._drop_expired_of(view, now, left)
             left -= dropped
             if left <= 0:
-                self._go_on(self.drop_expired)
+                self.go_on(self.drop_expired)
                 return
             if at is not None:
                 next_at = at if next_at is None else min(at, next_at)
@@ -374,14 +326,14 @@ class QueueContents:
     def _head_changed(self) -> None:
         """The next one may be older than its expiration, or come to be while nothing else happens here."""
         if self._may_expire:
-            self._go_on(self.drop_expired)
+            self.go_on(self.drop_expired)
 
     def _drop_expired_of(self, view: View, now: int, most: int) -> tuple[int, int | None]:
         """How many it dropped, and when the head expires after that, if it does."""
         dropped = 0
         while dropped < most and view.has_ready:
             run = view.next_run_unreserved()
-            if run is None or not self._is_loaded(view, run, self.drop_expired):
+            if run is None or not self.is_loaded(view, run, self.drop_expired):
                 break
             # Most often the head is young, and nothing else is looked at. Behind an old one there are more.
             for offset, message in self._read_some(view, run, most - dropped if dropped else 1):
@@ -390,7 +342,7 @@ class QueueContents:
                     return dropped, at
                 view.advance(run._replace(start=offset), offset + 1)
                 self._forget_bytes(view, offset, message)
-                self._move(view, offset, message, "expired")
+                self._departures.move(view, offset, message, "expired")
                 dropped += 1
         return dropped, None
 
@@ -426,7 +378,7 @@ class QueueContents:
 
     # Reading, a message at a time.
 
-    def _is_loaded(self, view: View, run: Run, then: Callable[[], object]) -> bool:
+    def is_loaded(self, view: View, run: Run, then: Callable[[], object]) -> bool:
         """False: it is being read from the disk, and `then` is called when it is there."""
         try:
             view.load_chunk(run)
@@ -442,7 +394,7 @@ class QueueContents:
         if not self.is_deleted:
             then()
 
-    def _read(self, view: View, run: Run) -> Message | None:
+    def read(self, view: View, run: Run) -> Message | None:
         """The message at the start of the run; None when there is none there any more."""
         found = self._read_some(view, run, 1)
         return found[0][1] if found else None
@@ -466,7 +418,7 @@ class QueueContents:
                 run = view.next_run_unreserved()
                 if run is None:
                     break
-                message = self._read(view, run)
+                message = self.read(view, run)
                 if message is None:
                     continue
                 view.advance(run, run.start + 1)
@@ -504,7 +456,7 @@ class QueueContents:
         view.give_back(offset, offset + 1)
         if self._bytes is not None:
             self._bytes.came_back(view, offset)
-        self._came_back()
+        self.came_back()
 
     @property
     def gives_back_runs(self) -> bool:
@@ -515,9 +467,9 @@ class QueueContents:
         start = max(start, view.log.start_offset)
         if start < end and not self.is_deleted:
             view.give_back(start, end)
-            self._came_back()
+            self.came_back()
 
-    def _came_back(self) -> None:
+    def came_back(self) -> None:
         self.wake()
         self._head_changed()
         self._check_after_flush_if_bounded()
@@ -534,82 +486,11 @@ class QueueContents:
         if self.policy.dead_letter_exchange is None:
             view.settle(offset, offset + 1)
             return
-        if self.vhost.rounds.in_atomic:  # a transaction: all of it happens now
-            self._dead_letter(view, offset, reason)
-            return
-        self._go_on(self._move_rejected)  # the next turn has its own share
-        is_next = not self._rejected and self._rejects_left > 0
-        if is_next and self._is_loaded(view, Run(offset, offset + 1, 0, True), self._move_rejected):
-            self._rejects_left -= 1
-            self._dead_letter(view, offset, reason)
-            return
-        _add_run(self._rejected, view, offset, reason)
-
-    def _dead_letter(self, view: View, offset: int, reason: str) -> None:
-        message = self._read(view, Run(offset, offset + 1, 0, True))
-        if message is None:
-            return
-        try:
-            self.vhost.dead_letters.move(self, view, offset, message, reason)
-        except NoPlace:
-            self._keep(view, offset, reason)
-
-    def _keep(self, view: View, offset: int, reason: str) -> None:
-        """Out, and with no consumer, until there is a place for it among the dead letters."""
-        if NoPlace not in self._failures:
-            self._failures.add(NoPlace)
-            text = "dead letters of queue %r have nowhere to go and are kept; tried again every %d s"
-            logger.warning(text, self.name, UNMOVED_RETRY_S)
-        if not self._kept:
-            self.vhost.loop.call_later(UNMOVED_RETRY_S, self._try_kept)
-        _add_run(self._kept, view, offset, reason)
-
-    def _try_kept(self) -> None:
-        self._rejected += self._kept
-        self._kept.clear()
-        self._move_rejected()
-
-    def _move_rejected(self) -> None:
-        """What a client rejects may be long gone from memory, and a million: others get their turn meanwhile."""
-        self._rejects_left = DROPPED_AT_ONCE
-        while self._rejected and not self.is_deleted:
-            if self._rejects_left <= 0:
-                self._go_on(self._move_rejected)
-                return
-            first = self._rejected[0]
-            view, offset = first.view, first.start
-            try:
-                if offset >= view.log.start_offset:
-                    if not self._is_loaded(view, Run(offset, offset + 1, 0, True), self._move_rejected):
-                        return
-                    self._rejects_left -= 1
-                    self._dead_letter(view, offset, first.reason)
-            except LogClosed:
-                break  # the broker stops: with the next start they are here again
-            except Exception as error:  # it stays, the others have their turn
-                if type(error) not in self._failures:
-                    self._failures.add(type(error))
-                    text = "message %d of queue %r was rejected and stays: %s"
-                    logger.error(text, offset, self.name, error, exc_info=error)
-                view.give_back(offset, offset + 1)
-                self._came_back()
-            first.start += 1
-            if first.start >= first.end:
-                self._rejected.popleft()
-        self._tell_moved()
+        self._departures.reject(view, offset, reason)
 
     async def rejects_moved(self) -> None:
         """Returns when all that was rejected so far is where dead letters go, or the queue is deleted."""
-        if self._rejected:
-            waiter = asyncio.get_running_loop().create_future()
-            self._reject_waiters.append(waiter)
-            await waiter
-
-    def _tell_moved(self) -> None:
-        waiters, self._reject_waiters = self._reject_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        await self._departures.done()
 
     async def purge(self) -> int:
         """Removes what is ready, for good when this returns; what is out stays out."""

@@ -58,12 +58,12 @@ async def test_what_a_stop_leaves_of_many_that_are_rejected_is_here_again(
     say(queue, *said)
     await host.rounds.settle_down()
     assert bodies(queue) == said
-    monkeypatch.setattr(queue, "_go_on", lambda _: None)
+    monkeypatch.setattr(queue, "go_on", lambda _: None)
     for offset in range(len(said)):
         queue.reject(queue.view, offset)
     await broker.close()
     queue.view.release_chunk()
-    queue._move_rejected()
+    queue._departures._move_rejected()
     assert "stays" not in caplog.text
     again = await Broker.open(broker.config, clock=broker.clock)
     queues = again.vhosts.get("/").queues
@@ -101,7 +101,7 @@ async def test_a_dead_letter_that_must_not_be_lost_waits_for_its_place(
         dead.apply_policy(msgspec.structs.replace(dead.policy, length_max=None))
     else:
         await host.bind("x", dead, "q", {})
-    queue._try_kept()
+    queue._departures._try_kept()
     await until(lambda: dead.ready == 2)
     assert bodies(dead) == [b"rejected", b"expired"]
     assert queue.unacked == 0
@@ -256,7 +256,7 @@ async def test_a_message_that_cannot_be_dead_lettered_comes_back_and_keeps_no_ot
     bound: dict[str, int],
 ) -> None:
     """It was neither in its queue nor anywhere else until the next start."""
-    monkeypatch.setattr("headrace.broker.queue_contents.UNMOVED_RETRY_S", 0.001)
+    monkeypatch.setattr("headrace.broker.departures.RETRY_S", 0.001)
     dead = await declare(host, "dead")
     queue = await declare(host, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead", **bound)
     copy, tried = host.dead_letters.publish_copy, []
