@@ -110,6 +110,21 @@ def test_a_leased_segment_keeps_its_file_until_it_is_released(bench: Bench) -> N
     shard.close()
 
 
+def test_segments_that_go_together_are_not_compared_with_each_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log with a hundred thousand of them, of which a shorter retention takes most, would stop the broker for as
+    long as billions of comparisons take."""
+    shard = bench.open(stream=StreamSettings(segment_size=100, retention_bytes=0))
+    fill(bench)
+    compared = []
+    monkeypatch.setattr(Segment, "__eq__", lambda one, other: compared.append(one) or one is other)
+    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.pump()
+    assert shard.log(1).start_offset == 30 and not compared
+    shard.close()
+
+
 def test_what_a_holder_leases_next_replaces_what_it_had() -> None:
     """A stream that plans batch after batch for ever must not keep an hour of files that it has read."""
     leases = Leases()

@@ -129,7 +129,7 @@ class Reclaim:
             wanted = [segment for segment in log.segments if segment.next_offset > log.start_offset]
             for run in mostly_settled(wanted, view.settled, log.holds.values()):
                 keep = keep_unsettled(view.settled)
-                if not await self._moves_are_stored(view) or any(segment not in log.segments for segment in run):
+                if not await self._moves_are_stored(view) or not set(log.segments).issuperset(run):
                     return
                 await self._rewrite(view, run, keep)
 

@@ -104,7 +104,8 @@ class Maintenance:
 
     def forget(self, log: Log, gone: list[Segment]) -> None:
         """Their files are removed, whoever held them: another segment may have such a name next."""
-        self._graves = [grave for grave in self._graves if grave[0] != log.id or grave[1] not in gone]
+        removed = set(gone)
+        self._graves = [grave for grave in self._graves if grave[1] not in removed]
         for segment in gone:
             self._shard.index_cache.drop(segment)
             segment.is_buried = segment.is_deleted = True
@@ -125,10 +126,14 @@ class Maintenance:
     def sweep(self) -> None:
         """Remove the files of buried segments that nobody holds any more."""
         held = self.leases.held(self._shard.clock.now_ms())
-        free = [grave for grave in self._graves if (grave[0], grave[1].base, grave[1].generation) not in held]
+        free: list[tuple[int, Segment]] = []
+        kept: list[tuple[int, Segment]] = []
+        for log_id, segment in self._graves:
+            is_held = (log_id, segment.base, segment.generation) in held
+            (kept if is_held else free).append((log_id, segment))
         if not free:
             return
-        self._graves = [grave for grave in self._graves if grave not in free]
+        self._graves = kept
         for _, segment in free:
             self._shard.index_cache.drop(segment)
             segment.is_deleted = True
@@ -330,8 +335,7 @@ class Maintenance:
     def _swap(self, log: Log, segments: Sequence[Segment], rewritten: Rewritten) -> list[Segment]:
         """What goes: the segments, or what was to replace them. None of them: it is not wanted."""
         current, disk = log.tail.segments, self._shard.disk
-        left = [s for s in segments if s in current]
-        if not segments or left != list(segments):
+        if not segments or not set(current).issuperset(segments):
             # A pin came, or retention took some of them meanwhile: the old ones stay as they are.
             if rewritten.unnamed is not None:
                 with suppress(FileNotFoundError):  # the log was deleted
