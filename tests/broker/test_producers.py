@@ -1,6 +1,7 @@
 """Sequences, epochs and transactions of producers in one log: pure, and against a real shard that restarts."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -195,8 +196,8 @@ async def opened(folder: Path) -> AsyncIterator[Broker]:
         await broker.close()
 
 
-def batch(value: bytes, **options: Any) -> bytearray:
-    return codec.build([(None, value, (), 1)], timestamp_ms=1, **options)
+def batch(value: bytes, key: bytes | None = None, **options: Any) -> bytearray:
+    return codec.build([(key, value, (), 1)], timestamp_ms=1, **options)
 
 
 async def append(broker: Broker, data: bytearray) -> int:
@@ -229,8 +230,16 @@ def producers_of(bench: Bench, **options: Any) -> Producers:
     return producers
 
 
-def send(bench: Bench, producers: Producers, sequence: int, *, producer: int = 5, value: bytes = b"x") -> Ticket:
-    data = batch(value, producer_id=producer, producer_epoch=0, base_sequence=sequence)
+def send(
+    bench: Bench,
+    producers: Producers,
+    sequence: int,
+    *,
+    producer: int = 5,
+    value: bytes = b"x",
+    key: bytes | None = None,
+) -> Ticket:
+    data = batch(value, key, producer_id=producer, producer_epoch=0, base_sequence=sequence)
     return producers.append(bench.shard.log(1), data, codec.validate(data))
 
 
@@ -268,6 +277,36 @@ def test_d6_what_no_snapshot_knows_yet_is_kept_from_retention_after_a_restart(tm
         bench.shard.maintenance.apply_retention(bench.shard.log(1), bench.clock.now_ms())
         bench.shard.pump()
     assert send(bench, producers, 9, producer=1, value=b"x" * 300).base_offset == 19
+    bench.shard.close()
+
+
+def test_d6_what_a_refused_snapshot_was_to_know_is_kept_from_compaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for stored: the batches went, and after a kill a retry of the last one was stored twice."""
+    bench = Bench(tmp_path)
+    stream = StreamSettings(segment_size=1024, cleanup_policy="compact")
+    producers = producers_of(bench, stream=stream)
+    log = bench.shard.log(1)
+    for number in range(40):
+        send(bench, producers, number % 20, producer=number // 20, value=b"x" * 300, key=b"k")
+        bench.shard.pump()
+
+    def no_room(_size: int) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as full:
+        full.setattr(bench.shard.journal, "reserve", no_room)
+        producers.snapshot_all()
+        bench.shard.pump()
+    bench.shard.maintenance.compact(log, lambda _gain, _error: None)
+    bench.shard.pump()
+    bench.kill()
+    producers = producers_of(bench, stream=stream)
+    assert send(bench, producers, 19, producer=0, value=b"x" * 300, key=b"k").base_offset == 19
+    producers.snapshot_all()
+    bench.shard.pump()
+    assert bench.shard.log(1).compaction_hold == 40, "and is not needed once a snapshot is stored"
     bench.shard.close()
 
 

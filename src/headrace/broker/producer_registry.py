@@ -160,6 +160,7 @@ class Producers:
         is_first = tracked.upto < 0
         if is_first:
             tracked.upto = 0
+            tracked.log.set_retention_hold(HOLD, ticket.base_offset)
         tracked.bytes_since += info.size
         if (is_first or tracked.bytes_since >= SNAPSHOT_BYTES) and not tracked.is_snapshot_due:
             # Not yet: the log's end has passed all of this round, and the rest of it is still to be taken in here.
@@ -241,17 +242,24 @@ class Producers:
 
     def _snapshot(self, tracked: Tracked) -> None:
         """Journaled, not synced for its own sake: an older snapshot only means more to replay."""
-        log = tracked.log
+        log, before = tracked.log, tracked.upto
         snapshot = tracked.producers.snapshot(log.visible_end, log.start_offset, self._clock.now_ms())
         entry = self._shard.group()
         entry.put(PRODUCERS, log_key(log.id), msgspec.msgpack.encode(snapshot))
         try:
-            entry.commit(lazy=True)
+            ticket = entry.commit(lazy=True)
         except HeadraceError:
             return
         tracked.upto, tracked.bytes_since = snapshot.upto, 0
         tracked.void.clear()
-        log.set_retention_hold(HOLD, snapshot.upto)  # what is not in a snapshot yet is needed to replay
+        ticket.add_callback(partial(self._snapshot_ended, tracked, before, snapshot.upto))
+
+    @staticmethod
+    def _snapshot_ended(tracked: Tracked, before: int, upto: int, ticket: Ticket) -> None:
+        if ticket.error is None:
+            tracked.log.set_retention_hold(HOLD, upto)  # what is not in a snapshot yet is needed to replay
+        else:
+            tracked.upto = before  # the next one says it all
 
 
 def batches_from(log: Log, offset: int) -> Iterator[tuple[bytes | memoryview, BatchInfo]]:
