@@ -240,6 +240,75 @@ def test_a_tier_that_is_read_only_for_a_while_stops_nobody(bench: Bench, monkeyp
     shard.close()
 
 
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Makes every tier a disk that takes no changes, or takes them again."""
+    is_on = False
+
+    def unless_on(name: str) -> None:
+        real = getattr(RealDisk, name)
+
+        def change(disk: RealDisk, path: str) -> None:
+            if is_on and "/tier/" in path:
+                raise OSError(errno.EROFS, "Read-only file system", path)
+            real(disk, path)
+
+        monkeypatch.setattr(RealDisk, name, change)
+
+    def turn(on: bool) -> None:
+        nonlocal is_on
+        is_on = on
+
+    for name in ("unlink", "rmdir"):
+        unless_on(name)
+    yield turn
+    turn(False)
+
+
+def test_an_empty_folder_in_a_read_only_tier_stops_nobody(bench: Bench, read_only: Callable[[bool], None]) -> None:
+    shard = bench.open(1, 2, stream=ROLLING)
+    fill(bench)
+    archive(shard)
+    shard.maintenance.delete_before(shard.log(1), shard.log(1).visible_end)
+    shard.pump()
+    folder = Path(shard.tier_root, "1-t")
+    assert not list(folder.iterdir())
+    read_only(True)
+    shard.delete_log(1)
+    shard.pump()
+    assert shard.failure is None
+    bench.append(2, [b"another log"])
+    bench.kill()
+    shard = bench.open(2, stream=ROLLING)
+    assert folder.exists() and values(shard.log(2)) == [b"another log"]
+    bench.kill()
+    read_only(False)
+    shard = bench.open(2, stream=ROLLING)
+    assert not folder.exists() and not list(Path(bench.root, "logs").glob("*.deleted"))
+    shard.close()
+
+
+def test_what_retention_left_in_a_read_only_tier_does_not_keep_the_broker_from_starting(
+    bench: Bench, read_only: Callable[[bool], None]
+) -> None:
+    shard = bench.open(stream=ROLLING)
+    fill(bench)
+    archive(shard)
+    first = shard.log(1).segments[0]
+    shard.maintenance.leases.take({(1, first.base, first.generation): first}, bench.clock.now_ms() + 1000)
+    shard.maintenance.delete_before(shard.log(1), first.next_offset)
+    shard.pump()
+    bench.kill()
+    read_only(True)
+    shard = bench.open(stream=ROLLING)
+    assert shard.log(1).start_offset == first.next_offset and Path(first.data_path).exists()
+    bench.kill()
+    read_only(False)
+    shard = bench.open(stream=ROLLING)
+    assert not Path(first.data_path).exists()
+    shard.close()
+
+
 def test_what_cannot_be_written_is_refused_in_a_sentence(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)

@@ -15,6 +15,7 @@ from headrace.log.recovery_sources import READ_BYTES, Sources
 from headrace.log.rounds import ReplayedPart
 from headrace.log.segment import SavedWriter, Seal, Segment, SegmentWriter, rebuild_index, seal_of
 from headrace.log.tier import Tier
+from headrace.log.tiering import remove_file
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
@@ -338,7 +339,10 @@ class LogRecovery:
         gone = [path for path in self._unlink if self._disk.exists(path)]
         self._files.forget(gone)
         for path in gone:
-            self._disk.unlink(path)
+            if path.startswith(self._folder + "/"):
+                self._disk.unlink(path)
+            else:
+                remove_file(self._disk, path)  # in the tier; what is left there without a manifest, a later start finds
         return bool(gone)
 
 

@@ -330,7 +330,11 @@ def remove_strays(disk: Disk, tier_root: str, log_folder: str, segments: Sequenc
     if not disk.exists(folder):
         return
     known = {segment.tier.path for segment in segments if segment.tier is not None}
-    for name in disk.listdir(folder):
+    try:
+        names = disk.listdir(folder)
+    except OSError:  # see remove_file
+        return
+    for name in names:
         if f"{folder}/{name}" not in known:
             remove_file(disk, f"{folder}/{name}")
 
@@ -345,11 +349,14 @@ def remove_archived(disk: Disk, tier_root: str, doomed: str) -> bool:
             with suppress(CorruptLog):
                 done = remove_file(disk, read_tier(disk, f"{doomed}/{name}").path) and done
     folder = f"{tier_root}/{doomed.rpartition('/')[2].removesuffix(paths.DELETED)}"
-    if disk.exists(folder):
-        for name in disk.listdir(folder):
-            done = remove_file(disk, f"{folder}/{name}") and done
-        if done:
-            disk.rmdir(folder)
+    try:
+        if disk.exists(folder):
+            for name in disk.listdir(folder):
+                done = remove_file(disk, f"{folder}/{name}") and done
+            if done:
+                disk.rmdir(folder)
+    except OSError:  # see remove_file; or a command that archives has just put something there
+        return False
     return done
 
 
