@@ -14,6 +14,7 @@ from headrace.log.settings import StreamSettings
 from tests.log.helpers import Bench, batch, records, values
 
 ROLLING = StreamSettings(segment_size=1000)
+DAY_MS = 24 * 3600 * 1000
 
 
 def segment(base: int, end: int, size: int, last_ms: int) -> Segment:
@@ -74,6 +75,33 @@ def test_retention_by_age_takes_even_the_last_segment_and_keeps_counting(bench: 
     shard = bench.open(stream=stream)
     bench.append(1, [b"after"])
     assert [record.offset for record in records(shard.log(1))] == [30]
+    shard.close()
+
+
+def test_a_segment_grows_old_however_often_the_broker_is_started(bench: Bench) -> None:
+    stream = StreamSettings(segment_age_ms=7 * DAY_MS, retention_ms=7 * DAY_MS)
+    for day in range(16):
+        shard = bench.open(stream=stream)
+        ticket = shard.log(1).append(batch([b"day %d" % day], timestamp=bench.clock.now_ms()))
+        shard.pump()
+        assert ticket.error is None
+        shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+        shard.close()
+        bench.clock.advance(DAY_MS / 1000)
+    shard = bench.open(stream=stream)
+    assert [segment.base for segment in shard.log(1).segments] == [8]
+    assert values(shard.log(1)) == [b"day %d" % day for day in range(8, 16)]
+    shard.close()
+
+
+@pytest.mark.parametrize("first_ms", [-1, 0, 10**15])
+def test_a_segment_whose_first_time_says_nothing_is_as_old_as_the_start(bench: Bench, first_ms: int) -> None:
+    shard = bench.open()
+    shard.log(1).append(batch([b"first"], timestamp=first_ms))
+    shard.close()
+    shard = bench.open()
+    bench.append(1, [b"second"])
+    assert [segment.base for segment in shard.log(1).segments] == [0]
     shard.close()
 
 

@@ -167,7 +167,7 @@ class LogRecovery:
         self._take_unknown(stems)
 
     def _known_prefix(self, stem: SegmentStem, saved: SavedWriter) -> Segment:
-        segment = Segment(self._folder, stem.base, stem.generation, created_ms=self._shard.clock.now_ms())
+        segment = Segment(self._folder, stem.base, stem.generation)
         segment.size, segment.next_offset = saved.position, saved.next_offset
         segment.records, segment.max_timestamp = saved.records, saved.max_timestamp
         self._segments.append(segment)

@@ -27,6 +27,7 @@ Bytes = bytes | bytearray | memoryview
 _SEAL = struct.Struct("<8sqqqqqqI")  # magic, size, base, next offset, records, batches, max timestamp, headers crc
 _SEAL_MAGIC = b"HRSEAL01"
 RELATIVE_OFFSET_MAX = (1 << 31) - 1  # what fits an index entry, with room
+AGE_UNKNOWN = 0  # in place of when it was begun: of one that a start found
 _SCAN_BYTES = 4 << 20
 INDEX_FLUSH_BYTES = 4096
 INDEX_ENTRY, TIME_ENTRY = 8, 16  # as in kernel.pyx
@@ -71,7 +72,7 @@ class Segment:
         "records", "size", "tier", "written_from",
     )  # fmt: skip
 
-    def __init__(self, folder: str, base: int, generation: int = 0, *, created_ms: int = 0) -> None:
+    def __init__(self, folder: str, base: int, generation: int = 0, *, created_ms: int = AGE_UNKNOWN) -> None:
         self.folder = folder
         self.base = base
         self.generation = generation

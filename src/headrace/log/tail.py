@@ -11,8 +11,9 @@ from headrace.clock import Clock
 from headrace.log import kernel, paths
 from headrace.log.chain import Step
 from headrace.log.files import Files, OpenFile
-from headrace.log.segment import RELATIVE_OFFSET_MAX, SavedWriter, Segment, SegmentWriter
+from headrace.log.segment import AGE_UNKNOWN, RELATIVE_OFFSET_MAX, SavedWriter, Segment, SegmentWriter
 from headrace.log.settings import StreamSettings
+from headrace.record.layout import HEADER_BYTES, MAX_TIMESTAMP_AT
 
 Bytes = bytes | bytearray | memoryview
 
@@ -43,6 +44,8 @@ class Tail:
     def append(self, data: Sequence[Bytes], size: int, base_offset: int, *, direct: bool) -> int:
         """Write whole batches behind what is there; returns how many segments were rolled."""
         rolled = 0
+        if self.writer is not None and self.writer.segment.created_ms == AGE_UNKNOWN:
+            self._find_age(self.writer)
         if self.writer is None or self._is_full(self.writer, size):
             self.roll(base_offset)
             rolled = 1
@@ -81,6 +84,16 @@ class Tail:
             or writer.walker.next_offset - segment.base > RELATIVE_OFFSET_MAX
             or self._clock.now_ms() - segment.created_ms > active_ms_max(self.settings)
         )
+
+    def _find_age(self, writer: SegmentWriter) -> None:
+        """As its first batch says: counted from the start, no segment of a broker that is started every day would ever
+        be old enough, and retention would never come to its records."""
+        segment, now_ms = writer.segment, self._clock.now_ms()
+        segment.created_ms = now_ms
+        with suppress(OSError):  # who reads it finds out: no reason to write nothing more
+            header = self._files.read(segment.data_path, HEADER_BYTES, 0)
+            first_ms = int.from_bytes(header[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8], "big", signed=True)
+            segment.created_ms = min(now_ms, first_ms) if first_ms > 0 else now_ms
 
     def roll(self, base_offset: int) -> None:
         """Seal the last segment and begin a new one. The new name is durable before anything relies on it:
