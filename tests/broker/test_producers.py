@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.broker import Broker
+from headrace.broker.markers import control_batch
 from headrace.broker.producer_registry import Producers
 from headrace.broker.producers import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers
 from headrace.broker.transaction import ABORTED, ONGOING
 from headrace.broker.upkeep import delete_before
 from headrace.config import Config
 from headrace.errors import (
+    Conflict,
     InvalidInput,
     InvalidProducerEpoch,
     InvalidTransactionState,
@@ -243,6 +245,16 @@ def send(
     return producers.append(bench.shard.log(1), data, codec.validate(data))
 
 
+def fill_disk(bench: Bench, patches: pytest.MonkeyPatch) -> None:
+    """The journal needs another file, and there is no room for it."""
+
+    def no_room(_size: int) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    patches.setattr(bench.shard.journal, "step", lambda _buffers: None)
+    patches.setattr(bench.shard.journal, "reserve", no_room)
+
+
 def test_d6_all_batches_of_one_round_are_known_after_a_kill(tmp_path: Path) -> None:
     """The first of them has a snapshot taken; it must not say that it knows those behind it."""
     bench = Bench(tmp_path)
@@ -291,12 +303,8 @@ def test_d6_what_a_refused_snapshot_was_to_know_is_kept_from_compaction(
     for number in range(40):
         send(bench, producers, number % 20, producer=number // 20, value=b"x" * 300, key=b"k")
         bench.shard.pump()
-
-    def no_room(_size: int) -> None:
-        raise OSError(errno.ENOSPC, "no room")
-
-    with monkeypatch.context() as full:
-        full.setattr(bench.shard.journal, "reserve", no_room)
+    with monkeypatch.context() as patches:
+        fill_disk(bench, patches)
         producers.snapshot_all()
         bench.shard.pump()
     bench.shard.maintenance.compact(log, lambda _gain, _error: None)
@@ -307,6 +315,49 @@ def test_d6_what_a_refused_snapshot_was_to_know_is_kept_from_compaction(
     producers.snapshot_all()
     bench.shard.pump()
     assert bench.shard.log(1).compaction_hold == 40, "and is not needed once a snapshot is stored"
+    bench.shard.close()
+
+
+def test_an_aborted_transaction_is_forgotten_before_its_marker_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told of it without its marker, a client would take all that its producer sends for aborted."""
+    bench = Bench(tmp_path)
+    stream = StreamSettings(segment_size=512, cleanup_policy="compact", tombstone_retention_ms=0)
+    producers = producers_of(bench, stream=stream)
+    log = bench.shard.log(1)
+
+    def fill() -> None:
+        for _ in range(10):
+            log.append(batch(b"x" * 100, b"k"))
+            bench.shard.pump()
+        producers.snapshot_all()
+        bench.shard.pump()
+
+    def compact() -> BaseException | None:
+        ended: list[BaseException | None] = []
+        bench.shard.maintenance.compact(log, lambda _gain, error: ended.append(error))
+        bench.shard.pump()
+        return ended[0]
+
+    data = batch(b"x" * 100, b"k", producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
+    producers.append(log, data, codec.validate(data))
+    log.append(control_batch(5, 0, commit=False, now_ms=1))
+    bench.shard.pump()
+    producers.ended(log, 5, 0, 1, commit=False)
+    fill()
+    assert compact() is None
+    assert producers.of(log).aborted_between(0, 2) == [(5, 0)]
+    fill()
+    with monkeypatch.context() as patches:
+        fill_disk(bench, patches)
+        assert isinstance(compact(), Conflict)
+    assert codec.scan(log.read(1).data)[0].is_control, "as long as that is not stored, it stays"
+    assert compact() is None
+    assert not codec.scan(log.read(1).data)[0].is_control
+    bench.kill()
+    producers = producers_of(bench, stream=stream)
+    assert not producers.aborted(bench.shard.log(1))
     bench.shard.close()
 
 

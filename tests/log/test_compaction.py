@@ -1,7 +1,7 @@
 """Key compaction in passes: what one may hold in memory is less than the log has keys."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from headrace.log.reading import aborted_ranges
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec
+from headrace.record.control import is_commit as is_commit_marker
 from headrace.record.types import BatchInfo, Buffer
 from tests.log.helpers import Bench, batch, records
 
@@ -144,15 +145,47 @@ def test_a_pass_that_ends_early_counts_for_nothing(bench: Bench) -> None:
     bench.shard.close()
 
 
+def shown(log: Log, aborted: Sequence[tuple[int, int, int]]) -> set[int]:
+    """The offsets that a client of Kafka takes for committed, told of these transactions: marker, producer, first."""
+    coming = sorted((first, producer) for _, producer, first in aborted)
+    given_up: set[int] = set()
+    offsets: set[int] = set()
+    for data, info in batches_of(log):
+        while coming and coming[0][0] <= info.last_offset:
+            given_up.add(coming.pop(0)[1])
+        if info.is_control:
+            given_up -= set() if is_commit_marker(data, info) else {info.producer_id}
+        elif info.base_offset < log.stable_end and not (info.is_transactional and info.producer_id in given_up):
+            offsets |= {record.offset for record in codec.records(data, info.position, info.end)}
+    return offsets
+
+
+class Told:
+    """The aborted transactions that a broker tells of: marker, producer, first offset."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.known: list[tuple[int, int, int]] = []
+        self.given_up: set[int] = set()  # offsets
+        shard.maintenance.aborts.forget = self.forget
+
+    def aborted(self, marker: int, producer: int, offsets: list[int]) -> None:
+        self.known.append((marker, producer, offsets[0]))
+        self.given_up.update(offsets)
+
+    def forget(self, log: Log, markers: Sequence[int]) -> None:
+        self.known = [one for one in self.known if one[0] not in markers]
+        assert not shown(log, self.known) & self.given_up, "nothing of them was left"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench: Bench, seed: int) -> None:
     """With transactions that are committed, given up or still open, tombstones, and somebody who needs what follows."""
     rng = random.Random(seed)
     bench.open(stream=StreamSettings(segment_size=500, tombstone_retention_ms=DAY_MS))
     log = bench.shard.log(1)
+    told = Told(bench.shard)
     now = bench.clock.now_ms()
     seen: dict[bytes, tuple[int, bytes | None]] = {}  # the last of each key that counts
-    given_up: set[int] = set()
     written_by: dict[int, int] = {}
     open_: dict[int, list[tuple[int, bytes, bytes | None]]] = {}
     for _ in range(150):
@@ -177,19 +210,21 @@ def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench:
             is_commit = rng.random() < 0.6
             marker = (b"\0\0" + is_commit.to_bytes(2, "big"), b"\0" * 6, (), now)
             of_it = {"producer_id": producer, "producer_epoch": 0, "transactional": True}
-            append(bench, codec.build([marker], control=True, **of_it))
-            for offset, key, value in open_.pop(producer):
-                if not is_commit:
-                    given_up.add(offset)
-                elif offset > seen.get(key, (-1, None))[0]:
+            ended = append(bench, codec.build([marker], control=True, **of_it))
+            written = open_.pop(producer)
+            if not is_commit:
+                told.aborted(ended, producer, [offset for offset, _, _ in written])
+            for offset, key, value in written if is_commit else ():
+                if offset > seen.get(key, (-1, None))[0]:
                     seen[key] = offset, value
             log.hold_stable(min((min(rows)[0] for rows in open_.values()), default=None))
         elif what < 0.95:
             log.holds = {"pin": rng.randrange(log.next_offset + 1)} if rng.random() < 0.5 else {}
         else:
+            bench.clock.advance(rng.choice([1, DAY_MS // 1000]))
             compact(bench)
             undecided = {offset for rows in open_.values() for offset, _, _ in rows}
-            left = [r for r in records(log) if r.offset not in given_up and r.offset not in undecided]
+            left = [r for r in records(log) if r.offset not in told.given_up | undecided]
             found = {record.key: (record.offset, record.value) for record in left}
             # A tombstone may be gone, and nothing else; what was removed by it does not come back.
             for key, (offset, value) in seen.items():
@@ -202,6 +237,7 @@ def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench:
                     producer == written_by.get(record.offset) and first <= record.offset <= last
                     for producer, first, last in aborted
                 )
+            assert shown(log, told.known) == {record.offset for record in left if record.offset < log.stable_end}
             until = log.compacted_until
             once = [record.key for record in records(log) if record.offset < until]
             assert len(once) == len(set(once)), "a key is there twice before where compaction says it was"
@@ -223,28 +259,82 @@ def test_a_transaction_of_more_keys_than_a_pass_holds_is_passed_all_the_same(ben
     bench.shard.close()
 
 
-@pytest.mark.parametrize("is_commit", [True, False])
-def test_a_commit_of_which_nothing_is_left_is_forgotten_in_time_and_an_abort_never(
-    bench: Bench, is_commit: bool
-) -> None:
-    """A log of a stream processor gets one with every commit, ten a second: they would be all that it holds."""
-    bench.open(stream=StreamSettings(segment_size=600, tombstone_retention_ms=DAY_MS))
-    log = bench.shard.log(1)
+def transactions(bench: Bench, count: int, *, is_commit: bool) -> None:
+    """Each writes the same key, and ends."""
     now = bench.clock.now_ms()
-    for _ in range(30):
-        of_it: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    of_it: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    for _ in range(count):
         append(bench, codec.build([(b"k", b"x" * 50, (), now)], **of_it))
         marker = (b"\0\0" + is_commit.to_bytes(2, "big"), b"\0" * 6, (), now)
         append(bench, codec.build([marker], control=True, **of_it))
-    compact(bench)
-    young = sum(info.is_control for _, info in batches_of(log))
-    assert young == 30, "every reader is to have the time to see it"
+
+
+def markers(log: Log) -> list[int]:
+    """Of what is sealed."""
+    end = log.segments[-1].base
+    return [info.base_offset for _, info in batches_of(log) if info.is_control and info.base_offset < end]
+
+
+def later(bench: Bench) -> None:
+    """Every reader had the time to see what was there, and there is more to compact."""
     bench.clock.advance(DAY_MS // 1000 + 1)
     keyed(bench, lambda number: 0, 20)
     compact(bench)
-    end = log.segments[-1].base
-    left = [info for _, info in batches_of(log) if info.is_control and info.base_offset < end]
-    assert len(left) == (1 if is_commit else 30)
+
+
+IN_TIME = StreamSettings(segment_size=600, tombstone_retention_ms=DAY_MS)
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_commit_of_which_nothing_is_left_is_forgotten_in_time_and_an_abort_only_by_those_who_know_of_it(
+    bench: Bench, is_commit: bool
+) -> None:
+    """A log of a stream processor gets one with every commit, ten a second: they would be all that it holds."""
+    bench.open(stream=IN_TIME)
+    log = bench.shard.log(1)
+    transactions(bench, 30, is_commit=is_commit)
+    compact(bench)
+    young = sum(info.is_control for _, info in batches_of(log))
+    assert young == 30, "every reader is to have the time to see it"
+    later(bench)
+    assert len(markers(log)) == (1 if is_commit else 30)
     if is_commit:
-        assert batches_of(log)[0][1].base_offset == left[0].base_offset - 1, "with what it is for"
+        assert batches_of(log)[0][1].base_offset == markers(log)[0] - 1, "with what it is for"
+    bench.shard.close()
+
+
+def test_the_marker_of_an_abort_goes_when_nothing_was_left_of_it_for_long_enough(bench: Bench) -> None:
+    told: list[list[int]] = []
+
+    def forget(log: Log, gone: Sequence[int]) -> None:
+        assert set(gone) <= set(markers(log)), "they are there until those who know of them have forgotten them"
+        told.append(list(gone))
+
+    bench.open(stream=IN_TIME)
+    bench.shard.maintenance.aborts.forget = forget
+    transactions(bench, 30, is_commit=False)
+    bench.clock.advance(2 * DAY_MS // 1000)
+    compact(bench)
+    [*sealed] = markers(bench.shard.log(1))
+    assert len(sealed) > 20 and not told, "who reads what this has replaced looks for them"
+    compact(bench)
+    assert not told
+    bench.kill()
+    bench.open(stream=IN_TIME)
+    bench.shard.maintenance.aborts.forget = forget
+    later(bench)
+    assert sorted(marker for some in told for marker in some) == sealed
+    assert not set(sealed) & set(markers(bench.shard.log(1)))
+    bench.shard.close()
+
+
+def test_the_marker_of_an_abort_stays_with_a_record_that_has_no_key(bench: Bench) -> None:
+    bench.open(stream=IN_TIME)
+    bench.shard.maintenance.aborts.forget = lambda _log, _gone: None
+    of_it: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    append(bench, codec.build([(None, b"stays", (), 1)], **of_it))
+    append(bench, codec.build([(b"\0\0\0\0", b"\0" * 6, (), 1)], control=True, **of_it))
+    for _ in range(3):
+        later(bench)
+    assert markers(bench.shard.log(1)) == [1]
     bench.shard.close()

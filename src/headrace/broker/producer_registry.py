@@ -56,6 +56,7 @@ class Producers:
         self._ids = iter(range(0))
         self._reserving = asyncio.Lock()
         self._reserved = int.from_bytes(shard.state.get(PRODUCER_IDS, NEXT_ID) or b"\0", "big")
+        shard.maintenance.aborts.forget = self._forget_aborted
 
     # Opening.
 
@@ -202,6 +203,15 @@ class Producers:
         producers = self.of(log)
         return producers.aborted if producers is not None else ()
 
+    def _forget_aborted(self, log: Log, markers: Sequence[int]) -> Ticket | None:
+        """Compaction is about to drop them; see log/aborts.py. Stored also if they were forgotten before: perhaps what
+        was to say so was refused."""
+        tracked = self._tracked.get(log.id)
+        if tracked is None or tracked.upto < 0:
+            return None
+        tracked.producers.forget_aborted(set(markers))
+        return self._store(tracked, lazy=False)
+
     def _hold(self, tracked: Tracked) -> None:
         tracked.log.hold_stable(tracked.producers.stable_hold)
 
@@ -242,17 +252,19 @@ class Producers:
 
     def _snapshot(self, tracked: Tracked) -> None:
         """Journaled, not synced for its own sake: an older snapshot only means more to replay."""
+        with suppress(HeadraceError):
+            self._store(tracked, lazy=True)
+
+    def _store(self, tracked: Tracked, *, lazy: bool) -> Ticket:
         log, before = tracked.log, tracked.upto
         snapshot = tracked.producers.snapshot(log.visible_end, log.start_offset, self._clock.now_ms())
         entry = self._shard.group()
         entry.put(PRODUCERS, log_key(log.id), msgspec.msgpack.encode(snapshot))
-        try:
-            ticket = entry.commit(lazy=True)
-        except HeadraceError:
-            return
+        ticket = entry.commit(lazy=lazy)
         tracked.upto, tracked.bytes_since = snapshot.upto, 0
         tracked.void.clear()
         ticket.add_callback(partial(self._snapshot_ended, tracked, before, snapshot.upto))
+        return ticket
 
     @staticmethod
     def _snapshot_ended(tracked: Tracked, before: int, upto: int, ticket: Ticket) -> None:

@@ -10,7 +10,7 @@ Pure: no clock, no files. producer_registry.py feeds it.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -190,6 +190,10 @@ class PartitionProducers:
             return []
         at = bisect_left(self.aborted, Aborted(start, -1, -1))
         return [(one.producer_id, one.first_offset) for one in self.aborted[at:] if one.first_offset < end]
+
+    def forget_aborted(self, markers: Collection[int]) -> None:
+        """Nothing of these transactions is left in the log: nobody need be told of them."""
+        self.aborted = [one for one in self.aborted if one.last_offset not in markers]
 
     # Recovery.
 

@@ -170,6 +170,7 @@ class LatestByKey:
         tombstone_ms: int,
         keys_max: int,
         hold: int | None,
+        aborts_before: int = 0,
     ) -> None:
         self.until = self._start = start
         self.is_full = False  # there is more to learn, in another pass
@@ -179,6 +180,10 @@ class LatestByKey:
         self._hold = hold
         self._latest = codec.LatestOffsets()
         self._unended: set[int] = set()  # producers of whose transaction something was kept, up to its marker
+        self._begun: set[int] = set()  # producers of whose transaction something was found, up to its marker
+        self._aborts_before = aborts_before
+        self.has_aborts = False  # that stayed
+        self._aborts_gone: list[int] = []
 
     def __call__(self, data: memoryview, info: BatchInfo) -> "array[int] | None":
         if info.base_offset >= self.until:
@@ -191,20 +196,34 @@ class LatestByKey:
             until=self.until,
             tombstones_from_ms=self._tombstones_from_ms,
         )
-        if info.is_transactional and kept:
-            self._unended.add(info.producer_id)
+        if info.is_transactional:
+            self._begun.add(info.producer_id)
+            if kept:
+                self._unended.add(info.producer_id)
         return kept
 
     def keeps_marker(self, data: memoryview, info: BatchInfo) -> bool:
         """That a transaction was committed need not be said when nothing of it is left, and every reader had time to
-        see it. That one was aborted is always said: until then, clients take what its producer sends for aborted.
+        see it. That one was aborted is said for longer: see aborts.py.
 
         Asked in the order of the log, from its first segment on: what is left is what this filter kept before."""
-        is_last_word = info.producer_id in self._unended
+        is_last_word, has_begun = info.producer_id in self._unended, info.producer_id in self._begun
         self._unended.discard(info.producer_id)
-        if is_last_word or info.base_offset >= self.until or info.max_timestamp >= self._tombstones_from_ms:
+        self._begun.discard(info.producer_id)
+        if info.base_offset >= self.until:
             return True
-        return not is_commit(data, info)
+        if is_commit(data, info):
+            return is_last_word or info.max_timestamp >= self._tombstones_from_ms
+        if has_begun or info.base_offset >= self._aborts_before:
+            self.has_aborts = True
+            return True
+        self._aborts_gone.append(info.base_offset)
+        return False
+
+    def take_aborts_gone(self) -> list[int]:
+        """The markers of aborted transactions that were left out since this was asked last."""
+        gone, self._aborts_gone = self._aborts_gone, []
+        return gone
 
     def learn(self, files: Files, segments: Sequence[Segment], end: int) -> None:
         """What a transaction wrote counts once its commit is seen, and never if it was aborted. While neither is,

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headrace.errors import Conflict, SegmentGone
-from headrace.log import paths
+from headrace.errors import Conflict, HeadraceError, SegmentGone
+from headrace.log import aborts, epochs, paths
+from headrace.log.aborts import Aborts
 from headrace.log.checkpoint import ENDS
 from headrace.log.compaction import Filter, LatestByKey, Rewritten, rewrite
 from headrace.log.files import NO_ROOM
@@ -18,6 +19,7 @@ from headrace.log.leases import Leases
 from headrace.log.log import Log
 from headrace.log.log_recovery import STARTS, TRUNCATIONS
 from headrace.log.segment import Segment
+from headrace.log.staging import Ticket
 from headrace.log.starts import Starts
 from headrace.log.tiering import remove_archived, remove_file
 from headrace.log.truncations import Truncations
@@ -51,6 +53,7 @@ class Maintenance:
         self.starts = Starts(shard, self)
         self.apply_retention, self.delete_before = self.starts.apply_retention, self.starts.delete_before
         self.leases = Leases()
+        self.aborts = Aborts(shard)
         self.keys_max = KEYS_MAX
         self._delayed: list[Callable[[], None]] = []
         self._graves: list[tuple[int, Segment]] = []  # removed from their log, files still leased
@@ -188,7 +191,7 @@ class Maintenance:
         self._shard.worker.submit(delete, self._checked)
         key = log.id.to_bytes(8, "big")
         group = self._shard.group()
-        for table in (ENDS, STARTS, TRUNCATIONS, "epochs"):
+        for table in (ENDS, STARTS, TRUNCATIONS, epochs.TABLE, aborts.TABLE):
             group.delete(table, key)
         group.commit(lazy=True)
 
@@ -239,6 +242,7 @@ class Maintenance:
             tombstone_ms=log.settings.tombstone_retention_ms,
             keys_max=self.keys_max,
             hold=log.compaction_hold,
+            aborts_before=self.aborts.may_go_before(log),
         )
 
     def _compact_once(
@@ -259,6 +263,7 @@ class Maintenance:
                 return
             if not runs or (is_learnt and runs[0][0].base >= keep.until):  # nothing goes from here on
                 log.compacted_until = max(log.compacted_until, keep.until)
+                self.aborts.passed(log, keep)
                 done(gained, None)
                 return
 
@@ -275,7 +280,13 @@ class Maintenance:
                 return hold is None or hold >= keep.until
 
             self.rewrite_segments(
-                log, runs.pop(0), keep, rewritten, learn=None if is_learnt else learn, if_still=is_free
+                log,
+                runs.pop(0),
+                keep,
+                rewritten,
+                learn=None if is_learnt else learn,
+                first=lambda: self.aborts.let_go(log, keep.take_aborts_gone()),
+                if_still=is_free,
             )
 
         step(None, None)
@@ -289,10 +300,12 @@ class Maintenance:
         *,
         learn: Callable[[], None] | None = None,
         make: Callable[[], Rewritten] | None = None,
+        first: Callable[[], Ticket | None] = lambda: None,
         if_still: Callable[[], bool] = lambda: True,
     ) -> None:
         """Replace a run of sealed neighbours by one without the records that keep does not name, or by what `make`
-        makes of them. `if_still` is asked on the owner thread when that is made: a pin may have come meanwhile.
+        makes of them. When that is made, on the owner thread, `first` says what has to be stored before it counts, and
+        `if_still` is asked after that: a pin may have come meanwhile.
 
         After a checkpoint: recovery must know them as synced, or it would look for what was dropped in the journal.
         `done` is told None, and no error, when nothing was replaced: somebody else was there before.
@@ -315,7 +328,18 @@ class Maintenance:
                 self.busy.discard(log.id)
                 done(None, error)
                 return
-            wanted = if_still()
+            try:
+                ticket = first()
+            except HeadraceError:
+                put_in_place(rewritten, is_ready=False)
+                return
+            if ticket is None:
+                put_in_place(rewritten, is_ready=True)
+            else:
+                ticket.add_callback(lambda ended: put_in_place(rewritten, is_ready=ended.error is None))
+
+        def put_in_place(rewritten: Rewritten, *, is_ready: bool) -> None:
+            wanted = is_ready and if_still()
             # In the lane, name and all: a pin that comes from now on is confirmed after it, and never before.
             self._shard.worker.submit(
                 lambda: self._swap(log, segments if wanted else (), rewritten),

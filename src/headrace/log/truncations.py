@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.errors import Conflict, DiskFull, OffsetOutOfRange
+from headrace.log import aborts
 from headrace.log.checkpoint import ENDS
 from headrace.log.files import NO_ROOM
 from headrace.log.log import Log
@@ -83,8 +84,8 @@ class Truncations:
         log.forget_positions()
         log.epochs = [entry for entry in log.epochs if entry[1] < offset]
         self._others.forget(log, gone)
-        end = b"" if saved is None else saved.pack()
-        self._tell_cut(log, lambda: self._withdraw(log, {ENDS: end}, lambda error: self._truncated(log, error, done)))
+        values = {ENDS: b"" if saved is None else saved.pack(), aborts.TABLE: b""}
+        self._tell_cut(log, lambda: self._withdraw(log, values, lambda error: self._truncated(log, error, done)))
 
     def _tell_cut(self, log: Log, then: Callable[[], None]) -> None:
         """Write and sync the slot while the intention stands: afterwards its former end would prove a loss."""
