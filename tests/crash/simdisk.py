@@ -258,6 +258,10 @@ class SimulatedDisk(Tree):
         node = self._node(path)
         return 4096 if isinstance(node, Folder) else len(node.data)
 
+    def modified_ms(self, path: str) -> int:
+        self._node(path)
+        return 0  # this disk has no clock, and all that is written to it has a time
+
     def sync_dir(self, path: str) -> None:
         self._step("sync_dir", path)
         node = self._node(path)

@@ -1,5 +1,6 @@
 """Retention, truncation, deletion, compaction."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from headrace.log.maintenance import runs_of
 from headrace.log.retention import Limits, new_start
 from headrace.log.segment import Segment
 from headrace.log.settings import StreamSettings
+from headrace.record import codec
 from tests.log.helpers import Bench, batch, records, values
 
 ROLLING = StreamSettings(segment_size=1000)
@@ -75,6 +77,22 @@ def test_retention_by_age_takes_even_the_last_segment_and_keeps_counting(bench: 
     shard = bench.open(stream=stream)
     bench.append(1, [b"after"])
     assert [record.offset for record in records(shard.log(1))] == [30]
+    shard.close()
+
+
+def test_records_that_came_without_a_time_are_as_old_as_their_file(bench: Bench) -> None:
+    """They were older than any retention: what a client without a clock had confirmed was gone minutes later."""
+    shard = bench.open(stream=StreamSettings(segment_size=200, retention_ms=7 * DAY_MS))
+    log, now_ms = shard.log(1), bench.clock.now_ms()
+    for _ in range(3):
+        log.append(codec.build([(None, b"x" * 150, (), -1)], timestamp_ms=-1))
+        shard.pump()
+    for age_days, segment in zip((8, 6, 8), log.segments, strict=True):
+        assert segment.max_timestamp == -1
+        os.utime(segment.path(), ns=(0, (now_ms - age_days * DAY_MS) * 1_000_000))
+    shard.maintenance.apply_retention(log, now_ms)
+    shard.pump()
+    assert log.start_offset == 1
     shard.close()
 
 

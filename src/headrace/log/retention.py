@@ -1,6 +1,6 @@
 """Which segments may go. Decisions only; the deed is in maintenance.py."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.log.segment import Segment
@@ -20,7 +20,15 @@ class Limits:
         return cls(settings.retention_ms, settings.retention_bytes, min(holds, default=None))
 
 
-def new_start(segments: Sequence[Segment], limits: Limits, start: int, end: int, now_ms: int) -> int:
+def new_start(
+    segments: Sequence[Segment],
+    limits: Limits,
+    start: int,
+    end: int,
+    now_ms: int,
+    *,
+    last_ms: Callable[[Segment], int] = lambda segment: segment.max_timestamp,
+) -> int:
     """The offset before which everything may go: whole segments, oldest first, never one that a pin needs.
 
     The last segment counts only by age: it is sealed first, and removed with its records when all are too old.
@@ -29,7 +37,7 @@ def new_start(segments: Sequence[Segment], limits: Limits, start: int, end: int,
     for at, segment in enumerate(segments):
         last = at == len(segments) - 1
         if segment.records:
-            too_old = limits.age_ms_max >= 0 and now_ms - segment.max_timestamp > limits.age_ms_max
+            too_old = limits.age_ms_max >= 0 and now_ms - last_ms(segment) > limits.age_ms_max
         else:
             too_old = limits.age_ms_max >= 0 and not last  # all rewritten away: it must not keep those behind it
         too_big = limits.bytes_max >= 0 and bytes_kept > limits.bytes_max and not last

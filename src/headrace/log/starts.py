@@ -10,6 +10,7 @@ from headrace.errors import DiskFull, OffsetOutOfRange
 from headrace.log.log import Log
 from headrace.log.log_recovery import STARTS
 from headrace.log.retention import Limits, new_start
+from headrace.log.segment import Segment
 from headrace.log.staging import Ticket
 
 if TYPE_CHECKING:
@@ -27,7 +28,17 @@ class Starts:
     def apply_retention(self, log: Log, now_ms: int) -> Ticket | None:
         """Drop what is too old or too much. None when nothing is."""
         limits = Limits.of(log.settings, log.holds.values())
-        start = new_start(log.segments, limits, log.start_offset, log.visible_end, now_ms)
+
+        def last_ms(segment: Segment) -> int:
+            """As Kafka does it: records that came without a time are as old as their file, and not older than all."""
+            if segment.max_timestamp >= 0:
+                return segment.max_timestamp
+            try:
+                return self._shard.disk.modified_ms(segment.data_path)
+            except OSError:
+                return now_ms  # another time
+
+        start = new_start(log.segments, limits, log.start_offset, log.visible_end, now_ms, last_ms=last_ms)
         return self.retire_before(log, start) if start > log.start_offset else None
 
     def retire_before(self, log: Log, offset: int) -> Ticket:
