@@ -1,5 +1,6 @@
 """Key compaction in passes: what one may hold in memory is less than the log has keys."""
 
+import errno
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,13 @@ DAY_MS = 24 * 3600 * 1000
 
 class Hasty(RealDisk):
     """Nothing here crashes: thousands of small appends need not be waited for."""
+
+    no_room_for: str | None = None  # how a name ends
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> int:
+        if create and self.no_room_for is not None and path.endswith(self.no_room_for):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return super().open(path, create=create, exclusive=exclusive, readonly=readonly)
 
     def sync(self, file: int) -> None:
         pass
@@ -158,6 +166,22 @@ def shown(log: Log, aborted: Sequence[tuple[int, int, int]]) -> set[int]:
         elif info.base_offset < log.stable_end and not (info.is_transactional and info.producer_id in given_up):
             offsets |= {record.offset for record in codec.records(data, info.position, info.end)}
     return offsets
+
+
+@pytest.mark.parametrize("suffix", [".seal", ".index", ".timeindex"])
+def test_what_finds_no_room_leaves_nothing(bench: Bench, suffix: str) -> None:
+    """A file as large as the segments stayed, on a disk that was full."""
+    disk = bench.disk
+    assert isinstance(disk, Hasty)
+    bench.open(stream=StreamSettings(segment_size=600))
+    keyed(bench, lambda number: number % 5, 30)
+    disk.no_room_for = f"-000001{suffix}"
+    with pytest.raises(OSError, match="No space"):
+        compact(bench)
+    assert not list(Path(bench.root, "logs").rglob("*-000001*"))
+    disk.no_room_for = None
+    compact(bench)
+    bench.shard.close()
 
 
 class Told:

@@ -93,27 +93,30 @@ def rewrite(files: Files, segments: Sequence[Segment], keep: Filter, interval: i
     disk = files.disk
     if disk.exists(temporary):
         disk.unlink(temporary)
-    file = disk.open(temporary, create=True, exclusive=True)
     try:
-        for segment in segments:
-            for data, info in batches(files, segment):
-                kept = kept_of(data, info, keep)
-                if kept is not None:
-                    disk.pwrite(file, [kept], walker.position)
-                    walker.walk(kept)
-        disk.sync(file)
+        file = disk.open(temporary, create=True, exclusive=True)
+        try:
+            for segment in segments:
+                for data, info in batches(files, segment):
+                    kept = kept_of(data, info, keep)
+                    if kept is not None:
+                        disk.pwrite(file, [kept], walker.position)
+                        walker.walk(kept)
+            disk.sync(file)
+        finally:
+            disk.close(file)
+        seal = seal_of(walker, last.next_offset)
+        files.write(target.path(paths.SEAL), [seal.pack()], 0, create=True)
+        files.sync(target.path(paths.SEAL))
+        disk.sync_dir(first.folder)
+        files.write_derived(target.path(paths.INDEX), walker.index, 0)
+        files.write_derived(target.path(paths.TIME_INDEX), walker.time_index, 0)
     except BaseException:
-        with suppress(OSError):  # its room is needed, if there was not enough; what is left, the next start removes
-            disk.unlink(temporary)
+        files.forget(target.paths)
+        for path in (temporary, *target.paths):
+            with suppress(OSError):  # its room is needed, if there was not enough; what is left, the next start removes
+                disk.unlink(path)
         raise
-    finally:
-        disk.close(file)
-    seal = seal_of(walker, last.next_offset)
-    files.write(target.path(paths.SEAL), [seal.pack()], 0, create=True)
-    files.sync(target.path(paths.SEAL))
-    disk.sync_dir(first.folder)
-    files.write_derived(target.path(paths.INDEX), walker.index, 0)
-    files.write_derived(target.path(paths.TIME_INDEX), walker.time_index, 0)
     target.size, target.records = seal.size, seal.records
     target.next_offset, target.max_timestamp, target.is_sealed = seal.next_offset, seal.max_timestamp, True
     return Rewritten(
