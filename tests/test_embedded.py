@@ -271,6 +271,24 @@ def test_housekeeping_removes_what_is_past_its_time(tmp_path: Path) -> None:
         assert [record.offset for record in log] == list(range(log.start_offset, 100))
 
 
+def test_a_log_that_was_compacted_is_not_rewritten_again_for_nothing(tmp_path: Path) -> None:
+    """It was, every `retention_interval`, all of it."""
+    with open_log(tmp_path, segment_size="4KB", cleanup_policy="compact") as log:
+        for n in range(100):
+            log.append("x" * 400, key=f"k{n % 7}")
+        log.maintain()
+
+        def begun() -> set[int]:
+            log._kept_at = -1e9
+            log._tick()
+            return set(log._shard.maintenance.busy)
+
+        assert not log._on_owner(begun)
+        for n in range(100):
+            log.append("x" * 400, key=f"k{n % 7}")
+        assert log._on_owner(begun), "for enough that is new"
+
+
 def test_housekeeping_that_was_asked_for_says_what_failed(tmp_path: Path) -> None:
     with open_log(tmp_path, segment_size="4KB", cleanup_policy="compact") as log:
         for n in range(100):

@@ -15,6 +15,7 @@ from typing import TypeVar
 from headrace.clock import Clock, SystemClock
 from headrace.config import load
 from headrace.errors import Conflict, HeadraceError, InvalidInput, LogClosed, StorageError
+from headrace.log.dirtiness import is_due_now
 from headrace.log.inspect import Inspector, VerifyReport
 from headrace.log.loading import ReadWaits
 from headrace.log.log import Log as StoredLog
@@ -232,7 +233,16 @@ class Log:
     def maintain(self) -> None:
         """Applies retention and compaction now; it happens by itself every `retention_interval`."""
         done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        failed = [done.get() for _ in range(self._on_owner(lambda: self._keep_house(done.put)))]
+
+        def begin() -> int:
+            """How many jobs; each puts what failed."""
+            begun = self._apply_retention(done.put)
+            if self._settings.cleanup_policy != "delete":
+                begun += 1
+                self._compact(done.put)
+            return begun
+
+        failed = [done.get() for _ in range(self._on_owner(begin))]
         for error in failed:
             if error is not None:
                 raise error if isinstance(error, HeadraceError) else StorageError(f"not all was cleaned up: {error}")
@@ -240,27 +250,38 @@ class Log:
     def _tick(self) -> None:
         self._shard.tick()
         if self._clock.monotonic() - self._kept_at >= self._housekeeping_s and self._shard.failure is None:
-            self._keep_house(self._kept_house)
+            self._keep_house()
+
+    def _keep_house(self) -> None:
+        self._apply_retention(self._kept_house)
+        if self._settings.cleanup_policy != "delete":
+            self._compact_if_due()
+
+    def _compact_if_due(self) -> None:
+        """Not each time: all of the log is rewritten for what is new in it."""
+        try:
+            if is_due_now(self._log, self._clock.now_ms()):
+                self._compact(self._kept_house)
+        except ReadWaits as cold:
+            cold.then(self._compact_if_due)
 
     @staticmethod
     def _kept_house(error: BaseException | None) -> None:
         if error is not None and not isinstance(error, Conflict):  # somebody asked for it at the same time
             logger.error("housekeeping failed: %s", error)
 
-    def _keep_house(self, done: Callable[[BaseException | None], object]) -> int:
-        """How many jobs were begun; each tells `done` when it is over, with what failed."""
+    def _apply_retention(self, done: Callable[[BaseException | None], object]) -> int:
+        """How many jobs were begun, one or none; it tells `done` when it is over, with what failed."""
         self._kept_at = self._clock.monotonic()
-        housekeeping, policy, begun = self._shard.maintenance, self._settings.cleanup_policy, 0
-        housekeeping.sweep()
-        if policy != "compact":
-            ticket = housekeeping.apply_retention(self._log, self._clock.now_ms())
-            if ticket is not None:
-                begun += 1
-                ticket.add_callback(lambda ticket: done(ticket.error))
-        if policy != "delete":
-            begun += 1
-            housekeeping.compact(self._log, lambda _, error: done(error))
-        return begun
+        self._shard.maintenance.sweep()
+        ticket = self._shard.maintenance.apply_retention(self._log, self._clock.now_ms())
+        if ticket is None:
+            return 0
+        ticket.add_callback(lambda ticket: done(ticket.error))
+        return 1
+
+    def _compact(self, done: Callable[[BaseException | None], object]) -> None:
+        self._shard.maintenance.compact(self._log, lambda _, error: done(error))
 
     def close(self) -> None:
         """Syncs everything and marks the folder as cleanly closed."""

@@ -10,10 +10,9 @@ from headrace.broker.stats import Stats
 from headrace.broker.streams import Streams
 from headrace.clock import Clock
 from headrace.errors import Conflict, HeadraceError, StorageError
+from headrace.log.dirtiness import is_due_now
 from headrace.log.log import Log
-from headrace.log.segment import Segment
 from headrace.log.shard import Shard
-from headrace.record import codec
 
 logger = logging.getLogger("headrace.broker")
 
@@ -80,35 +79,7 @@ class Housekeeping:
             await self._compact(log)
 
     async def _is_due(self, log: Log) -> bool:
-        sealed = [segment for segment in log.segments if segment.is_sealed]
-        # After a restart a rewritten segment is taken for a compacted one: at worst it waits for new ones.
-        clean_until = log.compacted_until or max((s.next_offset for s in sealed if s.generation), default=0)
-        hold = log.compaction_hold
-        end = log.stable_end if hold is None else min(log.stable_end, hold)
-        young_from_ms = self._clock.now_ms() - log.settings.compaction_lag_ms
-        dirty: list[Segment] = []
-        for segment in sealed:
-            if segment.next_offset <= log.compacted_until:
-                continue
-            if segment.next_offset > end or (log.settings.compaction_lag_ms and segment.max_timestamp > young_from_ms):
-                break  # compaction goes no further, so that what lies behind is no reason for one
-            if segment.base >= clean_until and segment.size:
-                dirty.append(segment)
-        if not dirty:
-            return False
-        total = sum(segment.size for segment in sealed)
-        if sum(segment.size for segment in dirty) * 100 >= total * log.settings.compaction_dirty_percent:
-            return True
-        return log.settings.compaction_lag_max_ms >= 0 and await self._is_overdue(log, dirty[0])
-
-    async def _is_overdue(self, log: Log, oldest: Segment) -> bool:
-        """By its first batch, as in Kafka. Those behind it are taken to be younger."""
-        offset = max(oldest.base, log.start_offset)
-        chunk = await when_loaded(lambda: log.read_now(offset, 1))
-        if not chunk.data:
-            return False
-        [first, *_] = codec.scan(chunk.data, verify_crc=False)
-        return self._clock.now_ms() - first.max_timestamp > log.settings.compaction_lag_max_ms
+        return await when_loaded(lambda: is_due_now(log, self._clock.now_ms()))
 
     async def _compact(self, log: Log) -> None:
         done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
