@@ -254,6 +254,43 @@ def test_a_recycled_journal_resurrects_nothing(bench: Bench) -> None:
     shard.close()
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_sealed_segments_that_are_gone_are_damage_however_many(bench: Bench, count: int, is_killed: bool) -> None:
+    """Without all of them there was no gap between two, and what was left was taken for the whole log."""
+    stream = StreamSettings(segment_size=1000)
+    shard = bench.open(stream=stream)
+    for number in range(30):
+        bench.append(1, [b"%02d" % number * 50])
+    shard.checkpoint()
+    shard.pump()
+    *sealed, _active = shard.log(1).segments
+    assert len(sealed) == 5
+    bench.kill() if is_killed else shard.close()
+    for segment in sealed[:count]:
+        Path(segment.path()).unlink()
+    shard = bench.open(stream=stream)
+    assert "the segment at offset 0 is missing" in bench.report.damaged[0]
+    with pytest.raises(CorruptLog):
+        shard.log(1).read(0)
+    shard.close()
+
+
+def test_a_sealed_segment_before_an_empty_one_that_is_gone_is_damage(bench: Bench) -> None:
+    stream = StreamSettings(segment_size=1000)
+    shard = bench.open(stream=stream)
+    for number in range(30):
+        bench.append(1, [b"%02d" % number * 50])
+    shard.maintenance.truncations.truncate(shard.log(1), 12, lambda _error: None)
+    shard.pump()
+    *_, last, active = shard.log(1).segments
+    assert (last.next_offset, active.base, active.size) == (12, 12, 0)
+    shard.close()
+    Path(last.path()).unlink()
+    bench.open(stream=stream).close()
+    assert f"the segment at offset {last.base} is missing" in bench.report.damaged[0]
+
+
 def test_a_folder_nobody_knows_is_left_alone_and_reported(bench: Bench) -> None:
     bench.open(1, 2)
     bench.append(2, [b"x"])

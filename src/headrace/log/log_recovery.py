@@ -85,19 +85,21 @@ class LogRecovery:
         self._unlink += self._listing.unwanted
         known = [stem for stem in stems if self._saved is not None and stem.base < self._saved.base]
         rest = stems[len(known) :]
-        # The active segment of the checkpoint must follow them, unless nothing of it was synced: then its name may
-        # be lost, and the journal has its records.
-        active = rest[:1] if self._saved is not None and self._saved.position else []
-        sound = self._take_known(known, [*stems[1 : len(known)], *active])
-        if sound:
+        # The active segment of the checkpoint follows them, whether or not its file has a name already; unless a
+        # truncation was interrupted, which takes the last ones first.
+        behind = [] if self._saved is None or self._truncation is not None else [self._saved.base]
+        if self._take_known(known, [*(stem.base for stem in known[1:]), *behind]):
             self._take_tail(rest, trust=trust)
         self._finish()
 
     # What was synced: trusted, but it has to be there.
 
-    def _take_known(self, stems: list[SegmentStem], following: list[SegmentStem]) -> bool:
-        if stems and stems[0].base > self._start:
-            self._damaged(self._listing.path(stems[0]), 0, f"the segment at offset {self._start:,} is missing")
+    def _take_known(self, stems: list[SegmentStem], following: list[int]) -> bool:
+        """`following`: where the one behind each of them begins, or the one behind all."""
+        first = stems[0].base if stems else min(following, default=0)
+        if first > self._start:
+            path = self._listing.path(stems[0]) if stems else self._folder
+            self._damaged(path, 0, f"the segment at offset {self._start:,} is missing")
             return False
         for at, stem in enumerate(stems):
             path = self._listing.path(stem)
@@ -113,7 +115,7 @@ class LogRecovery:
                 return False
             else:
                 self._segments.append(Segment.sealed(self._folder, stem.generation, seal))
-            if at < len(following) and following[at].base != seal.next_offset:
+            if at < len(following) and following[at] != seal.next_offset:
                 self._damaged(path, seal.size, f"the segment at offset {seal.next_offset:,} is missing")
                 return False
         return True
