@@ -296,7 +296,7 @@ def test_a_folder_nobody_knows_is_left_alone_and_reported(bench: Bench) -> None:
     bench.append(2, [b"x"])
     bench.shard.close()
     shard = bench.open(1)
-    assert bench.report.strays == ["2-t"]
+    assert bench.report.strays == ["2-t"] and "STRAY: of no topic or queue in logs/: 2-t" in bench.report.summary()
     assert list(Path(bench.root).glob("logs/2-t/*.log"))
     shard.close()
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 IDS = "ids"
 NEXT_LOG_ID = b"log"
+STRAYS_NAMED = 10
 ID_BLOCK = 1 << 32  # far more than one run can use; a block is simply not finished
 
 
@@ -55,6 +56,9 @@ class RecoveryReport:
             text += f"; DAMAGED: {'; '.join(self.damaged)}"
         if self.restored:
             text += f"; RESTORED: {'; '.join(self.restored)}"
+        if self.strays:
+            more = f" and {len(self.strays) - STRAYS_NAMED:,} more" if len(self.strays) > STRAYS_NAMED else ""
+            text += f"; STRAY: of no topic or queue in {paths.LOGS}/: {', '.join(self.strays[:STRAYS_NAMED])}{more}"
         return text
 
     def _start(self) -> str:

@@ -238,7 +238,8 @@ class Shard:
             raise NotFound(f"no log {log_id}") from None
 
     def delete_log(self, log_id: int) -> None:
-        """The catalog no longer names it, durably: after a crash its folder is an orphan and is removed."""
+        """The catalog no longer names it, durably. After a crash before its folder has another name the next start says
+        that it is a stray: the same is left of a topic whose description was lost."""
         log = self.logs.pop(log_id)
         log.is_deleted = True
         log.close()
