@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -209,6 +210,29 @@ def test_a_missing_index_is_made_again_off_the_owner_thread(bench: Bench, disk: 
         log.read_now(3, 1)
     assert disk.waits == []
     assert eventually(bench, log, 3) == b"03" * 100
+    bench.shard.close()
+
+
+def test_without_room_for_a_missing_index_its_segment_is_read_all_the_same(
+    bench: Bench, disk: ColdDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Indexes are not synced, so a power cut may take some, and a full disk has to be read to be made less full."""
+    filled(bench, disk)
+    bench.shard.close()
+    disk.is_cold = False
+    for path in Path(bench.root).rglob("*.index"):
+        path.unlink()
+    log = bench.open(stream=ROLLING).log(1)
+    real = disk.open
+
+    def full(path: str, **how: bool) -> int:
+        if how.get("create"):
+            raise OSError(errno.ENOSPC, "no room", path)
+        return real(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open", full)
+        assert eventually(bench, log, 3) == b"03" * 100
     bench.shard.close()
 
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from headrace.errors import CorruptBatch, CorruptLog, LogClosed
 from headrace.log import kernel, paths
 from headrace.log.counters import Counters
-from headrace.log.files import Files
+from headrace.log.files import NO_ROOM, Files
 from headrace.log.loading import CachedFiles, Loader, Loads
 from headrace.log.part import FilePart
 from headrace.log.recent import RecentReads
-from headrace.log.segment import Segment, read_seal, rebuild_index, walk_segment
+from headrace.log.segment import Segment, read_seal, walk_segment, write_indexes
 from headrace.log.tail import Tail
 from headrace.log.tiered import within
 from headrace.record import codec
@@ -344,8 +344,14 @@ class Reader:
     def _rebuild(self, segment: Segment) -> bytes:
         """Reads the whole segment: a job for the loader."""
         self._counters.indexes_rebuilt += 1
-        self._files.forget([segment.path(paths.INDEX), segment.path(paths.TIME_INDEX)])
-        return bytes(rebuild_index(self._files, segment, self._tail.settings.index_interval)[0])
+        walker = kernel.Walker(segment.base, self._tail.settings.index_interval)
+        walk_segment(self._files, segment, walker)
+        try:
+            write_indexes(self._files, segment, walker)
+        except OSError as error:
+            if error.errno not in NO_ROOM:  # a full disk is read all the same, or nobody could make room on it
+                raise
+        return bytes(walker.index)
 
     def offset_for_timestamp(self, timestamp_ms: int, start: int, stop: int) -> tuple[int, int] | None:
         for segment in self._tail.segments:

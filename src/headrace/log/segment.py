@@ -314,9 +314,15 @@ def rebuild_index(files: Files, segment: Segment, interval: int) -> tuple[bytear
     """Walk the data once more and write both indexes anew. Used when one is missing or wrong."""
     walker = kernel.Walker(segment.base, interval)
     walk_segment(files, segment, walker)
+    write_indexes(files, segment, walker)
+    return walker.index, walker.time_index
+
+
+def write_indexes(files: Files, segment: Segment, walker: kernel.Walker) -> None:
+    """In place of those that are there."""
+    files.forget([segment.path(paths.INDEX), segment.path(paths.TIME_INDEX)])
     write_atomically(files.disk, segment.path(paths.INDEX), bytes(walker.index))
     write_atomically(files.disk, segment.path(paths.TIME_INDEX), bytes(walker.time_index))
-    return walker.index, walker.time_index
 
 
 def walk_segment(files: Files, segment: Segment, walker: kernel.Walker) -> None:
