@@ -439,3 +439,30 @@ def test_a_failure_during_the_last_checkpoint_is_told(bench: Bench, monkeypatch:
     monkeypatch.setattr(shard.state, "write", write)
     with pytest.raises(StorageFailed, match="out of reach"):
         shard.close()
+
+
+def test_without_a_descriptor_for_the_next_journal_file_a_round_is_refused_and_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has them all may give one back, and a broker that has failed takes nothing until it is started again."""
+    shard = bench.open()
+    log, real = shard.log(1), shard.disk.open
+
+    def none_is_free(path: str, **how: bool) -> int:
+        if path.endswith(".wal"):
+            raise OSError(errno.EMFILE, "too many open files", path)
+        return real(path, **how)
+
+    stored, error = 0, None
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.disk, "open", none_is_free)
+        while error is None:
+            ticket = log.append(batch([b"x" * 2000]))
+            shard.pump()
+            error = ticket.error
+            stored += error is None
+    assert isinstance(error, DiskFull) and shard.failure is None
+    shard.tick()
+    bench.append(1, [b"later"])
+    assert log.visible_end == stored + 1
+    shard.close()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import DiskFull, LogClosed, StorageFailed
-from headrace.log.files import NO_ROOM, Dirty
+from headrace.log.files import Dirty
 from headrace.log.log import Log
 from headrace.log.state import Marker
 
@@ -96,7 +96,7 @@ class Checkpoints:
     def _made_journal(self, _result: object, error: BaseException | None) -> None:
         self._is_making_journal = False
         # Without room for it nothing is lost yet: the round that needs it is refused.
-        if error is not None and not (isinstance(error, OSError) and error.errno in NO_ROOM):
+        if error is not None and not (isinstance(error, OSError) and self._shard.committer.lacks_room(error)):
             self._shard.fail(error)
 
     def _journal_is_filling(self) -> bool:

@@ -126,9 +126,10 @@ class Committer:
         try:
             self.journal.reserve(size)
         except OSError as error:
-            if error.errno in NO_ROOM:
-                raise DiskFull("no room for another journal file") from error
-            raise
+            if not self.lacks_room(error):
+                raise
+            what = "room" if error.errno in NO_ROOM else "file descriptor"
+            raise DiskFull(f"no {what} for another journal file") from error
 
     def _write(self, runs: "list[Run]", body: list[Bytes], result: Committed) -> None:
         saved = [(log, log.tail.save()) for log, _ in runs]
