@@ -9,9 +9,10 @@ from headrace.broker.broker import Broker
 from headrace.broker.message import Message
 from headrace.clock import ManualClock
 from headrace.config import Config
+from headrace.log.log import Log
 from headrace.log.paths import HELD, held_name
 from headrace.log.settings import LogSettings, StreamSettings
-from tests.broker.queue_world import declare, refuse
+from tests.broker.queue_world import declare, refuse, until
 
 
 async def test_a_damaged_topic_does_not_keep_retention_from_the_others(tmp_path: Path) -> None:
@@ -31,6 +32,30 @@ async def test_a_damaged_topic_does_not_keep_retention_from_the_others(tmp_path:
     await broker.housekeeping.once()
     assert broker.stats.maintenance_errors == 1
     assert healthy.partitions[0].start_offset > 0
+    await broker.close()
+
+
+async def test_a_compaction_that_takes_long_does_not_keep_retention_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = StreamSettings(segment_size=2048, retention_bytes=4096)
+    log = LogSettings(journal_file_bytes=1 << 20)
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, log=log, stream=stream)
+    broker = await Broker.open(config, clock=ManualClock())
+    compacted = await broker.streams.create("a", 1, {"cleanup_policy": "compact"})
+    other = await broker.streams.create("b")
+    for topic in (compacted, other):
+        for i in range(30):
+            await broker.publish(topic, [(b"k%d" % i, b"x" * 300, (), None, -1)])
+    begun: list[Log] = []
+    monkeypatch.setattr(broker.shard.maintenance, "compact", lambda log, _done: begun.append(log))
+    running = asyncio.create_task(broker.housekeeping.run(0.001))
+    await until(lambda: other.partitions[0].start_offset > 0 and begun)
+    for i in range(30):
+        await broker.publish(other, [(b"k%d" % i, b"x" * 300, (), None, -1)])
+    await until(lambda: other.partitions[0].start_offset > 30)
+    assert begun == [compacted.partitions[0].log], "one at a time"
+    running.cancel()
     await broker.close()
 
 

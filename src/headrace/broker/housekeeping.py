@@ -31,21 +31,39 @@ class Housekeeping:
         self._chores.append(chore)
 
     async def run(self, interval_s: float) -> None:
-        while True:
-            await asyncio.sleep(interval_s)
-            await self._safely(self.once)
+        """Compaction beside the rest: one that takes an hour must not keep the disk from being emptied elsewhere."""
+        compacting: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await asyncio.sleep(interval_s)
+                if compacting is None or compacting.done():
+                    compacting = asyncio.create_task(self._safely(self._compact_all), name="compaction")
+                await self._safely(self._make_room)
+        finally:
+            if compacting is not None:
+                compacting.cancel()
 
     async def once(self) -> None:
+        await self._make_room()
+        await self._compact_all()
+
+    async def _make_room(self) -> None:
         self._stats.maintenance_runs += 1
         await self._safely(self._expire_cursors)  # a full disk keeps them: retention is what makes room there
-        for stream in self._streams:
-            for partition in stream.partitions:
-                if not stream.is_deleted:
-                    await self._look_after_safely(partition.log)
-            await asyncio.sleep(0)  # thousands of logs must not keep the loop to themselves
+        await self._each_log(self._apply_retention)
         self._shard.maintenance.sweep()
         for chore in self._chores:
             await self._safely(chore)
+
+    async def _compact_all(self) -> None:
+        await self._each_log(self._compact_if_due)
+
+    async def _each_log(self, chore: Callable[[Log], Awaitable[None]]) -> None:
+        for stream in self._streams:
+            for partition in stream.partitions:
+                if not stream.is_deleted:
+                    await self._log_safely(partition.log, chore)
+            await asyncio.sleep(0)  # thousands of logs must not keep the loop to themselves
 
     async def _expire_cursors(self) -> None:
         for name in await self._cursors.expire():
@@ -62,19 +80,21 @@ class Housekeeping:
             self._stats.maintenance_errors += 1
             logger.exception("housekeeping failed")
 
-    async def _look_after_safely(self, log: Log) -> None:
+    async def _log_safely(self, log: Log, chore: Callable[[Log], Awaitable[None]]) -> None:
         """One log that is damaged must not keep retention from all those behind it."""
         try:
-            await self._look_after(log)
+            await chore(log)
         except HeadraceError as error:
             self._stats.maintenance_errors += 1
             if not log.is_closed:
                 logger.error("housekeeping of %s failed: %s", log.slug, error)
 
-    async def _look_after(self, log: Log) -> None:
+    async def _apply_retention(self, log: Log) -> None:
         ticket = self._shard.maintenance.apply_retention(log, self._clock.now_ms())
         if ticket is not None:
             await ticket
+
+    async def _compact_if_due(self, log: Log) -> None:
         if "compact" in log.settings.cleanup_policy and await self._is_due(log):
             await self._compact(log)
 
