@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headrace.errors import StorageFailed
-from headrace.log.disk import RealDisk
+from headrace.log.disk import RealDisk, read_whole
 from headrace.log.files import Files
 from headrace.log.settings import StreamSettings
 from tests.log.helpers import SMALL, Bench, batch, values
@@ -184,3 +184,13 @@ def test_l8_after_a_filesystems_sync_has_failed_nothing_is_confirmed(tmp_path: P
     shard.pump()
     assert isinstance(shard.failure, StorageFailed)
     assert shard.files.failure is not None
+
+
+def test_a_whole_file_is_read_however_little_comes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a journal file of 2 GB the last entries were not found, and all that they held was lost."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)))
+    disk = RealDisk()
+    really = disk.pread
+    monkeypatch.setattr(disk, "pread", lambda file, size, position: really(file, min(size, 100), position))
+    assert read_whole(disk, str(path)) == bytes(range(256))

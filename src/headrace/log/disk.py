@@ -309,6 +309,11 @@ def make_folder(disk: Disk, path: str) -> None:
 def read_whole(disk: Disk, path: str) -> bytes:
     file = disk.open(path, readonly=True)
     try:
-        return disk.pread(file, disk.size(file), 0)
+        size = disk.size(file)
+        data = disk.pread(file, size, 0)
+        # Linux reads 4 KB less than 2 GB at once, and a journal file may have all of them.
+        while len(data) < size and (more := disk.pread(file, size - len(data), len(data))):
+            data += more
+        return data
     finally:
         disk.close(file)
