@@ -20,6 +20,7 @@ from headrace.broker.upkeep import delete_before
 from headrace.config import Config
 from headrace.errors import (
     Conflict,
+    CorruptLog,
     InvalidInput,
     InvalidProducerEpoch,
     InvalidTransactionState,
@@ -32,7 +33,7 @@ from headrace.log.settings import StreamSettings
 from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.types import BatchInfo
-from tests.log.helpers import Bench
+from tests.log.helpers import Bench, values
 
 LAST = 0x7FFFFFFF
 
@@ -315,6 +316,32 @@ def test_d6_what_a_refused_snapshot_was_to_know_is_kept_from_compaction(
     producers.snapshot_all()
     bench.shard.pump()
     assert bench.shard.log(1).compaction_hold == 40, "and is not needed once a snapshot is stored"
+    bench.shard.close()
+
+
+def test_a_batch_that_has_rotted_behind_the_snapshot_stops_its_log_and_no_other(tmp_path: Path) -> None:
+    """The broker did not start."""
+    bench = Bench(tmp_path)
+    producers = producers_of(bench)
+    for number in range(20):
+        send(bench, producers, number, value=b"%02d" % number * 100)
+        bench.shard.pump()
+    bench.shard.checkpoint()
+    bench.shard.pump()
+    bench.kill()
+    [file] = Path(bench.root).glob("logs/*/*.log")
+    file.write_bytes(file.read_bytes().replace(b"07" * 100, b"70" * 100))
+    producers = producers_of(bench)
+    log = bench.shard.log(1)
+    assert values(log) == [b"%02d" % number * 100 for number in range(7)]
+    for refused in (lambda: log.read(7), lambda: send(bench, producers, 7)):
+        with pytest.raises(CorruptLog):
+            refused()
+    producers.snapshot_all()
+    bench.shard.close()
+    file.write_bytes(file.read_bytes().replace(b"70" * 100, b"07" * 100))
+    producers = producers_of(bench)
+    assert send(bench, producers, 19, value=b"19" * 100).base_offset == 19, "all of it is known once it is restored"
     bench.shard.close()
 
 

@@ -1,6 +1,7 @@
 """Producers of all logs: appends that check sequences, ids that are never given twice, snapshots."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -10,13 +11,15 @@ import msgspec
 from headrace.broker.producers import Aborted, Batch, PartitionProducers, Snapshot
 from headrace.broker.settle import RangeSet
 from headrace.clock import Clock
-from headrace.errors import HeadraceError, InvalidInput
+from headrace.errors import CorruptLog, HeadraceError, InvalidInput, StorageError
 from headrace.log.log import Log
 from headrace.log.shard import Shard
 from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.control import is_commit
 from headrace.record.types import BatchInfo
+
+logger = logging.getLogger("headrace.broker")
 
 PRODUCERS = "producers"
 PRODUCER_IDS = "producer.ids"
@@ -76,20 +79,31 @@ class Producers:
             log.set_retention_hold(HOLD, snapshot.upto)  # needed again after a kill before the next snapshot
 
     def _replay(self, tracked: Tracked) -> None:
-        now_ms = self._clock.now_ms()
-        for data, info in batches_from(tracked.log, tracked.upto):
-            tracked.bytes_since += info.size
-            if info.producer_id < 0 or info.base_offset < tracked.upto:
-                continue
-            if info.is_control:
-                committed = is_commit(data, info)
-                void = tracked.producers.ended(
-                    info.producer_id, info.producer_epoch, info.base_offset, commit=committed
-                )
-                for start, end in void:
-                    tracked.void.add(start, end)
-            else:
-                tracked.producers.replay(info, now_ms)
+        """Up to a batch that cannot be read: who sent what behind it, and what of that was aborted, nobody knows any
+        more. All the other logs are not to wait for this one to be restored."""
+        log, now_ms = tracked.log, self._clock.now_ms()
+        reached = max(tracked.upto, log.start_offset)
+        try:
+            for data, info in batches_from(log, tracked.upto):
+                reached = info.next_offset
+                self._take_in(tracked, data, info, now_ms)
+        except StorageError as error:
+            damage = error if isinstance(error, CorruptLog) else CorruptLog(log.tail.folder, 0, str(error))
+            log.damaged_from(reached, damage)
+            logger.error("%s is served up to offset %d, and takes no messages: %s", log.slug, reached, damage)
+
+    @staticmethod
+    def _take_in(tracked: Tracked, data: bytes | memoryview, info: BatchInfo, now_ms: int) -> None:
+        tracked.bytes_since += info.size
+        if info.producer_id < 0 or info.base_offset < tracked.upto:
+            return
+        if info.is_control:
+            committed = is_commit(data, info)
+            void = tracked.producers.ended(info.producer_id, info.producer_epoch, info.base_offset, commit=committed)
+            for start, end in void:
+                tracked.void.add(start, end)
+        else:
+            tracked.producers.replay(info, now_ms)
 
     # Ids.
 

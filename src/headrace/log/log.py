@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from headrace.errors import LogClosed, OffsetOutOfRange, StorageError
+from headrace.errors import CorruptLog, LogClosed, OffsetOutOfRange, StorageError
 from headrace.log.loading import ReadWaits
 from headrace.log.part import FilePart
 from headrace.log.reader import Chunk, Reader
@@ -263,6 +263,11 @@ class Log(LogEnd):
         """Compaction stops before it: a pin needs what follows, or a queue that has not settled it."""
         needed = [*self.holds.values(), *((self.unsettled_from(),) if self.unsettled_from is not None else ())]
         return min(needed, default=None)
+
+    def damaged_from(self, offset: int, damage: CorruptLog) -> None:
+        """As if the start had found it: what lies before is served, and nothing is appended."""
+        self.damage = damage
+        self.next_offset = self.visible_end = self.durable_end = offset
 
     def close(self) -> None:
         self.is_closed = True
