@@ -156,6 +156,29 @@ def test_a_leased_segment_keeps_its_file_until_it_is_released(bench: Bench) -> N
     shard.close()
 
 
+def test_nobody_waits_for_a_confirm_while_files_are_removed(bench: Bench) -> None:
+    """To remove a file of 256 MB takes a tenth of a second: a topic of a hundred gigabytes stopped all others for half
+    a minute."""
+    shard = bench.open(1, 2, 3, stream=StreamSettings(segment_size=1000, retention_bytes=0))
+    fill(bench)
+    doomed = Path(shard.log(1).tail.folder + ".deleted")
+    for number in range(20):
+        bench.append(3, [b"%02d" % number * 50])
+    first = shard.log(3).segments[0]
+    shard.delete_log(1)
+    shard.maintenance.apply_retention(shard.log(3), bench.clock.now_ms())
+    ticket = shard.log(2).append(batch([b"confirmed"]))
+    lane, _keeper = shard._inline
+    while shard._deferred or lane.pump():
+        while shard._deferred:
+            shard._deferred.popleft()()
+    assert ticket.done and ticket.error is None and shard.log(3).start_offset > 0
+    assert list(doomed.iterdir()) and Path(first.path()).exists()
+    shard.pump()
+    assert not doomed.exists() and not Path(first.path()).exists()
+    shard.close()
+
+
 def test_segments_that_go_together_are_not_compared_with_each_other(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,8 +5,10 @@ Each is durable as an intention before a file is touched, so that a crash in the
 and can never be taken for damage.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import Conflict, HeadraceError, SegmentGone
@@ -28,6 +30,7 @@ from headrace.log.work import InlineWorker, ThreadWorker, Worker
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
+CLEANER, REMOVER = "headrace-cleaner", "headrace-remover"
 KEYS_MAX = 1_500_000  # keys one pass of compaction holds in memory, in 50 MB
 
 
@@ -47,7 +50,7 @@ def runs_of(segments: Sequence[Segment], bytes_max: int) -> list[list[Segment]]:
 class Maintenance:
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
-        self._cleaner: Worker | None = None
+        self._workers: dict[str, ThreadWorker] = {}
         self.busy: set[int] = set()  # logs being compacted or truncated
         self.truncations = Truncations(shard, self)
         self.starts = Starts(shard, self)
@@ -57,6 +60,7 @@ class Maintenance:
         self.keys_max = KEYS_MAX
         self._delayed: list[Callable[[], None]] = []
         self._graves: list[tuple[int, Segment]] = []  # removed from their log, files still leased
+        self._leaving: Counter[int] = Counter()  # log -> how many of its segments are being removed
 
     # Retention.
 
@@ -127,20 +131,28 @@ class Maintenance:
         return found, held is not None
 
     def sweep(self) -> None:
-        """Remove the files of buried segments that nobody holds any more."""
+        """Remove the files of buried segments that nobody holds any more. Not in the worker's lane: to remove a large
+        file takes as long as many rounds, and all who wait for a confirm would wait for it."""
         held = self.leases.held(self._shard.clock.now_ms())
         free: list[tuple[int, Segment]] = []
         kept: list[tuple[int, Segment]] = []
         for log_id, segment in self._graves:
-            is_held = (log_id, segment.base, segment.generation) in held
+            log = self._shard.logs.get(log_id)
+            is_cut = log is not None and log.is_frozen  # by a truncation, which removes what it has to
+            is_held = is_cut or (log_id, segment.base, segment.generation) in held
             (kept if is_held else free).append((log_id, segment))
-        if not free:
+        if not free or self._shard.is_closed:
             return
         self._graves = kept
-        for _, segment in free:
+        for log_id, segment in free:
             self._shard.index_cache.drop(segment)
             segment.is_deleted = True
-        self._shard.worker.submit(lambda: self._unlink(free), self._swept)
+            self._leaving[log_id] += 1
+        self._worker(REMOVER).submit(lambda: self._unlink(free), partial(self._swept, free))
+
+    def is_leaving(self, log: Log) -> bool:
+        """Files of it are just being removed: nothing else may take their names yet."""
+        return self._leaving[log.id] > 0
 
     def _unlink(self, graves: list[tuple[int, Segment]]) -> list[tuple[int, Segment]]:
         """Those whose files in the tier could not be removed yet."""
@@ -158,7 +170,10 @@ class Maintenance:
             files.folder_changed(segment.folder)
         return left
 
-    def _swept(self, left: list[tuple[int, Segment]] | None, error: BaseException | None) -> None:
+    def _swept(
+        self, swept: list[tuple[int, Segment]], left: list[tuple[int, Segment]] | None, error: BaseException | None
+    ) -> None:
+        self._leaving -= Counter(log_id for log_id, _ in swept)
         self._graves += left or ()
         self._checked(None, error)
 
@@ -170,17 +185,21 @@ class Maintenance:
 
     def delete_files(self, log: Log) -> None:
         """The folder gets a name that says it is to go, then goes; what a crash leaves, the next start removes."""
+        files, folder = self._shard.files, log.tail.folder
+        doomed = folder + paths.DELETED
 
-        def delete() -> None:
+        def rename() -> list[str] | None:
             self._clear_slot(log)
-            files, folder = self._shard.files, log.tail.folder
             if not files.disk.exists(folder):
-                return
-            doomed = folder + paths.DELETED
+                return None
             files.disk.rename(folder, doomed)
+            files.folder_changed(folder.rpartition("/")[0])
             # Listed by its new name, under which a compaction that still runs adds nothing any more.
             names = files.disk.listdir(doomed)
             files.forget([f"{folder}/{name}" for name in names])
+            return names
+
+        def remove(names: list[str]) -> None:
             if not remove_archived(files.disk, self._shard.tier_root, doomed):
                 return  # the next start tries again
             for name in names:
@@ -188,7 +207,12 @@ class Maintenance:
             files.disk.rmdir(doomed)
             files.folder_changed(folder.rpartition("/")[0])
 
-        self._shard.worker.submit(delete, self._checked)
+        def renamed(names: list[str] | None, error: BaseException | None) -> None:
+            self._checked(None, error)
+            if names is not None and not self._shard.is_closed:
+                self._worker(REMOVER).submit(lambda: remove(names), self._checked)
+
+        self._shard.worker.submit(rename, renamed)
         key = log.id.to_bytes(8, "big")
         group = self._shard.group()
         for table in (ENDS, STARTS, TRUNCATIONS, epochs.TABLE, aborts.TABLE):
@@ -349,29 +373,30 @@ class Maintenance:
         def known(error: BaseException | None) -> None:
             # The round that sealed the last of them may have been refused since: that one is written to again.
             if error is None and all(segment.is_sealed for segment in segments):
-                self._cleaner_worker().submit(work, swap)
+                self._worker(CLEANER).submit(work, swap)
             else:
                 swap(None, error)
 
         self._shard.checkpoints.include(log)  # the round that sealed the last of them may still be under way
         self._shard.checkpoint(known)
 
-    def _swap(self, log: Log, segments: Sequence[Segment], rewritten: Rewritten) -> list[Segment]:
-        """What goes: the segments, or what was to replace them. None of them: it is not wanted."""
+    def _swap(self, log: Log, segments: Sequence[Segment], rewritten: Rewritten) -> list[Segment] | None:
+        """What goes; None when it is what was to replace them. No segments: it is not wanted."""
         current, disk = log.tail.segments, self._shard.disk
         if not segments or not set(current).issuperset(segments):
             # A pin came, or retention took some of them meanwhile: the old ones stay as they are.
             if rewritten.unnamed is not None:
                 with suppress(FileNotFoundError):  # the log was deleted
                     disk.unlink(rewritten.unnamed)
-            return [rewritten.segment]
+            self._unlink([(log.id, rewritten.segment)])  # here and now: who tries again takes the same names
+            return None
         if rewritten.unnamed is not None:
             try:
                 disk.rename(rewritten.unnamed, rewritten.segment.path())
             except FileNotFoundError:
                 if not log.is_deleted:
                     raise
-                return [rewritten.segment]
+                return None
             disk.sync_dir(rewritten.segment.folder)
         at = current.index(segments[0])
         log.tail.segments = (*current[:at], rewritten.segment, *current[at + len(segments) :])
@@ -387,15 +412,16 @@ class Maintenance:
     ) -> None:
         self.busy.discard(log.id)
         self.bury(log, gone, error)
-        is_replaced = gone is not None and rewritten.segment not in gone
-        done(rewritten if is_replaced else None, error)
+        done(None if gone is None else rewritten, error)
 
-    def _cleaner_worker(self) -> Worker:
-        if self._cleaner is None:
-            inline = isinstance(self._shard.keeper, InlineWorker)
-            self._cleaner = self._shard.keeper if inline else ThreadWorker("headrace-cleaner", self._shard.post)
-        return self._cleaner
+    def _worker(self, name: str) -> Worker:
+        """A thread for what takes long, made when there is something."""
+        if isinstance(self._shard.keeper, InlineWorker):
+            return self._shard.keeper
+        if name not in self._workers:
+            self._workers[name] = ThreadWorker(name, self._shard.post)
+        return self._workers[name]
 
     def close(self) -> None:
-        if self._cleaner is not None and self._cleaner is not self._shard.keeper:
-            self._cleaner.close()
+        for worker in self._workers.values():
+            worker.close()

@@ -54,6 +54,9 @@ class Truncations:
         if error is not None:
             self._truncated(log, error, done)
             return
+        if self._others.is_leaving(log):
+            self._others.delay(lambda: self._cut(log, offset, None, done))
+            return
 
         replaced = self._others.replaced_of(log)
 
