@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidInput
-from headrace.schemas.avro import Avro
+from headrace.schemas.avro import REASONS_MAX, Avro
 
 
 def avro(schema: Any, **references: Any) -> Avro:
@@ -142,6 +142,38 @@ def test_types_that_contain_themselves_are_compared_to_their_end() -> None:
     wider = record(field("value", "long"), field("next", ["null", "r"], default=None))
     assert avro(wider).breaks(avro(tree)) == []
     assert avro(tree).breaks(avro(wider)) == ["TYPE_MISMATCH at /fields/0/type/: the reader has int, the writer long"]
+
+
+def test_reasons_do_not_double_with_every_type_that_is_used_twice() -> None:
+    def chain(last: str) -> Any:
+        made: Any = record(field("x", last), name="R40")
+        for number in range(39, -1, -1):
+            made = record(field("a", made), field("b", f"R{number + 1}"), name=f"R{number}")
+        return made
+
+    assert len(avro(chain("int")).breaks(avro(chain("string")))) == REASONS_MAX
+
+
+def test_a_comparison_of_many_pairs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.schemas.avro.STEPS_MAX", 1_000)
+    many = [record(name=f"a{number}") for number in range(40)]
+    assert "TOO_MANY" in avro(many).breaks(avro([{**one, "name": "b" + one["name"]} for one in many]))[0]
+    assert avro(many[:10]).breaks(avro(many[:10])) == []
+
+
+def test_a_default_is_tried_once_with_every_type() -> None:
+    """Two records in one union, each with the same union in it: twice as many ways with every level."""
+    default: Any = 5
+    for _ in range(90):
+        default = {"f": default}
+    inner = record(field("f", ["null", "A", "B"]), name="B")
+    both = record(field("f", ["null", "A", inner]), name="A")
+    with pytest.raises(InvalidInput, match="the default of"):
+        avro(record(field("z", both), field("y", "A", default=default)))
+    default = None
+    for _ in range(40):
+        default = {"f": default}
+    avro(record(field("z", both), field("y", "A", default=default)))
 
 
 def test_a_long_chain_of_names_is_said_to_be_too_deep() -> None:

@@ -11,6 +11,8 @@ from headrace.errors import InvalidInput
 
 TEXT_BYTES_MAX = 1 << 20
 DEPTH_MAX = 100
+STEPS_MAX = 600_000  # of a comparison: two seconds
+REASONS_MAX = 50  # of a type: a record with twice the same type has each of its reasons twice
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 # Whose values a reader of the first kind takes for its own.
 PROMOTED = {
@@ -69,12 +71,20 @@ class Avro:
             return _Comparison().differences(self._root, writer._root)
         except RecursionError:  # a chain of named types is not nested, and may be long
             return ["TOO_DEEP at /: the types refer to each other too deep to be compared"]
+        except _TooManySteps:
+            return ["TOO_MANY at /: there are too many pairs of types to be compared"]
+
+
+class _TooManySteps(Exception):
+    pass
 
 
 class _Parser:
     def __init__(self) -> None:
         self.names: dict[str, Node] = {}
         self.used: set[str] = set()
+        # Each part of a default and each type once: unions of records try them again and again.
+        self._fitting: dict[tuple[int, int], bool] = {}  # of one default: others may get the same ids
 
     def whole(self, text: str, where: str = "") -> tuple[Node, Any]:
         if len(text) > TEXT_BYTES_MAX:
@@ -192,8 +202,37 @@ class _Parser:
 
     def _check_default(self, value: Any, node: Node, where: str, depth: int) -> None:
         """A union's default is of any of its branches (since Avro 1.12)."""
-        if depth > DEPTH_MAX or not _fits(value, node, depth):
+        self._fitting.clear()
+        if not self._fits(value, node, depth):
             raise InvalidInput(f"the default of {where} is no {node}")
+
+    def _fits(self, value: Any, node: Node, depth: int) -> bool:
+        """Whether a default is one of the type."""
+        if depth > DEPTH_MAX:
+            return False
+        pair = (id(value), id(node))
+        if pair not in self._fitting:
+            self._fitting[pair] = self._fits_anew(value, node, depth + 1)
+        return self._fitting[pair]
+
+    def _fits_anew(self, value: Any, node: Node, depth: int) -> bool:
+        match node.kind:
+            case "fixed":
+                return isinstance(value, str) and len(value) == node.size
+            case "enum":
+                return value in node.symbols
+            case "array":
+                return isinstance(value, list) and all(self._fits(one, node.inner[0], depth) for one in value)
+            case "map":
+                return isinstance(value, dict) and all(self._fits(one, node.inner[0], depth) for one in value.values())
+            case "union":
+                return any(self._fits(value, branch, depth) for branch in node.inner)
+            case "record":
+                return isinstance(value, dict) and all(
+                    self._fits(value[name], one.type, depth) if name in value else one.has_default
+                    for name, one in node.fields.items()
+                )
+        return FITS[node.kind](value)
 
 
 def _is_integer(value: Any, bits: int) -> bool:
@@ -216,36 +255,17 @@ FITS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _fits(value: Any, node: Node, depth: int) -> bool:
-    """Whether a default is one of the type."""
-    if depth > DEPTH_MAX:
-        return False
-    match node.kind:
-        case "fixed":
-            return isinstance(value, str) and len(value) == node.size
-        case "enum":
-            return value in node.symbols
-        case "array":
-            return isinstance(value, list) and all(_fits(one, node.inner[0], depth + 1) for one in value)
-        case "map":
-            return isinstance(value, dict) and all(_fits(one, node.inner[0], depth + 1) for one in value.values())
-        case "union":
-            return any(_fits(value, branch, depth + 1) for branch in node.inner)
-        case "record":
-            return isinstance(value, dict) and all(
-                _fits(value[name], one.type, depth + 1) if name in value else one.has_default
-                for name, one in node.fields.items()
-            )
-    return FITS[node.kind](value)
-
-
 class _Comparison:
     """Each pair of named types is looked at once: they may contain themselves."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], list[str]] = {}
+        self._steps = 0
 
     def differences(self, reader: Node, writer: Node, at: str = "/") -> list[str]:
+        self._steps += 1
+        if self._steps > STEPS_MAX:
+            raise _TooManySteps
         if writer.kind == "union" and reader.kind == "union":
             found = []
             for number, branch in enumerate(writer.inner):
@@ -284,7 +304,7 @@ class _Comparison:
                 found += self.differences(one.type, other.type, f"{place}type/")
             elif not one.has_default:
                 found.append(f"READER_FIELD_MISSING_DEFAULT_VALUE at {place}: {name}")
-        self._seen[pair] = found
+        self._seen[pair] = found = found[:REASONS_MAX]
         return found
 
 

@@ -36,6 +36,8 @@ def parse(kind: str, text: str, references: Mapping[str, str]) -> Schema:
         schema: Schema = found.parse(text, references)
     except InvalidInput as error:
         raise refusals.invalid_schema(str(error)) from None
+    except RecursionError:  # in a part that is only kept, as the default of a field
+        raise refusals.invalid_schema("the schema is nested too deep") from None
     return schema
 
 
