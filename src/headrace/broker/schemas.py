@@ -6,6 +6,7 @@ written, synced and then read back like any other record.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -13,13 +14,15 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from headrace.broker import publishing
 from headrace.broker.changes import to_the_end
 from headrace.broker.streams import Stream
-from headrace.errors import Conflict, LimitReached, StreamExists
+from headrace.errors import Conflict, LimitReached, StreamExists, UnreadableBatch
 from headrace.schemas import kinds, refusals, state
 from headrace.schemas.kinds import Schema
 from headrace.schemas.state import IMPORT, READONLY, Content, Entry, Reference, State, Version
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+
+logger = logging.getLogger("headrace.schemas")
 
 TOPIC = "_schemas"
 TABLE, LAST_ID = "schemas", b"last_id"
@@ -67,7 +70,12 @@ class Schemas:
         partition = stream.partitions[0]
         offset = max(self._next_offset, partition.start_offset)
         while offset < partition.stable_end:
-            page = await self._broker.read(stream, partition, offset, limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES)
+            try:
+                page = await self._broker.read(stream, partition, offset, limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES)
+            except UnreadableBatch as error:  # of some producer, no registry's
+                logger.warning("a batch of the schemas' topic is left out: %s", error)
+                offset = self._next_offset = error.next_offset
+                continue
             for record in page.records:
                 self._state.apply(record.key, record.value)
             if page.next_offset <= offset:

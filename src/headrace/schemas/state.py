@@ -99,7 +99,7 @@ class State:
         try:
             found = msgspec.json.decode(key or b"", type=_Key)
             self._apply(found, value)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             logger.warning("a record of the schemas' topic is left out: %s", error)
 
     def _apply(self, key: _Key, value: bytes | None) -> None:

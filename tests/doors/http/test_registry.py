@@ -7,9 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
+from crc32c import crc32c
 
 from headrace.broker.rights import Permission
 from headrace.broker.schemas import TOPIC
+from headrace.record import codec
 from headrace.schemas.kinds import LEVELS
 from tests.doors.http.live import Live
 
@@ -329,6 +331,21 @@ def test_what_another_registry_wrote_into_the_topic_is_known_and_anything_else_i
     read = live.client.get(f"/topics/{TOPIC}/messages", params={"offset": "earliest"}).json()["messages"][-1]
     assert read["key"] == '{"keytype":"SCHEMA","subject":"a","version":2,"magic":1}'
     assert json.loads(read["value"]) == {"subject": "a", "version": 2, "id": 100005, "schema": INT, "deleted": False}
+
+
+def test_a_batch_that_nobody_can_decode_is_left_out(registry: Registry) -> None:
+    registry.register("a", ONE)
+    live = registry._live
+    bad = codec.build([(None, b"x" * 100, (), -1)], codec=0, timestamp_ms=1)
+    bad[21:23] = (4).to_bytes(2, "big")  # says zstd
+    bad[17:21] = crc32c(bytes(bad[21:])).to_bytes(4, "big")
+
+    async def store() -> None:
+        await live.broker.streams.get(TOPIC).partitions[0].append(bad, None)
+
+    live.call(store())
+    assert registry.register("a", TWO) == 2
+    assert registry.versions("a") == [1, 2]
 
 
 def test_a_topic_that_would_lose_schemas_takes_none(registry: Registry) -> None:
