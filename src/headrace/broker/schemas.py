@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from headrace.broker import publishing
 from headrace.broker.changes import to_the_end
 from headrace.broker.streams import Stream
-from headrace.errors import Conflict, LimitReached, StreamExists, UnreadableBatch
+from headrace.errors import Conflict, LimitReached, Overloaded, StreamExists, UnreadableBatch
 from headrace.schemas import kinds, refusals, state
 from headrace.schemas.kinds import Schema
 from headrace.schemas.state import IMPORT, READONLY, Content, Entry, Reference, State, Version
@@ -56,6 +56,7 @@ class Schemas:
         if self._is_of(stream) and (stream is None or self._next_offset >= stream.partitions[0].stable_end):
             return self._state
         async with self._reading:
+            stream = self._broker.streams.find(TOPIC)  # it may have been made anew meanwhile
             if not self._is_of(stream):  # the first time, or the topic was deleted
                 self._state, self._stream, self._next_offset = State(self._last_forgotten_id()), stream, 0
                 self._has_begun = True
@@ -90,7 +91,7 @@ class Schemas:
     ) -> Version:
         """The version with this content, made if there is none. RegistryError if it may not follow the others."""
         async with self._changing:
-            known = await self.current()
+            known = await self._settled()
             _check_mode(known, subject, is_import=schema_id is not None)
             parsed, content = await self._parsed(known, content)
             found = known.same(subject, content)
@@ -126,7 +127,7 @@ class Schemas:
     @to_the_end
     async def delete_subject(self, subject: str, *, permanent: bool) -> list[int]:
         async with self._changing:
-            known = await self.current()
+            known = await self._settled()
             _check_writable(known, subject)
             everything, live = known.versions(subject, deleted=True), known.versions(subject)
             if not everything:
@@ -151,7 +152,7 @@ class Schemas:
     @to_the_end
     async def delete_version(self, subject: str, number: int | str, *, permanent: bool) -> int:
         async with self._changing:
-            known = await self.current()
+            known = await self._settled()
             _check_writable(known, subject)
             one = known.version(subject, number, deleted=True if number != state.LATEST else permanent)
             _check_unreferred(known, one)
@@ -170,7 +171,7 @@ class Schemas:
     async def set_level(self, subject: str | None, level: str | None) -> None:
         """None: back to what holds for all."""
         async with self._changing:
-            known = await self.current()
+            known = await self._settled()
             _check_writable(known, subject)
             if subject is not None and level is None and known.own_level(subject) is None:
                 raise refusals.no_level(subject)
@@ -179,7 +180,7 @@ class Schemas:
     @to_the_end
     async def set_mode(self, subject: str | None, mode: str | None, *, force: bool = False) -> None:
         async with self._changing:
-            known = await self.current()
+            known = await self._settled()
             if subject is not None and mode is None and known.own_mode(subject) is None:
                 raise refusals.no_mode(subject)
             has_some = known.versions(subject, deleted=True) if subject is not None else known.subjects(deleted=True)
@@ -219,12 +220,20 @@ class Schemas:
             found += await self._in_thread(kinds.differences, level, parsed, old)
         return found
 
+    async def _settled(self) -> State:
+        """What a change is decided on. Overloaded as long as a transaction in the topic holds back what is behind its
+        beginning: an id that is there already would be given again."""
+        known = await self.current()
+        if self._stream is not None and self._stream.partitions[0].stable_end < self._stream.partitions[0].end_offset:
+            raise Overloaded(f"a transaction is open in the topic {TOPIC}, and holds back what is written to it")
+        return known
+
     async def _write(self, *entries: Entry) -> None:
         """Durable, and known, on return."""
         stream = await self._writable()
         messages: list[publishing.Outgoing] = [(key, value, (), None, -1) for key, value in entries]
         await self._broker.publish(stream, messages)
-        await self.current()
+        await self._settled()
 
     async def _writable(self) -> Stream:
         streams = self._broker.streams

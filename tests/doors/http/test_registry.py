@@ -11,6 +11,7 @@ from crc32c import crc32c
 
 from headrace.broker.rights import Permission
 from headrace.broker.schemas import TOPIC
+from headrace.config import Address
 from headrace.record import codec
 from headrace.schemas.kinds import LEVELS
 from tests.doors.http.live import Live
@@ -346,6 +347,24 @@ def test_a_batch_that_nobody_can_decode_is_left_out(registry: Registry) -> None:
     live.call(store())
     assert registry.register("a", TWO) == 2
     assert registry.versions("a") == [1, 2]
+
+
+def test_no_id_is_given_while_a_transaction_holds_back_the_ones_before_it(own: type[Live]) -> None:
+    from confluent_kafka import Producer
+
+    live = own(kafka=Address("localhost", 0))
+    registry = Registry(live)
+    registry.register("a", ONE)
+    producer = Producer({"bootstrap.servers": live.server.doors["kafka"].addresses[0], "transactional.id": "x"})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(TOPIC, "none of the registry's", "x")
+    producer.flush(60)
+    for schema in (STRING, INT):
+        assert registry.code("POST", "/subjects/b/versions", {"schema": schema}) == 429
+    assert registry.ok("GET", "/schemas/ids/1") == {"schema": ONE}
+    producer.commit_transaction(60)
+    assert [registry.register(name, schema) for name, schema in (("b", STRING), ("c", INT))] == [2, 3]
 
 
 def test_a_topic_that_would_lose_schemas_takes_none(registry: Registry) -> None:
