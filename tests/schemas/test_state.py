@@ -1,6 +1,25 @@
 """What the registry makes of the records of its topic."""
 
-from headrace.schemas.state import State, level_entry
+from headrace.schemas.kinds import AVRO
+from headrace.schemas.state import (
+    Content,
+    Reference,
+    State,
+    Version,
+    deleted_entry,
+    forgotten_entry,
+    level_entry,
+    schema_entry,
+)
+
+
+def version(subject: str, number: int, schema_id: int, text: str, *references: tuple[str, int]) -> Version:
+    named = tuple(Reference(f"{name}{number}", name, number) for name, number in references)
+    return Version(subject, number, schema_id, Content(AVRO, text, named))
+
+
+def places(found: list[Version]) -> list[tuple[str, int]]:
+    return sorted((one.subject, one.version) for one in found)
 
 
 def test_a_record_nested_too_deep_is_left_out_like_any_other_that_is_none_of_the_registrys() -> None:
@@ -10,3 +29,32 @@ def test_a_record_nested_too_deep_is_left_out_like_any_other_that_is_none_of_the
     state.apply(level_entry(None, "FULL")[0], b'{"x":' + deep)
     state.apply(*level_entry(None, "NONE"))
     assert state.level() == "NONE"
+
+
+def test_who_uses_an_id_and_who_needs_a_version_follows_every_change() -> None:
+    state = State()
+    used, user = version("used", 1, 1, "a"), version("user", 1, 2, "b", ("used", 1))
+    for one in (used, version("also", 1, 1, "a"), user, version("user", 2, 3, "c", ("used", 1))):
+        state.apply(*schema_entry(one))
+    assert places(state.uses(1)) == [("also", 1), ("used", 1)]
+    assert places(state.referred_by("used", 1)) == [("user", 1), ("user", 2)]
+    state.apply(*schema_entry(version("user", 2, 4, "d")))  # another registry wrote it anew
+    assert (state.uses(3), places(state.uses(4))) == ([], [("user", 2)])
+    assert places(state.referred_by("used", 1)) == [("user", 1)]
+    state.apply(*schema_entry(user._replace(deleted=True)))
+    assert state.referred_by("used", 1) == []
+    state.apply(*schema_entry(user))
+    state.apply(*deleted_entry("user", 2))
+    assert (places(state.uses(2)), state.referred_by("used", 1)) == ([("user", 1)], [])
+    state.apply(*forgotten_entry(user))
+    state.apply(*forgotten_entry(used))
+    assert (state.uses(2), places(state.uses(1))) == ([], [("also", 1)])
+
+
+def test_a_schema_with_two_ids_keeps_the_first_when_the_other_goes() -> None:
+    state = State()
+    first, second = version("a", 1, 5, "x"), version("b", 1, 9, "x")
+    for one in (first, second):
+        state.apply(*schema_entry(one))
+    state.apply(*forgotten_entry(second))
+    assert state.id_of(first.content) == 5

@@ -82,6 +82,7 @@ class Schemas:
             if page.next_offset <= offset:
                 break
             offset = self._next_offset = page.next_offset
+            await asyncio.sleep(0)  # what is in memory is read without a pause, and may be a hundred thousand schemas
 
     # Changes. Each decides on what the topic says by then, and nobody else decides meanwhile.
 

@@ -5,7 +5,7 @@ The records are those of Confluent's Schema Registry: one can go on with what th
 
 import logging
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -81,6 +81,8 @@ class _DeletedValue(msgspec.Struct):
 
 
 Entry = tuple[bytes, bytes | None]  # of the topic
+Place = tuple[str, int]  # a subject and a version
+Key = TypeVar("Key")
 
 
 class State:
@@ -88,6 +90,9 @@ class State:
         self._subjects: dict[str, dict[int, Version]] = {}
         self._contents: dict[int, Content] = {}
         self._ids: dict[Content, int] = {}
+        # By id, and by what is referred to: or each deletion would look at every version there is.
+        self._uses: dict[int, set[Place]] = {}
+        self._referrers: dict[Place, set[Place]] = {}
         self._levels: dict[str | None, str] = {}  # None: for all
         self._modes: dict[str | None, str] = {}
         self.last_id = last_id  # an id is never used for another schema
@@ -132,7 +137,14 @@ class State:
         self._ids.setdefault(content, value.id)
         self.last_id = max(self.last_id, value.id)
         version = Version(value.subject, value.version, value.id, content, value.deleted)
-        self._subjects.setdefault(value.subject, {})[value.version] = version
+        versions = self._subjects.setdefault(value.subject, {})
+        if (before := versions.get(value.version)) is not None:
+            self._unlink(before)
+        versions[value.version] = version
+        place = value.subject, value.version
+        self._uses.setdefault(value.id, set()).add(place)
+        for one in content.references:
+            self._referrers.setdefault((one.subject, one.version), set()).add(place)
 
     def _forget(self, subject: str, number: int) -> None:
         versions = self._subjects.get(subject, {})
@@ -141,9 +153,17 @@ class State:
             return
         if not versions:
             del self._subjects[subject]
-        if not any(True for _ in self.uses(gone.id)):
+        self._unlink(gone)
+        if gone.id not in self._uses:
             self._contents.pop(gone.id, None)
-            self._ids.pop(gone.content, None)
+            if self._ids.get(gone.content) == gone.id:  # an import may have given another id for the same
+                del self._ids[gone.content]
+
+    def _unlink(self, gone: Version) -> None:
+        place = gone.subject, gone.version
+        _discard(self._uses, gone.id, place)
+        for one in gone.content.references:
+            _discard(self._referrers, (one.subject, one.version), place)
 
     # Asking.
 
@@ -180,19 +200,14 @@ class State:
         """The newest version of a subject with this content."""
         return next((one for one in reversed(self.versions(subject, deleted=deleted)) if one.content == content), None)
 
-    def uses(self, schema_id: int) -> Iterable[Version]:
+    def uses(self, schema_id: int) -> list[Version]:
         """Every version with this id, deleted ones too."""
-        return (one for versions in self._subjects.values() for one in versions.values() if one.id == schema_id)
+        return [self._subjects[subject][number] for subject, number in self._uses.get(schema_id, ())]
 
     def referred_by(self, subject: str, version: int) -> list[Version]:
         """Those that are not deleted and need this one."""
-        wanted = (subject, version)
-        return [
-            one
-            for versions in self._subjects.values()
-            for one in versions.values()
-            if not one.deleted and any((ref.subject, ref.version) == wanted for ref in one.content.references)
-        ]
+        found = (self._subjects[name][number] for name, number in self._referrers.get((subject, version), ()))
+        return [one for one in found if not one.deleted]
 
     def referred(self, references: Iterable[Reference]) -> dict[str, str]:
         """Name and text of all that is needed, what each needs before it. RegistryError if something is missing."""
@@ -229,6 +244,13 @@ class State:
 
     def own_mode(self, subject: str) -> str | None:
         return self._modes.get(subject)
+
+
+def _discard(places: dict[Key, set[Place]], key: Key, place: Place) -> None:
+    left = places.get(key, set())
+    left.discard(place)
+    if not left:
+        places.pop(key, None)
 
 
 def _set(where: dict[str | None, str], subject: str | None, value: str | None, choices: tuple[str, ...]) -> None:
