@@ -26,8 +26,7 @@ logger = logging.getLogger("headrace.schemas")
 
 TOPIC = "_schemas"
 TABLE, LAST_ID = "schemas", b"last_id"
-SETTINGS = {"cleanup_policy": "compact"}
-COMPACTED = ("compact", "compact,delete")
+COMPACT = "compact"  # alone: with ",delete" the oldest would go
 PAGE_MESSAGES, PAGE_BYTES = 1_000, 1 << 20
 VERSIONS_MAX = 100_000
 SUBJECT_BYTES_MAX = 1_000
@@ -239,10 +238,10 @@ class Schemas:
     async def _writable(self) -> Stream:
         streams = self._broker.streams
         try:
-            stream = streams.find(TOPIC) or await streams.create(TOPIC, 1, SETTINGS)
+            stream = streams.find(TOPIC) or await streams.create(TOPIC, 1, {"cleanup_policy": COMPACT})
         except StreamExists:  # somebody else was faster
             stream = streams.get(TOPIC)
-        if len(stream.partitions) != 1 or stream.settings.cleanup_policy not in COMPACTED:
+        if len(stream.partitions) != 1 or stream.settings.cleanup_policy != COMPACT:
             raise Conflict(f"the topic {TOPIC} has one partition and cleanup_policy compact, or schemas would be lost")
         return stream
 

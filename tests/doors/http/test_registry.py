@@ -368,9 +368,11 @@ def test_no_id_is_given_while_a_transaction_holds_back_the_ones_before_it(own: t
 
 
 def test_a_topic_that_would_lose_schemas_takes_none(registry: Registry) -> None:
-    registry._live.client.post("/topics", json={"name": TOPIC}).raise_for_status()
-    assert registry.code("POST", "/subjects/a/versions", {"schema": ONE}) == 409
-    registry._live.client.delete(f"/topics/{TOPIC}").raise_for_status()
+    for policy in ("delete", "compact,delete"):
+        body = {"name": TOPIC, "config": {"cleanup_policy": policy}}
+        registry._live.client.post("/topics", json=body).raise_for_status()
+        assert registry.code("POST", "/subjects/a/versions", {"schema": ONE}) == 409
+        registry._live.client.delete(f"/topics/{TOPIC}").raise_for_status()
     assert registry.register("a", ONE) == 1
 
 
