@@ -16,7 +16,15 @@ from headrace.broker.partition import Partition, Readable, when_loaded
 from headrace.broker.producers import Aborted
 from headrace.broker.reading import without_aborted
 from headrace.broker.streams import Stream
-from headrace.errors import Conflict, HeadraceError, IndexBehind, NotFound, OffsetOutOfRange
+from headrace.errors import (
+    Conflict,
+    HeadraceError,
+    IndexBehind,
+    LogClosed,
+    NotFound,
+    OffsetOutOfRange,
+    StorageError,
+)
 from headrace.log.reader import Chunk
 from headrace.record import codec
 from headrace.record.types import Record
@@ -46,6 +54,11 @@ class Found(NamedTuple):
     record: Record
 
 
+class Stuck(NamedTuple):
+    why: str
+    until: float  # when it is tried again, by the loop's clock
+
+
 class Keys:
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
@@ -53,6 +66,7 @@ class Keys:
         self._ends: dict[int, int] = {}  # by log: how far the index goes
         self._indexed: set[int] = set()  # the logs of the last round
         self._swept: dict[int, int] = {}  # by log: where it began when what was gone was last dropped
+        self._stuck: dict[int, Stuck] = {}  # by log: those that cannot be read on
         self._task: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()  # somebody waits
         self._moved = asyncio.Event()  # an end has moved
@@ -119,6 +133,8 @@ class Keys:
             behind = sum(max(0, end - self._ends.get(log_id, 0)) for log_id, end in wanted.items())
             if self._store is not None and not behind:
                 return self._store
+            for stuck in filter(None, map(self._stuck.get, wanted)):
+                raise StorageError(f"the index of keys of topic {stream.name!r} stands still: {stuck.why}")
             self._moved.clear()
             self._wanted.set()
             try:
@@ -166,9 +182,30 @@ class Keys:
             self._indexed = wanted
         more = False
         for stream, partition in partitions:
-            if not stream.is_deleted:
-                more |= await self._follow(store, partition)
-                await self._sweep(store, partition)
+            if not stream.is_deleted and not self._is_stuck(partition):
+                more |= await self._advance(store, stream, partition)
+        return more
+
+    def _is_stuck(self, partition: Partition) -> bool:
+        stuck = self._stuck.get(partition.log.id)
+        return stuck is not None and asyncio.get_running_loop().time() < stuck.until
+
+    async def _advance(self, store: KeyStore, stream: Stream, partition: Partition) -> bool:
+        """Whether there is more. A log that cannot be read keeps no other one from its turn."""
+        log_id = partition.log.id
+        try:
+            more = await self._follow(store, partition)
+        except LogClosed:  # deleted meanwhile
+            return False
+        except (HeadraceError, OSError) as error:
+            if log_id not in self._stuck or self._stuck[log_id].why != str(error):
+                text = "the index of keys of partition %d of topic %r stands still: %s"
+                logger.error(text, partition.number, stream.name, error)
+            self._stuck[log_id] = Stuck(str(error), asyncio.get_running_loop().time() + RETRY_S)
+            self._moved.set()  # who waits for it hears why
+            return False
+        self._stuck.pop(log_id, None)
+        await self._sweep(store, partition)
         return more
 
     async def _follow(self, store: KeyStore, partition: Partition) -> bool:
@@ -204,12 +241,13 @@ class Keys:
             await self._in(self._indexing, store.drop, log_id)
             self._ends.pop(log_id, None)
             self._swept.pop(log_id, None)
+            self._stuck.pop(log_id, None)
 
     async def _wait(self) -> None:
         self._wanted.clear()
         await asyncio.sleep(PAUSE_S)
-        ends = ((partition, self._ends.get(partition.log.id, 0)) for _, partition in self._partitions())
-        readable = Readable(ends)
+        waiting = [partition for _, partition in self._partitions() if not self._is_stuck(partition)]
+        readable = Readable((partition, self._ends.get(partition.log.id, 0)) for partition in waiting)
         poked = asyncio.ensure_future(self._wanted.wait())
         either: set[asyncio.Future[Any]] = {readable.future, poked}
         try:

@@ -9,8 +9,10 @@ import httpx
 import pytest
 
 from headrace.broker import keys
+from headrace.broker.partition import Partition
 from headrace.client.admin import Client
-from headrace.errors import Conflict, NotFound
+from headrace.errors import Conflict, CorruptLog, NotFound
+from headrace.log.reader import Chunk
 from tests.doors.http.live import Live
 
 
@@ -186,6 +188,28 @@ def test_whoever_asks_while_the_index_is_behind_is_told_when_to_come_back(
     assert (answer.status_code, answer.json()["code"]) == (503, "index_behind")
     assert answer.headers["retry-after"] == "1"
     assert "1 messages behind" in answer.json()["detail"]
+
+
+def test_a_log_that_cannot_be_read_keeps_no_other_one_from_its_index(
+    own: type[Live], topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = own()
+    for name in ("damaged", topic):
+        make(live, name)
+    damaged = live.broker.streams.get("damaged").partitions[0].log
+    read_now = Partition.read_now
+
+    def read(partition: Partition, *arguments: Any, **options: Any) -> Chunk:
+        if partition.log is damaged:
+            raise CorruptLog("a file", 0, "a test")
+        return read_now(partition, *arguments, **options)
+
+    monkeypatch.setattr(Partition, "read_now", read)
+    publish(live, "damaged", {"key": "a", "value": "1"})
+    answer = ask(live, "damaged", "a")
+    assert answer.status_code == 503 and "stands still: a file is damaged" in answer.json()["detail"]
+    publish(live, topic, {"key": "a", "value": "2"})
+    assert value(live, topic, "a") == "2"
 
 
 async def _never(self: object, *arguments: object) -> bool:
