@@ -73,9 +73,11 @@ def test_what_is_no_url_is_refused_in_one_sentence(url: str) -> None:
         ("../x", "/topics/..%2Fx"),
         ("..", "/topics/%2E%2E"),
         ("a b/ü", "/topics/a%20b%2F%C3%BC"),
+        (b"..", "/topics/%2E%2E"),
+        (b"\xff/", "/topics/%FF%2F"),
     ],
 )
-def test_a_name_is_one_part_of_a_path_whatever_is_in_it(name: str, path: str) -> None:
+def test_a_name_is_one_part_of_a_path_whatever_is_in_it(name: str | bytes, path: str) -> None:
     assert path_of("topics", name) == path
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
 
 from headrace.client.connection import Connection
 from headrace.client.exchange import DEFAULT_URL, Response, parse_url, path_of
@@ -47,8 +46,7 @@ class Client:
 
     def last(self, topic: str, key: str | bytes) -> Message | None:
         """The last message with a key, of a topic with an index of keys (`key_index`); None if there is none."""
-        data = key.encode() if isinstance(key, str) else key
-        response = self._connection.request("GET", path_of("topics", topic, "keys") + "/" + quote(data, safe=""))
+        response = self._connection.request("GET", path_of("topics", topic, "keys", key))
         try:
             return parse_found(response)
         except NotFound as error:

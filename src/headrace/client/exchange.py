@@ -113,14 +113,15 @@ def _is_host(name: str) -> bool:
     return True
 
 
-def path_of(*parts: str) -> str:
-    """A path of percent-encoded parts: a topic may be called anything, `../x` and `a/b` included.
+def path_of(*parts: str | bytes) -> str:
+    """A path of percent-encoded parts: a topic or a key may be called anything, `..` and `a/b` included.
 
     Only not nothing: that would be the path of the list that the thing is in.
     """
-    if "" in parts:
+    if not all(parts):
         raise InvalidInput("a name is empty")
-    return "".join("/" + quote(part, safe="").replace(".", "%2E" if set(part) <= {"."} else ".") for part in parts)
+    quoted = [quote(part, safe="") for part in parts]
+    return "".join("/" + (one if one.strip(".") else one.replace(".", "%2E")) for one in quoted)
 
 
 def request_bytes(
