@@ -322,6 +322,24 @@ async def cancelled(catalog: Waiting, change: Coroutine[Any, Any, Any]) -> None:
     catalog.go_on.set()
 
 
+async def test_a_hash_that_follows_another_password_keeps_none_of_its_keys_for_scram(tmp_path: Path) -> None:
+    catalog = Waiting(tmp_path)
+    users = Users(catalog)
+    before = await users.put_user("ann", password="old")
+    catalog.go_on.clear()
+    catalog.reached.clear()
+    first = asyncio.ensure_future(users.put_user("ann", password="new"))
+    await asyncio.get_running_loop().run_in_executor(None, catalog.reached.wait, 60)
+    second = asyncio.ensure_future(users.put_user("ann", password_hash=before.password_hash))
+    for _ in range(3):
+        await asyncio.sleep(0)  # it waits for its turn
+    catalog.go_on.set()
+    await asyncio.gather(first, second)
+    assert users.authenticate("ann", "old") is not None
+    assert users.user("ann").scram == {}, "those of the new one would still let in"
+    users.close()
+
+
 async def test_a_change_whose_client_goes_away_is_made_in_memory_as_on_disk(tmp_path: Path) -> None:
     catalog = Waiting(tmp_path)
     users = Users(catalog)

@@ -220,15 +220,16 @@ class Users:
             passwords.check_hash(password_hash, hashing_algorithm)
             changes["password_hash"] = password_hash
             changes["hashing_algorithm"] = hashing_algorithm
-            known = self._users.get(name)
-            is_same = password_hash and known is not None and known.password_hash == password_hash
-            if scram_keys is not None or not is_same:
-                changes["scram"] = scram_keys or {}  # keys of the old password would still let in
         if tags is not None:
             changes["tags"] = parse_tags(tags)
         if limits is not None:
             changes["limits"] = dict(limits)
         async with self._changing:
+            if password is None and password_hash is not None:
+                known = self._users.get(name)
+                is_same = password_hash and known is not None and known.password_hash == password_hash
+                if scram_keys is not None or not is_same:
+                    changes["scram"] = scram_keys or {}  # keys of the old password would still let in
             return await self._put(name, changes)
 
     @to_the_end
