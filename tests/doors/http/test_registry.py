@@ -114,6 +114,18 @@ def test_a_schema_has_an_id_and_its_subjects_have_versions(registry: Registry) -
     assert registry.ok("GET", "/subjects", offset=1, limit=1) == ["b/c"]
 
 
+def test_schemas_are_listed_a_thousand_at_a_time(shared: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.doors.http.registry.LISTED_MAX", 2)
+    for number in range(3):
+        shared.register(f"listed-{number}", ONE)
+
+    def listed(**query: Any) -> list[str]:
+        return [one["subject"] for one in shared.ok("GET", "/schemas", subjectPrefix="listed-", **query)]
+
+    assert listed() == listed(limit=-1) == listed(limit=3) == ["listed-0", "listed-1"]
+    assert (listed(offset=2), listed(offset=1, limit=1)) == (["listed-2"], ["listed-1"])
+
+
 def test_everything_outlives_a_restart(own: type[Live]) -> None:
     first = own()
     registry = Registry(first)

@@ -34,6 +34,7 @@ logger = logging.getLogger("headrace.http")
 PREFIX = "/registry"
 MEDIA = "application/vnd.schemaregistry.v1+json"
 BODY_BYTES_MAX = 4 << 20
+LISTED_MAX = 1_000  # schemas in one answer, with their texts; Confluent's
 UNKNOWN_HERE = ("metadata", "ruleSet", "rule_set")  # data contracts
 
 
@@ -106,9 +107,10 @@ def _said(content: Any, status: int = 200) -> Response:
     return Answer(msgspec.json.encode(content), status, media_type=MEDIA)
 
 
-def _page(query: Query, found: Sequence[Any]) -> Sequence[Any]:
+def _page(query: Query, found: Sequence[Any], most: int | None = None) -> Sequence[Any]:
     offset, limit = query.integer("offset") or 0, query.integer("limit", least=-1)
-    return found[offset:] if limit is None or limit < 0 else found[offset : offset + limit]
+    limits = [one for one in (limit, most) if one is not None and one >= 0]
+    return found[offset : offset + min(limits)] if limits else found[offset:]
 
 
 async def _rendered(site: Site, query: Query, content: Content) -> dict[str, Any]:
@@ -154,7 +156,9 @@ async def list_schemas(site: Site, request: Request) -> Response:
     for subject in _names(known, query):
         versions = known.versions(subject, deleted=_is(query, "deleted"))
         found += versions[-1:] if _is(query, "latestOnly") else versions
-    return _said([one.shape() for one in _page(query, found)])
+    listed = _page(query, found, LISTED_MAX)
+    request.state.share.take(sum(len(one.content.text) for one in listed))  # before they are in memory twice
+    return _said([one.shape() for one in listed])
 
 
 # Subjects.
