@@ -252,11 +252,13 @@ class Schemas:
 
 def _next(known: State, subject: str, content: Content, schema_id: int | None, version: int | None) -> Version:
     everything = known.versions(subject, deleted=True)
-    if len(everything) >= VERSIONS_MAX or known.last_id >= state.VERSION_MAX:
+    if len(everything) >= VERSIONS_MAX:
         raise LimitReached(f"subject {subject!r} has {len(everything):,} versions, which is the most")
     number = everything[-1].version + 1 if everything else 1
     if schema_id is None:
         same = known.id_of(content)
+        if same is None and known.last_id >= state.VERSION_MAX:
+            raise LimitReached(f"the last id, {known.last_id}, is in use: there is none for another schema")
         return Version(subject, number, known.last_id + 1 if same is None else same, content)
     try:
         taken = known.content(schema_id)

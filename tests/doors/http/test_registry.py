@@ -221,6 +221,15 @@ def test_a_schema_is_imported_under_its_id_and_version(registry: Registry) -> No
     assert registry.register("a", TWO) == 8
 
 
+def test_when_the_last_id_is_in_use_only_schemas_that_have_one_are_taken(registry: Registry) -> None:
+    registry.register("a", ONE)
+    registry.ok("PUT", "/mode/b", {"mode": "IMPORT"})
+    registry.ok("POST", "/subjects/b/versions", {"schema": TWO, "id": 2**31 - 1, "version": 1})
+    assert [registry.register("c", schema) for schema in (ONE, TWO)] == [1, 2**31 - 1]
+    answer = registry.ask("POST", "/subjects/d/versions", {"schema": STRING})
+    assert not answer.is_success and "the last id" in answer.json()["message"]
+
+
 def test_versions_go_softly_first_and_for_good_then(registry: Registry) -> None:
     registry.register("a", ONE)
     registry.register("a", TWO)
