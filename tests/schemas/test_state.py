@@ -1,6 +1,9 @@
 """What the registry makes of the records of its topic."""
 
+import pytest
+
 from headrace.schemas.kinds import AVRO
+from headrace.schemas.refusals import RegistryError
 from headrace.schemas.state import (
     Content,
     Reference,
@@ -58,3 +61,14 @@ def test_a_schema_with_two_ids_keeps_the_first_when_the_other_goes() -> None:
         state.apply(*schema_entry(one))
     state.apply(*forgotten_entry(second))
     assert state.id_of(first.content) == 5
+
+
+def test_what_a_schema_needs_is_bounded_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.schemas.state.REFERRED_CHARS_MAX", 10)
+    state = State()
+    for one in (version("a", 1, 1, "x" * 6), version("b", 1, 2, "y" * 4, ("a", 1)), version("c", 1, 3, "z")):
+        state.apply(*schema_entry(one))
+    b, c = Reference("b", "b", 1), Reference("c", "c", 1)
+    assert [len(text) for text in state.referred([b]).values()] == [6, 4]
+    with pytest.raises(RegistryError, match="more than 10 characters"):
+        state.referred([b, c])

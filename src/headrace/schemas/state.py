@@ -21,6 +21,7 @@ MAGIC = {SCHEMA: 1}  # of the form of a key; others have 0
 LATEST = "latest"
 VERSION_MAX = 2**31 - 1
 REFERENCES_MAX = 200  # of one schema, with those that its references have
+REFERRED_CHARS_MAX = 8 << 20  # of all of them: parsed whenever it is, and that takes 25 times as much
 
 
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -213,8 +214,10 @@ class State:
         """Name and text of all that is needed, what each needs before it. RegistryError if something is missing."""
         found: dict[str, str] = {}
         seen: set[tuple[str, int]] = set()
+        size = 0
 
         def add(one: Reference) -> None:
+            nonlocal size
             if (one.subject, one.version) in seen:
                 return
             seen.add((one.subject, one.version))
@@ -225,6 +228,9 @@ class State:
             except refusals.RegistryError:
                 text = f"No schema reference found for subject '{one.subject}' and version {one.version}"
                 raise refusals.invalid_schema(text) from None
+            size += len(content.text)
+            if size > REFERRED_CHARS_MAX:
+                raise refusals.invalid_schema(f"what it needs has more than {REFERRED_CHARS_MAX:,} characters")
             for inner in content.references:
                 add(inner)
             found[one.name] = content.text
