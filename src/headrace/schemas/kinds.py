@@ -5,9 +5,6 @@ from typing import Any, Protocol
 
 from headrace.errors import InvalidInput
 from headrace.schemas import refusals
-from headrace.schemas.avro import Avro
-from headrace.schemas.json_schema import JsonSchema
-from headrace.schemas.protobuf import Protobuf
 
 AVRO, JSON, PROTOBUF = "AVRO", "JSON", "PROTOBUF"
 
@@ -21,19 +18,33 @@ class Schema(Protocol):
         """Why a reader with this one could not read all that is written with the other, of the same language."""
 
 
-KINDS: dict[str, Any] = {AVRO: Avro, JSON: JsonSchema, PROTOBUF: Protobuf}
+KINDS = (AVRO, JSON, PROTOBUF)
 
 NONE = "NONE"
 DEFAULT_LEVEL = "BACKWARD"
 LEVELS = (NONE, *(kind + rest for kind in ("BACKWARD", "FORWARD", "FULL") for rest in ("", "_TRANSITIVE")))
 
 
+def _language(kind: str) -> Any:
+    """Imported when there is a first schema: a broker without any starts a twentieth sooner."""
+    if kind == AVRO:
+        from headrace.schemas.avro import Avro
+
+        return Avro
+    if kind == JSON:
+        from headrace.schemas.json_schema import JsonSchema
+
+        return JsonSchema
+    from headrace.schemas.protobuf import Protobuf
+
+    return Protobuf
+
+
 def parse(kind: str, text: str, references: Mapping[str, str]) -> Schema:
-    found = KINDS.get(kind)
-    if found is None:
+    if kind not in KINDS:
         raise refusals.invalid_schema(f"there is no schema type {kind[:40]!r}: it is one of {', '.join(KINDS)}")
     try:
-        schema: Schema = found.parse(text, references)
+        schema: Schema = _language(kind).parse(text, references)
     except InvalidInput as error:
         raise refusals.invalid_schema(str(error)) from None
     except RecursionError:  # in a part that is only kept, as the default of a field
