@@ -23,6 +23,9 @@ public class LateProducer {
                     Thread.sleep(100);
                 }
             } catch (ExecutionException | KafkaException late) {
+                // The client tells us before it has noted for itself that it needs a new epoch: who aborts at once, on
+                // a busy machine, goes on with the old one and is fenced.
+                Thread.sleep(1000);
                 producer.abortTransaction();
             }
             producer.beginTransaction();
