@@ -105,7 +105,7 @@ class KeyStore:
 
 
 def _open(folder: str) -> Any:
-    from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteOptions
+    from rocksdict import BlockBasedIndexType, BlockBasedOptions, Cache, Options, Rdict, WriteOptions
 
     options = Options(raw_mode=True)
     options.create_if_missing(True)
@@ -117,7 +117,12 @@ def _open(folder: str) -> Any:
     blocks = BlockBasedOptions()
     blocks.set_bloom_filter(BLOOM_BITS, False)
     blocks.set_block_cache(Cache(BLOCK_CACHE_BYTES))
-    blocks.set_cache_index_and_filter_blocks(True)  # or they grow with the number of keys
+    # Filters and indexes count as blocks, or they would grow with the number of keys; and in small parts, or one of a
+    # large file would not fit into its share of the cache, and would be read for every look.
+    blocks.set_cache_index_and_filter_blocks(True)
+    blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+    blocks.set_partition_filters(True)
+    blocks.set_pin_top_level_index_and_filter(True)
     options.set_block_based_table_factory(blocks)
     db = Rdict(folder, options)
     unlogged: Any = WriteOptions()
