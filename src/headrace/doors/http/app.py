@@ -1,14 +1,12 @@
 """The HTTP door as an ASGI application: the routes, and what holds for all of them."""
 
 import asyncio
-import functools
 from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from headrace.doors.http import (
@@ -29,16 +27,15 @@ from headrace.doors.http.access import source_of
 from headrace.doors.http.api.routes import Api
 from headrace.doors.http.needs import (
     Handler,
-    Handlers,
     Need,
     configures,
-    dispatch,
     enters,
     known,
     monitors,
     public,
     reads,
     rewrites,
+    router,
     stages,
     writes,
 )
@@ -111,23 +108,10 @@ class App:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        by_path: dict[str, Handlers] = {}
-        for method, path, handler, need in ROUTES:
-            by_path.setdefault(path, {})[method] = (handler, need)
-        routes = [
-            Route(path, functools.partial(dispatch, site, handlers, False), methods=list(handlers))
-            for path, handlers in by_path.items()
-        ]
-        self._router = Router(routes, redirect_slashes=False)
+        self._router = router(site, ROUTES)
         self._api = Api(site)
         self._registry = Registry(site)
-        self._pages = Router(
-            [
-                Route(path, functools.partial(dispatch, site, {"GET": (handler, public)}, False), methods=["GET"])
-                for path, handler in PAGES
-            ],
-            redirect_slashes=False,
-        )
+        self._pages = router(site, (("GET", path, handler, public) for path, handler in PAGES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Routes are matched before %2F and the like are decoded: they are part of a name, not borders.

@@ -1,10 +1,11 @@
 """What a route asks of whoever calls it. Every route names its need; there is no route without one."""
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route, Router
 
 from headrace.broker.vhosts import DEFAULT
 from headrace.doors.http.access import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, Caller
@@ -118,6 +119,20 @@ def binds(caller: Caller, request: Request) -> None:
 
 
 # Letting in.
+
+
+def router(
+    site: Site, routes: Iterable[tuple[str, str, Handler, Need]], *, prefix: str = "", asks_always: bool = False
+) -> Router:
+    """By path and method. `asks_always`: also while guest is the only user."""
+    by_path: dict[str, Handlers] = {}
+    for method, path, handler, need in routes:
+        by_path.setdefault(prefix + path, {})[method] = (handler, need)
+    made = [
+        Route(path, functools.partial(dispatch, site, handlers, asks_always), methods=list(handlers))
+        for path, handlers in by_path.items()
+    ]
+    return Router(made, redirect_slashes=False)
 
 
 async def dispatch(site: Site, handlers: Handlers, asks_always: bool, request: Request) -> Response:

@@ -3,7 +3,6 @@
 Who may read or write the topic `_schemas` may do so here.
 """
 
-import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +11,11 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.schemas import TOPIC, check_subject
 from headrace.doors.http.access import Caller
-from headrace.doors.http.needs import Handler, Handlers, Need, dispatch
+from headrace.doors.http.needs import Handler, Need, router
 from headrace.doors.http.problems import PROBLEMS, headers_of
 from headrace.doors.http.requests import Gone, Query, path_name, read_body, whole_number
 from headrace.doors.http.site import Answer, Site
@@ -381,16 +379,7 @@ class Registry:
     """An ASGI application for everything under /registry."""
 
     def __init__(self, site: Site) -> None:
-        by_path: dict[str, Handlers] = {}
-        for method, path, handler, need in ROUTES:
-            by_path.setdefault(PREFIX + path, {})[method] = (handler, need)
-        self._router = Router(
-            [
-                Route(path, functools.partial(dispatch, site, handlers, False), methods=list(handlers))
-                for path, handlers in by_path.items()
-            ],
-            redirect_slashes=False,
-        )
+        self._router = router(site, ROUTES, prefix=PREFIX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = scope["path"].rstrip("/")

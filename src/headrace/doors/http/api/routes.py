@@ -1,11 +1,9 @@
 """Where everything of the management API is, and how its refusals look."""
 
-import functools
 import logging
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from headrace import errors
@@ -26,18 +24,17 @@ from headrace.doors.http.api import (
 from headrace.doors.http.api.values import answer
 from headrace.doors.http.needs import (
     Handler,
-    Handlers,
     Need,
     administrator,
     binds,
     configures_it,
-    dispatch,
     management,
     manages_topics,
     monitoring,
     policymaker,
     public,
     reads_it,
+    router,
     writes_it,
 )
 from headrace.doors.http.problems import PROBLEMS, headers_of
@@ -192,16 +189,7 @@ class Api:
     """An ASGI application for everything under /api."""
 
     def __init__(self, site: Site) -> None:
-        by_path: dict[str, Handlers] = {}
-        for method, path, handler, need in ROUTES:
-            by_path.setdefault(PREFIX + path, {})[method] = (handler, need)
-        self._router = Router(
-            [
-                Route(path, functools.partial(dispatch, site, handlers, True), methods=list(handlers))
-                for path, handlers in by_path.items()
-            ],
-            redirect_slashes=False,
-        )
+        self._router = router(site, ROUTES, prefix=PREFIX, asks_always=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
