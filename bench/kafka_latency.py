@@ -3,7 +3,8 @@
 Messages come on a schedule, whether the broker keeps up or not, and the time of each counts from the moment it was due
 until it was acknowledged. For every work the highest rate is looked for whose 99th percentile stays within a limit: by
 doubling, then by halving the step. A trial is long enough that one hiccup of the machine (30 ms) is less than one
-percent of it, and a rate that fails is tried once more: two hiccups at a low rate would end the search there.
+percent of it, and a rate that fails is tried once more: two hiccups at a low rate would end the search there. The rate
+that is found is run twice more, and the run that cost the broker least says what it costs.
 The brokers take turns, work by work, on the same cores and the same disk, since a machine is faster in one minute than
 in another; the others are idle meanwhile, and what they wrote is on the disk before the next one begins. What each
 spent is told beside its rate.
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import machine
@@ -30,6 +31,7 @@ from bench.kafka_report import PAIRS, TWICE
 LIMIT_MS = 20.0
 TRIAL_S = 4.0
 TRIALS = 2
+RUNS_MORE = 2
 HALVINGS = 2  # of a step of 2: to 19 %
 RATE_MIN = 100
 
@@ -94,6 +96,13 @@ class Search:
 
     def highest(self) -> Trial | None:
         """None when no rate is held."""
+        best = self._search()
+        if best is None:
+            return None
+        again = [self._run(best.rate).cpu_s for _ in range(RUNS_MORE)]
+        return replace(best, cpu_s=min(best.cpu_s, *again))
+
+    def _search(self) -> Trial | None:
         rate = self._case.first_rate
         best = self._held(rate)
         if best is None:
@@ -183,19 +192,26 @@ def report(found: dict[str, Found]) -> Iterator[str]:
 
 
 def _ratios(ours: str, mine: Found, theirs: str, others: Found) -> Iterator[str]:
-    ratios = []
+    by_clock, by_cpu = [], []
     for work, one in mine.items():
         other = others[work]
         if one is None or other is None:
             yield f"  {work:<38} {ours if one is None else theirs} holds no rate"
-            ratios.append(0.0 if one is None else float("inf"))
+            by_clock.append(0.0 if one is None else float("inf"))
+            by_cpu.append(by_clock[-1])
             continue
-        ratios.append(one.rate / other.rate)
-        yield f"  {work:<38} {one.rate / other.rate:6.2f}x {one.per_cpu_s / other.per_cpu_s:6.2f}x"
+        by_clock.append(one.rate / other.rate)
+        by_cpu.append(one.per_cpu_s / other.per_cpu_s)
+        yield f"  {work:<38} {by_clock[-1]:6.2f}x {by_cpu[-1]:6.2f}x"
+    yield _verdict("the messages/s", by_clock)
+    yield _verdict("per CPU-second", by_cpu)
+
+
+def _verdict(what: str, ratios: Sequence[float]) -> str:
     twice = sum(ratio >= TWICE for ratio in ratios)
     held = "reached" if twice == len(ratios) else "MISSED"
     middle = sorted(ratios)[len(ratios) // 2]
-    yield f"  twice the messages/s: {twice} of {len(ratios)} rows, median {middle:.2f}x  {held}"
+    return f"  twice {what}: {twice} of {len(ratios)} rows, median {middle:.2f}x  {held}"
 
 
 def main() -> None:

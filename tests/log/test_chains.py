@@ -306,19 +306,33 @@ def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(
     assert asyncio.run(append(True)) == asyncio.run(append(False))
 
 
+class WatchedDisk(RealDisk):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written_back: list[int] = []  # how large the segment was
+
+    def start_writing_back(self, file: int) -> None:
+        super().start_writing_back(file)
+        self.written_back.append(os.fstat(file).st_size)
+
+
 def test_segments_are_written_back_as_they_grow_not_all_at_a_checkpoint(tmp_path: Path) -> None:
     """Or the checkpoint's syncs keep the disk from those of the rounds for as long as that takes."""
-    asked: list[int] = []
-
-    class Watched(RealDisk):
-        def start_writing_back(self, file: int) -> None:
-            super().start_writing_back(file)
-            asked.append(os.fstat(file).st_size)
-
-    bench = Bench(tmp_path, Watched())
+    disk = WatchedDisk()
+    bench = Bench(tmp_path, disk)
     shard = bench.open(settings=LogSettings())
-    while sum(asked) < 20_000_000:
-        bench.append(1, [bytes(100_000)])
+    while sum(disk.written_back) < 20_000_000:
+        bench.append(1, [bytes(10_000)])
         assert shard.counters.bytes_written < 100_000_000, "it never happens"
     assert shard.counters.checkpoints == 0
+    asked = disk.written_back
     assert len(asked) >= 3 and sorted(asked) == asked, "again and again, while the segment grows"
+
+
+def test_what_is_synced_where_it_lies_is_not_written_back_again(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    bench = Bench(tmp_path, disk)
+    shard = bench.open(settings=LogSettings())
+    for _ in range(50):
+        bench.append(1, [bytes(100_000)])
+    assert shard.counters.bytes_written > 5_000_000 and disk.written_back == []

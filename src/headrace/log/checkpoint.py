@@ -53,11 +53,12 @@ class Checkpoints:
         self._is_writing_back = False
         self._is_making_journal = False
 
-    def wrote(self, size: int, logs: Iterable[Log]) -> None:
+    def wrote(self, size: int, logs: Iterable[Log], *, is_synced: bool) -> None:
         for log in logs:
             self._touched.add(log.id)
         self.bytes_since += size
-        self._write_back(size, logs)
+        if not is_synced:
+            self._write_back(size, logs)
         self._make_journal()
         if self.bytes_since >= self._shard.settings.checkpoint_bytes or self._journal_is_filling():
             self.run()

@@ -122,7 +122,8 @@ class Intake(Staging):
             self.shard.close_when_idle()
         else:
             assert result is not None
-            self._tell(batch, None, self._complete(batch, result).values())
+            touched = self._complete(batch, result).values()
+            self._tell(batch, None, touched, is_synced=len(result.direct_ends) == len(touched))
 
     def retry_stuck(self) -> None:
         if self.in_flight is not None and self.shard.committer.is_stuck:
@@ -155,9 +156,16 @@ class Intake(Staging):
         return behind
 
     def _tell(
-        self, batch: Round, error: HeadraceError | None, touched: Iterable[Log], behind: Sequence[Unit] = ()
+        self,
+        batch: Round,
+        error: HeadraceError | None,
+        touched: Iterable[Log],
+        behind: Sequence[Unit] = (),
+        *,
+        is_synced: bool = False,
     ) -> None:
-        """What became of it. A bug in somebody's callback is for the loop's log, and holds up nobody else."""
+        """What became of it. A bug in somebody's callback is for the loop's log, and holds up nobody else.
+        `is_synced`: all of it lies durably where it belongs, not only in the journal."""
         self.pending_bytes -= batch.size
         try:
             resolve_all([*batch.units, *behind] if behind else batch.units, error)
@@ -166,7 +174,7 @@ class Intake(Staging):
                 wake_all(touched)
             finally:
                 if error is None:
-                    self.shard.checkpoints.wrote(batch.size, touched)
+                    self.shard.checkpoints.wrote(batch.size, touched, is_synced=is_synced)
                 self._next()
 
     def _complete(self, batch: Round, result: Committed) -> dict[int, Log]:
