@@ -253,6 +253,22 @@ def test_what_needs_a_look_stops_the_delivery_there() -> None:
     assert (after, count, why) == (0, 0, FOREIGN)
 
 
+def test_a_message_with_copies_of_its_trace_is_delivered_as_it_is_and_needs_python_once_one_differs() -> None:
+    properties = encode_properties({"headers": {"traceparent": "00-1", "baggage": "a=1"}})
+    ours = (("amqp.properties", properties), ("amqp.exchange", b"ex"))
+    copies = (("traceparent", b"00-1"), ("baggage", b"a=1"))
+    whole = codec.build([(b"key", b"body", (*ours, *copies), 10)])
+    (frames, _, count, why, _, _), _ = deliver(whole, 0, 1)
+    assert (count, why) == (1, WHOLE) and properties[2:] in frames
+    for changed in (
+        copies[:1], copies[::-1], (copies[0], ("baggage", b"a=2")), (copies[0], ("baggage", None)),
+        (copies[0], ("luggage", b"a=1")), (*copies, ("tracestate", b"")), (*copies, copies[0]),
+    ):  # fmt: skip
+        data = codec.build([(b"key", b"body", (*ours, *changed), 10)])
+        (_, after, count, why, _, _), _ = deliver(data, 0, 1)
+        assert (after, count, why) == (0, 0, FOREIGN), changed
+
+
 def test_gaps_are_told_so_that_they_can_settle_themselves() -> None:
     control = codec.build([(b"\0\0\0\1", b"\0" * 6, (), 1)], control=True, transactional=True)
     codec.patch(control, 0, 1, 0)

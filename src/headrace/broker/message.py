@@ -7,6 +7,7 @@ from typing import Any
 from headrace.errors import CorruptProperties, InvalidInput
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.properties import Table, decode_properties, edit, encode_properties, property_of
+from headrace.record.traces import traces_of
 from headrace.record.types import Record
 
 NO_PROPERTIES = b"\x00\x00"
@@ -117,7 +118,8 @@ class Message:
         return keys
 
     def record_headers(self) -> tuple[tuple[str, bytes], ...]:
-        return (AMQP_PROPERTIES_HEADER, self.properties), (AMQP_EXCHANGE_HEADER, to_bytes(self.exchange))
+        ours = (AMQP_PROPERTIES_HEADER, self.properties), (AMQP_EXCHANGE_HEADER, to_bytes(self.exchange))
+        return *ours, *traces_of(self.properties)
 
     @property
     def key(self) -> bytes:
@@ -127,10 +129,14 @@ class Message:
 def properties_of(record: Record) -> bytes | None:
     """Of a record as AMQP writes it; None for one that came in by another door."""
     headers = record.headers
-    if len(headers) != 2 or headers[0][0] != AMQP_PROPERTIES_HEADER or headers[1][0] != AMQP_EXCHANGE_HEADER:
+    if len(headers) < 2 or headers[0][0] != AMQP_PROPERTIES_HEADER or headers[1][0] != AMQP_EXCHANGE_HEADER:
         return None
     properties = headers[0][1]
-    return properties if properties is not None and len(properties) >= len(NO_PROPERTIES) else None
+    if properties is None or len(properties) < len(NO_PROPERTIES):
+        return None
+    # A header that says something else came in by another door, and counts.
+    is_copied = len(headers) == 2 or tuple(headers[2:]) == traces_of(properties)
+    return properties if is_copied else None
 
 
 def from_record(record: Record) -> Message:

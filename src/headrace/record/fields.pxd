@@ -16,4 +16,5 @@ cdef enum:
     PLAIN = 0
     NEEDS_DECISION = 1      # somebody has to look at what a property says
 
+cdef Py_ssize_t skip_value(const uint8_t* p, const uint8_t* end, int depth) noexcept nogil
 cdef int check_properties(const uint8_t* p, const uint8_t* end) noexcept nogil

@@ -78,6 +78,11 @@ HEADERS_MAX: Final = 1 << 20
 # The reason that valid_until gives when the buffer ends inside a batch, as opposed to a batch that is wrong.
 INCOMPLETE: Final = "the buffer ends inside this batch"
 
-# An AMQP message as a record: the key is the routing key, the value the body, and these two headers.
+# An AMQP message as a record: the key is the routing key, the value the body, and these two headers; behind them copies
+# of those that carry its trace (traces.pyx).
 AMQP_PROPERTIES_HEADER: Final = "amqp.properties"  # flags and property list, as in the content header
 AMQP_EXCHANGE_HEADER: Final = "amqp.exchange"
+
+# The trace that a message belongs to, through whichever door it comes (W3C Trace Context and Baggage).
+TRACEPARENT: Final = "traceparent"
+TRACE_HEADERS: Final = (TRACEPARENT, "tracestate", "baggage")

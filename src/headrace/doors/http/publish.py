@@ -9,6 +9,7 @@ from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import Query, in_thread_if, path_name, read_body
 from headrace.doors.http.site import Site, json_answer
 from headrace.errors import InvalidInput, StreamNotFound
+from headrace.record.layout import TRACE_HEADERS, TRACEPARENT
 from headrace.wire.http import bodies, messages
 from headrace.wire.http.messages import Draft, Headers
 
@@ -42,6 +43,8 @@ async def publish(site: Site, request: Request) -> Response:
         drafts = await in_thread_if(len(body), parse, body, MESSAGES_MAX)
     if not drafts:
         raise InvalidInput("there is no message in the request")
+    if len(drafts) == 1:  # of several, each has one of its own or none
+        drafts = [_traced(drafts[0], request)]
     now_ms = broker.clock.now_ms()
     if broker.streams.find(topic) is None:
         # What a new topic could not take must not leave an empty topic behind.
@@ -76,3 +79,11 @@ def _headers(request: Request) -> Headers:
         for name, value in request.headers.raw
         if name.startswith(HEADER_PREFIX) and len(name) > start
     )
+
+
+def _traced(draft: Draft, request: Request) -> Draft:
+    """The message goes on with the trace of its request, unless it brings one of its own."""
+    if any(name == TRACEPARENT for name, _ in draft.headers):
+        return draft
+    trace = [(name, request.headers[name].encode("latin-1")) for name in TRACE_HEADERS if name in request.headers]
+    return draft._replace(headers=messages.checked([*draft.headers, *trace])) if trace else draft

@@ -16,6 +16,7 @@ from headrace.record.batch cimport (
 )
 from headrace.record.fields cimport EXCHANGE_NAME, EXCHANGE_NAME_SIZE, PROPERTIES_NAME, PROPERTIES_NAME_SIZE
 from headrace.record.raw cimport get16, put16, put32, put64
+from headrace.record.traces cimport TRACES_MAX, Trace, find_traces
 from headrace.wire.amqp.tags cimport TagRing
 
 cdef enum:
@@ -59,9 +60,30 @@ cdef inline uint8_t* put_frame_head(uint8_t* p, uint8_t kind, int channel, uint3
     return p + 7
 
 
+cdef bint holds_copies(const uint8_t* p, const RecordView* record, const HeaderView* properties) noexcept:
+    """Whether the headers from p on are what the properties say about the message's trace, and nothing else. One that
+    says something else came in by another door, and counts."""
+    cdef Trace traces[TRACES_MAX]
+    cdef HeaderView header
+    cdef int i, found = find_traces(properties.value, properties.value + properties.value_size, traces)
+    if record.header_count != 2 + found:
+        return False
+    for i in range(found):
+        p = read_header(p, record.end, &header)
+        if (
+            p == NULL
+            or header.key_size != traces[i].name_size
+            or header.value_size != traces[i].value_size
+            or memcmp(header.key, traces[i].name, header.key_size) != 0
+            or memcmp(header.value, traces[i].value, header.value_size) != 0
+        ):
+            return False
+    return True
+
+
 cdef inline bint is_ours(const RecordView* record, HeaderView* properties, HeaderView* exchange) noexcept:
     cdef const uint8_t* p
-    if record.header_count != 2 or record.key_size < 0 or record.key_size > 255 or record.value_size < 0:
+    if record.header_count < 2 or record.key_size < 0 or record.key_size > 255 or record.value_size < 0:
         return False
     p = read_header(record.headers, record.end, properties)
     if p == NULL or properties.key_size != PROPERTIES_NAME_SIZE or properties.value_size < 2:
@@ -72,6 +94,7 @@ cdef inline bint is_ours(const RecordView* record, HeaderView* properties, Heade
     return (
         memcmp(properties.key, PROPERTIES_NAME, PROPERTIES_NAME_SIZE) == 0
         and memcmp(exchange.key, EXCHANGE_NAME, EXCHANGE_NAME_SIZE) == 0
+        and (record.header_count == 2 or holds_copies(p, record, properties))
     )
 
 

@@ -17,6 +17,7 @@ from headrace.record.fields cimport (
     BAD, EXCHANGE_NAME, EXCHANGE_NAME_SIZE, NEEDS_DECISION, PROPERTIES_NAME, PROPERTIES_NAME_SIZE, check_properties,
 )
 from headrace.record.raw cimport get16, get32, get64
+from headrace.record.traces cimport TRACES_MAX, Trace, find_traces
 from headrace.wire.amqp.tags cimport TagRing
 
 from headrace.errors import BatchTooLarge
@@ -417,10 +418,14 @@ cdef class Scanner:
         cdef Py_ssize_t exchange_size = p[6]
         cdef Py_ssize_t key_size = p[7 + exchange_size]
         cdef Py_ssize_t need = header_size(15, properties_size) + header_size(13, exchange_size)
+        cdef Trace traces[TRACES_MAX]
+        cdef int traced = find_traces(properties, properties + properties_size, traces)
         cdef BatchWriter writer
         cdef uint8_t* after
         cdef void* grown
         cdef Py_ssize_t i
+        for i in range(traced):
+            need += header_size(traces[i].name_size, traces[i].value_size)
         if need > self.head_capacity:
             grown = realloc(self.head, need + 512)
             if grown == NULL:
@@ -431,6 +436,10 @@ cdef class Scanner:
             self.head, <const uint8_t*>PROPERTIES_NAME, PROPERTIES_NAME_SIZE, properties, properties_size
         )
         after = put_header(after, <const uint8_t*>EXCHANGE_NAME, EXCHANGE_NAME_SIZE, p + 7, exchange_size)
+        for i in range(traced):
+            after = put_header(
+                after, traces[i].name, traces[i].name_size, traces[i].value, traces[i].value_size
+            )
         if target.writers is None:
             target.open()
         for i in range(len(target.writers)):
@@ -438,7 +447,7 @@ cdef class Scanner:
             if writer._used > SEAL_AT:
                 target.owners[i].seal()
             if writer.append_raw(
-                p + 8 + exchange_size, key_size, body, body_size, self.head, after - self.head, 2, self.now_ms
+                p + 8 + exchange_size, key_size, body, body_size, self.head, after - self.head, 2 + traced, self.now_ms
             ) != APPENDED:
                 raise BatchTooLarge(body_size, MESSAGE_BYTES_MAX)
         return 0

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.browsing import browse, contains, has_key, state_of
-from headrace.broker.message import from_record
+from headrace.broker.message import from_record, properties_of
 from headrace.broker.partition import when_loaded
 from headrace.broker.producers import Aborted
 from headrace.broker.vhosts import DEFAULT
@@ -53,7 +53,7 @@ def record_shape(row: Row, partition: int, record: Record, *, value_bytes_max: i
         "value": text_or_base64(value if value is None else value[:value_bytes_max]),
         "value_bytes": None if value is None else len(value),
         "truncated": value is not None and len(value) > value_bytes_max,
-        "headers": [[name, text_or_base64(held)] for name, held in record.headers if name not in OURS],
+        "headers": [[name, text_or_base64(held)] for name, held in _further_headers(record)],
         "at_topics": row.stream is not None and row.vhost == DEFAULT,  # where all of the value is
     }
     if any(name in OURS for name, _ in record.headers):
@@ -67,6 +67,13 @@ def record_shape(row: Row, partition: int, record: Record, *, value_bytes_max: i
     if queue is not None and not queue.is_stream and partition < len(queue.views):
         shape["state"] = state_of(queue.views[len(queue.views) - 1 - partition], record.offset)
     return shape
+
+
+def _further_headers(record: Record) -> Sequence[tuple[str, bytes | None]]:
+    """What is not in the AMQP properties anyway."""
+    if properties_of(record) is not None:
+        return ()
+    return [pair for pair in record.headers if pair[0] not in OURS]
 
 
 async def messages(site: Site, request: Request) -> Response:

@@ -1,0 +1,3 @@
+from headrace.record.types import Buffer
+
+def traces_of(properties: Buffer) -> tuple[tuple[str, bytes], ...]: ...
