@@ -109,6 +109,8 @@ class Committer:
             # One log alone costs one sync either way: through the journal the disk would have twice the bytes to write.
             is_alone = batch.size > self._inline_bytes_max // ALONE_DIVISOR and not batch.changes and batch.has_one_log
             return (batch.parts, []) if is_alone else ([], batch.parts)
+        if batch.has_one_log and not batch.changes:
+            return batch.parts, []
         sizes: dict[int, int] = {}
         bound: set[int] = set()
         for part in batch.parts:
