@@ -160,13 +160,20 @@ def measure(programs: Path, brokers: Sequence[Broker], limit_ms: float, only: st
     return found
 
 
-def run(*, peers: bool = True, limit_ms: float = LIMIT_MS, only: str = "", cores: Cores | None = None) -> None:
+def run(
+    *,
+    peers: bool = True,
+    synced: bool = False,
+    limit_ms: float = LIMIT_MS,
+    only: str = "",
+    cores: Cores | None = None,
+) -> None:
     cores = cores or Cores()
     print(f"machine    {machine.describe()}\ncores      {cores}", flush=True)
     print(f"the highest rate with p99 <= {limit_ms:.0f} ms, to {2 ** 0.5**HALVINGS - 1:.0%}; acks=all, one partition")
-    brokers: list[Broker] = [Headrace(), Headrace(sync=False)]
+    brokers: list[Broker] = [Headrace()] if synced else [Headrace(), Headrace(sync=False)]
     if peers:
-        brokers += kafkas(flush=[False, True])
+        brokers += kafkas(flush=[True] if synced else [False, True])
     with ExitStack() as stack:
         programs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-kafka-load-")))
         build_load(programs)
@@ -217,6 +224,7 @@ def _verdict(what: str, ratios: Sequence[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kafka_latency", description=__doc__)
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
+    parser.add_argument("--synced", action="store_true", help="only those that sync before they answer")
     parser.add_argument("--limit", type=float, default=LIMIT_MS, metavar="MS", help="of p99 (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="WORK", help="rows whose name has this in it")
     add_option(parser)
@@ -224,7 +232,13 @@ def main() -> None:
     if not any(arguments.only in case.work for case in cases()):
         parser.error(f"no row has {arguments.only!r} in its name: " + "; ".join(case.work for case in cases()))
     cores = chosen(parser, arguments)
-    run(peers=not arguments.alone, limit_ms=arguments.limit, only=arguments.only, cores=cores)
+    run(
+        peers=not arguments.alone,
+        synced=arguments.synced,
+        limit_ms=arguments.limit,
+        only=arguments.only,
+        cores=cores,
+    )
 
 
 if __name__ == "__main__":
