@@ -8,9 +8,26 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import dlq, status, top
+from headrace.cli import dlq, main, status, top
 from headrace.cli.app import run
 from headrace.cli.bench import _run as run_bench
+
+
+def test_who_interrupts_before_it_has_begun_sees_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "headrace.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "headrace.cli.app")
+    monkeypatch.delattr("headrace.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
