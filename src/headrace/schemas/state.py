@@ -272,8 +272,12 @@ def content_shape(content: Content) -> dict[str, Any]:
     """As clients know it: Avro is not said, and neither is that there are no references."""
     shape: dict[str, Any] = {} if content.kind == AVRO else {"schemaType": content.kind}
     if content.references:
-        shape["references"] = msgspec.to_builtins(content.references)
+        shape["references"] = references_shape(content)
     return {**shape, "schema": content.text}
+
+
+def references_shape(content: Content) -> list[dict[str, Any]]:
+    return [msgspec.to_builtins(one) for one in content.references]
 
 
 # Records to be written.

@@ -422,6 +422,42 @@ def test_schemas_are_for_those_who_may_read_or_write_their_topic(own: type[Live]
     for one in (writer, other):
         assert one.code("GET", "/schemas/ids/1") == 403
     assert reader.ok("GET", "/schemas/ids/1") == {"schema": ONE}
+    for name in ("reader", "other"):
+        live.call(live.broker.users.put_user(name, password="x", tags=["management"]))
+    assert live.get("/api/headrace/schemas/a", auth=("reader", "x")).json()["may_write"] is False
+    for path in ("registry", "schemas", "schemas/a", "schemas/a/versions", "schemas/a/versions/1"):
+        assert live.get(f"/api/headrace/{path}", auth=("other", "x")).status_code == 403
+
+
+def test_the_management_api_lists_subjects_with_what_holds_for_them(registry: Registry) -> None:
+    def see(path: str, **query: Any) -> Any:
+        return registry._live.get(f"/api/headrace/{path}", params=query).json()
+
+    assert see("schemas") == [] and see("schemas/nix")["error"] == "Object Not Found"
+    assert see("registry") == {"compatibility": "BACKWARD", "mode": "READWRITE", "may_write": True}
+    registry.register("person", '{"type":"record","name":"people.Person","fields":[]}')
+    reference = {"name": "people.Person", "subject": "person", "version": 1}
+    order = '{"type":"record","name":"Order","fields":[{"name":"who","type":"people.Person"}]}'
+    registry.register("a%2Forder", ONE)
+    registry.ok("PUT", "/config/a%2Forder", {"compatibility": "NONE"})
+    registry.register("a%2Forder", order, references=[reference])
+    registry.register("old", ONE)
+    registry.ok("DELETE", "/subjects/old")
+    row = {"type": "AVRO", "deleted": False, "compatibility": "BACKWARD", "own_compatibility": None}
+    ours = {"subject": "a/order", "versions": 2, "version": 2, "id": 3, "compatibility": "NONE"}
+    ours = {**row, **ours, "own_compatibility": "NONE"}
+    person = {**row, "subject": "person", "versions": 1, "version": 1, "id": 1}
+    assert see("schemas", sort="version") == [person, ours]
+    assert [one["subject"] for one in see("schemas", deleted="true", name="O")] == ["a/order", "old", "person"]
+    more = {"default_compatibility": "BACKWARD", "mode": "READWRITE", "may_write": True}
+    assert see("schemas/a%2Forder") == {**ours, **more}
+    assert see("schemas/old")["deleted"] is True
+    listed = see("schemas/a%2Forder/versions", page=1, page_size=1)
+    assert (listed["items"][0]["version"], listed["items"][0]["references"], listed["total_count"]) == (2, 1, 2)
+    found = see("schemas/a%2Forder/versions/2")
+    assert (found["schema"], found["references"], found["referred_by"]) == (order, [reference], [])
+    assert see("schemas/person/versions/1")["referred_by"] == [{"subject": "a/order", "version": 2}]
+    assert see("schemas/person/versions/2")["error"] == "Object Not Found"
 
 
 def test_many_at_once_get_one_id_for_one_schema_and_versions_without_gaps(registry: Registry) -> None:

@@ -19,6 +19,7 @@ from headrace.doors.http.api import (
     own,
     policies,
     queues,
+    schemas,
     users,
 )
 from headrace.doors.http.api.values import answer
@@ -178,6 +179,11 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("GET", "/headrace/dead-letters/{vhost}/{name}", dead_letters.get, management),
     ("GET", "/headrace/dead-letters/{vhost}/{name}/messages", dead_letters.messages, reads_it),
     ("POST", "/headrace/dead-letters/{vhost}/{name}/replay", dead_letters.replay, reads_it),
+    ("GET", "/headrace/registry", schemas.registry, schemas.looks),
+    ("GET", "/headrace/schemas", schemas.list_subjects, schemas.looks),
+    ("GET", "/headrace/schemas/{subject}", schemas.get_subject, schemas.looks),
+    ("GET", "/headrace/schemas/{subject}/versions", schemas.list_versions, schemas.looks),
+    ("GET", "/headrace/schemas/{subject}/versions/{version}", schemas.get_version, schemas.looks),
     ("GET", "/headrace/replays", dead_letters.list_replays, management),
     ("GET", "/headrace/replays/{replay}", dead_letters.get_replay, management),
     ("DELETE", "/headrace/replays/{replay}", dead_letters.stop_replay, management),
