@@ -70,6 +70,7 @@ root = _Root(
         "vhost": "headrace.cli.vhost:vhost",
         "dlq": "headrace.cli.dlq:dlq",
         "group": "headrace.cli.group:group",
+        "schema": "headrace.cli.schema:schema",
         "connection": "headrace.cli.connection:connection",
         "user": "headrace.cli.user:user",
         "definitions": "headrace.cli.definitions:definitions",

@@ -27,6 +27,7 @@ ALIASES = {
     "policies": "policy",
     "vhosts": "vhost",
     "groups": "group",
+    "schemas": "schema",
     "connections": "connection",
     "users": "user",
     "close": "rm",

@@ -1,4 +1,5 @@
-"""The management API of a broker: queues, exchanges, policies, readers, dead letters. Answers as dictionaries."""
+"""The management API of a broker: queues, exchanges, policies, readers, dead letters; and its schema registry. Answers
+as dictionaries."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,16 +14,25 @@ PAGE = 500
 
 
 class Management(Client):
-    """Everything under /api, on the connection of a Client."""
+    """Everything under /api and /registry, on the connection of a Client."""
 
     def call(
         self, method: str, *path: str, body: object = None, query: Mapping[str, str | int | None] | None = None
     ) -> Any:
         """The decoded answer; None when there is none."""
+        return self._ask(method, path_of("api", *path), body, query)
+
+    def registry(
+        self, method: str, *path: str, body: object = None, query: Mapping[str, str | int | None] | None = None
+    ) -> Any:
+        """What the schema registry answers."""
+        return self._ask(method, path_of("registry", *path), body, query)
+
+    def _ask(self, method: str, path: str, body: object, query: Mapping[str, str | int | None] | None) -> Any:
         headers = {"Content-Type": JSON} if body is not None else {}
         response = self._connection.request(
             method,
-            path_of("api", *path),
+            path,
             query=query,
             headers=headers,
             body=encode(body) if body is not None else b"",

@@ -24,6 +24,7 @@ from headrace.errors import (
 
 NDJSON = "application/x-ndjson"
 JSON = "application/json"
+REGISTRY_CONFLICTS = (42205, 42206)  # its mode does not allow it; others need the schema
 ABOUT_ONE = ("malformed_message", "malformed_json", "partition_not_found")  # problems of a message in a batch
 
 T = TypeVar("T")
@@ -101,6 +102,8 @@ class _Problem(msgspec.Struct):
     title: str = ""
     detail: str = ""
     code: str = ""
+    message: str = ""  # the schema registry's two
+    error_code: int = 0
     start: int | None = None
     end: int | None = None
     offset: int | None = None
@@ -308,7 +311,7 @@ def _raise(response: Response) -> NoReturn:
             problem = _problem.decode(response.body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
-    detail = problem.detail or problem.title or f"the broker answered with status {response.status}"
+    detail = problem.detail or problem.message or problem.title or f"the broker answered with status {response.status}"
     raise _error(response, problem, detail) from BrokerRefused(response.status, problem.code, detail)
 
 
@@ -329,6 +332,8 @@ def _error(response: Response, problem: _Problem, detail: str) -> HeadraceError:
     }
     if problem.code == "segment_gone":
         return SegmentGone(detail)
+    if problem.error_code in REGISTRY_CONFLICTS:
+        return Conflict(detail)
     if "exists" in problem.code:
         kinds[409] = AlreadyExists
     if status in kinds:
