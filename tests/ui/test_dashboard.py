@@ -20,6 +20,7 @@ PAGES = {
     "readers": "Readers",
     "dead-letters": "Dead letters",
     "pipelines": "Pipelines",
+    "schemas": "Schemas",
     "connections": "Connections",
     "policies": "Policies",
     "users": "Users",

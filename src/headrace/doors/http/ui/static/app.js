@@ -7,6 +7,7 @@ import { Stream } from "/ui/pages/stream.js";
 import { Readers, Reader } from "/ui/pages/readers.js";
 import { DeadLetters, DeadLetterQueue } from "/ui/pages/dead_letters.js";
 import { Pipelines } from "/ui/pages/pipelines.js";
+import { Schemas, Subject } from "/ui/pages/schemas.js";
 import { Connections } from "/ui/pages/connections.js";
 import { Policies } from "/ui/pages/policies.js";
 import { Users, User } from "/ui/pages/users.js";
@@ -18,12 +19,13 @@ const PAGES = [
   ["readers", "Readers", Readers, "r"],
   ["dead-letters", "Dead letters", DeadLetters, "d"],
   ["pipelines", "Pipelines", Pipelines, "p"],
+  ["schemas", "Schemas", Schemas, "h"],
   ["connections", "Connections", Connections, "c"],
   ["policies", "Policies", Policies, "y", "policymaker"],
   ["users", "Users", Users, "u", "administrator"],
   ["settings", "Settings", Settings, "t", "monitoring"],
 ];
-const INNER = { stream: [Stream, "streams"], reader: [Reader, "readers"], "dead-letter": [DeadLetterQueue, "dead-letters"], user: [User, "users"] };
+const INNER = { stream: [Stream, "streams"], reader: [Reader, "readers"], "dead-letter": [DeadLetterQueue, "dead-letters"], user: [User, "users"], schema: [Subject, "schemas"] };
 
 function useRoute() {
   const [at, setAt] = useState(route());
@@ -104,7 +106,7 @@ function Frame() {
   const found = PAGES.find(([name]) => name === at.page);
   const Page = inner ? inner[0] : found ? found[2] : Overview;
   const title = PAGES.find(([name]) => name === section)?.[1] || "Overview";
-  const thing = at.page === "user" ? at.parts[0] : at.parts[1];
+  const thing = ["user", "schema"].includes(at.page) ? at.parts[0] : at.parts[1];
   useEffect(() => { document.title = `${thing || title} · Headrace`; }, [title, thing]);
   useEffect(() => { document.querySelector("nav.side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); }, [section]);
   const dark = (theme() || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";

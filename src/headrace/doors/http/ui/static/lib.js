@@ -23,7 +23,7 @@ export async function api(path, { method = "GET", body } = {}) {
   let content = null;
   try { content = text ? parse(text) : null; } catch { content = null; }
   if (!answer.ok) {
-    const reason = content && (content.detail || content.reason || content.error);
+    const reason = content && (content.detail || content.reason || content.message || content.error);
     throw new Refused(answer.status, String(reason || `${answer.status} ${answer.statusText}`));
   }
   return content;
@@ -188,6 +188,22 @@ export function setParams(changes) {
   dispatchEvent(new HashChangeEvent("hashchange"));
 }
 export const streamLink = (vhost, name, tab) => `#/stream/${q(vhost)}/${q(name)}${tab ? "/" + tab : ""}`;
+
+const DEPTH_SHOWN = 32;  // ten thousand brackets, each line longer than the last, would be all of the memory
+// JSON laid out, not printed from what was parsed: that would round large numbers and leave out what is there twice.
+export function laidOut(text) {
+  try { JSON.parse(text); } catch { return null; }
+  let depth = 0;
+  const line = () => "\n" + "  ".repeat(Math.min(depth, DEPTH_SHOWN));
+  return text.replace(/"[^"\\]*(?:\\.[^"\\]*)*"|\{\s*\}|\[\s*\]|[{}[\],:]|\s+/g, (token) => {
+    if (token[0] === '"') return token;
+    if (/^\s/.test(token)) return "";
+    if (token.length > 1) return token[0] + token.at(-1);
+    if (token === "{" || token === "[") { depth += 1; return token + line(); }
+    if (token === "}" || token === "]") { depth -= 1; return line() + token; }
+    return token === "," ? token + line() : ": ";
+  });
+}
 
 export async function copy(text) {
   try { await navigator.clipboard.writeText(text); say("Copied."); } catch { say("The browser did not allow copying.", "bad"); }

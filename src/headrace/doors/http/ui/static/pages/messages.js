@@ -1,28 +1,13 @@
-import { html, useState, useEffect, useRef, useData, query, parse, q, setParams, copy, say, shellQuote, who, clock, time, bytes, count } from "/ui/lib.js";
+import { html, useState, useEffect, useRef, useData, query, parse, q, setParams, copy, say, shellQuote, laidOut, who, clock, time, bytes, count } from "/ui/lib.js";
 import { Badge, Failure, Empty } from "/ui/parts.js";
 
 const KEPT = 500;
-const DEPTH_SHOWN = 32;  // ten thousand brackets, each line longer than the last, would be all of the memory
 const toBytes = (part) => {
   if (!part) return new Uint8Array();
   if (part.text !== undefined) return new TextEncoder().encode(part.text);
   return Uint8Array.from(atob(part.base64), (c) => c.charCodeAt(0));
 };
 export const asText = (part) => (!part ? "" : part.text !== undefined ? part.text : `(${toBytes(part).length} bytes)`);
-// Laid out, not printed from what was parsed: that would round large numbers and leave out what is there twice.
-const asJson = (part) => {
-  try { JSON.parse(part.text); } catch { return null; }
-  let depth = 0;
-  const line = () => "\n" + "  ".repeat(Math.min(depth, DEPTH_SHOWN));
-  return part.text.replace(/"[^"\\]*(?:\\.[^"\\]*)*"|\{\s*\}|\[\s*\]|[{}[\],:]|\s+/g, (token) => {
-    if (token[0] === '"') return token;
-    if (/^\s/.test(token)) return "";
-    if (token.length > 1) return token[0] + token.at(-1);
-    if (token === "{" || token === "[") { depth += 1; return token + line(); }
-    if (token === "}" || token === "]") { depth -= 1; return line() + token; }
-    return token === "," ? token + line() : ": ";
-  });
-};
 const asHex = (part) => {
   const data = toBytes(part).slice(0, 4096);
   const lines = [];
@@ -38,7 +23,7 @@ const TONES = { ready: "blue", unacked: "warn", settled: "" };
 export function Message({ message, vhost, name, extra }) {
   const key = message.death ? null : message.key;
   const [open, setOpen] = useState(false);
-  const json = open && message.value && message.value.text !== undefined ? asJson(message.value) : null;
+  const json = open && message.value && message.value.text !== undefined ? laidOut(message.value.text) : null;
   const [form, setForm] = useState(null);
   const shown = form || (json ? "json" : message.value && message.value.text !== undefined ? "text" : "hex");
   const curl = () => {
