@@ -1,4 +1,4 @@
-"""The dashboard's schemas in a real Chromium."""
+"""The dashboard's schemas, and the last message of a key, in a real Chromium."""
 
 import json
 from pathlib import Path
@@ -136,6 +136,26 @@ def test_hostile_schemas_stay_text_and_within_the_window(live: Served, view: Vie
     assert page.evaluate("document.title") != "owned"
     assert page.locator("main img").count() == 0 and page.locator("main script").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_last_message_of_a_key_is_looked_for_where_there_is_an_index(live: Served, view: View) -> None:
+    live.create("plain")
+    live.create("customers", partitions=3, key_index="true")
+    live.publish("customers", *({"key": f"customer-{n % 5}", "value": f"value {n}"} for n in range(20)))
+    page = view.open("stream/%2F/customers/messages")
+    page.get_by_label("Start at").select_option("last of key")
+    view.sees("Which key?")
+    page.get_by_label("Where").fill("customer-3")
+    page.keyboard.press("Enter")
+    view.until("[...document.querySelectorAll('.message .preview')].map(m => m.innerText).join() === 'value 18'")
+    live.publish("customers", {"key": "customer-3", "value": "newer"})
+    view.sees("newer")
+    page.get_by_label("Where").fill("nobody")
+    page.keyboard.press("Enter")
+    view.sees("No message has this key.")
+    go_on(view, "stream/%2F/plain/messages", "plain")
+    page.get_by_label("Start at").wait_for()
+    assert page.get_by_label("Start at").locator("option").all_inner_texts()[-1] == "with key"
 
 
 def test_who_may_only_look_is_offered_nothing_else(browser: Any, tmp_path: Path) -> None:

@@ -85,6 +85,21 @@ def test_every_partition_is_looked_at_and_the_newest_message_counts(live: Live, 
     assert [value(live, topic, f"k{number}") for number in range(100)] == [str(number) for number in range(100)]
 
 
+def test_who_browses_gets_the_last_message_of_a_key_in_whatever_partition(live: Live, topic: str) -> None:
+    make(live, topic, partitions=3)
+    publish(live, topic, *({"key": "ä", "value": str(number), "partition": 2} for number in range(3)))
+
+    def browse(**query: str) -> httpx.Response:
+        return live.get(f"/api/headrace/streams/%2F/{topic}/messages", params=query)
+
+    (found,) = browse(key="ä", last="true").json()["messages"]
+    assert (found["partition"], found["offset"], found["value"]) == (2, 2, {"text": "2"})
+    assert browse(key="b", last="true").json() == {"messages": []}
+    assert browse(last="true").status_code == 400
+    live.client.patch(f"/topics/{topic}", json={"config": {"key_index": "false"}}).raise_for_status()
+    assert "set key_index to true" in browse(key="ä", last="true").json()["detail"]
+
+
 def test_a_topic_without_an_index_says_how_to_get_one_and_finds_what_it_had_before(live: Live, topic: str) -> None:
     make(live, topic, key_index="false")
     publish(live, topic, {"key": "a", "value": "1"})

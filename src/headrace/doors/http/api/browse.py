@@ -10,17 +10,18 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.browsing import browse, contains, has_key, state_of
+from headrace.broker.keys import KeyNotFound
 from headrace.broker.message import from_record, properties_of
 from headrace.broker.partition import when_loaded
 from headrace.broker.producers import Aborted
 from headrace.broker.vhosts import DEFAULT
 from headrace.doors.http.api.messages import properties_shape
 from headrace.doors.http.api.own import Row, partition_log, row_of
-from headrace.doors.http.api.values import Shape, answer, encode, number, query_of
+from headrace.doors.http.api.values import Shape, answer, encode, flag, number, query_of
 from headrace.doors.http.needs import Allowance
 from headrace.doors.http.requests import hung_up, whole_number
 from headrace.doors.http.site import Site
-from headrace.errors import HeadraceError, QueueNotFound
+from headrace.errors import HeadraceError, InvalidInput, QueueNotFound
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
 from headrace.wire.http import bodies, events
@@ -78,6 +79,8 @@ def _further_headers(record: Record) -> Sequence[tuple[str, bytes | None]]:
 
 async def messages(site: Site, request: Request) -> Response:
     row, query = row_of(site, request), query_of(request)
+    if flag(query.get("last")):
+        return await _last_of_key(site, row, query)
     partition = number(query.get("partition"), "partition", 0)
     log = partition_log(row, partition)
     limit = number(query.get("limit"), "limit", LIMIT, least=1, most=LIMIT_MAX)
@@ -103,6 +106,17 @@ async def messages(site: Site, request: Request) -> Response:
             "scanned": found.scanned,
         }
     )
+
+
+async def _last_of_key(site: Site, row: Row, query: dict[str, str]) -> Response:
+    """By the index of keys: in whatever partition it is, without looking through any."""
+    if row.stream is None or not query.get("key"):
+        raise InvalidInput("last goes with a key, and with a topic that has an index of keys (key_index)")
+    try:
+        found = await site.broker.keys.find(row.stream, query["key"].encode())
+    except KeyNotFound:
+        return answer({"messages": []})
+    return answer({"messages": [record_shape(row, found.partition, found.record)]})
 
 
 def aborted_of(site: Site, row: Row, log: Any) -> Sequence[Aborted]:

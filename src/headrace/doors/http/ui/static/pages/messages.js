@@ -58,7 +58,7 @@ export function Message({ message, vhost, name, extra }) {
   </li>`;
 }
 
-export function Messages({ vhost, name, partitions, params }) {
+export function Messages({ vhost, name, partitions, indexed, params }) {
   const base = `/api/headrace/streams/${q(vhost)}/${q(name)}`;
   const partition = Number(params.partition) || 0;
   const from = params.from || "newest";
@@ -68,9 +68,13 @@ export function Messages({ vhost, name, partitions, params }) {
   const [skipped, setSkipped] = useState(0);
   const start = params.next ? { offset: params.next } : from === "offset" ? { offset: params.at || 0 } : from === "oldest" ? { offset: 0 }
     : from === "time" && params.at ? { timestamp: Date.parse(params.at) } : {};
-  const wanted = { partition, limit: 50, contains: params.contains, key: from === "key" ? params.at : "", ...start };
+  const isLast = from === "last";
+  const lacksKey = isLast && !params.at;
+  const isLive = isLast || (from === "newest" && !params.contains);
+  const wanted = isLast ? { key: params.at, last: true }
+    : { partition, limit: 50, contains: params.contains, key: from === "key" ? params.at : "", ...start };
   const search = (changes) => setParams({ ...changes, next: "" });
-  const { data, error, reload } = useData(tail ? null : `${base}/messages${query(wanted)}`, from === "newest" && !params.contains ? 2 : 0);
+  const { data, error, reload } = useData(tail || lacksKey ? null : `${base}/messages${query(wanted)}`, isLive ? 2 : 0);
   useEffect(() => {
     if (!tail) return undefined;
     const source = new EventSource(`${base}/stream`);
@@ -86,16 +90,17 @@ export function Messages({ vhost, name, partitions, params }) {
     };
     return () => source.close();
   }, [tail, base]);
-  const list = tail ? tailed : data ? (from === "newest" && !params.contains ? [...data.messages].reverse() : data.messages) : [];
+  const list = tail ? tailed : data && !lacksKey ? (from === "newest" && !params.contains ? [...data.messages].reverse() : data.messages) : [];
   const apply = (event) => { event.preventDefault(); search({ at }); };
   return html`
     <form class="bar" onSubmit=${apply}>
-      ${partitions > 1 && html`<select aria-label="Partition" value=${partition} onChange=${(e) => search({ partition: e.target.value })} disabled=${tail}>
+      ${partitions > 1 && !isLast && html`<select aria-label="Partition" value=${partition} onChange=${(e) => search({ partition: e.target.value })} disabled=${tail}>
         ${Array.from({ length: partitions }, (_, n) => html`<option value=${n}>partition ${n}</option>`)}</select>`}
       <select aria-label="Start at" value=${from} onChange=${(e) => { setAt(""); search({ from: e.target.value, at: "" }); }} disabled=${tail}>
-        <option value="newest">newest first</option><option value="oldest">oldest first</option><option value="offset">from offset</option><option value="time">from time</option><option value="key">with key</option></select>
-      ${["offset", "time", "key"].includes(from) && html`<input aria-label="Where" type=${from === "time" ? "datetime-local" : from === "offset" ? "number" : "text"} value=${at} onInput=${(e) => setAt(e.target.value)} onChange=${() => search({ at })} disabled=${tail} />`}
-      <input type="search" data-filter placeholder="Containing  ( / )" aria-label="Containing" value=${params.contains || ""} onChange=${(e) => search({ contains: e.target.value })} disabled=${tail} />
+        <option value="newest">newest first</option><option value="oldest">oldest first</option><option value="offset">from offset</option><option value="time">from time</option><option value="key">with key</option>
+        ${(indexed || isLast) && html`<option value="last">last of key</option>`}</select>
+      ${["offset", "time", "key", "last"].includes(from) && html`<input aria-label="Where" type=${from === "time" ? "datetime-local" : from === "offset" ? "number" : "text"} placeholder=${from === "key" || isLast ? "key" : ""} value=${at} onInput=${(e) => setAt(e.target.value)} onChange=${() => search({ at })} disabled=${tail} />`}
+      ${!isLast && html`<input type="search" data-filter placeholder="Containing  ( / )" aria-label="Containing" value=${params.contains || ""} onChange=${(e) => search({ contains: e.target.value })} disabled=${tail} />`}
       <span class="grow"></span>
       <button type="button" aria-pressed=${tail} class=${tail ? "primary" : ""} onClick=${() => { setTailed([]); setSkipped(0); setTail(!tail); }}>${tail ? "Stop following" : "Follow live"}</button>
     </form>
@@ -103,8 +108,10 @@ export function Messages({ vhost, name, partitions, params }) {
       ${tail && (skipped ? ` Too fast to show all: ${count(skipped)} left out.` : tailed.length ? "" : " Waiting for new messages.")}</p>
     <${Failure} error=${error} stale=${!!data} />
     <ol class="messages">${list.map((message) => html`<${Message} key=${message.partition + ":" + message.offset} message=${message} vhost=${vhost} name=${name} />`)}</ol>
-    ${!tail && data && !list.length && html`<${Empty} title="No messages here."><p>${data.end > data.start ? `Offsets ${data.start} to ${data.end} exist; ${count(data.scanned)} were looked at.` : "The log is empty."}</p><//>`}
-    ${!tail && data && (from !== "newest" || params.contains) && (params.next || data.next < data.end) && html`
+    ${!tail && lacksKey && html`<${Empty} title="Which key?"><p>Its last message is found by the topic's index of keys, in whatever partition it is.</p><//>`}
+    ${!tail && isLast && !lacksKey && data && !list.length && html`<${Empty} title="No message has this key."><p>Or the last one that had it is a tombstone.</p><//>`}
+    ${!tail && !isLast && data && !list.length && html`<${Empty} title="No messages here."><p>${data.end > data.start ? `Offsets ${data.start} to ${data.end} exist; ${count(data.scanned)} were looked at.` : "The log is empty."}</p><//>`}
+    ${!tail && !isLast && data && (from !== "newest" || params.contains) && (params.next || data.next < data.end) && html`
       <nav class="pager" aria-label="Further"><span>up to offset ${count(data.next)} of ${count(data.end)}</span>
       ${params.next && html`<button onClick=${() => search({})}>Back to the start</button>`}
       <button onClick=${() => setParams({ next: data.next })} disabled=${data.next >= data.end}>Go on</button></nav>`}`;

@@ -32,7 +32,7 @@ export function Stream({ parts, params }) {
       <${Tile} label="Size" value=${bytes(data.size_bytes)} />
     </div>
     <${Tabs} tabs=${tabs} active=${tab} link=${(key) => streamLink(vhost, name, key === "about" ? "" : key)} />
-    ${tab === "messages" ? html`<${Messages} vhost=${vhost} name=${name} partitions=${data.partitions} params=${params} />`
+    ${tab === "messages" ? html`<${Messages} vhost=${vhost} name=${name} partitions=${data.partitions} indexed=${data.settings.key_index === "true"} params=${params} />`
       : tab === "publish" ? html`<${Publish} data=${data} />` : html`<${About} data=${data} />`}
     ${asking === "purge" && html`<${Dialog} title="Purge the queue?" action=${`Purge ${count(data.ready)} messages`} tone="danger" onClose=${() => setAsking(null)}
       onDone=${async () => { const ok = await attempt(() => api(`/api/queues/${q(vhost)}/${q(name)}/contents`, { method: "DELETE" }), "Purged."); reload(); return ok; }}>
