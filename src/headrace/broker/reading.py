@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from headrace.broker.partition import Partition, ReadWaits
 from headrace.broker.producers import Aborted
-from headrace.errors import CorruptBatch, DecompressedTooLarge, UnreadableBatch
+from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, UnreadableBatch
 from headrace.record import codec
 from headrace.record.layout import ATTRIBUTES_AT, CODEC_MASK, NONE
 from headrace.record.recompress import recompress
@@ -32,7 +32,7 @@ def read_page(
     aborted: Sequence[Aborted] = (),
 ) -> Page:
     """Committed messages from an offset on: at most `limit`, about `bytes_max`, at least one if any is there.
-    ReadWaits when the first is not in memory."""
+    ReadWaits when the first is not in memory, CorruptLog when the first cannot be had."""
     records: list[Record] = []
     size = 0
     step = min(STEP_BYTES, bytes_max)
@@ -40,7 +40,7 @@ def read_page(
     while len(records) < limit and size < bytes_max:
         try:
             chunk = partition.read_now(offset, step, end=end)
-        except ReadWaits:
+        except (ReadWaits, CorruptLog):
             if records:
                 break  # these first
             raise

@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from headrace.broker import publishing
 from headrace.broker.changes import to_the_end
+from headrace.broker.partition import Partition
 from headrace.broker.streams import Stream
-from headrace.errors import Conflict, LimitReached, Overloaded, StreamExists, UnreadableBatch
+from headrace.errors import (
+    Conflict,
+    CorruptLog,
+    LimitReached,
+    LogClosed,
+    Overloaded,
+    StorageError,
+    StreamExists,
+    UnreadableBatch,
+)
 from headrace.schemas import kinds, refusals, state
 from headrace.schemas.kinds import Schema
 from headrace.schemas.state import IMPORT, READONLY, Content, Entry, Reference, State, Version
@@ -41,6 +51,7 @@ class Schemas:
         self._stream: Stream | None = None  # that the state is of
         self._next_offset = 0
         self._has_begun = False
+        self._unread: StorageError | None = None  # why what lies behind is not known
         self._reading = asyncio.Lock()
         self._changing = asyncio.Lock()
         # A schema may take long to parse, and to compare with the ones before it.
@@ -52,36 +63,59 @@ class Schemas:
     async def current(self) -> State:
         """What the topic says by now."""
         stream = self._broker.streams.find(TOPIC)
-        if self._is_of(stream) and (stream is None or self._next_offset >= stream.partitions[0].stable_end):
+        if self._is_of(stream) and (stream is None or self._has_read(stream)):
             return self._state
         async with self._reading:
             stream = self._broker.streams.find(TOPIC)  # it may have been made anew meanwhile
             if not self._is_of(stream):  # the first time, or the topic was deleted
                 self._state, self._stream, self._next_offset = State(self._last_forgotten_id()), stream, 0
-                self._has_begun = True
-            if stream is not None:
+                self._has_begun, self._unread = True, None
+            if stream is not None and not self._has_read(stream):
                 await self._read_on(stream)
         return self._state
+
+    @property
+    def damage(self) -> StorageError | None:
+        """Why answers may lack what was written last: what the topic says up to there holds."""
+        return self._unread or (self._stream.partitions[0].log.damage if self._stream is not None else None)
+
+    def _has_read(self, stream: Stream) -> bool:
+        """All there is, or all that can be read before somebody restores the topic."""
+        return self._next_offset >= stream.partitions[0].stable_end or isinstance(self._unread, CorruptLog)
 
     def _is_of(self, stream: Stream | None) -> bool:
         return self._has_begun and stream is self._stream
 
     async def _read_on(self, stream: Stream) -> None:
         partition = stream.partitions[0]
-        offset = max(self._next_offset, partition.start_offset)
-        while offset < partition.stable_end:
+        while (offset := max(self._next_offset, partition.start_offset)) < partition.stable_end:
             try:
                 page = await self._broker.read(stream, partition, offset, limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES)
             except UnreadableBatch as error:  # of some producer, no registry's
                 logger.warning("a batch of the schemas' topic is left out: %s", error)
-                offset = self._next_offset = error.next_offset
+                self._next_offset = error.next_offset
                 continue
+            except LogClosed:  # the topic was deleted meanwhile
+                raise
+            except StorageError as error:
+                self._stop_reading(partition, offset, error)
+                return
             for record in page.records:
                 self._state.apply(record.key, record.value)
             if page.next_offset <= offset:
                 break
-            offset = self._next_offset = page.next_offset
+            self._next_offset = page.next_offset
             await asyncio.sleep(0)  # what is in memory is read without a pause, and may be a hundred thousand schemas
+        self._unread = None
+
+    def _stop_reading(self, partition: Partition, offset: int, error: StorageError) -> None:
+        """Answers go on with what was read. A disk that did not answer is asked again; damage stays, and is then the
+        log's: it takes no records and is among those that are called damaged."""
+        if self._unread is None:
+            logger.error("schemas are served up to offset %d of their topic, and none is taken: %s", offset, error)
+        self._unread = error
+        if isinstance(error, CorruptLog) and partition.log.damage is None:
+            partition.log.damage = error
 
     # Changes. Each decides on what the topic says by then, and nobody else decides meanwhile.
 
@@ -224,6 +258,8 @@ class Schemas:
         """What a change is decided on. Overloaded as long as a transaction in the topic holds back what is behind its
         beginning: an id that is there already would be given again."""
         known = await self.current()
+        if self.damage is not None:
+            raise StorageError(f"no schemas are taken: the topic {TOPIC} cannot be read whole: {self.damage}")
         if self._stream is not None and self._stream.partitions[0].stable_end < self._stream.partitions[0].end_offset:
             raise Overloaded(f"a transaction is open in the topic {TOPIC}, and holds back what is written to it")
         return known

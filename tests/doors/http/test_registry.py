@@ -9,9 +9,11 @@ import httpx
 import pytest
 from crc32c import crc32c
 
+from headrace.broker.partition import Partition
 from headrace.broker.rights import Permission
 from headrace.broker.schemas import TOPIC
 from headrace.config import Address
+from headrace.errors import CorruptLog, StorageError
 from headrace.record import codec
 from headrace.schemas.kinds import LEVELS
 from tests.doors.http.live import Live
@@ -368,6 +370,72 @@ def test_a_batch_that_nobody_can_decode_is_left_out(registry: Registry) -> None:
     live.call(store())
     assert registry.register("a", TWO) == 2
     assert registry.versions("a") == [1, 2]
+
+
+def _serves_what_it_has_read_and_takes_nothing(registry: Registry) -> None:
+    assert registry.ok("GET", "/schemas/ids/1") == {"schema": ONE}
+    assert registry.versions("a") == [1]
+    for method, path, body in (
+        ("POST", "/subjects/b/versions", {"schema": STRING}),
+        ("DELETE", "/subjects/a", None),
+        ("PUT", "/config", {"compatibility": "NONE"}),
+    ):
+        answer = registry.ask(method, path, body)
+        assert answer.status_code == 503
+        assert "no schemas are taken: the topic _schemas cannot be read whole: a file is" in answer.json()["message"]
+    assert registry.code("GET", "/schemas/ids/2") == 503, "it may be behind the damage"
+
+
+def test_damage_found_at_the_start_leaves_what_comes_before_it(own: type[Live]) -> None:
+    first = own()
+    for schema in (ONE, TWO):
+        Registry(first).register("a", schema)
+    first.stop()
+    live = own()
+
+    async def damage() -> None:
+        live.broker.streams.get(TOPIC).partitions[0].log.damaged_from(1, CorruptLog("a file", 7, "a test"))
+
+    live.call(damage())
+    _serves_what_it_has_read_and_takes_nothing(Registry(live))
+    assert len(live.read(TOPIC, offset="earliest")) == 1
+
+
+def test_damage_found_while_the_topic_is_read_leaves_what_comes_before_it_and_is_an_alarm(
+    own: type[Live], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry(own())
+    registry.register("a", ONE)
+    read_now, reads = Partition.read_now, []
+
+    def read(partition: Partition, offset: int, *arguments: Any, **options: Any) -> Any:
+        if offset > 0:
+            reads.append(offset)
+            raise CorruptLog("a file", 7, "a test")
+        return read_now(partition, offset, *arguments, **options)
+
+    monkeypatch.setattr(Partition, "read_now", read)
+    message = {"key": "somebody", "value": "else's"}
+    registry._live.client.post(f"/topics/{TOPIC}/messages", json=message).raise_for_status()
+    for _ in range(2):
+        _serves_what_it_has_read_and_takes_nothing(registry)
+    assert reads == [1], "it is not read again for every answer"
+    assert "schemas are served up to offset 1" in caplog.text
+    assert "1 logs are damaged" in registry._live.client.get("/api/headrace/overview").text
+
+
+def test_a_disk_that_does_not_answer_is_asked_again(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.register("a", ONE)
+    message = {"key": "somebody", "value": "else's"}
+    registry._live.client.post(f"/topics/{TOPIC}/messages", json=message).raise_for_status()
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        raise StorageError("a file is out of reach")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Partition, "read_now", fails)
+        _serves_what_it_has_read_and_takes_nothing(registry)
+    assert registry.register("a", TWO) == 2
 
 
 def test_no_id_is_given_while_a_transaction_holds_back_the_ones_before_it(own: type[Live]) -> None:

@@ -379,6 +379,7 @@ class Registry:
     """An ASGI application for everything under /registry."""
 
     def __init__(self, site: Site) -> None:
+        self._site = site
         self._router = router(site, ROUTES, prefix=PREFIX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -388,7 +389,10 @@ class Registry:
         except Gone:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost loop of this interface
-            await _refusal(error)(scope, receive, send)
+            damage = self._site.broker.schemas.damage
+            is_missing = isinstance(error, RegistryError) and error.status == 404
+            # Who is told that there is no such schema gives the message up; it may be behind the damage.
+            await _refusal(damage if damage is not None and is_missing else error)(scope, receive, send)
 
 
 def _refusal(error: Exception) -> Response:
