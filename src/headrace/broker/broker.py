@@ -173,7 +173,7 @@ class Broker:
         await self.vhosts.close()
         await self.ledger.close()
         self.users.close()
-        self.schemas.close()
+        await self.schemas.close()
         await self.keys.close()
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[BaseException | None] = loop.create_future()

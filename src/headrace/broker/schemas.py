@@ -56,9 +56,12 @@ class Schemas:
         self._changing = asyncio.Lock()
         # A schema may take long to parse, and to compare with the ones before it.
         self._thread = ThreadPoolExecutor(1, "schemas")
+        self._is_closed = False
 
-    def close(self) -> None:
-        self._thread.shutdown()
+    async def close(self) -> None:
+        """A schema that is being parsed ends first, beside the loop: it may take seconds."""
+        self._is_closed = True
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     async def current(self) -> State:
         """What the topic says by now."""
@@ -282,6 +285,8 @@ class Schemas:
         return stream
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        if self._is_closed:
+            raise LogClosed("the broker is stopping")
         call = lambda: work(*args, **named)  # noqa: E731 - run_in_executor takes no names
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
