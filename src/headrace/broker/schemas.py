@@ -27,6 +27,7 @@ from headrace.errors import (
 )
 from headrace.schemas import kinds, refusals, state
 from headrace.schemas.kinds import Schema
+from headrace.schemas.parsed import Parsed
 from headrace.schemas.state import IMPORT, READONLY, Content, Entry, Reference, State, Version
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ TABLE, LAST_ID = "schemas", b"last_id"
 COMPACT = "compact"  # alone: with ",delete" the oldest would go
 PAGE_MESSAGES, PAGE_BYTES = 1_000, 1 << 20
 VERSIONS_MAX = 100_000
+COMPARED_AT_ONCE = 50  # schemas in memory, and errands for the thread: each takes longer than a small comparison
 SUBJECT_BYTES_MAX = 1_000
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,6 +59,7 @@ class Schemas:
         # A schema may take long to parse, and to compare with the ones before it.
         self._thread = ThreadPoolExecutor(1, "schemas")
         self._is_closed = False
+        self._parsed_lately = Parsed()
 
     async def close(self) -> None:
         """A schema that is being parsed ends first, beside the loop: it may take seconds."""
@@ -239,7 +242,11 @@ class Schemas:
     async def _parsed(self, known: State, content: Content) -> tuple[Schema, Content]:
         """With the text that the same schema always has."""
         texts = known.referred(content.references)
-        parsed = await self._in_thread(kinds.parse, content.kind, content.text, texts)
+        key = Parsed.key(content.kind, content.text, texts)
+        parsed = self._parsed_lately.get(key)
+        if parsed is None:
+            parsed = await self._in_thread(kinds.parse, content.kind, content.text, texts)
+            self._parsed_lately.keep(key, parsed)
         return parsed, content._replace(text=parsed.text)
 
     async def _check_level(self, known: State, subject: str, parsed: Schema) -> None:
@@ -251,10 +258,12 @@ class Schemas:
             raise refusals.incompatible(subject, found)
 
     async def _compared(self, known: State, level: str, parsed: Schema, others: Sequence[Version]) -> list[str]:
-        found = []
-        for one in reversed(others):
-            old, _ = await self._parsed(known, one.content)
-            found += await self._in_thread(kinds.differences, level, parsed, old)
+        found: list[str] = []
+        newest_first = others[::-1]
+        for start in range(0, len(others), COMPARED_AT_ONCE):
+            some = newest_first[start : start + COMPARED_AT_ONCE]
+            olds = [(await self._parsed(known, one.content))[0] for one in some]
+            found += await self._in_thread(_all_differences, level, parsed, olds)
         return found
 
     async def _settled(self) -> State:
@@ -289,6 +298,10 @@ class Schemas:
             raise LogClosed("the broker is stopping")
         call = lambda: work(*args, **named)  # noqa: E731 - run_in_executor takes no names
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def _all_differences(level: str, parsed: Schema, olds: Sequence[Schema]) -> list[str]:
+    return [reason for old in olds for reason in kinds.differences(level, parsed, old)]
 
 
 def _next(known: State, subject: str, content: Content, schema_id: int | None, version: int | None) -> Version:

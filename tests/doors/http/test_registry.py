@@ -15,6 +15,7 @@ from headrace.broker.schemas import TOPIC
 from headrace.config import Address
 from headrace.errors import CorruptLog, StorageError
 from headrace.record import codec
+from headrace.schemas import kinds
 from headrace.schemas.kinds import LEVELS
 from tests.doors.http.live import Live
 
@@ -174,6 +175,24 @@ def test_a_transitive_level_looks_at_all_versions_and_others_at_the_last(shared:
         assert shared.ok("POST", f"/compatibility/subjects/chain-{level}/versions", {"schema": required}) == {
             "is_compatible": code == 200
         }
+
+
+def test_a_new_version_is_the_only_one_that_is_parsed_however_many_it_is_compared_with(
+    shared: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.ok("PUT", "/config/long", {"compatibility": "FULL_TRANSITIVE"})
+    parse, parsed = kinds.parse, []
+
+    def counted(kind: str, text: str, *rest: Any) -> kinds.Schema:
+        parsed.append(text)
+        return parse(kind, text, *rest)
+
+    monkeypatch.setattr(kinds, "parse", counted)
+    zeros = {f"long{n}": 0 for n in range(9)}
+    texts = [record(*((name, "int") for name in [*zeros][:count]), **zeros) for count in range(9)]
+    for text in texts:
+        shared.register("long", text)
+    assert parsed == texts
 
 
 def test_what_does_not_fit_is_refused_with_the_place(shared: Registry) -> None:

@@ -1,0 +1,29 @@
+"""Schemas that were parsed lately."""
+
+from typing import Any, cast
+
+from headrace.schemas.parsed import CHARS_MIN, Parsed
+
+
+def test_those_asked_for_last_are_kept_up_to_the_bound() -> None:
+    parsed = Parsed(3 * (CHARS_MIN + 10))
+    keys = [Parsed.key("AVRO", f"{number:5}", {"x": "y" * 5}) for number in range(4)]
+    schemas = [cast(Any, f"schema {number}") for number in range(4)]
+    for key, schema in zip(keys[:3], schemas[:3], strict=True):
+        parsed.keep(key, schema)
+    assert parsed.get(keys[0]) is schemas[0]
+    for _ in range(2):  # the second time changes nothing
+        parsed.keep(keys[3], schemas[3])
+    assert [parsed.get(key) for key in keys] == [schemas[0], None, schemas[2], schemas[3]]
+
+
+def test_one_that_is_larger_than_the_bound_drives_nobody_out() -> None:
+    parsed = Parsed(CHARS_MIN + 10)
+    small, large = Parsed.key("AVRO", "x", {}), Parsed.key("AVRO", "x" * 11, {})
+    for key in (small, large):
+        parsed.keep(key, cast(Any, key))
+    assert (parsed.get(small), parsed.get(large)) == (small, None)
+
+
+def test_a_reference_with_another_text_makes_another_schema() -> None:
+    assert Parsed.key("AVRO", "x", {"r": "a"}) != Parsed.key("AVRO", "x", {"r": "b"})
