@@ -5,13 +5,14 @@ import pytest
 from headrace.schemas.kinds import AVRO
 from headrace.schemas.refusals import RegistryError
 from headrace.schemas.state import (
+    LEVEL,
     Content,
     Reference,
     State,
     Version,
+    config_entry,
     deleted_entry,
     forgotten_entry,
-    level_entry,
     schema_entry,
 )
 
@@ -29,8 +30,8 @@ def test_a_record_nested_too_deep_is_left_out_like_any_other_that_is_none_of_the
     state = State()
     deep = b"[" * 100_000
     state.apply(b'{"keytype":"CONFIG","x":' + deep, b"{}")
-    state.apply(level_entry(None, "FULL")[0], b'{"x":' + deep)
-    state.apply(*level_entry(None, "NONE"))
+    state.apply(config_entry(None, {LEVEL: "FULL"})[0], b'{"x":' + deep)
+    state.apply(*config_entry(None, {LEVEL: "NONE"}))
     assert state.level() == "NONE"
 
 

@@ -28,7 +28,7 @@ from headrace.errors import (
 from headrace.schemas import kinds, refusals, state
 from headrace.schemas.kinds import Schema
 from headrace.schemas.parsed import Parsed
-from headrace.schemas.state import IMPORT, READONLY, Content, Entry, Reference, State, Version
+from headrace.schemas.state import IMPORT, READONLY, Config, Content, Entry, Reference, State, Version
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -127,13 +127,19 @@ class Schemas:
 
     @to_the_end
     async def register(
-        self, subject: str, content: Content, *, schema_id: int | None = None, version: int | None = None
+        self,
+        subject: str,
+        content: Content,
+        *,
+        schema_id: int | None = None,
+        version: int | None = None,
+        normalize: bool = False,
     ) -> Version:
         """The version with this content, made if there is none. RegistryError if it may not follow the others."""
         async with self._changing:
             known = await self._settled()
             _check_mode(known, subject, is_import=schema_id is not None)
-            parsed, content = await self._parsed(known, content)
+            parsed, content = await self._wanted(known, subject, content, normalize)
             found = known.same(subject, content)
             if found is not None and schema_id in (None, found.id):
                 return found
@@ -143,11 +149,13 @@ class Schemas:
             await self._write(state.schema_entry(made))
             return made
 
-    async def look_up(self, subject: str, content: Content, *, deleted: bool = False) -> Version:
+    async def look_up(
+        self, subject: str, content: Content, *, deleted: bool = False, normalize: bool = False
+    ) -> Version:
         known = await self.current()
         if not known.versions(subject, deleted=deleted):
             raise refusals.subject_not_found(subject)
-        _, content = await self._parsed(known, content)
+        _, content = await self._wanted(known, subject, content, normalize)
         found = known.same(subject, content, deleted=deleted)
         if found is None:
             raise refusals.schema_not_found()
@@ -182,7 +190,7 @@ class Schemas:
                 await self._keep_last_id(known)
                 await self._write(
                     *(state.forgotten_entry(one) for one in everything),
-                    state.level_entry(subject, None),
+                    state.config_entry(subject, None),
                     state.mode_entry(subject, None),
                 )
                 return [one.version for one in everything]
@@ -208,14 +216,28 @@ class Schemas:
             return one.version
 
     @to_the_end
-    async def set_level(self, subject: str | None, level: str | None) -> None:
-        """None: back to what holds for all."""
+    async def set_config(self, subject: str | None, changes: Config) -> Config:
+        """What it is then. None as a value: back to what holds for all."""
         async with self._changing:
             known = await self._settled()
             _check_writable(known, subject)
-            if subject is not None and level is None and known.own_level(subject) is None:
+            both = {**(known.own_config(subject) or {}), **changes}
+            made = {name: value for name, value in both.items() if value is not None}
+            await self._write(state.config_entry(subject, made))
+            return made
+
+    @to_the_end
+    async def delete_config(self, subject: str | None) -> Config:
+        """What it was."""
+        async with self._changing:
+            known = await self._settled()
+            _check_writable(known, subject)
+            config = known.config() if subject is None else known.own_config(subject)
+            if config is None:
+                assert subject is not None
                 raise refusals.no_level(subject)
-            await self._write(state.level_entry(subject, level))
+            await self._write(state.config_entry(subject, None))
+            return config
 
     @to_the_end
     async def set_mode(self, subject: str | None, mode: str | None, *, force: bool = False) -> None:
@@ -238,6 +260,18 @@ class Schemas:
         group = self._broker.shard.group()
         group.put(TABLE, LAST_ID, str(known.last_id).encode())
         await group.commit()
+
+    async def _wanted(
+        self, known: State, subject: str, content: Content, normalize: bool
+    ) -> tuple[Schema, Content]:
+        """As it is stored, or looked for. What is imported stays as it is."""
+        parsed, content = await self._parsed(known, content)
+        if (normalize or known.normalizes(subject)) and known.mode(subject) != IMPORT:
+            text = await self._in_thread(parsed.normalized)
+            # In Confluent's order; each schema says itself what it needs, so none has to be before another.
+            references = dict.fromkeys(sorted(content.references, key=lambda one: (one.subject, one.version)))
+            content = content._replace(text=text, references=tuple(references))
+        return parsed, content
 
     async def _parsed(self, known: State, content: Content) -> tuple[Schema, Content]:
         """With the text that the same schema always has."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import InvalidInput
+from headrace.schemas import avro_text
 
 TEXT_BYTES_MAX = 1 << 20
 DEPTH_MAX = 100
@@ -50,10 +51,11 @@ class Field:
 
 
 class Avro:
-    def __init__(self, text: str, root: Node, references: tuple[str, ...]) -> None:
+    def __init__(self, text: str, root: Node, known: frozenset[str], references: tuple[str, ...]) -> None:
         self.text = text
         self.references = references
         self._root = root
+        self._known = known  # types that references define
 
     @classmethod
     def parse(cls, text: str, references: Mapping[str, str]) -> "Avro":
@@ -61,9 +63,12 @@ class Avro:
         parser = _Parser()
         for name, referred in references.items():
             parser.whole(referred, f"reference {name[:80]!r}: ")
-        known = set(parser.names)
+        known = frozenset(parser.names)
         root, value = parser.whole(text)
-        return cls(json.dumps(_canonical(value), separators=(",", ":")), root, tuple(sorted(known & parser.used)))
+        return cls(avro_text.write(value, known), root, known, tuple(sorted(known & parser.used)))
+
+    def normalized(self) -> str:
+        return avro_text.write(avro_text.load(self.text), self._known, normalized=True)
 
     def breaks(self, writer: "Avro") -> list[str]:
         """Why a reader with this schema could not read all that is written with the other."""
@@ -90,7 +95,7 @@ class _Parser:
         if len(text) > TEXT_BYTES_MAX:
             raise InvalidInput(f"{where}a schema has at most {TEXT_BYTES_MAX:,} characters")
         try:
-            value = json.loads(text)
+            value = avro_text.load(text)
         except RecursionError:
             raise InvalidInput(f"{where}the schema is nested too deep") from None
         except ValueError as error:
@@ -326,14 +331,3 @@ def _strings(value: dict[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise InvalidInput(f"{key} is a list of strings")
     return tuple(found)
-
-
-def _canonical(value: Any) -> Any:
-    """{"type": "string"} is "string": the same schema has the same text."""
-    if isinstance(value, list):
-        return [_canonical(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"type"} and isinstance(value["type"], str) and value["type"] in PRIMITIVES:
-        return value["type"]
-    return {key: _canonical(one) if key in {"type", "items", "values", "fields"} else one for key, one in value.items()}

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 from itertools import zip_longest
+from typing import Any
 
 from headrace.schemas.json_nodes import COMBINED, Node, Reader, are_names, pointer_to
 
@@ -34,13 +35,16 @@ class JsonSchema:
         self._used = {name: document.text for name, document in reader.used.items()}
         self._canonical = reader.document.text
         # Keys stay in the order they came in, as in Confluent's registry: people read it.
-        self.text = json.dumps(reader.document.root, separators=(",", ":"), ensure_ascii=False)
+        self.text = _written(reader.document.root)
         self.references = tuple(self._used)
 
     @classmethod
     def parse(cls, text: str, references: Mapping[str, str]) -> "JsonSchema":
         """Names of references map to their texts; whatever is no JSON Schema raises InvalidInput."""
         return cls(text, references)
+
+    def normalized(self) -> str:
+        return _written(json.loads(self.text), sort_keys=True)
 
     def breaks(self, writer: "JsonSchema") -> list[str]:
         """Why a reader with this schema could not read all that is valid for the writer's; empty if it can."""
@@ -51,6 +55,10 @@ class JsonSchema:
         except _TooManySteps:
             return ["too many combinations to compare at #/"]
         return [f"{what} at #/{'/'.join(map(pointer_to, place))}" for what, place in reasons]
+
+
+def _written(root: Any, *, sort_keys: bool = False) -> str:
+    return json.dumps(root, separators=(",", ":"), ensure_ascii=False, sort_keys=sort_keys)
 
 
 class _Comparison:

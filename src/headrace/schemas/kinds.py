@@ -14,6 +14,9 @@ class Schema(Protocol):
     def text(self) -> str:
         """The same for the same schema, however it was written."""
 
+    def normalized(self) -> str:
+        """The same also for those that differ only in the order of what has none."""
+
     def breaks(self, writer: Any) -> list[str]:
         """Why a reader with this one could not read all that is written with the other, of the same language."""
 

@@ -6,6 +6,7 @@ of maps and the bodies of groups count too.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, groupby
 from math import isfinite
 
@@ -39,6 +40,54 @@ Spell = Callable[[str, str], str]  # (scope, full name of a type) -> how it is w
 def print_file(file: File, spell: Spell = lambda scope, full: full) -> str:
     """ValueError if the file cannot be written as text: a map or a group without its message."""
     return "\n".join(_Printer(file, spell).file()) + "\n"
+
+
+def in_order(file: File) -> File:
+    """Fields, numbers and imports sorted: who writes them in another order means the same. Not so messages, which
+    clients name by their index, nor the first value of an enum, which is its default."""
+    public, weak = ({file.imports[index] for index in places} for places in (file.public_imports, file.weak_imports))
+    imports = sorted(set(file.imports))
+    return replace(
+        file,
+        imports=imports,
+        public_imports=[index for index, path in enumerate(imports) if path in public],
+        weak_imports=[index for index, path in enumerate(imports) if path in weak],
+        messages=[_message_in_order(message, inner(file.package, message.name)) for message in file.messages],
+        enums=[_enum_in_order(enum) for enum in file.enums],
+    )
+
+
+def _message_in_order(message: Message, scope: str) -> Message:
+    messages = [_message_in_order(nested, inner(scope, nested.name)) for nested in message.messages]
+    fields = sorted(message.fields, key=lambda field: field.number)
+    by_name = {nested.name: (nested, nested.is_map_entry) for nested in messages}
+    brought = [_Printer.brought(field, by_name, scope) for field in fields]
+    places = {id(nested): index for index, nested in enumerate(messages)}
+    indexes = [places[id(nested)] for nested in brought if nested is not None]
+    if indexes != sorted(indexes):  # the entries of maps and the bodies of groups would change places
+        fields = message.fields
+    return replace(
+        message,
+        fields=fields,
+        messages=messages,
+        enums=[_enum_in_order(enum) for enum in message.enums],
+        extension_ranges=_ranges_in_order(message.extension_ranges),
+        reserved_ranges=_ranges_in_order(message.reserved_ranges),
+        reserved_names=sorted(message.reserved_names),
+    )
+
+
+def _enum_in_order(enum: Enum) -> Enum:
+    return replace(
+        enum,
+        values=[*enum.values[:1], *sorted(enum.values[1:], key=lambda value: (value.number, value.name))],
+        reserved_ranges=_ranges_in_order(enum.reserved_ranges),
+        reserved_names=sorted(enum.reserved_names),
+    )
+
+
+def _ranges_in_order(ranges: list[Range]) -> list[Range]:
+    return sorted(ranges, key=lambda one: one.start)
 
 
 def shown_float(value: float) -> str:

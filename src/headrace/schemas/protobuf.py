@@ -27,7 +27,7 @@ from headrace.schemas.proto_descriptor import (
 )
 from headrace.schemas.proto_linker import Linker, Type, is_well_known, speller
 from headrace.schemas.proto_parser import parse_file
-from headrace.schemas.proto_printer import print_file
+from headrace.schemas.proto_printer import Spell, in_order, print_file
 
 SIZE_BYTES_MAX = 1_000_000
 
@@ -49,8 +49,8 @@ class Protobuf:
     text: str
     references: tuple[str, ...]
 
-    def __init__(self, file: File, types: Mapping[str, Type], text: str) -> None:
-        self._file, self._types, self.text = file, types, text
+    def __init__(self, file: File, types: Mapping[str, Type], text: str, spell: Spell) -> None:
+        self._file, self._types, self.text, self._spell = file, types, text, spell
         self.references = tuple(path for path in file.imports if not is_well_known(path))
 
     @classmethod
@@ -60,9 +60,13 @@ class Protobuf:
         file.name = "default"
         linker = Linker(_read, references)
         linker.link(file, text)
-        printed = print_file(file, speller(linker))
+        spell = speller(linker)
+        printed = print_file(file, spell)
         _check_size(printed, "canonical ")  # it will be read again
-        return cls(file, linker.types, printed)
+        return cls(file, linker.types, printed, spell)
+
+    def normalized(self) -> str:
+        return print_file(in_order(self._file), self._spell)
 
     def serialized(self) -> str:
         """The FileDescriptorProto in base64; its name is that which Confluent's registry gives."""

@@ -19,6 +19,7 @@ MODES = (READWRITE, READONLY, IMPORT)
 SCHEMA, CONFIG, MODE, DELETE_SUBJECT = "SCHEMA", "CONFIG", "MODE", "DELETE_SUBJECT"
 MAGIC = {SCHEMA: 1}  # of the form of a key; others have 0
 LATEST = "latest"
+LEVEL, NORMALIZE = "compatibilityLevel", "normalize"  # of a config
 VERSION_MAX = 2**31 - 1
 REFERENCES_MAX = 200  # of one schema, with those that its references have
 REFERRED_CHARS_MAX = 8 << 20  # of all of them: parsed whenever it is, and that takes 25 times as much
@@ -68,10 +69,6 @@ class _SchemaValue(msgspec.Struct, rename={"kind": "schemaType"}):
     deleted: bool = False
 
 
-class _ConfigValue(msgspec.Struct):
-    compatibilityLevel: str  # noqa: N815 - as it is written
-
-
 class _ModeValue(msgspec.Struct):
     mode: str
 
@@ -82,6 +79,7 @@ class _DeletedValue(msgspec.Struct):
 
 
 Entry = tuple[bytes, bytes | None]  # of the topic
+Config = dict[str, Any]  # as it is written: what another registry has set there stays
 Place = tuple[str, int]  # a subject and a version
 Key = TypeVar("Key")
 
@@ -94,7 +92,7 @@ class State:
         # By id, and by what is referred to: or each deletion would look at every version there is.
         self._uses: dict[int, set[Place]] = {}
         self._referrers: dict[Place, set[Place]] = {}
-        self._levels: dict[str | None, str] = {}  # None: for all
+        self._configs: dict[str | None, Config] = {}  # None: for all
         self._modes: dict[str | None, str] = {}
         self.last_id = last_id  # an id is never used for another schema
 
@@ -116,8 +114,10 @@ class State:
             else:
                 self._remember(decode(value, type=_SchemaValue))
         elif key.keytype == CONFIG:
-            level = None if value is None else decode(value, type=_ConfigValue).compatibilityLevel
-            _set(self._levels, key.subject, level, LEVELS)
+            if value is None:
+                self._configs.pop(key.subject, None)
+            else:
+                self._configs[key.subject] = _checked(decode(value, type=Config))
         elif key.keytype == MODE:
             _set(self._modes, key.subject, None if value is None else decode(value, type=_ModeValue).mode, MODES)
         elif key.keytype == DELETE_SUBJECT and value is not None:
@@ -125,7 +125,7 @@ class State:
             for number, one in self._subjects.get(gone.subject, {}).items():
                 if number <= gone.version:
                     self._subjects[gone.subject][number] = one._replace(deleted=True)
-            self._levels.pop(gone.subject, None)
+            self._configs.pop(gone.subject, None)
             self._modes.pop(gone.subject, None)
 
     def _remember(self, value: _SchemaValue) -> None:
@@ -239,11 +239,18 @@ class State:
             add(one)
         return found
 
-    def level(self, subject: str | None = None) -> str:
-        return self._levels.get(subject) or self._levels.get(None, DEFAULT_LEVEL)
+    def config(self, subject: str | None = None) -> Config:
+        """What holds there: a subject's own settings before those for all."""
+        return {LEVEL: DEFAULT_LEVEL, **self._configs.get(None, {}), **self._configs.get(subject, {})}
 
-    def own_level(self, subject: str) -> str | None:
-        return self._levels.get(subject)
+    def own_config(self, subject: str | None) -> Config | None:
+        return self._configs.get(subject)
+
+    def level(self, subject: str | None = None) -> str:
+        return str(self.config(subject)[LEVEL])
+
+    def normalizes(self, subject: str) -> bool:
+        return bool(self.config(subject).get(NORMALIZE))
 
     def mode(self, subject: str | None = None) -> str:
         return self._modes.get(subject) or self._modes.get(None, READWRITE)
@@ -257,6 +264,14 @@ def _discard(places: dict[Key, set[Place]], key: Key, place: Place) -> None:
     left.discard(place)
     if not left:
         places.pop(key, None)
+
+
+def _checked(config: Config) -> Config:
+    config.pop("subject", None)
+    found = {key: value for key, value in config.items() if value is not None}
+    if found.get(LEVEL, DEFAULT_LEVEL) not in LEVELS or not isinstance(found.get(NORMALIZE, False), bool):
+        raise ValueError(f"there is no such config: {config!r:.80}")
+    return found
 
 
 def _set(where: dict[str | None, str], subject: str | None, value: str | None, choices: tuple[str, ...]) -> None:
@@ -296,8 +311,8 @@ def deleted_entry(subject: str, last: int) -> Entry:
     return _key(DELETE_SUBJECT, subject), msgspec.json.encode({"subject": subject, "version": last})
 
 
-def level_entry(subject: str | None, level: str | None) -> Entry:
-    return _key(CONFIG, subject), None if level is None else msgspec.json.encode({"compatibilityLevel": level})
+def config_entry(subject: str | None, config: Config | None) -> Entry:
+    return _key(CONFIG, subject), None if config is None else msgspec.json.encode(config)
 
 
 def mode_entry(subject: str | None, mode: str | None) -> Entry:

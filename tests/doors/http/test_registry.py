@@ -215,7 +215,7 @@ def test_levels_and_modes_of_subjects_fall_back_to_those_of_all(registry: Regist
     assert registry.ok("GET", "/config/a", defaultToGlobal="true") == {"compatibilityLevel": "NONE"}
     assert registry.ok("DELETE", "/config") == {"compatibilityLevel": "NONE"}
     assert registry.ok("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
-    for wrong in ("SIDEWAYS", None, 7):
+    for wrong in ("SIDEWAYS", 7):
         assert registry.code("PUT", "/config", {"compatibility": wrong}) == 42203
     assert registry.code("GET", "/mode/a") == 40409
     assert registry.ok("PUT", "/mode", {"mode": "readonly"}) == {"mode": "READONLY"}
@@ -225,6 +225,58 @@ def test_levels_and_modes_of_subjects_fall_back_to_those_of_all(registry: Regist
     assert registry.register("a", ONE) == 1
     assert registry.ok("DELETE", "/mode/a") == {"mode": "READWRITE"}
     assert registry.code("PUT", "/mode", {"mode": "OPEN"}) == 42204
+
+
+def test_a_config_keeps_what_is_not_said_and_forgets_what_is_taken_back(registry: Registry) -> None:
+    assert registry.ok("PUT", "/config/a", {"normalize": True}) == {"normalize": True}
+    assert registry.ok("GET", "/config/a") == {"normalize": True}
+    both = {"compatibilityLevel": "NONE", "normalize": True}
+    registry.ok("PUT", "/config", {"compatibility": "NONE"})
+    assert registry.ok("GET", "/config/a", defaultToGlobal="true") == both
+    assert registry.ok("PUT", "/config/a", {"compatibility": "FULL"}) == {"compatibility": "FULL", "normalize": True}
+    assert registry.ok("PUT", "/config/a", {"compatibility": None}) == {"normalize": True}
+    assert registry.ok("DELETE", "/config/a") == {"normalize": True}
+    for wrong in ({"normalize": "yes"}, {"alias": "b"}, {"validateFields": True}):
+        assert registry.code("PUT", "/config/a", wrong) == 422
+
+
+TURNED = '{"zeta":1,"alpha":2,"fields":[],"name":"r","type":"record"}'
+AS_JAVA = '{"type":"record","name":"r","fields":[],"zeta":1,"alpha":2}'
+NORMALIZED = '{"type":"record","name":"r","fields":[],"alpha":2,"zeta":1}'
+
+
+def test_a_schema_is_the_same_in_any_order_of_keys_that_avro_knows_and_normalized_of_all(registry: Registry) -> None:
+    assert registry.register("a", TURNED) == registry.register("a", AS_JAVA) == 1
+    assert registry.ok("GET", "/schemas/ids/1") == {"schema": AS_JAVA}
+    assert registry.code("POST", "/subjects/a", {"schema": NORMALIZED}) == 40403
+    assert registry.code("POST", "/subjects/a", {"schema": TURNED}, normalize="true") == 40403
+    made = registry.ok("POST", "/subjects/a/versions", {"schema": TURNED}, normalize="true")
+    assert made == {"id": 2, "version": 2}
+    assert registry.ok("GET", "/schemas/ids/2") == {"schema": NORMALIZED}
+    assert registry.ok("POST", "/subjects/a", {"schema": AS_JAVA}, normalize="True")["version"] == 2
+    assert registry.register("b", NORMALIZED) == 2
+
+
+def test_a_config_normalizes_all_that_is_registered_and_looked_up_but_nothing_imported(registry: Registry) -> None:
+    for path in ("/config", "/config/a"):
+        registry.ok("PUT", path, {"normalize": True})
+        assert registry.register("a", TURNED) == 1
+        assert registry.ok("POST", "/subjects/a", {"schema": TURNED})["schema"] == NORMALIZED
+        registry.ok("DELETE", path)
+    registry.ok("PUT", "/config/i", {"normalize": True})
+    registry.ok("PUT", "/mode/i", {"mode": "IMPORT"})
+    registry.ok("POST", "/subjects/i/versions", {"schema": TURNED, "id": 7, "version": 1}, normalize="true")
+    assert registry.ok("GET", "/schemas/ids/7") == {"schema": AS_JAVA}
+
+
+def test_normalized_references_are_sorted_and_each_is_there_once(registry: Registry) -> None:
+    for name in "ab":
+        registry.register(name, f'{{"type":"record","name":"{name}","fields":[]}}')
+    needed = [{"name": name, "subject": name, "version": 1} for name in "ab"]
+    body = {"schema": '["a","b"]', "references": [needed[1], needed[0], needed[1]]}
+    registry.ok("POST", "/subjects/c/versions", body, normalize="true")
+    found = registry.ok("POST", "/subjects/c", {"schema": '["a","b"]', "references": needed})
+    assert found["references"] == needed
 
 
 def test_a_schema_is_imported_under_its_id_and_version(registry: Registry) -> None:

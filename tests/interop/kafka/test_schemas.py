@@ -161,6 +161,19 @@ def test_the_client_looks_after_subjects_levels_and_references(registry: SchemaR
     assert gone.value.error_code in (40401, 40402)
 
 
+def test_a_serializer_that_normalizes_finds_what_was_written_in_another_order(
+    registry: SchemaRegistryClient, name: Name
+) -> None:
+    topic = name("orders")
+    subject = f"{topic}-value"
+    turned = '{"fields":[{"type":"int","name":"id","unit":"x","label":"y"}],"name":"Order","type":"record"}'
+    config: dict[str, Any] = {"normalize.schemas": True}
+    AvroSerializer(registry, turned, conf=config)({"id": 7}, context(topic))
+    stored = turned.replace('"unit":"x","label":"y"', '"label":"y","unit":"x"')
+    assert registry.lookup_schema(subject, Schema(turned, "AVRO"), normalize_schemas=True).version == 1
+    assert registry.lookup_schema(subject, Schema(stored, "AVRO")).version == 1
+
+
 NODE = """
 const { SchemaRegistry, SchemaType } = require('@kafkajs/confluent-schema-registry');
 const [host, subject] = process.argv.slice(2);

@@ -23,7 +23,19 @@ from headrace.errors import InvalidInput, MalformedJson
 from headrace.schemas import refusals
 from headrace.schemas.kinds import AVRO, KINDS, LEVELS, PROTOBUF, earlier_ones
 from headrace.schemas.refusals import RegistryError
-from headrace.schemas.state import LATEST, MODES, VERSION_MAX, Content, Reference, State, Version, content_shape
+from headrace.schemas.state import (
+    LATEST,
+    LEVEL,
+    MODES,
+    NORMALIZE,
+    VERSION_MAX,
+    Config,
+    Content,
+    Reference,
+    State,
+    Version,
+    content_shape,
+)
 from headrace.version import __version__
 from headrace.wire.http import strict_json
 
@@ -34,6 +46,10 @@ MEDIA = "application/vnd.schemaregistry.v1+json"
 BODY_BYTES_MAX = 4 << 20
 LISTED_MAX = 1_000  # schemas in one answer, with their texts; Confluent's
 UNKNOWN_HERE = ("metadata", "ruleSet", "rule_set")  # data contracts
+NOT_DONE = (  # of what a config may say
+    *("alias", "aliasForDeks", "compatibilityGroup", "compatibilityPolicy", "validateFields", "validateRules"),
+    *("defaultMetadata", "overrideMetadata", "defaultRuleSet", "overrideRuleSet"),
+)
 
 
 class _Body(msgspec.Struct):
@@ -177,7 +193,8 @@ async def list_subjects(site: Site, request: Request) -> Response:
 
 async def look_up(site: Site, request: Request) -> Response:
     query, body = _query(request), await _body(request)
-    found = await site.broker.schemas.look_up(_subject(request), _content(body), deleted=_is(query, "deleted"))
+    subject, wanted = _subject(request), {name: _is(query, name) for name in ("deleted", "normalize")}
+    found = await site.broker.schemas.look_up(subject, _content(body), **wanted)
     return _said(found.shape())
 
 
@@ -195,14 +212,15 @@ async def list_versions(site: Site, request: Request) -> Response:
 
 
 async def register(site: Site, request: Request) -> Response:
-    _query(request)
+    query = _query(request)
     subject, body = _subject(request), await _body(request)
     site.broker.pressure.check()
     given = {"schema_id": body.id, "version": body.version} if body.id is not None and body.id >= 0 else {}
     for number in given.values():
         if number is not None and not 0 < number <= VERSION_MAX:
             raise refusals.invalid_version(str(number))
-    made = await site.broker.schemas.register(subject, _content(body), **given)
+    normalize = _is(query, "normalize")
+    made = await site.broker.schemas.register(subject, _content(body), normalize=normalize, **given)
     # Not its text: clients keep what they are answered, and Protobuf's want the form that they sent.
     return _said({"id": made.id, "version": made.version})
 
@@ -249,34 +267,49 @@ async def compare(site: Site, request: Request) -> Response:
     return _said({**shape, "messages": found} if _is(query, "verbose") else shape)
 
 
-async def get_level(site: Site, request: Request) -> Response:
+async def get_config(site: Site, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
     if "subject" not in request.path_params:
-        return _said({"compatibilityLevel": known.level()})
+        return _said(known.config())
     subject = _subject(request)
-    level = known.own_level(subject) or (known.level(subject) if _is(query, "defaultToGlobal") else None)
-    if level is None:
+    config = known.config(subject) if _is(query, "defaultToGlobal") else known.own_config(subject)
+    if config is None:
         raise refusals.no_level(subject)
-    return _said({"compatibilityLevel": level})
+    return _said(config)
 
 
-async def put_level(site: Site, request: Request) -> Response:
+async def put_config(site: Site, request: Request) -> Response:
+    """Only what is said there changes; null takes it back."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
-    level = (await _json(request)).get("compatibility")
-    if not isinstance(level, str) or level.upper() not in LEVELS:
-        raise refusals.invalid_level()
-    await site.broker.schemas.set_level(subject, level.upper())
-    return _said({"compatibility": level.upper()})
+    config = await site.broker.schemas.set_config(subject, _changes(await _json(request)))
+    if LEVEL in config:
+        config = {"compatibility": config.pop(LEVEL), **config}
+    return _said(config)
 
 
-async def delete_level(site: Site, request: Request) -> Response:
+def _changes(asked: dict[str, Any]) -> Config:
+    changes: Config = {}
+    if "compatibility" in asked:
+        level = asked["compatibility"]
+        if level is not None and not (isinstance(level, str) and level.upper() in LEVELS):
+            raise refusals.invalid_level()
+        changes[LEVEL] = level and level.upper()
+    if NORMALIZE in asked:
+        if not isinstance(asked[NORMALIZE], bool | None):
+            raise RegistryError(422, "normalize is true or false")
+        changes[NORMALIZE] = asked[NORMALIZE]
+    for name in NOT_DONE:
+        if asked.get(name):
+            raise RegistryError(422, f"this registry has no {name}")
+    return changes
+
+
+async def delete_config(site: Site, request: Request) -> Response:
     """What it was."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
-    level = (await site.broker.schemas.current()).level(subject)
-    await site.broker.schemas.set_level(subject, None)
-    return _said({"compatibilityLevel": level})
+    return _said(await site.broker.schemas.delete_config(subject))
 
 
 # Modes.
@@ -360,12 +393,12 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("GET", "/subjects/{subject}/versions/{version}/referencedby", referred_by, reads),
     ("POST", "/compatibility/subjects/{subject}/versions", compare, reads),
     ("POST", "/compatibility/subjects/{subject}/versions/{version}", compare, reads),
-    ("GET", "/config", get_level, reads),
-    ("PUT", "/config", put_level, writes),
-    ("DELETE", "/config", delete_level, writes),
-    ("GET", "/config/{subject}", get_level, reads),
-    ("PUT", "/config/{subject}", put_level, writes),
-    ("DELETE", "/config/{subject}", delete_level, writes),
+    ("GET", "/config", get_config, reads),
+    ("PUT", "/config", put_config, writes),
+    ("DELETE", "/config", delete_config, writes),
+    ("GET", "/config/{subject}", get_config, reads),
+    ("PUT", "/config/{subject}", put_config, writes),
+    ("DELETE", "/config/{subject}", delete_config, writes),
     ("GET", "/mode", get_mode, reads),
     ("PUT", "/mode", put_mode, writes),
     ("DELETE", "/mode", delete_mode, writes),
