@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from headrace.broker import publishing
 from headrace.broker.changes import to_the_end
@@ -25,7 +25,7 @@ from headrace.errors import (
     StreamExists,
     UnreadableBatch,
 )
-from headrace.schemas import kinds, refusals, state
+from headrace.schemas import contract, kinds, refusals, state
 from headrace.schemas.kinds import Schema
 from headrace.schemas.parsed import Parsed
 from headrace.schemas.state import IMPORT, READONLY, Config, Content, Entry, Reference, State, Version
@@ -136,16 +136,23 @@ class Schemas:
         normalize: bool = False,
     ) -> Version:
         """The version with this content, made if there is none. RegistryError if it may not follow the others."""
+        wanted = _Wanted(subject, content, schema_id, version or None, normalize)
+        # Also where nothing may be written: whoever has a serializer that registers only wants to know the id.
+        found = await self._existing(await self.current(), wanted)
+        if found is not None:
+            return found
         async with self._changing:
             known = await self._settled()
             _check_mode(known, subject, is_import=schema_id is not None)
-            parsed, content = await self._wanted(known, subject, content, normalize)
-            found = known.same(subject, content)
-            if found is not None and schema_id in (None, found.id):
+            found = await self._existing(known, wanted)  # somebody else may have been faster
+            if found is not None:
                 return found
             if schema_id is None:
-                await self._check_level(known, subject, parsed)
-            made = _next(known, subject, content, schema_id, version)
+                content = _completed(known, wanted)
+            parsed, content = await self._wanted(known, subject, content, normalize)
+            if schema_id is None:
+                await self._check_level(known, subject, content, parsed)
+            made = _next(known, subject, content, schema_id, wanted.version)
             await self._write(state.schema_entry(made))
             return made
 
@@ -155,22 +162,42 @@ class Schemas:
         known = await self.current()
         if not known.versions(subject, deleted=deleted):
             raise refusals.subject_not_found(subject)
-        _, content = await self._wanted(known, subject, content, normalize)
-        found = known.same(subject, content, deleted=deleted)
+        found = await self._existing(known, _Wanted(subject, content, None, None, normalize), deleted=deleted)
         if found is None:
             raise refusals.schema_not_found()
         return found
+
+    async def _existing(self, known: State, wanted: "_Wanted", *, deleted: bool = False) -> Version | None:
+        """The version that is meant: with what is given, or with that and what a new version would have besides."""
+        subject, content, schema_id, version, normalize = wanted
+        if not content.text.strip() or (version is not None and schema_id is None):
+            return None
+        _, content = await self._wanted(known, subject, content, normalize)
+        completed = known.completed(subject, content)
+        contents = [completed] if known.has_contract(subject) else [content, completed]
+        for one in (one for content in contents for one in known.same(subject, content, deleted=deleted)):
+            if schema_id in (None, one.id) and version in (None, one.version):
+                return one
+        return None
 
     async def serialized(self, content: Content) -> str:
         """A Protobuf schema as its descriptor, which clients ask for that have no compiler."""
         parsed: Any = (await self._parsed(await self.current(), content))[0]
         return str(await self._in_thread(parsed.serialized))
 
-    async def differences(self, subject: str, content: Content, against: Sequence[Version]) -> list[str]:
-        """Why the subject's level does not allow this content after those versions."""
+    async def differences(
+        self, subject: str, content: Content, number: int | str | None = None, *, normalize: bool = False
+    ) -> list[str]:
+        """Why the subject's level does not allow this content after a version, or after those that it asks for."""
         known = await self.current()
-        parsed, _ = await self._parsed(known, content)
-        return await self._compared(known, known.level(subject), parsed, against)
+        parsed, content = await self._wanted(known, subject, content, normalize)
+        if number is None:
+            return await self._compared(known, subject, content, parsed, known.versions(subject))
+        if not known.versions(subject):
+            if number == state.LATEST:
+                return []
+            raise refusals.version_not_found(number)
+        return await self._compared(known, subject, content, parsed, [known.version(subject, number)])
 
     @to_the_end
     async def delete_subject(self, subject: str, *, permanent: bool) -> list[int]:
@@ -283,15 +310,21 @@ class Schemas:
             self._parsed_lately.keep(key, parsed)
         return parsed, content._replace(text=parsed.text)
 
-    async def _check_level(self, known: State, subject: str, parsed: Schema) -> None:
-        level = known.level(subject)
-        before = {one.version: one for one in known.versions(subject)}
-        wanted = [before[number] for number in kinds.earlier_ones(level, list(before))]
-        found = await self._compared(known, level, parsed, wanted)
+    async def _check_level(self, known: State, subject: str, content: Content, parsed: Schema) -> None:
+        found = await self._compared(known, subject, content, parsed, known.versions(subject))
         if found:
             raise refusals.incompatible(subject, found)
 
-    async def _compared(self, known: State, level: str, parsed: Schema, others: Sequence[Version]) -> list[str]:
+    async def _compared(
+        self, known: State, subject: str, content: Content, parsed: Schema, versions: Sequence[Version]
+    ) -> list[str]:
+        """With those of the versions that the level asks for, and that are of the same group."""
+        level, group = known.level(subject), known.config(subject).get(state.GROUP)
+        if group:
+            own = contract.properties(content.metadata).get(group)
+            versions = [one for one in versions if contract.properties(one.content.metadata).get(group) == own]
+        by_number = {one.version: one for one in versions}
+        others = [by_number[number] for number in kinds.earlier_ones(level, list(by_number))]
         found: list[str] = []
         newest_first = others[::-1]
         for start in range(0, len(others), COMPARED_AT_ONCE):
@@ -334,16 +367,48 @@ class Schemas:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
+class _Wanted(NamedTuple):
+    """A schema as somebody sends it."""
+
+    subject: str
+    content: Content
+    schema_id: int | None
+    version: int | None
+    normalize: bool
+
+
+def _completed(known: State, wanted: _Wanted) -> Content:
+    """What a new version is made of: what is not said of it is as in the version before it."""
+    subject, content = wanted.subject, wanted.content
+    if not content.text.strip():
+        before = known.versions(subject)
+        if not before:
+            raise refusals.invalid_schema("Empty schema")
+        last = before[-1].content
+        content = content._replace(kind=last.kind, text=last.text, references=last.references)
+    content = known.completed(subject, content)
+    if wanted.version is not None or contract.VERSION in contract.properties(content.metadata):
+        content = content._replace(metadata=contract.with_version(content.metadata, _next_number(known, subject)))
+    return content
+
+
+def _next_number(known: State, subject: str) -> int:
+    everything = known.versions(subject, deleted=True)
+    return everything[-1].version + 1 if everything else 1
+
+
 def _all_differences(level: str, parsed: Schema, olds: Sequence[Schema]) -> list[str]:
     return [reason for old in olds for reason in kinds.differences(level, parsed, old)]
 
 
 def _next(known: State, subject: str, content: Content, schema_id: int | None, version: int | None) -> Version:
-    everything = known.versions(subject, deleted=True)
-    if len(everything) >= VERSIONS_MAX:
-        raise LimitReached(f"subject {subject!r} has {len(everything):,} versions, which is the most")
-    number = everything[-1].version + 1 if everything else 1
+    count = len(known.versions(subject, deleted=True))
+    if count >= VERSIONS_MAX:
+        raise LimitReached(f"subject {subject!r} has {count:,} versions, which is the most")
+    number = _next_number(known, subject)
     if schema_id is None:
+        if version is not None and version > 0 and version != number:
+            raise refusals.invalid_schema("Version is not one more than previous version")
         same = known.id_of(content)
         if same is None and known.last_id >= state.VERSION_MAX:
             raise LimitReached(f"the last id, {known.last_id}, is in use: there is none for another schema")

@@ -88,3 +88,7 @@ def not_permitted(text: str) -> RegistryError:
 def is_referred_to(subject: str, version: int) -> RegistryError:
     text = f"One or more references exist to the schema {{subject={subject},version={version}}}."
     return RegistryError(42206, text)
+
+
+def invalid_rules(why: str) -> RegistryError:
+    return RegistryError(42210, f"Invalid rule set: {why}")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from headrace.schemas import refusals
+from headrace.schemas import contract, refusals
 from headrace.schemas.kinds import AVRO, DEFAULT_LEVEL, KINDS, LEVELS
 
 logger = logging.getLogger("headrace.schemas")
@@ -19,7 +19,8 @@ MODES = (READWRITE, READONLY, IMPORT)
 SCHEMA, CONFIG, MODE, DELETE_SUBJECT = "SCHEMA", "CONFIG", "MODE", "DELETE_SUBJECT"
 MAGIC = {SCHEMA: 1}  # of the form of a key; others have 0
 LATEST = "latest"
-LEVEL, NORMALIZE = "compatibilityLevel", "normalize"  # of a config
+LEVEL, NORMALIZE, GROUP = "compatibilityLevel", "normalize", "compatibilityGroup"  # of a config
+CONTRACTS = ("defaultMetadata", "overrideMetadata", "defaultRuleSet", "overrideRuleSet")
 VERSION_MAX = 2**31 - 1
 REFERENCES_MAX = 200  # of one schema, with those that its references have
 REFERRED_CHARS_MAX = 8 << 20  # of all of them: parsed whenever it is, and that takes 25 times as much
@@ -39,6 +40,8 @@ class Content(NamedTuple):
     kind: str
     text: str
     references: tuple[Reference, ...]
+    metadata: str = ""  # and rules: JSON, as contract.py writes it
+    rules: str = ""
 
 
 class Version(NamedTuple):
@@ -59,13 +62,15 @@ class _Key(msgspec.Struct):
     magic: int = 0
 
 
-class _SchemaValue(msgspec.Struct, rename={"kind": "schemaType"}):
+class _SchemaValue(msgspec.Struct, rename={"kind": "schemaType", "rules": "ruleSet"}):
     subject: str
     version: int
     id: int
     schema: str
     kind: str = AVRO
     references: tuple[Reference, ...] = ()
+    metadata: Any = None
+    rules: Any = None
     deleted: bool = False
 
 
@@ -131,7 +136,8 @@ class State:
     def _remember(self, value: _SchemaValue) -> None:
         if value.kind not in KINDS or not 0 < value.version <= VERSION_MAX or not 0 < value.id <= VERSION_MAX:
             raise ValueError(f"version {value.version} of {value.subject!r:.80} has id {value.id}, {value.kind!r:.20}")
-        content = Content(value.kind, value.schema, value.references)
+        metadata, rules = contract.metadata_read(value.metadata), contract.rules_read(value.rules)
+        content = Content(value.kind, value.schema, value.references, metadata, rules)
         known = self._contents.setdefault(value.id, content)
         if known == content:
             content = known  # one text in memory for all subjects that have it
@@ -197,9 +203,22 @@ class State:
     def id_of(self, content: Content) -> int | None:
         return self._ids.get(content)
 
-    def same(self, subject: str, content: Content, *, deleted: bool = False) -> Version | None:
-        """The newest version of a subject with this content."""
-        return next((one for one in reversed(self.versions(subject, deleted=deleted)) if one.content == content), None)
+    def same(self, subject: str, content: Content, *, deleted: bool = False) -> list[Version]:
+        """The versions of a subject with this content, the newest first. Where only one of the two says which version
+        it is, that does not count."""
+        return [one for one in reversed(self.versions(subject, deleted=deleted)) if _is_same(one, content)]
+
+    def completed(self, subject: str, content: Content) -> Content:
+        """With the metadata and rules that a new version has: its own, or else those of the version before it, among
+        what the config says."""
+        config, before = self.config(subject), self.versions(subject)[-1:]
+        metadata = content.metadata or (before[0].content.metadata if before else "")
+        rules = content.rules or (before[0].content.rules if before else "")
+        default, override = (contract.metadata_read(config.get(name)) for name in CONTRACTS[:2])
+        metadata = contract.merged_metadata(contract.merged_metadata(default, metadata), override)
+        default, override = (contract.rules_read(config.get(name)) for name in CONTRACTS[2:])
+        rules = contract.merged_rules(contract.merged_rules(default, rules), override)
+        return content._replace(metadata=metadata, rules=rules)
 
     def uses(self, schema_id: int) -> list[Version]:
         """Every version with this id, deleted ones too."""
@@ -249,6 +268,10 @@ class State:
     def level(self, subject: str | None = None) -> str:
         return str(self.config(subject)[LEVEL])
 
+    def has_contract(self, subject: str) -> bool:
+        """Whether every new version gets metadata or rules from the config."""
+        return not self.config(subject).keys().isdisjoint(CONTRACTS)
+
     def normalizes(self, subject: str) -> bool:
         return bool(self.config(subject).get(NORMALIZE))
 
@@ -257,6 +280,17 @@ class State:
 
     def own_mode(self, subject: str) -> str | None:
         return self._modes.get(subject)
+
+
+def _is_same(one: Version, content: Content) -> bool:
+    if one.content == content:
+        return True
+    if one.content._replace(metadata="") != content._replace(metadata=""):
+        return False
+    stored, asked = (contract.properties(it.metadata).get(contract.VERSION) for it in (one.content, content))
+    if (stored is None) == (asked is None) or (asked is not None and asked != str(one.version)):
+        return False
+    return contract.with_version(one.content.metadata, None) == contract.with_version(content.metadata, None)
 
 
 def _discard(places: dict[Key, set[Place]], key: Key, place: Place) -> None:
@@ -288,6 +322,10 @@ def content_shape(content: Content) -> dict[str, Any]:
     shape: dict[str, Any] = {} if content.kind == AVRO else {"schemaType": content.kind}
     if content.references:
         shape["references"] = references_shape(content)
+    if content.metadata:
+        shape["metadata"] = msgspec.Raw(content.metadata.encode())
+    if content.rules:
+        shape["ruleSet"] = msgspec.Raw(content.rules.encode())
     return {**shape, "schema": content.text}
 
 

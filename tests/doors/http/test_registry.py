@@ -202,7 +202,13 @@ def test_what_does_not_fit_is_refused_with_the_place(shared: Registry) -> None:
     assert "READER_FIELD_MISSING_DEFAULT_VALUE at /fields/1/: b" in answer.json()["message"]
     assert shared.code("POST", "/subjects/places/versions", {"schema": "{}", "schemaType": "JSON"}) == 409
     assert shared.code("POST", "/compatibility/subjects/places/versions/7", {"schema": ONE}) == 40402
-    assert shared.code("POST", "/compatibility/subjects/nobody/versions/latest", {"schema": ONE}) == 40401
+    assert shared.code("POST", "/compatibility/subjects/nobody/versions/7", {"schema": ONE}) == 40402
+
+
+def test_anything_fits_a_subject_that_is_not_there(shared: Registry) -> None:
+    for path in ("versions", "versions/latest"):
+        found = shared.ok("POST", f"/compatibility/subjects/nobody/{path}", {"schema": ONE}, verbose="true")
+        assert found == {"is_compatible": True, "messages": []}
 
 
 def test_levels_and_modes_of_subjects_fall_back_to_those_of_all(registry: Registry) -> None:
@@ -370,15 +376,99 @@ def test_a_schema_that_others_need_stays(registry: Registry) -> None:
     assert registry.ok("DELETE", "/subjects/person") == [1]
 
 
+OWNED = {"properties": {"owner": "ann", "unit": "kg"}, "sensitive": ["owner"], "tags": {"r.a": ["PII", "A"]}}
+RULE = {"name": "positive", "kind": "CONDITION", "mode": "WRITE", "type": "CEL", "expr": "message.a > 0"}
+RULES = {"domainRules": [RULE]}
+KEPT_OWNED = {**OWNED, "tags": {"r.a": ["A", "PII"]}}
+KEPT_RULES = {"domainRules": [{**RULE, "disabled": False}]}
+
+
+def test_metadata_and_rules_are_kept_and_handed_out_and_make_another_schema(own: type[Live]) -> None:
+    live = own()
+    registry = Registry(live)
+    assert registry.register("plain", ONE) == 1
+    assert registry.register("a", ONE, metadata=OWNED, ruleSet=RULES) == 2
+    kept = {"metadata": KEPT_OWNED, "ruleSet": KEPT_RULES, "schema": ONE}
+    live.stop()
+    registry = Registry(own())
+    assert registry.ok("GET", "/schemas/ids/2") == kept
+    shape = {"subject": "a", "version": 1, "id": 2, **kept}
+    assert registry.ok("GET", "/subjects/a/versions/latest") == registry.ok("GET", "/schemas", subjectPrefix="a")[0]
+    assert registry.ok("GET", "/subjects/a/versions/1") == shape
+    assert registry.ok("GET", "/schemas/ids/1") == {"schema": ONE}
+    body = {"schema": ONE, "metadata": {**OWNED, "sensitive": ["owner", "owner"]}, "ruleSet": RULES}
+    assert registry.ok("POST", "/subjects/a", body) == shape
+    assert registry.code("POST", "/subjects/a", {"schema": ONE, "metadata": {"properties": {}}}) == 40403
+    assert registry.register("b", ONE, metadata=KEPT_OWNED, ruleSet=KEPT_RULES) == 2
+
+
+def test_a_new_version_has_the_metadata_and_rules_of_the_one_before_it_unless_it_brings_its_own(
+    registry: Registry,
+) -> None:
+    registry.register("a", ONE, metadata=OWNED, ruleSet=RULES)
+    assert registry.ok("POST", "/subjects/a", {"schema": ONE})["version"] == 1, "so it is looked up without them, too"
+    assert registry.register("a", ONE) == 1
+    registry.register("a", TWO)
+    found = registry.ok("GET", "/subjects/a/versions/2")
+    assert (found["metadata"], found["ruleSet"]) == (KEPT_OWNED, KEPT_RULES)
+    registry.ok("POST", "/subjects/a/versions", {"schema": "", "metadata": {}, "ruleSet": {}})
+    found = registry.ok("GET", "/subjects/a/versions/3")
+    assert (found["schema"], found["metadata"], found["ruleSet"]) == (TWO, {}, {})
+
+
+def test_the_newest_version_with_some_properties_is_found(registry: Registry) -> None:
+    for number, schema in enumerate((ONE, TWO), 1):
+        registry.register("a", schema, metadata={"properties": {"major": str(number), "x": "y"}})
+    path = "/subjects/a/metadata"
+    assert registry.ok("GET", path, key=["x", "major"], value=["y", "1"])["version"] == 1
+    assert registry.ok("GET", path, key="x", value="y")["version"] == 2
+    assert registry.code("GET", path, key="x", value="z") == 40403
+    assert registry.code("GET", "/subjects/nobody/metadata", key="x", value="z") == 40401
+
+
+def test_a_config_brings_metadata_and_rules_and_says_which_versions_are_compared(registry: Registry) -> None:
+    default, override = ({"properties": {"a": name, name: "1"}} for name in ("default", "override"))
+    config = {"compatibilityGroup": "major", "defaultMetadata": default, "overrideMetadata": override}
+    asked = {**config, "defaultRuleSet": RULES}
+    assert registry.ok("PUT", "/config/a", asked) == {**config, "defaultRuleSet": KEPT_RULES}
+    first = {"schema": LONG, "metadata": {"properties": {"a": "own", "major": "1"}}}
+    for _ in range(2):
+        assert registry.ok("POST", "/subjects/a/versions", first) == {"id": 1, "version": 1}
+    found = registry.ok("GET", "/subjects/a/versions/1")
+    assert found["metadata"]["properties"] == {"a": "override", "default": "1", "major": "1", "override": "1"}
+    assert found["ruleSet"] == KEPT_RULES
+    other = {"schema": STRING, "metadata": {"properties": {"major": "2"}}}
+    assert registry.ok("POST", "/compatibility/subjects/a/versions", other) == {"is_compatible": True}
+    assert registry.ok("POST", "/subjects/a/versions", other)["version"] == 2
+    assert registry.code("POST", "/subjects/a/versions", {**other, "metadata": first["metadata"]}) == 409
+    assert registry.code("PUT", "/config/a", {"defaultRuleSet": {"domainRules": [{}]}}) == 42210
+
+
+def test_a_version_that_is_asked_for_is_the_next_one_and_said_in_the_metadata(registry: Registry) -> None:
+    assert registry.code("POST", "/subjects/a/versions", {"schema": ONE, "version": 2}) == 42201
+    assert registry.ok("POST", "/subjects/a/versions", {"schema": ONE, "version": 1})["version"] == 1
+    assert registry.ok("GET", "/subjects/a/versions/1")["metadata"] == {"properties": {"confluent:version": "1"}}
+    for body in ({"schema": ONE}, {"schema": ONE, "metadata": {"properties": {"confluent:version": "1"}}}):
+        assert registry.ok("POST", "/subjects/a/versions", body)["version"] == 1
+        assert registry.ok("POST", "/subjects/a", body)["version"] == 1
+    assert registry.code("POST", "/subjects/a/versions", {"schema": ONE, "version": 1}) == 42201
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [
         ({"schema": "{"}, 42201),
         ({"schema": STRING, "schemaType": "XML"}, 42201),
-        ({}, 422),
+        ({}, 42201),
         ({"schema": 7}, 422),
         ({"schema": STRING, "references": [{"name": "x"}]}, 422),
-        ({"schema": STRING, "ruleSet": {"domainRules": []}}, 42201),
+        ({"schema": STRING, "metadata": {"properties": {"a": []}}}, 422),
+        ({"schema": STRING, "ruleSet": {"domainRules": [{"name": "r", "mode": "SIDEWAYS", "type": "CEL"}]}}, 422),
+        ({"schema": STRING, "ruleSet": {"domainRules": [{"name": "r", "mode": "WRITE"}]}}, 42210),
+        ({"schema": STRING, "ruleSet": {"domainRules": [{"name": "7", "type": "CEL"}]}}, 42210),
+        ({"schema": STRING, "ruleSet": {"domainRules": [{"name": "r", "mode": "UPDOWN", "type": "CEL"}]}}, 42210),
+        ({"schema": STRING, "ruleSet": {"migrationRules": [{"name": "r", "type": "JSONATA"}]}}, 42210),
+        ({"schema": STRING, "ruleSet": {"domainRules": [{"name": "r", "type": "CEL"}] * 2}}, 42210),
         ([], 422),
         ({"schema": '"' + "x" * (2 << 20) + '"'}, 42201),
         ({"schema": STRING, "x": "y" * (5 << 20)}, 413),

@@ -14,7 +14,18 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+from confluent_kafka.schema_registry import (
+    Metadata,
+    MetadataProperties,
+    Rule,
+    RuleKind,
+    RuleMode,
+    RuleSet,
+    Schema,
+    SchemaReference,
+    SchemaRegistryClient,
+    ServerConfig,
+)
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
@@ -172,6 +183,25 @@ def test_a_serializer_that_normalizes_finds_what_was_written_in_another_order(
     stored = turned.replace('"unit":"x","label":"y"', '"label":"y","unit":"x"')
     assert registry.lookup_schema(subject, Schema(turned, "AVRO"), normalize_schemas=True).version == 1
     assert registry.lookup_schema(subject, Schema(stored, "AVRO")).version == 1
+
+
+def test_metadata_and_rules_come_back_to_the_client_as_they_were(registry: SchemaRegistryClient, name: Name) -> None:
+    topic = name("orders")
+    subject = f"{topic}-value"
+    metadata = Metadata(None, MetadataProperties({"major": "1"}), [])
+    kind, mode, expr = RuleKind.CONDITION, RuleMode.WRITE, "message.id > 0"
+    rule = Rule("positive", None, kind, mode, "CEL", None, None, expr, None, None, False)
+    number = registry.register_schema(subject, Schema(ORDER, "AVRO", [], metadata, RuleSet(None, [rule])))
+    registry.clear_caches()
+    found = registry.get_schema(number)
+    assert found.metadata == metadata and found.rule_set is not None and found.rule_set.domain_rules is not None
+    (kept,) = found.rule_set.domain_rules
+    assert (kept.name, kept.kind, kept.mode, kept.type, kept.expr) == ("positive", kind, mode, "CEL", expr)
+    assert registry.get_latest_with_metadata(subject, {"major": "1"}).version == 1
+    registry.set_config(subject, ServerConfig(compatibility_group="major"))
+    assert registry.get_config(subject).compatibility_group == "major"
+    assert registry.test_compatibility_all_versions(subject, Schema('"string"', "AVRO")), "it is of another group"
+    assert registry.delete_config(subject).compatibility_group == "major"
 
 
 NODE = """

@@ -20,10 +20,12 @@ from headrace.doors.http.problems import PROBLEMS, headers_of
 from headrace.doors.http.requests import Gone, Query, path_name, read_body, whole_number
 from headrace.doors.http.site import Answer, Site
 from headrace.errors import InvalidInput, MalformedJson
-from headrace.schemas import refusals
-from headrace.schemas.kinds import AVRO, KINDS, LEVELS, PROTOBUF, earlier_ones
+from headrace.schemas import contract, refusals
+from headrace.schemas.kinds import AVRO, KINDS, LEVELS, PROTOBUF
 from headrace.schemas.refusals import RegistryError
 from headrace.schemas.state import (
+    CONTRACTS,
+    GROUP,
     LATEST,
     LEVEL,
     MODES,
@@ -45,19 +47,17 @@ PREFIX = "/registry"
 MEDIA = "application/vnd.schemaregistry.v1+json"
 BODY_BYTES_MAX = 4 << 20
 LISTED_MAX = 1_000  # schemas in one answer, with their texts; Confluent's
-UNKNOWN_HERE = ("metadata", "ruleSet", "rule_set")  # data contracts
-NOT_DONE = (  # of what a config may say
-    *("alias", "aliasForDeks", "compatibilityGroup", "compatibilityPolicy", "validateFields", "validateRules"),
-    *("defaultMetadata", "overrideMetadata", "defaultRuleSet", "overrideRuleSet"),
-)
+NOT_DONE = ("alias", "aliasForDeks", "compatibilityPolicy", "validateFields", "validateRules")  # of a config
 
 
 class _Body(msgspec.Struct):
-    schema: str
+    schema: str | None = None
     schemaType: str | None = None  # noqa: N815 - as clients write it
     references: tuple[Reference, ...] | None = None
     id: int | None = None
     version: int | None = None
+    metadata: Any = None
+    ruleSet: Any = None  # noqa: N815
 
 
 # What is asked.
@@ -104,9 +104,6 @@ async def _json(request: Request) -> dict[str, Any]:
 
 async def _body(request: Request) -> _Body:
     value = await _json(request)
-    for name in UNKNOWN_HERE:
-        if value.get(name):
-            raise refusals.invalid_schema(f"{name} is not kept by this registry")
     try:
         return msgspec.convert(value, _Body)
     except msgspec.ValidationError as error:
@@ -114,7 +111,9 @@ async def _body(request: Request) -> _Body:
 
 
 def _content(body: _Body) -> Content:
-    return Content(body.schemaType or AVRO, body.schema, body.references or ())
+    metadata = "" if body.metadata is None else contract.metadata_text(body.metadata)
+    rules = "" if body.ruleSet is None else contract.rules_text(body.ruleSet)
+    return Content(body.schemaType or AVRO, body.schema or "", body.references or (), metadata, rules)
 
 
 def _said(content: Any, status: int = 200) -> Response:
@@ -198,6 +197,19 @@ async def look_up(site: Site, request: Request) -> Response:
     return _said(found.shape())
 
 
+async def latest_with_metadata(site: Site, request: Request) -> Response:
+    """The newest version whose metadata has all these properties."""
+    known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
+    wanted = dict(zip(query.texts("key"), query.texts("value"), strict=False))
+    versions = known.versions(subject, deleted=_is(query, "deleted"))
+    if not versions:
+        raise refusals.subject_not_found(subject)
+    for one in reversed(versions):
+        if one.content.metadata and wanted.items() <= contract.properties(one.content.metadata).items():
+            return _said({**one.shape(), **await _rendered(site, query, one.content)})
+    raise refusals.schema_not_found()
+
+
 async def delete_subject(site: Site, request: Request) -> Response:
     permanent = _is(_query(request), "permanent")
     return _said(await site.broker.schemas.delete_subject(_subject(request), permanent=permanent))
@@ -215,12 +227,16 @@ async def register(site: Site, request: Request) -> Response:
     query = _query(request)
     subject, body = _subject(request), await _body(request)
     site.broker.pressure.check()
-    given = {"schema_id": body.id, "version": body.version} if body.id is not None and body.id >= 0 else {}
-    for number in given.values():
-        if number is not None and not 0 < number <= VERSION_MAX:
+    for number in (body.id, body.version):
+        if number is not None and number > VERSION_MAX:
             raise refusals.invalid_version(str(number))
-    normalize = _is(query, "normalize")
-    made = await site.broker.schemas.register(subject, _content(body), normalize=normalize, **given)
+    made = await site.broker.schemas.register(
+        subject,
+        _content(body),
+        schema_id=body.id if body.id is not None and body.id >= 0 else None,
+        version=body.version,
+        normalize=_is(query, "normalize"),
+    )
     # Not its text: clients keep what they are answered, and Protobuf's want the form that they sent.
     return _said({"id": made.id, "version": made.version})
 
@@ -256,13 +272,8 @@ async def delete_version(site: Site, request: Request) -> Response:
 async def compare(site: Site, request: Request) -> Response:
     """With one version, or with those that the subject's level asks for."""
     query, subject, body = _query(request), _subject(request), await _body(request)
-    known = await site.broker.schemas.current()
-    if "version" in request.path_params:
-        against = [known.version(subject, _version(request))]
-    else:
-        before = {one.version: one for one in known.versions(subject)}
-        against = [before[number] for number in earlier_ones(known.level(subject), list(before))]
-    found = await site.broker.schemas.differences(subject, _content(body), against)
+    number = _version(request) if "version" in request.path_params else None
+    found = await site.broker.schemas.differences(subject, _content(body), number, normalize=_is(query, "normalize"))
     shape: dict[str, Any] = {"is_compatible": not found}
     return _said({**shape, "messages": found} if _is(query, "verbose") else shape)
 
@@ -299,6 +310,14 @@ def _changes(asked: dict[str, Any]) -> Config:
         if not isinstance(asked[NORMALIZE], bool | None):
             raise RegistryError(422, "normalize is true or false")
         changes[NORMALIZE] = asked[NORMALIZE]
+    if GROUP in asked:
+        if not isinstance(asked[GROUP], str | None):
+            raise RegistryError(422, f"{GROUP} is the name of a property")
+        changes[GROUP] = asked[GROUP]
+    for name in CONTRACTS:
+        if name in asked:
+            text = contract.metadata_text if name.endswith("Metadata") else contract.rules_text
+            changes[name] = None if asked[name] is None else msgspec.json.decode(text(asked[name]))
     for name in NOT_DONE:
         if asked.get(name):
             raise RegistryError(422, f"this registry has no {name}")
@@ -385,6 +404,7 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("GET", "/subjects", list_subjects, reads),
     ("POST", "/subjects/{subject}", look_up, reads),
     ("DELETE", "/subjects/{subject}", delete_subject, writes),
+    ("GET", "/subjects/{subject}/metadata", latest_with_metadata, reads),
     ("GET", "/subjects/{subject}/versions", list_versions, reads),
     ("POST", "/subjects/{subject}/versions", register, writes),
     ("GET", "/subjects/{subject}/versions/{version}", get_version, reads),

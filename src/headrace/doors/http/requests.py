@@ -133,20 +133,25 @@ class Query:
             )
         except ValueError:
             raise InvalidInput(f"the query is not up to {PARAMETERS_MAX} UTF-8 name=value pairs") from None
+        self._pairs = pairs
         self._values: dict[str, str] = {}
         for name, value in pairs:
             if name not in known and not takes_all:
                 allowed = f"there are {', '.join(known)}" if known else "there are none here"
                 raise InvalidInput(f"no such parameter: {name[:80]!r}; {allowed}")
-            if name in self._values:
+            if name in self._values and not takes_all:
                 raise InvalidInput(f"the parameter {name} is given twice")
-            self._values[name] = value
+            self._values.setdefault(name, value)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
     def text(self, name: str) -> str | None:
         return self._values.get(name)
+
+    def texts(self, name: str) -> list[str]:
+        """Of a parameter that may be there several times."""
+        return [value for one, value in self._pairs if one == name]
 
     def choice(self, name: str, *choices: str) -> str | None:
         value = self._values.get(name)
