@@ -28,7 +28,7 @@ from headrace.errors import (
 from headrace.schemas import contract, kinds, refusals, state
 from headrace.schemas.kinds import Schema
 from headrace.schemas.parsed import Parsed
-from headrace.schemas.state import IMPORT, READONLY, Config, Content, Entry, Reference, State, Version
+from headrace.schemas.state import IMPORT, READONLY, READONLY_TOO, Config, Content, Entry, Reference, State, Version
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -207,19 +207,13 @@ class Schemas:
             everything, live = known.versions(subject, deleted=True), known.versions(subject)
             if not everything:
                 raise refusals.subject_not_found(subject)
-            for one in everything if permanent else live:
-                _check_unreferred(known, one)
+            _check_unreferred(known, everything if permanent else live, permanent=permanent)
             if permanent and live:
                 raise refusals.subject_is_not_deleted(subject)
             if not permanent and not live:
                 raise refusals.subject_is_deleted(subject)
             if permanent:
-                await self._keep_last_id(known)
-                await self._write(
-                    *(state.forgotten_entry(one) for one in everything),
-                    state.config_entry(subject, None),
-                    state.mode_entry(subject, None),
-                )
+                await self._forget(known, everything)
                 return [one.version for one in everything]
             await self._write(state.deleted_entry(subject, live[-1].version))
             return [one.version for one in live]
@@ -230,14 +224,13 @@ class Schemas:
             known = await self._settled()
             _check_writable(known, subject)
             one = known.version(subject, number, deleted=True if number != state.LATEST else permanent)
-            _check_unreferred(known, one)
+            _check_unreferred(known, [one], permanent=permanent)
             if permanent and not one.deleted:
                 raise refusals.version_is_not_deleted(subject, one.version)
             if not permanent and one.deleted:
                 raise refusals.version_is_deleted(subject, one.version)
             if permanent:
-                await self._keep_last_id(known)
-                await self._write(state.forgotten_entry(one))
+                await self._forget(known, [one])
             else:
                 await self._write(state.schema_entry(one._replace(deleted=True)))
             return one.version
@@ -262,25 +255,55 @@ class Schemas:
             config = known.config() if subject is None else known.own_config(subject)
             if config is None:
                 assert subject is not None
-                raise refusals.no_level(subject)
+                raise refusals.subject_not_found(subject)
             await self._write(state.config_entry(subject, None))
             return config
 
     @to_the_end
-    async def set_mode(self, subject: str | None, mode: str | None, *, force: bool = False) -> None:
+    async def set_mode(self, subject: str | None, mode: str, *, force: bool = False) -> None:
         async with self._changing:
             known = await self._settled()
-            if subject is not None and mode is None and known.own_mode(subject) is None:
-                raise refusals.no_mode(subject)
-            has_some = known.versions(subject, deleted=True) if subject is not None else known.subjects(deleted=True)
-            if mode == IMPORT and known.mode(subject) != IMPORT and has_some and not force:
-                raise refusals.not_permitted("Cannot import since found existing subjects")
-            await self._write(state.mode_entry(subject, mode))
+            gone: list[Version] = []
+            if mode == IMPORT and known.mode(subject) != IMPORT and not force:
+                subjects = known.subjects(deleted=True) if subject is None else [subject]
+                if any(known.versions(name) for name in subjects):
+                    raise refusals.not_permitted("Cannot import since found existing subjects")
+                # What was deleted makes room, as in Confluent's registry: its ids may come again with what is imported.
+                gone = [one for name in subjects for one in known.versions(name, deleted=True)]
+                _check_unreferred(known, gone, permanent=True)
+            await self._forget(known, gone, state.mode_entry(subject, mode))
+
+    @to_the_end
+    async def delete_mode(self, subject: str | None) -> str:
+        """What it was."""
+        async with self._changing:
+            known = await self._settled()
+            mode = known.mode() if subject is None else known.own_mode(subject)
+            if mode is None:
+                assert subject is not None
+                raise refusals.subject_not_found(subject)
+            await self._write(state.mode_entry(subject, None))
+            return mode
 
     # Small parts.
 
     def _last_forgotten_id(self) -> int:
         return int(self._broker.shard.state.get(TABLE, LAST_ID) or b"0")
+
+    async def _forget(self, known: State, gone: Sequence[Version], *more: Entry) -> None:
+        """For good, and what is set for a subject that goes with its last version."""
+        left = {one.subject: len(known.versions(one.subject, deleted=True)) for one in gone}
+        for one in gone:
+            left[one.subject] -= 1
+        if gone:
+            await self._keep_last_id(known)
+        entries = [state.forgotten_entry(one) for one in gone]
+        for subject in (subject for subject, count in left.items() if not count):
+            if known.own_config(subject) is not None:
+                entries.append(state.config_entry(subject, None))
+            if known.own_mode(subject) is not None:
+                entries.append(state.mode_entry(subject, None))
+        await self._write(*entries, *more)
 
     async def _keep_last_id(self, known: State) -> None:
         """Before schemas go for good: messages may be about that still have their ids, which mean nothing else then."""
@@ -432,13 +455,18 @@ def _check_mode(known: State, subject: str, *, is_import: bool) -> None:
 
 
 def _check_writable(known: State, subject: str | None) -> None:
-    if known.mode(subject) == READONLY:
+    if known.mode(subject) in (READONLY, READONLY_TOO):
         raise refusals.not_permitted(f"Subject {subject} is in read-only mode")
 
 
-def _check_unreferred(known: State, one: Version) -> None:
-    if not one.deleted and known.referred_by(one.subject, one.version):
-        raise refusals.is_referred_to(one.subject, one.version)
+def _check_unreferred(known: State, gone: Sequence[Version], *, permanent: bool) -> None:
+    """Those that go with it need it no longer. For good nothing goes that one needs which is only marked as deleted: it
+    is still handed out by its id."""
+    places = {(one.subject, one.version) for one in gone}
+    for one in gone:
+        needing = known.referred_by(one.subject, one.version, deleted=permanent)
+        if any((user.subject, user.version) not in places for user in needing):
+            raise refusals.is_referred_to(one.subject, one.version)
 
 
 def check_subject(name: str) -> None:

@@ -143,6 +143,12 @@ def properties(metadata: str) -> dict[str, str]:
     return (msgspec.json.decode(metadata, type=Metadata).properties if metadata else None) or {}
 
 
+def has_rule_of(rules: str, kind: str) -> bool:
+    found = msgspec.json.decode(rules, type=RuleSet) if rules else RuleSet()
+    lists = (found.migration_rules, found.domain_rules, found.encoding_rules)
+    return any(rule.type == kind for listed in lists for rule in listed or ())
+
+
 def with_version(metadata: str, version: int | None) -> str:
     """None: without."""
     found = msgspec.json.decode(metadata, type=Metadata) if metadata else Metadata()

@@ -2,6 +2,8 @@
 
 from headrace.errors import HeadraceError
 
+INVALID_SCHEMA = 42201
+
 
 class RegistryError(HeadraceError):
     """`code`: the HTTP status, followed by two digits where that alone does not say which."""
@@ -61,7 +63,7 @@ def incompatible(subject: str, reasons: list[str]) -> RegistryError:
 
 
 def invalid_schema(why: str) -> RegistryError:
-    return RegistryError(42201, f"Invalid schema: {why}")
+    return RegistryError(INVALID_SCHEMA, f"Invalid schema: {why}")
 
 
 def invalid_version(version: str) -> RegistryError:

@@ -15,7 +15,8 @@ from headrace.schemas.kinds import AVRO, DEFAULT_LEVEL, KINDS, LEVELS
 logger = logging.getLogger("headrace.schemas")
 
 READWRITE, READONLY, IMPORT = "READWRITE", "READONLY", "IMPORT"
-MODES = (READWRITE, READONLY, IMPORT)
+READONLY_TOO = "READONLY_OVERRIDE"  # older registries know it
+MODES = (READWRITE, READONLY, READONLY_TOO, IMPORT)
 SCHEMA, CONFIG, MODE, DELETE_SUBJECT = "SCHEMA", "CONFIG", "MODE", "DELETE_SUBJECT"
 MAGIC = {SCHEMA: 1}  # of the form of a key; others have 0
 LATEST = "latest"
@@ -52,7 +53,8 @@ class Version(NamedTuple):
     deleted: bool = False
 
     def shape(self) -> dict[str, Any]:
-        return {"subject": self.subject, "version": self.version, "id": self.id, **content_shape(self.content)}
+        shape = {"subject": self.subject, "version": self.version, "id": self.id, **content_shape(self.content)}
+        return {**shape, "deleted": True} if self.deleted else shape
 
 
 class _Key(msgspec.Struct):
@@ -224,10 +226,10 @@ class State:
         """Every version with this id, deleted ones too."""
         return [self._subjects[subject][number] for subject, number in self._uses.get(schema_id, ())]
 
-    def referred_by(self, subject: str, version: int) -> list[Version]:
-        """Those that are not deleted and need this one."""
+    def referred_by(self, subject: str, version: int, *, deleted: bool = False) -> list[Version]:
+        """Those that need this one."""
         found = (self._subjects[name][number] for name, number in self._referrers.get((subject, version), ()))
-        return [one for one in found if not one.deleted]
+        return [one for one in found if deleted or not one.deleted]
 
     def referred(self, references: Iterable[Reference]) -> dict[str, str]:
         """Name and text of all that is needed, what each needs before it. RegistryError if something is missing."""

@@ -115,6 +115,11 @@ def test_a_schema_has_an_id_and_its_subjects_have_versions(registry: Registry) -
     assert [one["version"] for one in registry.ok("GET", "/schemas", subjectPrefix="a")] == [1, 2]
     assert [one["version"] for one in registry.ok("GET", "/schemas", subjectPrefix="a", latestOnly="true")] == [2]
     assert registry.ok("GET", "/subjects", offset=1, limit=1) == ["b/c"]
+    for limit in (0, -7):
+        assert registry.ok("GET", "/subjects", limit=limit) == ["a", "b/c"]
+    for prefix in (":*:", ":.:", ":*:a"):
+        assert "a" in registry.ok("GET", "/subjects", subjectPrefix=prefix)
+    assert registry.ok("GET", "/subjects/:.:a/versions") == [1, 2]
 
 
 def test_schemas_are_listed_a_thousand_at_a_time(shared: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +212,9 @@ def test_what_does_not_fit_is_refused_with_the_place(shared: Registry) -> None:
 
 def test_anything_fits_a_subject_that_is_not_there(shared: Registry) -> None:
     for path in ("versions", "versions/latest"):
+        bad = shared.ok("POST", f"/compatibility/subjects/nobody/{path}", {"schema": "{"}, verbose="true")
+        assert not bad["is_compatible"] and "Invalid schema" in bad["messages"][0]
+        assert shared.code("POST", f"/compatibility/subjects/nobody/{path}", {"schema": "{"}) == 42201
         found = shared.ok("POST", f"/compatibility/subjects/nobody/{path}", {"schema": ONE}, verbose="true")
         assert found == {"is_compatible": True, "messages": []}
 
@@ -217,7 +225,7 @@ def test_levels_and_modes_of_subjects_fall_back_to_those_of_all(registry: Regist
     assert registry.ok("PUT", "/config", {"compatibility": "NONE"}) == {"compatibility": "NONE"}
     assert registry.ok("PUT", "/config/a", {"compatibility": "FORWARD"}) == {"compatibility": "FORWARD"}
     assert registry.ok("DELETE", "/config/a") == {"compatibilityLevel": "FORWARD"}
-    assert registry.code("DELETE", "/config/a") == 40408
+    assert registry.code("DELETE", "/config/a") == 40401
     assert registry.ok("GET", "/config/a", defaultToGlobal="true") == {"compatibilityLevel": "NONE"}
     assert registry.ok("DELETE", "/config") == {"compatibilityLevel": "NONE"}
     assert registry.ok("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
@@ -230,7 +238,37 @@ def test_levels_and_modes_of_subjects_fall_back_to_those_of_all(registry: Regist
     assert registry.ok("PUT", "/mode/a", {"mode": "READWRITE"}) == {"mode": "READWRITE"}
     assert registry.register("a", ONE) == 1
     assert registry.ok("DELETE", "/mode/a") == {"mode": "READWRITE"}
+    assert registry.code("DELETE", "/mode/a") == 40401
+    assert registry.ok("DELETE", "/mode") == {"mode": "READONLY"}
+    assert registry.ok("DELETE", "/mode") == {"mode": "READWRITE"}
     assert registry.code("PUT", "/mode", {"mode": "OPEN"}) == 42204
+
+
+def test_a_schema_that_is_there_is_answered_also_where_none_is_taken(registry: Registry) -> None:
+    registry.register("a", ONE)
+    for mode in ("READONLY", "READONLY_OVERRIDE", "IMPORT"):
+        registry.ok("PUT", "/mode/a", {"mode": mode}, force="true")
+        assert registry.register("a", ONE) == 1
+        assert registry.code("POST", "/subjects/a/versions", {"schema": TWO}) == 42205
+
+
+def test_to_import_what_was_deleted_makes_room(registry: Registry) -> None:
+    registry.register("a", ONE)
+    registry.ok("PUT", "/config/a", {"compatibility": "NONE"})
+    assert registry.code("PUT", "/mode/a", {"mode": "IMPORT"}) == 42205
+    registry.ok("DELETE", "/subjects/a")
+    registry.ok("PUT", "/mode/a", {"mode": "IMPORT"})
+    assert registry.ok("GET", "/subjects", deleted="true") == []
+    assert registry.register("a", TWO, id=1, version=1) == 1
+    assert registry.ok("GET", "/schemas/ids/1") == {"schema": TWO}
+
+
+def test_one_schema_is_imported_as_several_versions(registry: Registry) -> None:
+    registry.ok("PUT", "/mode/a", {"mode": "IMPORT"})
+    for version in (1, 3, 1):
+        body = {"schema": ONE, "id": 7, "version": version}
+        assert registry.ok("POST", "/subjects/a/versions", body) == {"id": 7, "version": version}
+    assert registry.versions("a") == [1, 3]
 
 
 def test_a_config_keeps_what_is_not_said_and_forgets_what_is_taken_back(registry: Registry) -> None:
@@ -316,7 +354,10 @@ def test_versions_go_softly_first_and_for_good_then(registry: Registry) -> None:
     assert registry.ok("DELETE", "/subjects/a/versions/1") == 1
     assert registry.code("DELETE", "/subjects/a/versions/1") == 40406
     assert registry.code("GET", "/subjects/a/versions/1") == 40402
-    assert registry.ok("GET", "/subjects/a/versions/1", deleted="true")["schema"] == ONE
+    assert registry.ok("GET", "/subjects/a/versions/1", deleted="true")["deleted"] is True
+    assert registry.versions("a", deletedOnly="true") == [1]
+    assert registry.versions("a", deletedAsNegative="true") == [-1, 2]
+    assert [one["version"] for one in registry.ok("GET", "/schemas", deleted="true")] == [1, 2]
     assert registry.ok("GET", "/schemas/ids/1") == {"schema": ONE}, "whoever has data of it can read on"
     assert registry.ok("DELETE", "/subjects/a/versions/1", permanent="true") == 1
     assert registry.code("GET", "/schemas/ids/1") == 40403
@@ -373,7 +414,31 @@ def test_a_schema_that_others_need_stays(registry: Registry) -> None:
     missing = {**reference, "version": 2}
     assert registry.code("POST", "/subjects/o/versions", {"schema": order, "references": [missing]}) == 42201
     registry.ok("DELETE", "/subjects/order")
+    assert registry.ok("GET", "/subjects/person/versions/1/referencedby") == []
+    assert registry.ok("GET", "/subjects/person/versions/1/referencedby", deleted="true") == [2]
     assert registry.ok("DELETE", "/subjects/person") == [1]
+    for path in ("/subjects/person", "/subjects/person/versions/1"):
+        assert registry.code("DELETE", path, permanent="true") == 42206, "the id of the order still needs it"
+    registry.ok("DELETE", "/subjects/order", permanent="true")
+    assert registry.ok("DELETE", "/subjects/person", permanent="true") == [1]
+
+
+def test_a_subject_goes_whole_when_only_its_own_versions_need_each_other(registry: Registry) -> None:
+    registry.ok("PUT", "/config/a", {"compatibility": "NONE"})
+    registry.register("a", '{"type":"record","name":"p","fields":[]}')
+    registry.register("a", '["null","p"]', references=[{"name": "p", "subject": "a", "version": 1}])
+    for permanent in ("false", "true"):
+        assert registry.ok("DELETE", "/subjects/a", permanent=permanent) == [1, 2]
+    assert registry.ok("GET", "/subjects", deleted="true") == []
+
+
+def test_what_is_set_for_a_subject_goes_with_its_last_version(registry: Registry) -> None:
+    registry.register("a", ONE)
+    registry.ok("DELETE", "/subjects/a/versions/1")
+    registry.ok("PUT", "/config/a", {"compatibility": "FULL"})
+    registry.ok("PUT", "/mode/a", {"mode": "READWRITE"})
+    registry.ok("DELETE", "/subjects/a/versions/1", permanent="true")
+    assert (registry.code("GET", "/config/a"), registry.code("GET", "/mode/a")) == (40408, 40409)
 
 
 OWNED = {"properties": {"owner": "ann", "unit": "kg"}, "sensitive": ["owner"], "tags": {"r.a": ["PII", "A"]}}
@@ -393,7 +458,9 @@ def test_metadata_and_rules_are_kept_and_handed_out_and_make_another_schema(own:
     registry = Registry(own())
     assert registry.ok("GET", "/schemas/ids/2") == kept
     shape = {"subject": "a", "version": 1, "id": 2, **kept}
-    assert registry.ok("GET", "/subjects/a/versions/latest") == registry.ok("GET", "/schemas", subjectPrefix="a")[0]
+    for query in ({"subjectPrefix": "a"}, {"ruleType": "CEL"}):
+        assert registry.ok("GET", "/schemas", **query) == [shape]
+    assert registry.ok("GET", "/schemas", ruleType="JSONATA") == []
     assert registry.ok("GET", "/subjects/a/versions/1") == shape
     assert registry.ok("GET", "/schemas/ids/1") == {"schema": ONE}
     body = {"schema": ONE, "metadata": {**OWNED, "sensitive": ["owner", "owner"]}, "ruleSet": RULES}

@@ -204,6 +204,29 @@ def test_metadata_and_rules_come_back_to_the_client_as_they_were(registry: Schem
     assert registry.delete_config(subject).compatibility_group == "major"
 
 
+def test_the_client_asks_for_ids_versions_and_modes(registry: SchemaRegistryClient, name: Name) -> None:
+    one, two = name("one"), name("two")
+    text = ORDER.replace("Order", "Asked")
+    number = registry.register_schema(one, Schema(text, "AVRO"))
+    assert registry.register_schema(two, Schema(text, "AVRO")) == number
+    assert registry.get_subjects_by_schema_id(number) == sorted([one, two])
+    places = [(at.subject, at.version) for at in registry.get_schema_versions(number)]
+    assert places == [(subject, 1) for subject in sorted([one, two])]
+    assert set(registry.get_schema_types()) == {"AVRO", "JSON", "PROTOBUF"}
+    assert registry.get_subjects(subject_prefix=one) == [one]
+    assert registry.test_compatibility(name("nobody"), Schema(text, "AVRO"))
+    assert registry.update_mode(one, "READONLY") == registry.get_mode(one) == "READONLY"
+    registry.clear_caches()
+    assert registry.register_schema(one, Schema(text, "AVRO")) == number, "it is there, so nothing is written"
+    assert registry.delete_mode(one) == "READONLY"
+    assert registry.delete_version(one, 1) == 1
+    assert registry.get_versions(one, deleted=True) == [1]
+    assert registry.get_subjects_by_schema_id(number) == [two]
+    assert registry.get_subjects(subject_prefix=one, deleted=True) == [one]
+    assert registry.get_global_mode() == "READWRITE"
+    assert registry.get_contexts() == ["."]
+
+
 NODE = """
 const { SchemaRegistry, SchemaType } = require('@kafkajs/confluent-schema-registry');
 const [host, subject] = process.argv.slice(2);

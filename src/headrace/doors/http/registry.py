@@ -46,6 +46,7 @@ logger = logging.getLogger("headrace.http")
 PREFIX = "/registry"
 MEDIA = "application/vnd.schemaregistry.v1+json"
 BODY_BYTES_MAX = 4 << 20
+DEFAULT_CONTEXT, ALL_CONTEXTS = ":.:", ":*:"  # clients that know of contexts say it before names and prefixes
 LISTED_MAX = 1_000  # schemas in one answer, with their texts; Confluent's
 NOT_DONE = ("alias", "aliasForDeks", "compatibilityPolicy", "validateFields", "validateRules")  # of a config
 
@@ -72,7 +73,7 @@ def _is(query: Query, name: str) -> bool:
 
 
 def _subject(request: Request) -> str:
-    name = path_name(request, "subject")
+    name = path_name(request, "subject").removeprefix(DEFAULT_CONTEXT)
     check_subject(name)
     return name
 
@@ -121,8 +122,8 @@ def _said(content: Any, status: int = 200) -> Response:
 
 
 def _page(query: Query, found: Sequence[Any], most: int | None = None) -> Sequence[Any]:
-    offset, limit = query.integer("offset") or 0, query.integer("limit", least=-1)
-    limits = [one for one in (limit, most) if one is not None and one >= 0]
+    offset, limit = query.integer("offset") or 0, query.integer("limit", least=-VERSION_MAX)
+    limits = [one for one in (limit, most) if one is not None and one > 0]
     return found[offset : offset + min(limits)] if limits else found[offset:]
 
 
@@ -169,6 +170,8 @@ async def list_schemas(site: Site, request: Request) -> Response:
     for subject in _names(known, query):
         versions = known.versions(subject, deleted=_is(query, "deleted"))
         found += versions[-1:] if _is(query, "latestOnly") else versions
+    if rule_type := query.text("ruleType"):
+        found = [one for one in found if contract.has_rule_of(one.content.rules, rule_type)]
     listed = _page(query, found, LISTED_MAX)
     request.state.share.take(sum(len(one.content.text) for one in listed))  # before they are in memory twice
     return _said([one.shape() for one in listed])
@@ -178,7 +181,7 @@ async def list_schemas(site: Site, request: Request) -> Response:
 
 
 def _names(known: State, query: Query) -> list[str]:
-    prefix = query.text("subjectPrefix") or ""
+    prefix = (query.text("subjectPrefix") or "").removeprefix(DEFAULT_CONTEXT).removeprefix(ALL_CONTEXTS)
     names = known.subjects(deleted=_is(query, "deleted") or _is(query, "deletedOnly"))
     if _is(query, "deletedOnly"):
         names = [name for name in names if not known.versions(name)]
@@ -217,10 +220,12 @@ async def delete_subject(site: Site, request: Request) -> Response:
 
 async def list_versions(site: Site, request: Request) -> Response:
     known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
-    found = known.versions(subject, deleted=_is(query, "deleted"))
+    only, as_negative = _is(query, "deletedOnly"), _is(query, "deletedAsNegative")
+    found = known.versions(subject, deleted=_is(query, "deleted") or only or as_negative)
     if not found:
         raise refusals.subject_not_found(subject)
-    return _said(_page(query, [one.version for one in found]))
+    numbers = [-one.version if one.deleted and as_negative else one.version for one in found if one.deleted or not only]
+    return _said(_page(query, numbers))
 
 
 async def register(site: Site, request: Request) -> Response:
@@ -257,7 +262,8 @@ async def get_text(site: Site, request: Request) -> Response:
 async def referred_by(site: Site, request: Request) -> Response:
     known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
     one = known.version(subject, _version(request), deleted=True)
-    return _said(_page(query, sorted({user.id for user in known.referred_by(subject, one.version)})))
+    users = known.referred_by(subject, one.version, deleted=_is(query, "deleted"))
+    return _said(_page(query, sorted({user.id for user in users})))
 
 
 async def delete_version(site: Site, request: Request) -> Response:
@@ -273,9 +279,15 @@ async def compare(site: Site, request: Request) -> Response:
     """With one version, or with those that the subject's level asks for."""
     query, subject, body = _query(request), _subject(request), await _body(request)
     number = _version(request) if "version" in request.path_params else None
-    found = await site.broker.schemas.differences(subject, _content(body), number, normalize=_is(query, "normalize"))
+    normalize, verbose = _is(query, "normalize"), _is(query, "verbose")
+    try:
+        found = await site.broker.schemas.differences(subject, _content(body), number, normalize=normalize)
+    except RegistryError as error:
+        if not verbose or error.code != refusals.INVALID_SCHEMA:
+            raise
+        found = [str(error)]
     shape: dict[str, Any] = {"is_compatible": not found}
-    return _said({**shape, "messages": found} if _is(query, "verbose") else shape)
+    return _said({**shape, "messages": found} if verbose else shape)
 
 
 async def get_config(site: Site, request: Request) -> Response:
@@ -356,11 +368,10 @@ async def put_mode(site: Site, request: Request) -> Response:
 
 
 async def delete_mode(site: Site, request: Request) -> Response:
+    """What it was."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
-    mode = (await site.broker.schemas.current()).mode(subject)
-    await site.broker.schemas.set_mode(subject, None)
-    return _said({"mode": mode})
+    return _said({"mode": await site.broker.schemas.delete_mode(subject)})
 
 
 # The rest.
