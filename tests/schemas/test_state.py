@@ -73,3 +73,40 @@ def test_what_a_schema_needs_is_bounded_in_size(monkeypatch: pytest.MonkeyPatch)
     assert [len(text) for text in state.referred([b]).values()] == [6, 4]
     with pytest.raises(RegistryError, match="more than 10 characters"):
         state.referred([b, c])
+
+
+def test_a_record_whose_value_is_of_another_version_than_its_key_is_left_out() -> None:
+    """Compaction goes by the key: it would be there or not, depending on that."""
+    state = State()
+    one, other = version("a", 1, 1, "x"), version("b", 1, 2, "y")
+    for wrong in (other, version("a", 2, 3, "z")):
+        state.apply(schema_entry(one)[0], schema_entry(wrong)[1])
+    state.apply(deleted_entry("a", 1)[0], deleted_entry("b", 1)[1])
+    state.apply(*schema_entry(other))
+    state.apply(deleted_entry("a", 1)[0], deleted_entry("b", 1)[1])
+    assert state.subjects() == state.subjects(deleted=True) == ["b"]
+
+
+def test_an_id_stands_for_what_has_it_when_a_version_is_written_anew() -> None:
+    state = State()
+    for one in (version("a", 1, 9, "x"), version("a", 1, 5, "y")):
+        state.apply(*schema_entry(one))
+    with pytest.raises(RegistryError):
+        state.content(9)
+    assert (state.content(5).text, state.id_of(Content(AVRO, "x", ()))) == ("y", None)
+
+
+def test_a_schema_with_two_ids_has_the_other_one_when_the_first_goes() -> None:
+    state = State()
+    first, second = version("a", 1, 5, "x"), version("b", 1, 9, "x")
+    for one in (first, second):
+        state.apply(*schema_entry(one))
+    state.apply(*forgotten_entry(first))
+    assert state.id_of(first.content) == 9
+
+
+def test_references_in_a_circle_end() -> None:
+    state = State()
+    for one in (version("a", 1, 1, "x", ("b", 1)), version("b", 1, 2, "y", ("a", 1))):
+        state.apply(*schema_entry(one))
+    assert sorted(state.referred([Reference("a", "a", 1)]).values()) == ["x", "y"]

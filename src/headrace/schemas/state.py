@@ -89,16 +89,16 @@ Entry = tuple[bytes, bytes | None]  # of the topic
 Config = dict[str, Any]  # as it is written: what another registry has set there stays
 Place = tuple[str, int]  # a subject and a version
 Key = TypeVar("Key")
+Found = TypeVar("Found")
 
 
 class State:
     def __init__(self, last_id: int = 0) -> None:
         self._subjects: dict[str, dict[int, Version]] = {}
-        self._contents: dict[int, Content] = {}
-        self._ids: dict[Content, int] = {}
-        # By id, and by what is referred to: or each deletion would look at every version there is.
-        self._uses: dict[int, set[Place]] = {}
-        self._referrers: dict[Place, set[Place]] = {}
+        self._ids: dict[Content, dict[int, None]] = {}
+        # By id, and by what is referred to: or each deletion would look at every version there is. The oldest first.
+        self._uses: dict[int, dict[Place, None]] = {}
+        self._referrers: dict[Place, dict[Place, None]] = {}
         self._configs: dict[str | None, Config] = {}  # None: for all
         self._modes: dict[str | None, str] = {}
         self.last_id = last_id  # an id is never used for another schema
@@ -119,7 +119,9 @@ class State:
             if value is None:
                 self._forget(key.subject, key.version)
             else:
-                self._remember(decode(value, type=_SchemaValue))
+                made = decode(value, type=_SchemaValue)
+                _check_same((key.subject, key.version), (made.subject, made.version))
+                self._remember(made)
         elif key.keytype == CONFIG:
             if value is None:
                 self._configs.pop(key.subject, None)
@@ -129,6 +131,7 @@ class State:
             _set(self._modes, key.subject, None if value is None else decode(value, type=_ModeValue).mode, MODES)
         elif key.keytype == DELETE_SUBJECT and value is not None:
             gone = decode(value, type=_DeletedValue)
+            _check_same(key.subject, gone.subject)
             for number, one in self._subjects.get(gone.subject, {}).items():
                 if number <= gone.version:
                     self._subjects[gone.subject][number] = one._replace(deleted=True)
@@ -140,20 +143,19 @@ class State:
             raise ValueError(f"version {value.version} of {value.subject!r:.80} has id {value.id}, {value.kind!r:.20}")
         metadata, rules = contract.metadata_read(value.metadata), contract.rules_read(value.rules)
         content = Content(value.kind, value.schema, value.references, metadata, rules)
-        known = self._contents.setdefault(value.id, content)
-        if known == content:
-            content = known  # one text in memory for all subjects that have it
-        self._ids.setdefault(content, value.id)
-        self.last_id = max(self.last_id, value.id)
-        version = Version(value.subject, value.version, value.id, content, value.deleted)
         versions = self._subjects.setdefault(value.subject, {})
-        if (before := versions.get(value.version)) is not None:
+        if (before := versions.pop(value.version, None)) is not None:
             self._unlink(before)
-        versions[value.version] = version
+        meant = self._meant(value.id)
+        if meant is None or meant == content:
+            content = meant or content  # one text in memory for all subjects that have it
+            self._ids.setdefault(content, {})[value.id] = None
         place = value.subject, value.version
-        self._uses.setdefault(value.id, set()).add(place)
+        versions[value.version] = Version(*place, value.id, content, value.deleted)
+        self._uses.setdefault(value.id, {})[place] = None
         for one in content.references:
-            self._referrers.setdefault((one.subject, one.version), set()).add(place)
+            self._referrers.setdefault((one.subject, one.version), {})[place] = None
+        self.last_id = max(self.last_id, value.id)
 
     def _forget(self, subject: str, number: int) -> None:
         versions = self._subjects.get(subject, {})
@@ -163,16 +165,20 @@ class State:
         if not versions:
             del self._subjects[subject]
         self._unlink(gone)
-        if gone.id not in self._uses:
-            self._contents.pop(gone.id, None)
-            if self._ids.get(gone.content) == gone.id:  # an import may have given another id for the same
-                del self._ids[gone.content]
 
     def _unlink(self, gone: Version) -> None:
         place = gone.subject, gone.version
         _discard(self._uses, gone.id, place)
+        if self._meant(gone.id) != gone.content:
+            _discard(self._ids, gone.content, gone.id)
         for one in gone.content.references:
             _discard(self._referrers, (one.subject, one.version), place)
+
+    def _meant(self, schema_id: int) -> Content | None:
+        """What an id stands for: what had it first, should another registry have given it to several."""
+        for subject, number in self._uses.get(schema_id, ()):
+            return self._subjects[subject][number].content
+        return None
 
     # Asking.
 
@@ -196,14 +202,19 @@ class State:
             raise refusals.version_not_found(number)
         return found
 
+    def is_there(self, subject: str, number: int) -> bool:
+        """A version, deleted or not."""
+        return number in self._subjects.get(subject, {})
+
     def content(self, schema_id: int) -> Content:
-        found = self._contents.get(schema_id)
+        found = self._meant(schema_id)
         if found is None:
             raise refusals.schema_not_found(schema_id)
         return found
 
     def id_of(self, content: Content) -> int | None:
-        return self._ids.get(content)
+        """The smallest: an import may have given others for the same."""
+        return min(self._ids.get(content, ()), default=None)
 
     def same(self, subject: str, content: Content, *, deleted: bool = False) -> list[Version]:
         """The versions of a subject with this content, the newest first. Where only one of the two says which version
@@ -295,11 +306,17 @@ def _is_same(one: Version, content: Content) -> bool:
     return contract.with_version(one.content.metadata, None) == contract.with_version(content.metadata, None)
 
 
-def _discard(places: dict[Key, set[Place]], key: Key, place: Place) -> None:
-    left = places.get(key, set())
-    left.discard(place)
+def _discard(places: dict[Key, dict[Found, None]], key: Key, place: Found) -> None:
+    left = places.get(key, {})
+    left.pop(place, None)
     if not left:
         places.pop(key, None)
+
+
+def _check_same(key: object, value: object) -> None:
+    """Compaction goes by the key, and deletion too."""
+    if key != value:
+        raise ValueError(f"the key is of {key!r:.80}, the value of {value!r:.80}")
 
 
 def _checked(config: Config) -> Config:
