@@ -41,6 +41,7 @@ COMPACT = "compact"  # alone: with ",delete" the oldest would go
 PAGE_MESSAGES, PAGE_BYTES = 1_000, 1 << 20
 VERSIONS_MAX = 100_000
 COMPARED_AT_ONCE = 50  # schemas in memory, and errands for the thread: each takes longer than a small comparison
+DECISIONS_MAX = 10
 SUBJECT_BYTES_MAX = 1_000
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,7 +126,6 @@ class Schemas:
 
     # Changes. Each decides on what the topic says by then, and nobody else decides meanwhile.
 
-    @to_the_end
     async def register(
         self,
         subject: str,
@@ -135,26 +135,52 @@ class Schemas:
         version: int | None = None,
         normalize: bool = False,
     ) -> Version:
-        """The version with this content, made if there is none. RegistryError if it may not follow the others."""
+        """The version with this content, made if there is none. RegistryError if it may not follow the others.
+
+        Who hangs up before it is decided registers nothing: parsing and comparing may take long, and nobody waits.
+        """
         wanted = _Wanted(subject, content, schema_id, version or None, normalize)
         # Also where nothing may be written: whoever has a serializer that registers only wants to know the id.
         found = await self._existing(await self.current(), wanted)
         if found is not None:
             return found
-        async with self._changing:
-            known = await self._settled()
+        await self._changing.acquire()
+        try:
+            made, is_new = await self._decided(wanted)
+        except BaseException:
+            self._changing.release()
+            raise
+        return await self._put(made, is_new=is_new)
+
+    async def _decided(self, wanted: "_Wanted") -> tuple[Version, bool]:
+        """The version to be, and whether it is new. Others may write to the topic, too, as another registry that has it
+        for its own: what is decided holds only if nothing came while it was."""
+        subject, content, schema_id, version, normalize = wanted
+        for _ in range(DECISIONS_MAX):
+            known, read = await self._settled(), self._next_offset
             _check_mode(known, subject, is_import=schema_id is not None)
-            found = await self._existing(known, wanted)  # somebody else may have been faster
+            found = await self._existing(known, wanted)
             if found is not None:
-                return found
+                return found, False
+            made = content if schema_id is not None else _completed(known, wanted)
+            parsed, made = await self._wanted(known, subject, made, normalize)
             if schema_id is None:
-                content = _completed(known, wanted)
-            parsed, content = await self._wanted(known, subject, content, normalize)
-            if schema_id is None:
-                await self._check_level(known, subject, content, parsed)
-            made = _next(known, subject, content, schema_id, wanted.version)
-            await self._write(state.schema_entry(made))
+                await self._check_level(known, subject, made, parsed)
+            if await self._settled() is known and self._next_offset == read:
+                return _next(known, subject, made, schema_id, version), True
+        raise Overloaded(f"others write to the topic {TOPIC} faster than a schema can be compared")
+
+    @to_the_end
+    async def _put(self, made: Version, *, is_new: bool) -> Version:
+        """For who has the right to change, which ends with it."""
+        try:
+            if is_new:
+                if self._state.is_there(made.subject, made.version):  # compaction will forget the id that it had
+                    await self._keep_last_id(self._state)
+                await self._write(state.schema_entry(made))
             return made
+        finally:
+            self._changing.release()
 
     async def look_up(
         self, subject: str, content: Content, *, deleted: bool = False, normalize: bool = False
@@ -174,7 +200,8 @@ class Schemas:
             return None
         _, content = await self._wanted(known, subject, content, normalize)
         completed = known.completed(subject, content)
-        contents = [completed] if known.has_contract(subject) else [content, completed]
+        is_complete = known.has_contract(subject) and schema_id is None
+        contents = [completed] if is_complete else [content, completed]
         for one in (one for content in contents for one in known.same(subject, content, deleted=deleted)):
             if schema_id in (None, one.id) and version in (None, one.version):
                 return one
@@ -215,7 +242,8 @@ class Schemas:
             if permanent:
                 await self._forget(known, everything)
                 return [one.version for one in everything]
-            await self._write(state.deleted_entry(subject, live[-1].version))
+            # Those that were deleted before, too: compaction keeps only the last of these records.
+            await self._write(state.deleted_entry(subject, everything[-1].version))
             return [one.version for one in live]
 
     @to_the_end

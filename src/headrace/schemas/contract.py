@@ -12,6 +12,7 @@ from headrace.schemas import refusals
 
 VERSION = "confluent:version"  # a property that says which version it was registered as
 NAME_MAX = 256
+CHARS_MAX = 1 << 20  # of either
 MIGRATIONS = ("UPGRADE", "DOWNGRADE", "UPDOWN")
 Mode = Literal["UPGRADE", "DOWNGRADE", "UPDOWN", "WRITE", "READ", "WRITEREAD"]
 
@@ -45,7 +46,7 @@ class RuleSet(msgspec.Struct, omit_defaults=True, rename="camel"):
 
 def metadata_text(value: Any) -> str:
     """RegistryError for what is none."""
-    return _metadata_text(_converted(value, Metadata))
+    return _bounded(_metadata_text(_converted(value, Metadata)))
 
 
 def metadata_read(value: Any) -> str:
@@ -83,7 +84,7 @@ def rules_text(value: Any) -> str:
             _check(rule, names)
             if (rule.mode in MIGRATIONS) != (modes is not None):
                 raise refusals.invalid_rules(which)
-    return _rules_text(found)
+    return _bounded(_rules_text(found))
 
 
 def _rules_text(found: RuleSet) -> str:
@@ -102,6 +103,12 @@ def _converted(value: Any, kind: type[Any]) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise refusals.RegistryError(422, f"Unprocessable request: {error}") from None
+
+
+def _bounded(text: str) -> str:
+    if len(text) > CHARS_MAX:
+        raise refusals.RegistryError(422, f"metadata and rules have at most {CHARS_MAX:,} characters each")
+    return text
 
 
 def _text(value: Any) -> str:

@@ -1,9 +1,12 @@
 """The schema registry over HTTP: Confluent's API, codes and words. Clients: tests/interop/kafka/test_schemas.py."""
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -17,6 +20,7 @@ from headrace.errors import CorruptLog, StorageError
 from headrace.record import codec
 from headrace.schemas import kinds
 from headrace.schemas.kinds import LEVELS
+from headrace.schemas.state import Content, State, Version, schema_entry
 from tests.doors.http.live import Live
 
 MEDIA = "application/vnd.schemaregistry.v1+json"
@@ -367,6 +371,36 @@ def test_versions_go_softly_first_and_for_good_then(registry: Registry) -> None:
     assert registry.ok("DELETE", "/subjects/a/versions/latest") == 2
 
 
+def after_compaction(live: Live) -> State:
+    """What a broker would know that starts with the last record of each key."""
+    records = {one["key"]: one for one in live.read(TOPIC, offset="earliest", limit=1_000)}
+    state = State()
+    for one in sorted(records.values(), key=lambda one: int(one["offset"])):
+        state.apply(one["key"].encode(), None if one["value"] is None else one["value"].encode())
+    return state
+
+
+def test_deleted_versions_stay_deleted_when_the_topic_is_compacted(registry: Registry) -> None:
+    for schema in (ONE, TWO):
+        registry.register("a", schema)
+    registry.ok("DELETE", "/subjects/a")
+    registry.ok("PUT", "/mode/a", {"mode": "IMPORT"}, force="true")
+    registry.register("a", ONE, id=1, version=1)
+    assert registry.ok("DELETE", "/subjects/a") == [1]
+    assert after_compaction(registry._live).subjects() == registry.ok("GET", "/subjects") == []
+
+
+def test_the_id_of_a_version_that_is_imported_anew_is_not_used_again(own: type[Live]) -> None:
+    live = own()
+    registry = Registry(live)
+    registry.ok("PUT", "/mode/a", {"mode": "IMPORT"})
+    for number, schema in ((9, ONE), (5, TWO)):
+        registry.register("a", schema, id=number, version=1)
+    assert registry.code("GET", "/schemas/ids/9") == 40403
+    live.client.delete(f"/topics/{TOPIC}").raise_for_status()  # as compaction makes it
+    assert registry.register("b", STRING) == 10
+
+
 def test_a_subject_goes_softly_comes_back_with_its_ids_and_goes_for_good(registry: Registry) -> None:
     registry.register("a", ONE)
     registry.register("a", TWO)
@@ -536,6 +570,7 @@ def test_a_version_that_is_asked_for_is_the_next_one_and_said_in_the_metadata(re
         ({"schema": STRING, "ruleSet": {"domainRules": [{"name": "r", "mode": "UPDOWN", "type": "CEL"}]}}, 42210),
         ({"schema": STRING, "ruleSet": {"migrationRules": [{"name": "r", "type": "JSONATA"}]}}, 42210),
         ({"schema": STRING, "ruleSet": {"domainRules": [{"name": "r", "type": "CEL"}] * 2}}, 42210),
+        ({"schema": STRING, "metadata": {"properties": {"a": "x" * (2 << 20)}}}, 422),
         ([], 422),
         ({"schema": '"' + "x" * (2 << 20) + '"'}, 42201),
         ({"schema": STRING, "x": "y" * (5 << 20)}, 413),
@@ -544,6 +579,17 @@ def test_a_version_that_is_asked_for_is_the_next_one_and_said_in_the_metadata(re
 def test_what_is_no_schema_is_refused_and_stored_nowhere(shared: Registry, body: Any, code: int) -> None:
     assert shared.code("POST", "/subjects/bad/versions", body) == code
     assert shared.code("GET", "/subjects/bad/versions") == 40401
+
+
+@pytest.mark.parametrize("name", ["a/b", "100%", "%2F", "a/versions/1", "a b", "ü", "?#&+", "."])
+def test_a_subject_may_have_any_name(shared: Registry, name: str) -> None:
+    path = "/subjects/" + quote(name, safe="").replace(".", "%2E")
+    assert shared.ok("POST", f"{path}/versions", {"schema": ONE})["version"] == 1
+    assert name in shared.ok("GET", "/subjects")
+    assert shared.ok("GET", f"{path}/versions/1")["subject"] == name
+    assert shared.ok("GET", "/subjects", subjectPrefix=name)[0] == name
+    shared.ok("PUT", "/config/" + path.removeprefix("/subjects/"), {"compatibility": "NONE"})
+    assert shared.ok("DELETE", path) == [1]
 
 
 def test_names_of_subjects_and_parameters_are_checked(shared: Registry) -> None:
@@ -754,6 +800,45 @@ def test_the_management_api_lists_subjects_with_what_holds_for_them(registry: Re
     assert (found["schema"], found["references"], found["referred_by"]) == (order, [reference], [])
     assert see("schemas/person/versions/1")["referred_by"] == [{"subject": "a/order", "version": 2}]
     assert see("schemas/person/versions/2")["error"] == "Object Not Found"
+
+
+def test_an_id_that_somebody_else_gives_meanwhile_is_not_given_again(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a copy of another registry's topic, or that registry itself, may do at any moment."""
+    live = registry._live
+    registry.register("a", ONE)
+    differences = kinds.differences
+    key, value = schema_entry(Version("b", 1, 2, Content("AVRO", STRING, ())))
+    assert value is not None
+    others = [{"key": key.decode(), "value": value.decode()}]
+
+    def slowly(*arguments: Any) -> list[str]:
+        if others:
+            live.client.post(f"/topics/{TOPIC}/messages", json=others.pop()).raise_for_status()
+        return differences(*arguments)
+
+    monkeypatch.setattr(kinds, "differences", slowly)
+    assert registry.register("a", TWO) == 3
+    assert registry.ok("GET", "/schemas/ids/2") == {"schema": STRING}
+
+
+def test_who_hangs_up_before_it_is_decided_registers_nothing(registry: Registry) -> None:
+    schemas = registry._live.broker.schemas
+    content = Content("AVRO", ONE, ())
+
+    async def hang_up() -> list[str]:
+        async with schemas._changing:
+            waiting = asyncio.ensure_future(schemas.register("gone", content))
+            while not schemas._changing._waiters:
+                await asyncio.sleep(0.001)
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await waiting
+        await schemas.register("a", content)
+        return (await schemas.current()).subjects()
+
+    assert registry._live.call(hang_up()) == ["a"]
 
 
 def test_many_at_once_get_one_id_for_one_schema_and_versions_without_gaps(registry: Registry) -> None:

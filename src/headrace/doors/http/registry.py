@@ -173,7 +173,8 @@ async def list_schemas(site: Site, request: Request) -> Response:
     if rule_type := query.text("ruleType"):
         found = [one for one in found if contract.has_rule_of(one.content.rules, rule_type)]
     listed = _page(query, found, LISTED_MAX)
-    request.state.share.take(sum(len(one.content.text) for one in listed))  # before they are in memory twice
+    size = sum(len(part) for one in listed for part in (one.content.text, one.content.metadata, one.content.rules))
+    request.state.share.take(size)  # before they are in memory twice
     return _said([one.shape() for one in listed])
 
 
@@ -454,7 +455,7 @@ class Registry:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost loop of this interface
             damage = self._site.broker.schemas.damage
-            is_missing = isinstance(error, RegistryError) and error.status == 404
+            is_missing = isinstance(error, RegistryError) and error.code // 100 == 404
             # Who is told that there is no such schema gives the message up; it may be behind the damage.
             await _refusal(damage if damage is not None and is_missing else error)(scope, receive, send)
 
