@@ -6,6 +6,7 @@ written, synced and then read back like any other record.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ COMPACT = "compact"  # alone: with ",delete" the oldest would go
 PAGE_MESSAGES, PAGE_BYTES = 1_000, 1 << 20
 VERSIONS_MAX = 100_000
 COMPARED_AT_ONCE = 50  # schemas in memory, and errands for the thread: each takes longer than a small comparison
+COMPARED_MAX = 1_000  # versions of a subject that are parsed to see whether they are the same in other words
 DECISIONS_MAX = 10
 SUBJECT_BYTES_MAX = 1_000
 P = ParamSpec("P")
@@ -61,6 +63,7 @@ class Schemas:
         self._thread = ThreadPoolExecutor(1, "schemas")
         self._is_closed = False
         self._parsed_lately = Parsed()
+        self._digests: dict[int, tuple[Content, str]] = {}  # by id, of those that were looked at
 
     async def close(self) -> None:
         """A schema that is being parsed ends first, beside the loop: it may take seconds."""
@@ -76,7 +79,7 @@ class Schemas:
             stream = self._broker.streams.find(TOPIC)  # it may have been made anew meanwhile
             if not self._is_of(stream):  # the first time, or the topic was deleted
                 self._state, self._stream, self._next_offset = State(self._last_forgotten_id()), stream, 0
-                self._has_begun, self._unread = True, None
+                self._has_begun, self._unread, self._digests = True, None, {}
             if stream is not None and not self._has_read(stream):
                 await self._read_on(stream)
         return self._state
@@ -202,10 +205,35 @@ class Schemas:
         completed = known.completed(subject, content)
         is_complete = known.has_contract(subject) and schema_id is None
         contents = [completed] if is_complete else [content, completed]
-        for one in (one for content in contents for one in known.same(subject, content, deleted=deleted)):
-            if schema_id in (None, one.id) and version in (None, one.version):
-                return one
-        return None
+        found = [one for content in contents for one in known.same(subject, content, deleted=deleted)]
+        if not found:
+            found = await self._in_other_words(known, subject, contents, deleted=deleted)
+        fitting = (one for one in found if schema_id in (None, one.id) and version in (None, one.version))
+        return next(fitting, None)
+
+    async def _in_other_words(
+        self, known: State, subject: str, contents: Sequence[Content], *, deleted: bool
+    ) -> list[Version]:
+        """What another registry has stored in its own form, as Confluent's does with Protobuf: ids are to stay."""
+        wanted = [content._replace(text=_digest(content.text)) for content in contents]
+        found = []
+        for one in known.versions(subject, deleted=deleted)[: -COMPARED_MAX - 1 : -1]:
+            if one.content.kind == contents[0].kind:
+                said = one._replace(content=one.content._replace(text=await self._digest_of(known, one)))
+                found += [one for content in wanted if state.is_same(said, content)]
+        return found
+
+    async def _digest_of(self, known: State, one: Version) -> str:
+        """Of the text that it would have here; parsed once."""
+        content, digest = self._digests.get(one.id, (None, ""))
+        if content is not one.content:
+            try:
+                _, here = await self._parsed(known, one.content)
+                digest = _digest(here.text)
+            except refusals.RegistryError:  # then it is nothing that anybody could register here
+                digest = ""
+            self._digests[one.id] = one.content, digest
+        return digest
 
     async def serialized(self, content: Content) -> str:
         """A Protobuf schema as its descriptor, which clients ask for that have no compiler."""
@@ -416,6 +444,10 @@ class Schemas:
             raise LogClosed("the broker is stopping")
         call = lambda: work(*args, **named)  # noqa: E731 - run_in_executor takes no names
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class _Wanted(NamedTuple):

@@ -219,7 +219,7 @@ class State:
     def same(self, subject: str, content: Content, *, deleted: bool = False) -> list[Version]:
         """The versions of a subject with this content, the newest first. Where only one of the two says which version
         it is, that does not count."""
-        return [one for one in reversed(self.versions(subject, deleted=deleted)) if _is_same(one, content)]
+        return [one for one in reversed(self.versions(subject, deleted=deleted)) if is_same(one, content)]
 
     def completed(self, subject: str, content: Content) -> Content:
         """With the metadata and rules that a new version has: its own, or else those of the version before it, among
@@ -295,7 +295,7 @@ class State:
         return self._modes.get(subject)
 
 
-def _is_same(one: Version, content: Content) -> bool:
+def is_same(one: Version, content: Content) -> bool:
     if one.content == content:
         return True
     if one.content._replace(metadata="") != content._replace(metadata=""):

@@ -631,6 +631,33 @@ def test_what_another_registry_wrote_into_the_topic_is_known_and_anything_else_i
     assert json.loads(read["value"]) == {"subject": "a", "version": 2, "id": 100005, "schema": INT, "deleted": False}
 
 
+@pytest.mark.parametrize(
+    ("kind", "theirs", "typed"),
+    [
+        (
+            "PROTOBUF",
+            'syntax = "proto3";\npackage shop;\n\nmessage M {\n  string s = 1;\n}\n',
+            'syntax="proto3"; package shop; message M { string s = 1; }',
+        ),
+        ("JSON", '{"type":"number","maximum":1.0}', '{"type": "number", "maximum": 1}'),
+        ("AVRO", '{"type":"record","name":"r","fields":[]}', '{"name": "r", "type": "record", "fields": []}'),
+    ],
+    ids=["PROTOBUF", "JSON", "AVRO"],
+)
+def test_a_schema_that_another_registry_has_stored_in_its_own_form_keeps_its_id(
+    registry: Registry, kind: str, theirs: str, typed: str
+) -> None:
+    registry.register("other", STRING)  # so that there is a topic
+    key, value = schema_entry(Version("a", 1, 100, Content(kind, theirs, ())))
+    assert value is not None
+    record = {"key": key.decode(), "value": value.decode()}
+    registry._live.client.post(f"/topics/{TOPIC}/messages", json=record).raise_for_status()
+    body = {"schema": typed, "schemaType": kind}
+    for _ in range(2):
+        assert registry.ok("POST", "/subjects/a/versions", body) == {"id": 100, "version": 1}
+    assert registry.ok("POST", "/subjects/a", body)["schema"] == theirs
+
+
 def test_a_batch_that_nobody_can_decode_is_left_out(registry: Registry) -> None:
     registry.register("a", ONE)
     live = registry._live
