@@ -380,6 +380,39 @@ def after_compaction(live: Live) -> State:
     return state
 
 
+def answers(registry: Registry) -> list[Any]:
+    shown = {"deleted": "true"}
+    found = [registry.ok("GET", "/subjects"), registry.ok("GET", "/schemas", **shown), registry.ok("GET", "/config")]
+    for subject in registry.ok("GET", "/subjects", **shown):
+        found += [registry.ask("GET", f"/{what}/{subject}").json() for what in ("config", "mode")]
+    return found + [registry.ask("GET", f"/schemas/ids/{number}").json() for number in range(1, 12)]
+
+
+def test_compaction_of_the_topic_changes_no_answer(own: type[Live]) -> None:
+    live = own()
+    registry = Registry(live)
+    live.create(TOPIC, cleanup_policy="compact", segment_bytes="1KB")
+    registry.ok("PUT", "/config", {"compatibility": "NONE"})
+    for schema in (ONE, TWO, STRING, LONG, ONE):
+        for subject in ("a", "b", "c", "d"):
+            registry.register(subject, schema, metadata={"properties": {"of": subject}})
+    registry.ok("DELETE", "/subjects/a")
+    registry.ok("DELETE", "/subjects/a", permanent="true")
+    registry.register("a", INT)
+    registry.ok("PUT", "/config/b", {"compatibility": "FULL"})
+    registry.ok("DELETE", "/subjects/b/versions/2")
+    registry.ok("DELETE", "/subjects/b/versions/2", permanent="true")
+    registry.ok("DELETE", "/subjects/c")
+    registry.register("c", TWO)
+    registry.ok("PUT", "/mode/d", {"mode": "READONLY"})
+    before = answers(registry)
+    count = len(live.read(TOPIC, offset="earliest", limit=1_000))
+    live.client.post(f"/topics/{TOPIC}/compact").raise_for_status()
+    assert len(live.read(TOPIC, offset="earliest", limit=1_000)) < count
+    live.stop()
+    assert answers(Registry(own())) == before
+
+
 def test_deleted_versions_stay_deleted_when_the_topic_is_compacted(registry: Registry) -> None:
     for schema in (ONE, TWO):
         registry.register("a", schema)
