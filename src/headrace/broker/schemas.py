@@ -142,7 +142,7 @@ class Schemas:
 
         Who hangs up before it is decided registers nothing: parsing and comparing may take long, and nobody waits.
         """
-        wanted = _Wanted(subject, content, schema_id, version or None, normalize)
+        wanted = _Wanted(subject, content, schema_id, version, normalize)
         # Also where nothing may be written: whoever has a serializer that registers only wants to know the id.
         found = await self._existing(await self.current(), wanted)
         if found is not None:
@@ -490,7 +490,7 @@ def _next(known: State, subject: str, content: Content, schema_id: int | None, v
         raise LimitReached(f"subject {subject!r} has {count:,} versions, which is the most")
     number = _next_number(known, subject)
     if schema_id is None:
-        if version is not None and version > 0 and version != number:
+        if version is not None and version != number:
             raise refusals.invalid_schema("Version is not one more than previous version")
         same = known.id_of(content)
         if same is None and known.last_id >= state.VERSION_MAX:

@@ -273,6 +273,10 @@ def test_one_schema_is_imported_as_several_versions(registry: Registry) -> None:
         body = {"schema": ONE, "id": 7, "version": version}
         assert registry.ok("POST", "/subjects/a/versions", body) == {"id": 7, "version": version}
     assert registry.versions("a") == [1, 3]
+    for wrong in ({"id": 0, "version": 4}, {"id": 2**31, "version": 4}, {"id": 8, "version": 2**31}):
+        assert registry.code("POST", "/subjects/a/versions", {"schema": TWO, **wrong}) == 42202
+    made = registry.ok("POST", "/subjects/a/versions", {"schema": TWO, "id": 8, "version": -5})
+    assert made == {"id": 8, "version": 4}
 
 
 def test_a_config_keeps_what_is_not_said_and_forgets_what_is_taken_back(registry: Registry) -> None:
@@ -709,6 +713,7 @@ def test_a_batch_that_nobody_can_decode_is_left_out(registry: Registry) -> None:
 def _serves_what_it_has_read_and_takes_nothing(registry: Registry) -> None:
     assert registry.ok("GET", "/schemas/ids/1") == {"schema": ONE}
     assert registry.versions("a") == [1]
+    assert registry.register("a", ONE) == 1, "nothing is to be written for that"
     for method, path, body in (
         ("POST", "/subjects/b/versions", {"schema": STRING}),
         ("DELETE", "/subjects/a", None),

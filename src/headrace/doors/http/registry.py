@@ -234,13 +234,13 @@ async def register(site: Site, request: Request) -> Response:
     subject, body = _subject(request), await _body(request)
     site.broker.pressure.check()
     for number in (body.id, body.version):
-        if number is not None and number > VERSION_MAX:
+        if (number or 0) > VERSION_MAX or body.id == 0:
             raise refusals.invalid_version(str(number))
     made = await site.broker.schemas.register(
         subject,
         _content(body),
-        schema_id=body.id if body.id is not None and body.id >= 0 else None,
-        version=body.version,
+        schema_id=body.id if (body.id or 0) > 0 else None,
+        version=body.version if (body.version or 0) > 0 else None,
         normalize=_is(query, "normalize"),
     )
     # Not its text: clients keep what they are answered, and Protobuf's want the form that they sent.
