@@ -1,5 +1,6 @@
 """The one text of a schema, and the one it has when what has no order is put into one."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -86,6 +87,12 @@ def test_a_number_that_json_has_not_is_refused(number: str) -> None:
 def test_half_a_surrogate_pair_is_refused() -> None:
     with pytest.raises(RegistryError, match="surrogate"):
         kinds.parse(AVRO, r'{"type":"string","x":"\ud800"}', {})
+
+
+def test_what_is_nested_too_deep_is_refused_whether_it_is_parsed_or_normalized() -> None:
+    for depth in range(900, 1_100):
+        with contextlib.suppress(RegistryError):
+            kinds.normalized(kinds.parse(AVRO, f'{{"type":"string","x":{"[" * depth + "]" * depth}}}', {}))
 
 
 # JSON Schema.

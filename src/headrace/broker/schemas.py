@@ -373,7 +373,7 @@ class Schemas:
         """As it is stored, or looked for. What is imported stays as it is."""
         parsed, content = await self._parsed(known, content)
         if (normalize or known.normalizes(subject)) and known.mode(subject) != IMPORT:
-            text = await self._in_thread(parsed.normalized)
+            text = await self._in_thread(kinds.normalized, parsed)
             # In Confluent's order; each schema says itself what it needs, so none has to be before another.
             references = dict.fromkeys(sorted(content.references, key=lambda one: (one.subject, one.version)))
             content = content._replace(text=text, references=tuple(references))

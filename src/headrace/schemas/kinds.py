@@ -55,6 +55,13 @@ def parse(kind: str, text: str, references: Mapping[str, str]) -> Schema:
     return schema
 
 
+def normalized(schema: Schema) -> str:
+    try:
+        return schema.normalized()
+    except RecursionError:  # it takes a little more than to parse it
+        raise refusals.invalid_schema("the schema is nested too deep to be normalized") from None
+
+
 def earlier_ones(level: str, versions: Sequence[int]) -> Sequence[int]:
     """Those that a new schema is compared with: the last, or all."""
     if level == NONE:
