@@ -233,8 +233,8 @@ def test_levels_and_modes_of_subjects_fall_back_to_those_of_all(registry: Regist
     assert registry.ok("GET", "/config/a", defaultToGlobal="true") == {"compatibilityLevel": "NONE"}
     assert registry.ok("DELETE", "/config") == {"compatibilityLevel": "NONE"}
     assert registry.ok("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
-    for wrong in ("SIDEWAYS", 7):
-        assert registry.code("PUT", "/config", {"compatibility": wrong}) == 42203
+    for wrong in ({"compatibility": "SIDEWAYS"}, {"compatibility": 7}, {}, {"compatability": "FULL"}):
+        assert registry.code("PUT", "/config", wrong) == 42203
     assert registry.code("GET", "/mode/a") == 40409
     assert registry.ok("PUT", "/mode", {"mode": "readonly"}) == {"mode": "READONLY"}
     assert registry.code("POST", "/subjects/a/versions", {"schema": ONE}) == 42205

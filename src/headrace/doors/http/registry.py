@@ -334,6 +334,8 @@ def _changes(asked: dict[str, Any]) -> Config:
     for name in NOT_DONE:
         if asked.get(name):
             raise RegistryError(422, f"this registry has no {name}")
+    if not changes and asked.keys().isdisjoint(NOT_DONE):
+        raise refusals.invalid_level()  # a typing error is not silent
     return changes
 
 
