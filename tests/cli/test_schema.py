@@ -112,7 +112,7 @@ def test_a_person_is_shown_any_text_and_their_terminal_left_alone() -> None:
         (["compatibility", "x", "BEST"], 2, "'BEST' is not a level"),
         (["compatibility", "--global"], 2, "--global goes with a LEVEL"),
         (["compatibility", "--unset"], 2, "--unset goes with a SUBJECT"),
-        (["compatibility", "x", "--unset"], 4, "does not have subject-level compatibility"),
+        (["compatibility", "x", "--unset"], 4, "Subject 'x' not found"),
     ],
 )
 def test_a_mistake_is_one_sentence(

@@ -14,7 +14,7 @@ from headrace.doors.http.needs import caller_of, management
 from headrace.doors.http.site import Site
 from headrace.errors import NotFound
 from headrace.schemas.refusals import RegistryError
-from headrace.schemas.state import VERSION_MAX, State, Version, references_shape
+from headrace.schemas.state import LEVEL, VERSION_MAX, State, Version, references_shape
 
 REFERRERS_MAX = 100  # named in one answer; others are counted
 
@@ -42,7 +42,7 @@ def _shape(known: State, name: str) -> Shape:
         "versions": len(live),
         "deleted": not live,
         "compatibility": known.level(name),
-        "own_compatibility": known.own_level(name),
+        "own_compatibility": (known.own_config(name) or {}).get(LEVEL),
     }
     for last in (live or known.versions(name, deleted=True))[-1:]:  # none, if it has gone for good meanwhile
         shape |= {"type": last.content.kind, "version": last.version, "id": last.id}
