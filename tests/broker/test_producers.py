@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.broker.aborts import Aborted, Aborts
 from headrace.broker.broker import Broker
 from headrace.broker.markers import control_batch
 from headrace.broker.producer_registry import Producers
-from headrace.broker.producers import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers
+from headrace.broker.producers import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers, Snapshot
 from headrace.broker.transaction import ABORTED, ONGOING
 from headrace.broker.upkeep import delete_before
 from headrace.config import Config
@@ -147,6 +148,46 @@ def test_an_open_transaction_holds_the_stable_end_until_its_marker() -> None:
     assert log.state.aborted_between(0, 3) == []
     assert log.state.aborted_between(0, 4) == [(2, 3)]
     assert log.state.aborted_between(7, 9) == [], "its marker has passed"
+
+
+class Compared(int):
+    """An offset that counts how often it is looked at."""
+
+    looks = 0
+
+    def __lt__(self, other: int) -> bool:
+        Compared.looks += 1
+        return int(self) < other
+
+    def __gt__(self, other: int) -> bool:
+        Compared.looks += 1
+        return int(self) > other
+
+
+def test_a_read_looks_at_few_of_many_aborted_transactions() -> None:
+    """A fetch of committed records asks this, and so does whoever reads from the beginning of a log, again and again."""
+    state = PartitionProducers()
+    state.restore(Snapshot(20_000, [], [(10 * i + 9, i % 7, Compared(10 * i)) for i in range(2_000)]))
+    for start in (0, 10_000, 19_900):
+        Compared.looks = 0
+        assert [first for _, first in state.aborted_between(start, start + 50)] == [start + 10 * i for i in range(5)]
+        assert Compared.looks < 100
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), max_size=30), st.integers(0, 60), st.integers(0, 60))
+def test_aborted_transactions_are_found_by_any_range(
+    lives: list[tuple[int, int]], start: int, end: int
+) -> None:
+    """However they overlap, in whatever order they are met, and after those before some offset are forgotten."""
+    all_of_them = [Aborted(first + length, number, first) for number, (first, length) in enumerate(lives)]
+    met = Aborts()
+    for one in all_of_them:
+        met.add(one)
+    for aborts in (met, Aborts(sorted(all_of_them))):
+        aborts.forget_before(start // 2)
+        assert aborts.between(start, end) == sorted(
+            one for one in all_of_them if one.last_offset >= start and one.first_offset < end
+        )
 
 
 def test_the_longest_idle_producers_are_forgotten_first() -> None:

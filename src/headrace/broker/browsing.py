@@ -1,11 +1,11 @@
 """Looking at messages without touching them: by offset, by time, by what is in them. Nobody's view moves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from headrace.broker.aborts import NO_ABORTS, Aborts
 from headrace.broker.partition import when_loaded
-from headrace.broker.producers import Aborted
 from headrace.broker.reading import committed
 from headrace.broker.view import View
 from headrace.errors import CorruptBatch, DecompressedTooLarge, OffsetOutOfRange
@@ -34,7 +34,7 @@ async def browse(
     bytes_max: int,
     decompressed_bytes_max: int,
     wanted: Callable[[Record], bool] | None = None,
-    aborted: Sequence[Aborted] = (),
+    aborted: Aborts = NO_ABORTS,
     scan_max: int = SCAN_RECORDS_MAX,
 ) -> Found:
     """Committed records from an offset on that are wanted; stops at the limit, the end, or after scanning enough.
@@ -54,7 +54,7 @@ async def browse(
         if chunk.next_offset <= offset:
             break
         upto = min(end, chunk.next_offset)
-        for info in committed(chunk.data, aborted):
+        for info in committed(chunk, aborted):
             try:
                 records = codec.records(
                     chunk.data,

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
+from headrace.broker.aborts import Aborts
 from headrace.broker.key_store import NOT_INSTALLED, Entry, KeyStore, is_installed
 from headrace.broker.partition import Partition, Readable, when_loaded
-from headrace.broker.producers import Aborted
 from headrace.broker.reading import without_aborted
 from headrace.broker.streams import Stream
 from headrace.errors import (
@@ -219,7 +219,8 @@ class Keys:
             chunk = await when_loaded(lambda: partition.read_now(start, CHUNK_BYTES, end=end))
         except OffsetOutOfRange:
             return True  # retention was faster: once more from where the log begins now
-        aborted = list(self._broker.coordination.producers.aborted(log))
+        known = self._broker.coordination.producers.aborted(log)
+        aborted = Aborts(known.between(chunk.base_offset, chunk.next_offset))  # for a thread: nobody changes these
         limit = self._broker.config.decompressed_bytes_max
         to = max(chunk.next_offset, start + 1)
         entries = await self._in(self._indexing, _entries, chunk, aborted, start, end, limit)
@@ -278,7 +279,7 @@ class Keys:
         return await asyncio.get_running_loop().run_in_executor(threads, lambda: work(*args, **named))
 
 
-def _entries(chunk: Chunk, aborted: list[Aborted], start: int, end: int, decompressed_bytes_max: int) -> list[Entry]:
+def _entries(chunk: Chunk, aborted: Aborts, start: int, end: int, decompressed_bytes_max: int) -> list[Entry]:
     """Of a batch that cannot be decoded there are none: whoever reads it hears of that."""
     found: list[Entry] = []
     data = without_aborted(chunk, aborted).data

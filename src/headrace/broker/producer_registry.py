@@ -8,7 +8,8 @@ from functools import partial
 
 import msgspec
 
-from headrace.broker.producers import Aborted, Batch, PartitionProducers, Snapshot
+from headrace.broker.aborts import NO_ABORTS, Aborts
+from headrace.broker.producers import Batch, PartitionProducers, Snapshot
 from headrace.broker.settle import RangeSet
 from headrace.clock import Clock
 from headrace.errors import CorruptLog, HeadraceError, InvalidInput, StorageError
@@ -212,10 +213,10 @@ class Producers:
         tracked = self._tracked.get(log.id)
         return tracked.producers if tracked is not None else None
 
-    def aborted(self, log: Log) -> Sequence[Aborted]:
+    def aborted(self, log: Log) -> Aborts:
         """The transactions of a log whose records nobody is shown."""
         producers = self.of(log)
-        return producers.aborted if producers is not None else ()
+        return producers.aborted if producers is not None else NO_ABORTS
 
     def _forget_aborted(self, log: Log, markers: Sequence[int]) -> Ticket | None:
         """Compaction is about to drop them; see log/aborts.py. Stored also if they were forgotten before: perhaps what

@@ -8,13 +8,13 @@ a batch and its sequence number can not be torn apart by a crash. Snapshots outl
 Pure: no clock, no files. producer_registry.py feeds it.
 """
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
+from headrace.broker.aborts import Aborted, Aborts
 from headrace.broker.settle import RangeSet
 from headrace.errors import InvalidProducerEpoch, OutOfOrderSequence
 from headrace.record.types import BatchInfo
@@ -31,14 +31,6 @@ class Ticket(Protocol):
 
     done: bool
     base_offset: int
-
-
-class Aborted(NamedTuple):
-    """Ordered by where the marker is, which is how the log meets them."""
-
-    last_offset: int
-    producer_id: int
-    first_offset: int
 
 
 class Batch:
@@ -91,7 +83,7 @@ class PartitionProducers:
 
     def __init__(self) -> None:
         self.producers: dict[int, Producer] = {}
-        self.aborted: list[Aborted] = []
+        self.aborted = Aborts()
         self._open: dict[int, Producer] = {}  # those with an open transaction: few of thousands
 
     # Appending.
@@ -167,7 +159,7 @@ class PartitionProducers:
             producer.epoch = epoch
             producer.batches.clear()
         if producer.open_since is not None and not commit:
-            insort(self.aborted, Aborted(marker_offset, producer_id, producer.open_since))
+            self.aborted.add(Aborted(marker_offset, producer_id, producer.open_since))
         producer.open_since = None
         self._open.pop(producer_id, None)
         written, producer.written = producer.written, RangeSet()
@@ -186,14 +178,11 @@ class PartitionProducers:
 
     def aborted_between(self, start: int, end: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of aborted transactions with records in [start, end)."""
-        if not self.aborted:
-            return []
-        at = bisect_left(self.aborted, Aborted(start, -1, -1))
-        return [(one.producer_id, one.first_offset) for one in self.aborted[at:] if one.first_offset < end]
+        return [(one.producer_id, one.first_offset) for one in self.aborted.between(start, end)]
 
     def forget_aborted(self, markers: Collection[int]) -> None:
         """Nothing of these transactions is left in the log: nobody need be told of them."""
-        self.aborted = [one for one in self.aborted if one.last_offset not in markers]
+        self.aborted = self.aborted.without(markers)
 
     # Recovery.
 
@@ -237,11 +226,10 @@ class PartitionProducers:
             self.producers[saved.producer_id] = producer
             if producer.open_since is not None:
                 self._open[producer.producer_id] = producer
-        self.aborted = [Aborted(*one) for one in snapshot.aborted]
+        self.aborted = Aborts(Aborted(*one) for one in snapshot.aborted)
 
     def _forget(self, start_offset: int, now_ms: int) -> None:
-        while self.aborted and self.aborted[0].last_offset < start_offset:
-            del self.aborted[0]
+        self.aborted.forget_before(start_offset)
         idle = [one for one in self.producers.values() if one.open_since is None]
         surplus = len(self.producers) - PRODUCERS_MAX
         for one in oldest(idle):

@@ -1,11 +1,10 @@
 """Reading messages one by one, for those who do not want whole batches."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from headrace.broker.aborts import NO_ABORTS, Aborted, Aborts
 from headrace.broker.partition import Partition, ReadWaits
-from headrace.broker.producers import Aborted
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, UnreadableBatch
 from headrace.record import codec
 from headrace.record.layout import ATTRIBUTES_AT, CODEC_MASK, NONE
@@ -29,7 +28,7 @@ def read_page(
     limit: int,
     bytes_max: int,
     decompressed_bytes_max: int,
-    aborted: Sequence[Aborted] = (),
+    aborted: Aborts = NO_ABORTS,
 ) -> Page:
     """Committed messages from an offset on: at most `limit`, about `bytes_max`, at least one if any is there.
     ReadWaits when the first is not in memory, CorruptLog when the first cannot be had."""
@@ -46,7 +45,7 @@ def read_page(
             raise
         if chunk.next_offset <= offset:
             break
-        for info in committed(chunk.data, aborted):
+        for info in committed(chunk, aborted):
             try:
                 found = codec.records(
                     chunk.data,
@@ -76,30 +75,28 @@ def read_page(
     return Page(records, offset)
 
 
-def committed(data: bytes | memoryview, aborted: Sequence[Aborted]) -> list[BatchInfo]:
+def committed(chunk: Any, aborted: Aborts) -> list[BatchInfo]:
     """The batches without those of aborted transactions, to be decoded one at a time and only as far as needed:
     a few kilobytes of them may unfold to gigabytes."""
-    infos = codec.scan(data, verify_crc=False)
-    return [info for info in infos if not _is_aborted(info, aborted)] if aborted else infos
+    infos, near = codec.scan(chunk.data, verify_crc=False), _near(chunk, aborted)
+    return [info for info in infos if not _is_aborted(info, near)] if near else infos
 
 
-def aborted_batches(chunk: Any, aborted: Sequence[Aborted]) -> list[BatchInfo]:
+def aborted_batches(chunk: Any, aborted: Aborts) -> list[BatchInfo]:
     near = _near(chunk, aborted)
     return [info for info in codec.scan(chunk.data, verify_crc=False) if _is_aborted(info, near)] if near else []
 
 
-def _near(chunk: Any, aborted: Sequence[Aborted]) -> list[Aborted]:
-    at = bisect_left(aborted, Aborted(chunk.base_offset, -1, -1))
-    return [one for one in aborted[at:] if one.first_offset < chunk.next_offset]
+def _near(chunk: Any, aborted: Aborts) -> list[Aborted]:
+    return aborted.between(chunk.base_offset, chunk.next_offset)
 
 
-def without_aborted(chunk: Any, aborted: Sequence[Aborted]) -> Any:
+def without_aborted(chunk: Any, aborted: Aborts) -> Any:
     """The chunk without the batches of aborted transactions. It ends with the last one that is left, if any is:
     readers come as far as the data goes, and what is behind it is empty when they go on."""
-    near = _near(chunk, aborted)
-    if not near:
+    if not _near(chunk, aborted):
         return chunk
-    infos = [info for info in committed(chunk.data, near) if info.base_offset < chunk.next_offset]
+    infos = [info for info in committed(chunk, aborted) if info.base_offset < chunk.next_offset]
     data = memoryview(chunk.data)
     next_offset = infos[-1].next_offset if infos else chunk.next_offset
     return chunk._replace(data=b"".join(data[info.position : info.end] for info in infos), next_offset=next_offset)

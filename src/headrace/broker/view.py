@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from headrace.broker.aborts import Aborts
 from headrace.broker.delivery_counts import DeliveryCounts, pack, unpack
-from headrace.broker.producers import Aborted
 from headrace.broker.reading import unfolded, without_aborted
 from headrace.broker.rounds import Author, Rounds
 from headrace.broker.settle import RangeSet
@@ -112,7 +112,7 @@ class View:
         saved: bytes | None = None,
         level: int = 0,
         compression: int = 0,
-        aborted: Callable[[], Sequence[Aborted]] = tuple,
+        aborted: Callable[[], Aborts] = Aborts,
     ) -> None:
         self.log = log
         self.aborted = aborted  # transactions of Kafka producers: what they wrote is no message

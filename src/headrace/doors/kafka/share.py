@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.aborts import NO_ABORTS
 from headrace.broker.group_config import GroupConfig
 from headrace.broker.partition import Partition, when_loaded
 from headrace.broker.reading import aborted_batches
@@ -384,7 +385,7 @@ def _next_chunk(
 ) -> tuple[int, Any] | None:
     """Asked anew after waiting for the disk: another member may have taken what was available."""
     log, reads_committed = partition.log, share.settings.reads_committed
-    aborted = door.coordination.producers.aborted(log) if reads_committed else ()
+    aborted = door.coordination.producers.aborted(log) if reads_committed else NO_ABORTS
     while True:
         end = end_of(partition, share.settings)
         first = share.available(log.start_offset, end)

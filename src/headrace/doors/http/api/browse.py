@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.broker.aborts import NO_ABORTS, Aborts
 from headrace.broker.browsing import browse, contains, has_key, state_of
 from headrace.broker.keys import KeyNotFound
 from headrace.broker.message import from_record, properties_of
 from headrace.broker.partition import when_loaded
-from headrace.broker.producers import Aborted
 from headrace.broker.vhosts import DEFAULT
 from headrace.doors.http.api.messages import properties_shape
 from headrace.doors.http.api.own import Row, partition_log, row_of
@@ -119,9 +119,9 @@ async def _last_of_key(site: Site, row: Row, query: dict[str, str]) -> Response:
     return answer({"messages": [record_shape(row, found.partition, found.record)]})
 
 
-def aborted_of(site: Site, row: Row, log: Any) -> Sequence[Aborted]:
+def aborted_of(site: Site, row: Row, log: Any) -> Aborts:
     """What not to show. A queue without a stream is in memory, where no transactions go."""
-    return () if row.stream is None else site.broker.coordination.producers.aborted(log)
+    return NO_ABORTS if row.stream is None else site.broker.coordination.producers.aborted(log)
 
 
 def _wanted(query: dict[str, str]) -> Callable[[Record], bool] | None:
