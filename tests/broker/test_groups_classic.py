@@ -1,5 +1,7 @@
 """The classic group protocol: joins, generations, time-outs, static members; on a clock that stands still."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from headrace.broker.groups.members import GroupState, Joined
@@ -157,6 +159,50 @@ def test_members_without_a_common_protocol_do_not_meet(world: World) -> None:
         assert world.join("g", protocol_type="connect").result
     with pytest.raises(InconsistentProtocol):
         assert world.join("other", protocols=()).result
+
+
+class Asked(tuple[tuple[str, bytes], ...]):
+    """A member's protocols, and how often any member's were looked through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+        Asked.times += 1
+        return super().__iter__()
+
+
+def test_a_join_does_not_ask_every_other_member_what_it_knows(world: World) -> None:
+    """A group of thousands would take seconds of everybody's time to come up."""
+    protocols = Asked((("range", b""), ("sticky", b"")))
+    world.join("g", protocols=protocols)
+    for _ in range(200):
+        world.join("g", protocols=protocols)
+    Asked.times = 0
+    assert world.join("g", protocols=protocols).waiting
+    assert 0 < Asked.times < 10
+
+
+def test_the_protocols_of_one_member_are_not_looked_through_for_each_of_anothers(world: World) -> None:
+    """Two requests of a hundred thousand names each would stop the broker for minutes."""
+    first = world.join("g", protocols=Asked((f"a{number}", b"") for number in range(1000))).result
+    Asked.times = 0
+    answer = world.join("g", protocols=Asked((f"b{number}", b"") for number in range(1000)))
+    assert isinstance(answer.value, InconsistentProtocol)
+    world.join("g", protocols=Asked((f"a{number}", b"") for number in reversed(range(1000))))
+    assert not world.join("g", first.member_id, protocols=Asked((f"a{n}", b"") for n in range(1000))).waiting
+    assert 0 < Asked.times < 100
+
+
+def test_what_a_member_that_left_did_not_know_is_common_again(world: World) -> None:
+    first = world.join("g", protocols=(("range", b""), ("sticky", b""))).result
+    second = world.join("g", protocols=(("range", b""),))
+    assert isinstance(world.join("g", protocols=(("sticky", b""),)).value, InconsistentProtocol)
+    again = world.join("g", first.member_id, protocols=(("range", b""), ("sticky", b""))).result
+    world.groups.known_classic("g").leave(second.result.member_id, None)
+    third = world.join("g", protocols=(("sticky", b""),))
+    assert third.waiting
+    world.join("g", again.member_id, protocols=(("range", b""), ("sticky", b"")))
+    assert third.result.protocol == "sticky"
 
 
 def test_the_protocol_most_members_want_is_chosen(world: World) -> None:

@@ -165,7 +165,7 @@ class Compared(int):
 
 
 def test_a_read_looks_at_few_of_many_aborted_transactions() -> None:
-    """A fetch of committed records asks this, and so does whoever reads from the beginning of a log, again and again."""
+    """Each fetch of committed records asks this, and so does whoever else reads a log from its beginning."""
     state = PartitionProducers()
     state.restore(Snapshot(20_000, [], [(10 * i + 9, i % 7, Compared(10 * i)) for i in range(2_000)]))
     for start in (0, 10_000, 19_900):

@@ -17,6 +17,7 @@ from headrace.broker.groups.members import (
     JoinAnswer,
     Joined,
     Member,
+    Protocols,
     SyncAnswer,
     Synced,
 )
@@ -74,6 +75,7 @@ class ClassicGroup:
         self._clock = clock
         self._timers = timers
         self._changed = changed
+        self._joined_count = 0
         self._rebalance_timer: Timer | None = None
         self._initial_deadline = 0.0
 
@@ -104,7 +106,7 @@ class ClassicGroup:
             answer(error)
             return
         before = member.protocols
-        member.protocols = join.protocols
+        self._roster.change_protocols(member, join.protocols)
         member.session_timeout_ms, member.rebalance_timeout_ms = (
             join.session_timeout_ms,
             join.rebalance_timeout_ms,
@@ -118,7 +120,8 @@ class ClassicGroup:
             answer(self._joined(member, self.leader if join.can_skip_assignment else leader))
             return
         member.answer_join(RebalanceInProgress("the same member joined again"))
-        member.join_answer, member.joined = answer, True
+        member.join_answer = answer
+        self._set_joined(member, True)
         if self.state is not PREPARING:
             self._begin_rebalance()
         self._maybe_complete_join()
@@ -222,7 +225,7 @@ class ClassicGroup:
         if member.timer is not None:
             member.timer.cancel()
             member.timer = None
-        member.joined = False
+        self._set_joined(member, False)
         member.answer_join(why)
         member.answer_sync(why)
 
@@ -241,6 +244,10 @@ class ClassicGroup:
             self._keep_alive(member)
         self.state = STABLE
         self._begin_rebalance()
+
+    def _set_joined(self, member: Member, joined: bool) -> None:
+        self._joined_count += joined - member.joined
+        member.joined = joined
 
     # Sessions: a heartbeat moves the deadline; the timer looks at it when it fires.
 
@@ -269,7 +276,7 @@ class ClassicGroup:
         self.state = state
 
     def _may_keep_generation(
-        self, member: Member, before: tuple[tuple[str, bytes], ...], *, came_back: bool
+        self, member: Member, before: Protocols, *, came_back: bool
     ) -> bool:
         """Whether a join changes nothing: an answer that was lost, or a static member back in its place."""
         if member.generation != self.generation:
@@ -303,7 +310,7 @@ class ClassicGroup:
     def _maybe_complete_join(self) -> None:
         if self.state is not PREPARING or self._clock.monotonic() < self._initial_deadline:
             return
-        if not self._roster.is_expecting and all(member.joined for member in self.members.values()):
+        if not self._roster.is_expecting and self._joined_count == len(self.members):
             self._complete_join()
 
     def _join_time_is_up(self) -> None:
@@ -340,15 +347,15 @@ class ClassicGroup:
             if member.joined:
                 self._keep_alive(member)
             member.answer_join(self._joined(member, self.leader))
-            member.joined = False
+            self._set_joined(member, False)
         self._rebalance_timer = self._timers.call_later(self._rebalance_timeout_s(), self._sync_time_is_up)
 
     def _vote(self) -> str:
         """Each member votes for its first protocol among those all know; the leader's order settles a tie."""
-        members = list(self.members.values())
         leader = self.members[self.leader]
-        common = [name for name, _ in leader.protocols if all(member.supports(name) for member in members)]
+        common = {name: None for name, _ in leader.protocols if self._roster.is_spoken_by_all(name)}
         assert common, "no member was admitted that shares no protocol"
+        members = self.members.values()
         votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members)
         return max(common, key=lambda name: votes[name])
 

@@ -15,6 +15,7 @@ from enum import Enum
 
 from headrace.broker.group_config import DEFAULTS, GroupConfig
 from headrace.broker.groups.assign import ASSIGNORS, DEFAULT_ASSIGNOR, TopicPartition
+from headrace.broker.groups.members import Protocols
 from headrace.broker.groups.patterns import compile_pattern
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
@@ -75,11 +76,8 @@ class ClassicSide:
     """What a member has besides when it speaks the classic protocol."""
 
     session_timeout_ms: int
-    protocols: tuple[tuple[str, bytes], ...]  # most wanted first
+    protocols: Protocols
     due: float | None = None  # monotonic: by then it has joined again, or asked for what it was assigned
-
-    def supports(self, protocol: str) -> bool:
-        return any(name == protocol for name, _ in self.protocols)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,8 @@ from enum import Enum
 from headrace.broker.groups.timers import Timer
 from headrace.errors import HeadraceError
 
+Protocols = tuple[tuple[str, bytes], ...]  # by name, with what the member says of it; most wanted first
+
 
 class GroupState(Enum):
     """Named as Kafka's tools print them."""
@@ -16,6 +18,10 @@ class GroupState(Enum):
     COMPLETING = "CompletingRebalance"
     STABLE = "Stable"
     DEAD = "Dead"
+
+
+def names_of(protocols: Protocols) -> frozenset[str]:
+    return frozenset(name for name, _ in protocols)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +35,13 @@ class Join:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocol_type: str
-    protocols: tuple[tuple[str, bytes], ...]  # most wanted first
+    protocols: Protocols
     id_required: bool = False  # the client can be told an id to join again with
     can_skip_assignment: bool = False
+
+    @property
+    def names(self) -> frozenset[str]:
+        return names_of(self.protocols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class Member:
     client_host: str
     session_timeout_ms: int
     rebalance_timeout_ms: int
-    protocols: tuple[tuple[str, bytes], ...]
+    protocols: Protocols
     assignment: bytes = b""  # the last: what it may still read while a rebalance is under way
     deadline: float = 0.0  # monotonic; past it the member is gone
     timer: Timer | None = None
@@ -72,6 +82,10 @@ class Member:
     sync_answer: SyncAnswer | None = None
     joined: bool = False  # has asked to be in the generation that is being made
     generation: int = 0  # the last one it was in
+
+    @property
+    def names(self) -> frozenset[str]:
+        return names_of(self.protocols)
 
     def metadata(self, protocol: str) -> bytes:
         for name, data in self.protocols:

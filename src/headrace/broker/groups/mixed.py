@@ -27,7 +27,7 @@ from headrace.broker.groups.embedded import (
     decode_subscription,
     encode_assignment,
 )
-from headrace.broker.groups.members import Join, JoinAnswer, Joined, Member, SyncAnswer, Synced
+from headrace.broker.groups.members import Join, JoinAnswer, Joined, Member, SyncAnswer, Synced, names_of
 from headrace.broker.groups.offsets import Answer
 from headrace.broker.groups.roster import new_id
 from headrace.broker.groups.settings import GroupSettings
@@ -226,7 +226,10 @@ class Hosted:
         if join.protocol_type != CONSUMER or not join.protocols:
             raise InconsistentProtocol(f"{join.protocol_type!r} joins a group of consumers")
         own = {join.member_id, self._group.id_of(join.instance_id) if join.instance_id is not None else None}
-        others = [one.classic for one in self.members.values() if one.classic and one.member_id not in own]
-        if not any(all(other.supports(name) for other in others) for name, _ in join.protocols):
+        common = join.names
+        for one in self.members.values():
+            if one.classic and one.member_id not in own:
+                common &= names_of(one.classic.protocols)
+        if not common:
             raise InconsistentProtocol("no protocol that all classic members know")
         return decode_subscription(join.protocols[0][1])

@@ -1,9 +1,10 @@
 """Who is in a classic group: members by id, static ones also by name, and ids given out that nobody has used yet."""
 
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 
-from headrace.broker.groups.members import Join, Member
+from headrace.broker.groups.members import Join, Member, Protocols
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.errors import (
@@ -41,6 +42,7 @@ class Roster:
         self._timers = timers
         self._on_replaced = on_replaced
         self._on_forgotten = on_forgotten
+        self._speakers: Counter[str] = Counter()  # of each protocol: nobody is asked again for each that joins
         self._instances: dict[str, str] = {}
         self._pending: dict[str, Timer] = {}
 
@@ -107,12 +109,14 @@ class Roster:
     def _check_protocols(self, join: Join) -> None:
         if not join.protocol_type or not join.protocols:
             raise InconsistentProtocol("a member names its protocols")
-        others = [member for member in self.members.values() if member.member_id != join.member_id]
+        before = self.members.get(join.member_id)
+        others = len(self.members) - (before is not None)
         if not others:
             return
         if join.protocol_type != self.protocol_type:
             raise InconsistentProtocol(f"{join.protocol_type!r} joins a group of {self.protocol_type!r}")
-        if not any(all(member.supports(name) for member in others) for name, _ in join.protocols):
+        own = before.names if before is not None else frozenset()
+        if not any(self._speakers[name] - (name in own) == others for name in join.names):
             raise InconsistentProtocol("no protocol that all members know")
 
     def _expect(self, member_id: str, session_timeout_ms: int) -> None:
@@ -139,10 +143,25 @@ class Roster:
 
     def restore(self, member: Member) -> None:
         self.members[member.member_id] = member
+        self._speakers.update(member.names)
         if member.instance_id is not None:
             self._instances[member.instance_id] = member.member_id
 
     # Being there.
+
+    def change_protocols(self, member: Member, protocols: Protocols) -> None:
+        self._forget_names(member.names)
+        member.protocols = protocols
+        self._speakers.update(member.names)
+
+    def _forget_names(self, names: Collection[str]) -> None:
+        self._speakers.subtract(names)
+        for name in names:
+            if not self._speakers[name]:
+                del self._speakers[name]
+
+    def is_spoken_by_all(self, protocol: str) -> bool:
+        return self._speakers[protocol] == len(self.members)
 
     def member(self, member_id: str) -> Member:
         try:
@@ -170,5 +189,6 @@ class Roster:
 
     def remove(self, member: Member) -> None:
         del self.members[member.member_id]
+        self._forget_names(member.names)
         if member.instance_id is not None and self._instances.get(member.instance_id) == member.member_id:
             del self._instances[member.instance_id]
