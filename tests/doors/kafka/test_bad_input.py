@@ -249,6 +249,20 @@ async def test_acks_that_do_not_exist_are_refused(client: Client) -> None:
     assert (await client.produce("t", batch(b"x"), acks=2)).error_code == Code.INVALID_REQUIRED_ACKS
 
 
+async def test_what_is_refused_does_not_count_as_published(world: World, client: Client) -> None:
+    stats = world.door.stats
+
+    async def counted(data: bytearray, code: Code = Code.NONE) -> tuple[int, int]:
+        before = stats.messages_in, stats.bytes_in
+        assert (await client.produce("t", data)).error_code == code
+        return stats.messages_in - before[0], stats.bytes_in - before[1]
+
+    first, later = (batch(b"x", b"y", producer_id=7, producer_epoch=0, base_sequence=number) for number in (0, 9))
+    assert await counted(batch(b"x", control=True), Code.INVALID_RECORD) == (0, 0)
+    assert await counted(first) == (2, len(first))
+    assert await counted(later, Code.OUT_OF_ORDER_SEQUENCE_NUMBER) == (0, 0)
+
+
 @pytest.mark.parametrize(
     "kind",
     [{}, {"transactional": True}, {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}],

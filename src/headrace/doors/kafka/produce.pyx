@@ -69,7 +69,7 @@ cdef class Stored:
     cdef Pending pending
     cdef list results
     cdef object number, partition
-    cdef int64_t stamp_ms
+    cdef int64_t stamp_ms, messages, size
 
     def __call__(self, ticket):
         cdef Pending pending = self.pending
@@ -78,6 +78,9 @@ cdef class Stored:
                 pending.failed(self.results, self.number, ticket.error, None)
                 pending.keeps_buffer = False  # after a failure a write of it may still be under way
             else:
+                stats = pending.door.stats
+                stats.messages_in += self.messages
+                stats.bytes_in += self.size
                 start = self.partition.log.start_offset
                 self.results.append((self.number, 0, ticket.base_offset, self.stamp_ms, start, None))
             pending.one_done()
@@ -90,7 +93,7 @@ def produce(door, Request request not None):
     cdef Pending pending = Pending.__new__(Pending)
     cdef Stored stored
     cdef list results
-    cdef int64_t stamp_ms
+    cdef int64_t stamp_ms, messages = 0
     cdef Py_ssize_t left_bytes
     _, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
     pending.door = door
@@ -126,7 +129,7 @@ def produce(door, Request request not None):
                 partitions = stream.partitions
                 partition = partitions[number] if 0 <= number < len(partitions) else stream.partition(number)
                 stamp_ms = -1
-                ticket = append(door, stream, partition, view[start:end], access, &stamp_ms, &left_bytes)
+                ticket = append(door, stream, partition, view[start:end], access, &stamp_ms, &messages, &left_bytes)
             except HeadraceError as error:
                 code = refusal(error, view[start:end]) if -1 <= pending.acks <= 1 else Code.INVALID_REQUIRED_ACKS
                 pending.failed(results, number, error, code)
@@ -137,6 +140,8 @@ def produce(door, Request request not None):
             stored.number = number
             stored.partition = partition
             stored.stamp_ms = stamp_ms
+            stored.messages = messages
+            stored.size = end - start
             pending.left += 1
             ticket.add_callback(stored)
     if pending.acks == 0:
@@ -144,10 +149,12 @@ def produce(door, Request request not None):
     pending.one_done()
 
 
-cdef object append(door, stream, partition, data, access, int64_t* stamp_ms, Py_ssize_t* left_bytes):
+cdef object append(
+    door, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages, Py_ssize_t* left_bytes
+):
     """Puts the broker's time into stamp_ms if that is what the records carry."""
     cdef list infos
-    cdef int64_t count = 0, attributes
+    cdef int64_t attributes
     cdef Py_ssize_t batches
     log = partition.log
     infos = validated(
@@ -159,14 +166,12 @@ cdef object append(door, stream, partition, data, access, int64_t* stamp_ms, Py_
     )
     if not infos:
         raise CorruptBatch("no whole batch")
+    messages[0] = 0
     for info in infos:
-        count += <int64_t>info.count
+        messages[0] += <int64_t>info.count
         attributes = info.attributes
         if attributes & APPEND_TIME:  # nothing of its records bounds the time it says
             raise CorruptBatch(NOT_YOUR_TIME)
-    stats = door.stats
-    stats.messages_in += count
-    stats.bytes_in += len(data)
     stored = data
     if "compression" in stream.document.config or stream.settings.timestamp_type == "append":
         stored = rewritten(door, stream, data, infos, stamp_ms)
