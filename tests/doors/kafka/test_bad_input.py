@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from headrace.doors.kafka import sessions
 from headrace.doors.kafka.errors import Code
 from headrace.record.checksum import crc32c
 from headrace.record.layout import (
@@ -404,6 +405,42 @@ async def test_a_session_that_is_begun_again_and_again_leaves_nothing_behind(wor
     async with asyncio.timeout(SECONDS):
         while len(world.door.sessions) > before:
             await asyncio.sleep(0.001)
+
+
+async def begin_session(client: Client) -> int:
+    return int((await client.call(Api.FETCH, 12, max_wait=0, session_id=0, session_epoch=0)).session_id)
+
+
+async def test_one_connection_does_not_take_all_sessions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It loses those that it has not used for longest."""
+    greedy, other = await world.client(), await world.client()
+    monkeypatch.setattr(sessions, "SESSIONS_MAX", len(world.door.sessions) + 6)
+    begun = [await begin_session(greedy) for _ in range(10)]
+    assert await begin_session(other) != 0
+    assert 0 not in begun and world.door.sessions.keys() & begun == {*begun[-4:]}
+    for client in (greedy, other):
+        client.close()
+
+
+async def test_a_session_that_nobody_uses_makes_room_for_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "topics": []}
+    clients = [await world.client() for _ in range(3)]
+    monkeypatch.setattr(world.door, "sessions", {})
+    monkeypatch.setattr(sessions, "SESSIONS_MAX", 2)
+    idle, used = [await begin_session(client) for client in clients[:2]]
+    assert await begin_session(clients[2]) == 0, "both are young"
+    for session in world.door.sessions.values():
+        session.used -= 1000
+    await clients[1].call(Api.FETCH, 12, **asked, session_id=used, session_epoch=1)
+    assert await begin_session(clients[2]) != 0
+    assert idle not in world.door.sessions and used in world.door.sessions
+    assert await begin_session(await world.client()) == 0
+    gone = await clients[0].call(Api.FETCH, 12, **asked, session_id=idle, session_epoch=1)
+    assert gone.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
+    for client in clients:
+        client.close()
 
 
 async def test_sessions_that_never_were_are_not_found(client: Client) -> None:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
 SESSIONS_MAX = 2000
+OF_CONNECTION_MAX = 4  # clients have one on each connection: who goes on beginning new ones takes only its own
+IDLE_S_MIN = 120.0  # Kafka's min.incremental.fetch.session.eviction.ms: before that nobody loses one to another client
 FULL = 0  # the epoch that begins a session
 FINAL = -1  # the epoch of a client that wants none
 EPOCH_MAX = 0x7FFFFFFF
@@ -33,11 +35,12 @@ class Wanted:
 
 
 class Session:
-    def __init__(self, session_id: int, by_id: bool, siblings: set[int]) -> None:
+    def __init__(self, session_id: int, by_id: bool, siblings: set[int], now: float) -> None:
         self.session_id = session_id
         self.siblings = siblings  # the ids of those that end with the same connection, this one among them
         self.by_id = by_id  # how the client calls topics: an answer has room for an id or for a name
         self.epoch = 1
+        self.used = now  # monotonic; the door's sessions are in this order
         self.wanted: dict[Key, Wanted] = {}
 
 
@@ -59,12 +62,12 @@ def open_session(
     topics: list[tuple[Topic, list[tuple[int, int, int, int]]]],
     forgotten: list[tuple[Topic, list[int]]],
 ) -> Opened:
-    if epoch == FINAL or (epoch == FULL and len(door.sessions) >= SESSIONS_MAX):
+    now = door.broker.clock.monotonic()
+    if epoch in (FINAL, FULL):
         end_session(door, session_id)
-        return Opened(0, update({}, topics), False)
-    if epoch == FULL:
-        end_session(door, session_id)
-        session = Session(new_id(door), by_id, connection.fetch_sessions)
+        if epoch == FINAL or not make_room(door, connection, now):
+            return Opened(0, update({}, topics), False)
+        session = Session(new_id(door), by_id, connection.fetch_sessions, now)
         door.sessions[session.session_id] = session
         # A client that reconnects starts over: a session lives as long as its connection.
         connection.fetch_sessions.add(session.session_id)
@@ -77,11 +80,26 @@ def open_session(
     if by_id != known.by_id:
         return Opened(session_id, {}, False, Code.FETCH_SESSION_TOPIC_ID_ERROR)
     known.epoch = known.epoch + 1 if known.epoch < EPOCH_MAX else 1
+    known.used = now
+    door.sessions[session_id] = door.sessions.pop(session_id)
     for topic, numbers in forgotten:
         for number in numbers:
             known.wanted.pop((topic, number), None)
     update(known.wanted, topics)
     return Opened(session_id, known.wanted, True)
+
+
+def make_room(door: "KafkaDoor", connection: "Connection", now: float) -> bool:
+    """For one more session of this connection. False: all are in use, and it is served without one, as by Kafka."""
+    own, all_ = connection.fetch_sessions, door.sessions
+    if len(own) >= OF_CONNECTION_MAX:
+        end_session(door, min(own, key=lambda session_id: all_[session_id].used))
+    if len(all_) >= SESSIONS_MAX:
+        idlest: Session = next(iter(all_.values()))
+        if now - idlest.used < IDLE_S_MIN:
+            return False
+        end_session(door, idlest.session_id)
+    return True
 
 
 def end_session(door: "KafkaDoor", session_id: int) -> None:
