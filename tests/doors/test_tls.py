@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import inspect
+import itertools
 import logging
 import os
 import re
@@ -385,8 +386,17 @@ async def test_old_versions_of_tls_are_refused(opened: Open, authority: Authorit
         await until(lambda: house.stats.events == {"tls_failures": 1})
 
 
+def from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection from an address of its own."""
+    numbers = itertools.count()
+    monkeypatch.setattr(doorstep_module, "source_of", lambda host: str(next(numbers)))
+
+
 @on_both_loops
-async def test_handshakes_count_against_the_limit_of_connections(opened: Open, authority: Authority) -> None:
+async def test_handshakes_count_against_the_limit_of_connections(
+    opened: Open, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_everywhere(monkeypatch)
     async with opened(room=3) as house:
         waiting = [await plain(house) for _ in range(2)]
         await until(lambda: len(house.doorstep._arriving) == 2)
@@ -409,6 +419,7 @@ async def test_more_than_may_arrive_at_a_time_wait_for_their_turn(
     opened: Open, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doorstep_module, "ARRIVING_MAX", 2)
+    from_everywhere(monkeypatch)
     async with opened() as house:
         waiting = [await plain(house) for _ in range(2)]
         await until(lambda: len(house.doorstep._arriving) == 2)
@@ -419,6 +430,27 @@ async def test_more_than_may_arrive_at_a_time_wait_for_their_turn(
         await third
         assert house.stats.events == {}
         waiting.pop()[1].close()
+
+
+@on_both_loops
+async def test_silence_from_one_address_keeps_nobody_out(
+    opened: Open, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither who comes from elsewhere, nor who comes from there and speaks: the first that came makes room."""
+    source = ["203.0.113.7"]
+    monkeypatch.setattr(doorstep_module, "ARRIVING_MAX", 4)
+    monkeypatch.setattr(doorstep_module, "source_of", lambda host: source[0], raising=False)
+    async with opened() as house:
+        silent = [await plain(house) for _ in range(10)]
+        async with asyncio.timeout(60):
+            await speak(house, trusting(authority))
+            source[0] = "198.51.100.1"
+            await speak(house, trusting(authority))
+            assert await silent[0][0].read() == b""
+        await until(lambda: len(house.doorstep._arriving) == 2)  # of the three, one made room for who spoke
+        assert house.stats.events == {"connections_refused": 8}
+        for _, writer in silent:
+            writer.close()
 
 
 @on_both_loops

@@ -228,9 +228,9 @@ class Broker:
         return self.pressure.paused_because
 
     @property
-    def is_crowded(self) -> bool:
-        """As many connections as there are files for, whatever a door would take by itself."""
-        return sum(door.connections for door in self.stats.doors.values()) >= self._connections_max
+    def connections_left(self) -> int:
+        """How many more there are files for, whatever a door would take by itself."""
+        return self._connections_max - sum(door.connections for door in self.stats.doors.values())
 
     # Time.
 

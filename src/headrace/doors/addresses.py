@@ -1,6 +1,7 @@
 """Where a client comes from, and whether that is this machine."""
 
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 
 def parse(host: str) -> IPv4Address | IPv6Address | None:
@@ -17,3 +18,12 @@ def is_loopback(host: str | None) -> bool:
         return True  # a socket without an address is on this machine
     address = parse(host)
     return address is not None and address.is_loopback
+
+
+@lru_cache(maxsize=4_096)
+def source_of(host: str | None) -> str:
+    """One customer is one address, or one network of version 6, where nobody has a single address."""
+    address = parse(host or "")
+    if isinstance(address, IPv6Address):
+        return str(ip_network((address, 64), strict=False))
+    return str(address or host)

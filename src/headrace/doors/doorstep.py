@@ -13,7 +13,9 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 
 from headrace.broker.stats import DoorStats
+from headrace.doors.addresses import source_of
 from headrace.doors.alerts import arriving
+from headrace.doors.crowd import Crowd
 from headrace.doors.tls import Tls
 
 logger = logging.getLogger("headrace.tls")
@@ -21,7 +23,7 @@ logger = logging.getLogger("headrace.tls")
 HANDSHAKE_TIMEOUT_S = 5.0
 LOOKS = 5  # in that time
 SHUTDOWN_TIMEOUT_S = 5.0  # for a client to say good-bye, too, and to read what was written before
-ARRIVING_MAX = 1000  # at a time; the others wait in the kernel, where they cost next to nothing
+ARRIVING_MAX = 2000  # at a time; the others wait in the kernel, where they cost next to nothing
 ACCEPTS_MAX = 100  # in one go, so that those who are inside get their turn
 ACCEPT_REST_S = 1.0  # when there are no files left for more
 LINES_MAX, LINES_INTERVAL_S = 20, 10.0  # nobody fills the disk with our log by knocking; all are counted
@@ -55,7 +57,8 @@ class Doorstep:
         self._plain_answer = plain_answer
         self._factory: Callable[[], asyncio.BaseProtocol]
         self._sockets: list[socket.socket] = []
-        self._arriving: set[asyncio.Task[None]] = set()
+        self._arriving: dict[asyncio.Task[None], str] = {}  # and where it comes from
+        self._crowd: Crowd[asyncio.Task[None]] = Crowd(lambda: min(ARRIVING_MAX, room()))
         self._is_listening = False
         self._rest: asyncio.TimerHandle | None = None
         self._lines = 0  # in the log, or left out of it
@@ -105,17 +108,25 @@ class Doorstep:
                 self._rest = self._loop.call_later(ACCEPT_REST_S, self._listen)
                 return
             if len(self._arriving) >= self._room():
-                self._stats.connections_total += 1
-                self._stats.count("connections_refused")
+                self._refused()
                 sock.close()
                 continue
             sock.setblocking(False)
             task = self._loop.create_task(self._let_in(sock, _spell(*peer[:2])))
-            self._arriving.add(task)
+            source = self._arriving[task] = source_of(peer[0])
             task.add_done_callback(self._arrived)
+            first = self._crowd.enter(source, task)
+            if first is not None:
+                self._crowd.leave(source, first)
+                self._refused()
+                first.cancel()
+
+    def _refused(self) -> None:
+        self._stats.connections_total += 1
+        self._stats.count("connections_refused")
 
     def _arrived(self, task: asyncio.Task[None]) -> None:
-        self._arriving.discard(task)
+        self._crowd.leave(self._arriving.pop(task), task)
         if self._rest is None:
             self._listen()
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
+import msgspec
 import pytest
 from pamqp import commands
 
@@ -47,6 +48,24 @@ def test_02_a_byte_now_and_then_does_not_prolong_the_handshake(
             client.send(bytes([byte]))
             time.sleep(0.01)
             assert time.monotonic() < deadline, "a client that drips is still connected"
+    nobody_is_left(running)
+
+
+def test_02_silence_from_one_address_keeps_nobody_out(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither who comes from elsewhere, nor who comes from there and logs in; and who has logged in stays."""
+    monkeypatch.setattr(door_link, "HANDSHAKE_TIMEOUT_S", 300.0)
+    known = [running.connect() for _ in range(5)]
+    config = msgspec.structs.replace(running.door.config, connections_max=len(known) + 4)
+    monkeypatch.setattr(running.door, "config", config)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(closing(Raw(running.port))) for _ in range(10)]
+        assert silent[0].is_closed()
+        running.connect().close()
+        monkeypatch.setattr(door_link, "source_of", lambda host: "198.51.100.1")
+        running.connect().close()
+    assert all(connection.is_open and connection.channel() for connection in known)
+    for connection in known:
+        connection.close()
     nobody_is_left(running)
 
 

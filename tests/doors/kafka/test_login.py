@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -423,6 +424,19 @@ async def test_who_does_not_log_in_does_not_stay(world: World, monkeypatch: pyte
         is_over()
     assert await idle.is_closed()
     assert await is_served(known)
+
+
+async def test_silence_from_one_address_keeps_nobody_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither who comes from elsewhere, nor who comes from there and logs in; and who has logged in stays."""
+    monkeypatch.setattr(connection, "LOGIN_TIMEOUT_S", 300.0)
+    known = [await logged_in(world, "ann") for _ in range(5)]
+    places = len(world.door.connections) + 4
+    monkeypatch.setattr(world.door, "config", msgspec.structs.replace(world.door.config, connections_max=places))
+    silent = [await world.client() for _ in range(10)]
+    assert await silent[0].is_closed()
+    assert all([await is_served(client) for client in [*known, await logged_in(world, "ann")]])
+    monkeypatch.setattr(connection, "source_of", lambda host: "198.51.100.1")
+    assert await is_served(await logged_in(world, "bob"))
 
 
 async def test_a_user_that_is_removed_is_gone_with_its_connections(world: World) -> None:

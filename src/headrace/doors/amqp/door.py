@@ -12,6 +12,7 @@ from headrace.doors.amqp.connection import Connection
 from headrace.doors.amqp.handshake import Stage
 from headrace.doors.amqp.replies import Replies
 from headrace.doors.amqp.timeouts import Timeouts
+from headrace.doors.crowd import Crowd
 from headrace.doors.doorstep import Doorstep
 from headrace.doors.flow import Flow
 from headrace.doors.listener import Listener, listen
@@ -32,6 +33,7 @@ class AmqpDoor:
         self.replies = Replies()
         self.timeouts = Timeouts()
         self.connections: set[Connection] = set()
+        self._strangers: Crowd[Connection] = Crowd(lambda: self._room() + len(self._strangers))
         self.consumers_count = 0
         self.flow = Flow("amqp", broker.pressure, self.connections)
         broker.clients.add_door("amqp", lambda: clients(self.connections))
@@ -45,7 +47,7 @@ class AmqpDoor:
         self._listener = await listen(address, lambda: Connection(self), flag="--amqp", doorstep=doorstep)
 
     def _room(self) -> int:
-        return 0 if self.broker.is_crowded else self.config.connections_max - len(self.connections)
+        return max(0, min(self.broker.connections_left, self.config.connections_max - len(self.connections)))
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -54,18 +56,27 @@ class AmqpDoor:
     def admit(self, connection: Connection) -> bool:
         """False: there are too many already."""
         self.stats.connections_total += 1
-        if self._closing or len(self.connections) >= self.config.connections_max or self.broker.is_crowded:
+        if self._closing or not self._room():
             self.stats.count("connections_refused")
             return False
         self.connections.add(connection)
         self.stats.connections = len(self.connections)
+        first = self._strangers.enter(connection.source, connection)
+        if first is not None:
+            self.stats.count("connections_refused")
+            self.forget(first)  # at once: its place is taken
+            first.abort()
         return True
+
+    def logged_in(self, connection: Connection) -> None:
+        self._strangers.leave(connection.source, connection)
 
     def opened(self, connection: Connection) -> None:
         logger.debug("AMQP connection from %s as %s", connection.peer, connection.user)
 
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self._strangers.leave(connection.source, connection)
         self.flow.forget(connection)
         self.stats.connections = len(self.connections)
 

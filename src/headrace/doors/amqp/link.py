@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headrace.doors.addresses import source_of
 from headrace.doors.amqp.handshake import Stage
 from headrace.wire.amqp import protocol
 
@@ -31,6 +32,7 @@ class Link(asyncio.Protocol):
         self.heartbeat_s = 0
         self.is_writable = True
         self.peer: Any = None
+        self.source = ""
         self.own_address: Any = None
         self._transport: asyncio.Transport
         self._socket: Any = None
@@ -43,6 +45,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self.peer = transport.get_extra_info("peername")
+        self.source = source_of(self.peer[0] if self.peer else None)
         self.own_address = transport.get_extra_info("sockname")
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):

@@ -63,6 +63,7 @@ def _start_ok(connection: "Connection", method: commands.Connection.StartOk) -> 
         logger.warning("%s login refused from %s: %s", method.mechanism, connection.peer, error.why)
         connection.answer_late(FAILURE_DELAY_S, partial(_refuse, connection, error))
         return True
+    connection.door.logged_in(connection)
     connection.stage = Stage.TUNE
     config = connection.door.config
     connection.write(

@@ -12,13 +12,13 @@ import platform
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from starlette.types import Scope
 
 from headrace.broker.rights import Rights
 from headrace.broker.users import GUEST, User, Users
 from headrace.broker.vhosts import DEFAULT
+from headrace.doors.addresses import parse, source_of
 from headrace.errors import HeadraceError, Overloaded
 
 logger = logging.getLogger("headrace.http")
@@ -280,14 +280,14 @@ def address_passed_on(forwarded: Mapping[bytes, bytes]) -> str | None:
     """The last of X-Forwarded-For, or else X-Real-IP: a proxy adds to the one, and may let through the other."""
     value = forwarded.get(b"x-forwarded-for") or forwarded.get(b"x-real-ip") or b""
     last = value.decode("latin-1").rpartition(",")[2].strip()
-    return last if _address(last) is not None else None
+    return last if parse(last) is not None else None
 
 
 @lru_cache(maxsize=4_096)
 def is_loopback(host: str | None) -> bool:
     if not host:
         return True
-    address = _address(host)
+    address = parse(host)
     return address is not None and address.is_loopback
 
 
@@ -300,24 +300,7 @@ def could_be_this_machine(asked_for: bytes) -> bool:
     """
     host = asked_for.decode("latin-1").lower()
     name = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
-    if _address(name) is not None:
+    if parse(name) is not None:
         return True
     name = name.rstrip(".")
     return "." not in name or name.endswith(OURS_ALONE) or name == platform.node().lower()
-
-
-@lru_cache(maxsize=4_096)
-def source_of(host: str | None) -> str:
-    """One customer is one address, or one network of version 6, where nobody has a single address."""
-    address = _address(host or "")
-    if isinstance(address, IPv6Address):
-        return str(ip_network((address, 64), strict=False))
-    return str(address or host)
-
-
-def _address(host: str) -> IPv4Address | IPv6Address | None:
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address

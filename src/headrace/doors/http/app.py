@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.doors.addresses import source_of
 from headrace.doors.http import (
     cursors,
     feeds,
@@ -23,7 +24,6 @@ from headrace.doors.http import (
     topics,
     upkeep,
 )
-from headrace.doors.http.access import source_of
 from headrace.doors.http.api.routes import Api
 from headrace.doors.http.needs import (
     Handler,

@@ -9,6 +9,7 @@ from uvicorn.server import ServerState
 
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
+from headrace.doors.crowd import Crowd
 from headrace.doors.doorstep import Doorstep
 from headrace.doors.flow import Buffered, Buffers
 from headrace.doors.http.app import App
@@ -16,7 +17,6 @@ from headrace.doors.http.protocol import (
     SWEEP_INTERVAL_S,
     BoundedHttp,
     ConnectionLimits,
-    Crowd,
     Patience,
     refusal,
     serve_config,
@@ -99,7 +99,7 @@ async def start(
     state = ServerState()
     stats, connections_max = site.stats, min(config.connections_max, broker.pressure.connections_max)
     limits = ConnectionLimits(connections_max, stats, patience or Patience())
-    crowd = Crowd(connections_max)
+    crowd: Crowd[BoundedHttp] = Crowd(lambda: connections_max)
     broker.pressure.add_holder(Buffers("http", cast(Collection[Buffered], state.connections)))
 
     def accept() -> BoundedHttp:

@@ -11,7 +11,6 @@ import functools
 import logging
 import struct
 import termios
-from collections import Counter
 from typing import Any, NamedTuple
 
 import httptools
@@ -22,8 +21,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from headrace.broker.stats import DoorStats
-from headrace.doors.http.access import is_loopback, source_of
-from headrace.doors.http.requests import SOURCE_PART
+from headrace.doors.addresses import source_of
+from headrace.doors.crowd import Crowd
+from headrace.doors.http.access import is_loopback
 from headrace.wire.http.bodies import PROBLEM
 
 logger = logging.getLogger("headrace.http")
@@ -69,24 +69,6 @@ class ConnectionLimits(NamedTuple):
     patience: Patience = Patience()
 
 
-class Crowd:
-    """Connections by where they come from: who takes all of a door keeps everybody else out."""
-
-    def __init__(self, connections_max: int) -> None:
-        self._most = connections_max * SOURCE_PART
-        self._of: Counter[str] = Counter()
-
-    def enter(self, source: str) -> bool:
-        """False: one address has too many."""
-        self._of[source] += 1
-        return self._of[source] <= self._most
-
-    def leave(self, source: str) -> None:
-        self._of[source] -= 1
-        if not self._of[source]:
-            del self._of[source]
-
-
 class _PoliteTransport:
     """Stands between a response and its transport: closing waits for a request that is still coming in."""
 
@@ -107,7 +89,7 @@ class BoundedHttp(HttpToolsProtocol):
     limits: ConnectionLimits
 
     def __init__(
-        self, config: UvicornConfig, server_state: ServerState, limits: ConnectionLimits, crowd: Crowd
+        self, config: UvicornConfig, server_state: ServerState, limits: ConnectionLimits, crowd: Crowd[Any]
     ) -> None:
         super().__init__(config, server_state, {}, asyncio.get_running_loop())
         self.limits = limits
@@ -139,7 +121,8 @@ class BoundedHttp(HttpToolsProtocol):
         is_too_many = len(self.connections) > self.limits.connections_max
         if not is_loopback(host):  # who is here is all of one address, and so is who comes through a proxy here
             self._source = source_of(host)
-            is_too_many |= not self._crowd.enter(self._source)
+            # The newcomer hears of it: one that is here already may be in the midst of a request.
+            is_too_many |= self._crowd.enter(self._source, self) is not None
         if is_too_many:
             self._answer(503, "too_many_connections", "too many connections; try again in a moment")
 
@@ -149,7 +132,7 @@ class BoundedHttp(HttpToolsProtocol):
             answering.disconnected = True
             answering.message_event.set()
         if self._source is not None:
-            self._crowd.leave(self._source)
+            self._crowd.leave(self._source, self)
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]

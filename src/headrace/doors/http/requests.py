@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from starlette.requests import Request
 from starlette.types import Receive
 
+from headrace.doors.crowd import SOURCE_PART
 from headrace.errors import (
     BodyTooLarge,
     DecompressedTooLarge,
@@ -27,7 +28,6 @@ PARAMETERS_MAX = 32
 DIGITS_MAX = 19
 INTEGER = re.compile(rf"-?\d{{1,{DIGITS_MAX}}}")
 SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m)?")
-SOURCE_PART = 0.75  # of the budget, and of the connections
 SCALES = {None: 1.0, "s": 1.0, "ms": 0.001, "m": 60.0}
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.broker.partition import FilePart
+from headrace.doors.addresses import source_of
 from headrace.doors.kafka import login
 from headrace.doors.kafka.pipe import Pipe, Request
 from headrace.doors.kafka.sending import FileSending, Piece, descriptor_of
@@ -34,6 +35,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         self.access: Access | None = None  # None also while the broker is open
         self.client_host = ""
         self.peer: tuple[str, int] = ("", 0)
+        self.source = ""
         self.connected_ms = door.broker.clock.now_ms()
         self.local_address: tuple[str, int] = ("", 0)
         self.watches: dict[int, Any] = {}  # by log id, kept from one fetch to the next
@@ -51,6 +53,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         self.client_host = f"/{peer[0]}" if peer else ""
         if peer:
             self.peer = (peer[0], peer[1])
+            self.source = source_of(peer[0])
         own = transport.get_extra_info("sockname")
         if own:
             self.local_address = (own[0], own[1])
@@ -165,6 +168,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         self._is_narrow = True
         self._limit_requests(login.TOKEN_BYTES_MAX)
         self._door.loop.call_later(LOGIN_TIMEOUT_S, self._login_timeout)
+        self._door.expect_login(self)
 
     def _widen(self) -> None:
         is_known = self.has_logged_in or self.admitted_at >= 0

@@ -12,6 +12,7 @@ from typing import Any
 from headrace.broker.broker import Broker
 from headrace.broker.pressure import Verdict
 from headrace.config import Address, Config
+from headrace.doors.crowd import Crowd
 from headrace.doors.doorstep import Doorstep
 from headrace.doors.flow import Flow
 from headrace.doors.kafka import access
@@ -75,6 +76,7 @@ class KafkaDoor:
         self._users = broker.users
         self.gate = Gate(broker.users, self.topics)
         self.connections: set[Connection] = set()
+        self._strangers: Crowd[Connection] = Crowd(lambda: self._room() + len(self._strangers))
         self.heavy = 0  # connections with large requests that wait for the disk
         self.stats = broker.stats.door("kafka")
         self.flow = Flow("kafka", broker.pressure, self.connections, slows=False)
@@ -103,7 +105,7 @@ class KafkaDoor:
         self._trim()
 
     def _room(self) -> int:
-        return 0 if self.broker.is_crowded else self.config.connections_max - len(self.connections)
+        return max(0, min(self.broker.connections_left, self.config.connections_max - len(self.connections)))
 
     def _trim(self) -> None:
         self.pool.trim()
@@ -130,15 +132,26 @@ class KafkaDoor:
 
     def admit(self, connection: Connection) -> bool:
         self.stats.connections_total += 1
-        if len(self.connections) >= self.config.connections_max or self.broker.is_crowded:
+        if not self._room():
             self.stats.count("connections_refused")
             return False
         self.connections.add(connection)
         self.stats.connections = len(self.connections)
         return True
 
+    def expect_login(self, connection: Connection) -> None:
+        first = self._strangers.enter(connection.source, connection)
+        if first is not None:
+            self.stats.count("connections_refused")
+            self.forget(first)  # at once: its place is taken
+            first.abort(HeadraceError("others of its address wait, too, and it has not said who it is"))
+
+    def logged_in(self, connection: Connection) -> None:
+        self._strangers.leave(connection.source, connection)
+
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self._strangers.leave(connection.source, connection)
         self.flow.forget(connection)
         self.stats.connections = len(self.connections)
 

@@ -143,7 +143,9 @@ def sasl_authenticate(door: "KafkaDoor", request: "Request") -> None:
         refused = {"error_code": Code.SASL_AUTHENTICATION_FAILED, "error_message": str(error)}
         door.loop.call_later(FAILURE_DELAY_S, request.reply, refused)
         return
-    if not is_done:
+    if is_done:
+        door.logged_in(connection)
+    else:
         connection.login = Stage.TOKEN
     request.reply({"auth_bytes": answer})
 
@@ -160,7 +162,9 @@ def take_raw_token(door: "KafkaDoor", connection: "Connection", token: bytes) ->
         connection.end()
         door.loop.call_later(FAILURE_DELAY_S, connection.abort, error)
         return
-    if not is_done:
+    if is_done:
+        door.logged_in(connection)
+    else:
         connection.login = Stage.RAW_TOKEN
     connection.send_token(answer)
 
