@@ -392,7 +392,7 @@ class Compared(str):
 
 
 async def test_names_of_many_new_topics_are_not_each_compared_with_all(world: World) -> None:
-    """A request has room for 200,000 of them, and nobody else is served meanwhile."""
+    """A request has room for 20,000 of them, and nobody else is served meanwhile."""
     fields = SimpleNamespace(topics=[SimpleNamespace(name=Compared("again")) for _ in range(1000)])
     asked: Any = SimpleNamespace(connection=SimpleNamespace(access=None))
     made = await topics.create_topics(world.door, asked, fields)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.doors.kafka import sessions
+from headrace.broker.turns import Turns
+from headrace.doors.kafka import door as kafka_door
+from headrace.doors.kafka import fetch, sessions
 from headrace.doors.kafka.errors import Code
 from headrace.record.checksum import crc32c
 from headrace.record.layout import (
@@ -26,8 +28,8 @@ from headrace.record.layout import (
 )
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.codec import decode
-from headrace.wire.kafka.schema import response_struct
-from tests.doors.kafka.world import SECONDS, Client, World, batch, world_at
+from headrace.wire.kafka.schema import request_entity, response_struct
+from tests.doors.kafka.world import SECONDS, Client, World, batch, make, world_at, written
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -405,6 +407,74 @@ async def test_a_session_that_is_begun_again_and_again_leaves_nothing_behind(wor
     async with asyncio.timeout(SECONDS):
         while len(world.door.sessions) > before:
             await asyncio.sleep(0.001)
+
+
+AGAIN_AND_AGAIN: list[tuple[Api, int, dict[str, Any], str]] = [
+    (Api.DESCRIBE_GROUPS, 5, {"groups": ["g"] * 1000}, "groups"),
+    (Api.CONSUMER_GROUP_DESCRIBE, 0, {"group_ids": ["g"] * 1000}, "groups"),
+    (Api.SHARE_GROUP_DESCRIBE, 1, {"group_ids": ["g"] * 1000}, "groups"),
+    (Api.OFFSET_FETCH, 8, {"groups": [{"group_id": "g", "topics": None}] * 1000}, "groups"),
+    (Api.METADATA, 9, {"topics": [{"name": "t"}] * 1000}, "topics"),
+    (Api.DESCRIBE_CONFIGS, 4, {"resources": [{"resource_type": 2, "resource_name": "t"}] * 1000}, "results"),
+    (Api.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["x"] * 1000}, "transaction_states"),
+]
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "fields", "answers"), AGAIN_AND_AGAIN, ids=[one[0].name for one in AGAIN_AND_AGAIN]
+)
+async def test_what_is_named_again_and_again_is_described_once(
+    client: Client, api: Api, version: int, fields: dict[str, Any], answers: str
+) -> None:
+    """A name takes a few bytes, and what there is to say of it may be megabytes: nobody has memory for that."""
+    assert len(getattr(await client.call(api, version, **fields), answers)) == 1
+
+
+async def test_the_producers_of_a_partition_are_described_once(client: Client) -> None:
+    asked = [{"name": "t", "partition_indexes": [0] * 1000}] * 2
+    answer = await client.call(Api.DESCRIBE_PRODUCERS, 0, topics=asked)
+    assert [len(topic.partitions) for topic in answer.topics] == [1, 0]
+
+
+async def test_a_request_that_names_more_than_anybody_has_is_not_worked_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else would be served meanwhile."""
+    monkeypatch.setattr(kafka_door, "ELEMENTS_MAX", 100)
+    monkeypatch.setattr(fetch, "LARGE_BYTES", 1000)
+    too_many = world.door.elements_max + 1
+    parts = [{"partition": number, "fetch_offset": 0, "partition_max_bytes": 1} for number in range(too_many)]
+    for api, version, fields in (
+        (Api.FIND_COORDINATOR, 4, {"key_type": 0, "coordinator_keys": ["g"] * too_many}),
+        (Api.METADATA, 9, {"topics": [{"name": "t"}] * too_many}),
+        (Api.FETCH, 12, {"max_wait": 0, "session_epoch": -1, "topics": [{"topic": "t", "partitions": parts}]}),
+    ):
+        client = await world.client()
+        client.send(api, version, written(make(request_entity(api, version), fields)))
+        assert await client.is_closed()
+    await alive(world)
+
+
+async def test_others_have_their_turn_while_a_long_request_is_answered(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[None] = []
+
+    async def rest(self: Turns) -> None:
+        rests.append(None)
+
+    monkeypatch.setattr(Turns, "rest", rest)
+    parts = [{"partition_index": number, "timestamp": 0} for number in range(1000)]
+    no_new = {"allow_auto_topic_creation": False}
+    for api, version, fields in (
+        (Api.LIST_OFFSETS, 6, {"replica_id": -1, "topics": [{"name": "t", "partitions": parts}]}),
+        (Api.METADATA, 9, {"topics": [{"name": f"no-{number}"} for number in range(1000)], **no_new}),
+        (Api.DESCRIBE_GROUPS, 5, {"groups": [f"no-{number}" for number in range(1000)]}),
+        (Api.OFFSET_FETCH, 8, {"groups": [{"group_id": f"no-{number}", "topics": []} for number in range(1000)]}),
+    ):
+        rests.clear()
+        await client.call(api, version, **fields)
+        assert len(rests) > 20, api.name
 
 
 async def begin_session(client: Client) -> int:

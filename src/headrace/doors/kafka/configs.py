@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.broker.streams import Stream
 from headrace.broker.transactions import ID_EXPIRATION_MS
+from headrace.broker.turns import Turns
 from headrace.config import stream_settings
 from headrace.doors.kafka import access, group_configs
 from headrace.doors.kafka.access import Anybody
@@ -196,7 +197,12 @@ def broker_configs(door: "KafkaDoor", listener: tuple[str, int]) -> list[Config]
 
 async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     results = []
-    for resource in fields.resources:
+    # Each once: a request has room for a name thousands of times, and its answer would be thousands of times as large.
+    asked: dict[Any, Any] = {}
+    for one in fields.resources:
+        keys = one.configuration_keys
+        asked[one.resource_type, one.resource_name, None if keys is None else tuple(keys)] = one
+    async for resource in Turns().each(asked.values()):
         answer: dict[str, Any] = {
             "resource_type": resource.resource_type,
             "resource_name": resource.resource_name,

@@ -1,13 +1,14 @@
 """The KIP-848 group protocol at the door: one heartbeat, and a description for those who look."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code
-from headrace.doors.kafka.groups import future_answer, group_refused, is_share_group
+from headrace.doors.kafka.groups import described, future_answer, group_refused, is_share_group
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import GroupNotFound, HeadraceError, StreamNotFound
 
@@ -98,7 +99,7 @@ def by_topic(
 
 async def consumer_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     allowed = access.of(door, request)
-    return {"groups": [describe(door, allowed, group_id) for group_id in fields.group_ids]}
+    return {"groups": await described(partial(describe, door, allowed), fields.group_ids)}
 
 
 def describe(door: "KafkaDoor", allowed: Anybody, group_id: str) -> dict[str, Any]:

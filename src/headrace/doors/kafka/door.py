@@ -38,6 +38,7 @@ IDENTITY = "kafka"
 CLUSTER_ID = b"cluster"
 PAUSED_WAIT_MS = 1000  # told to producers while nothing of theirs is read
 TRIM_INTERVAL_S = 5.0
+ELEMENTS_MAX, ELEMENTS_PER_LOG = 20_000, 4
 FULL_SPEED = Verdict()
 
 
@@ -177,6 +178,11 @@ class KafkaDoor:
         host, port = connection.local_address
         return host.removeprefix("::ffff:"), port
 
+    @property
+    def elements_max(self) -> int:
+        """In one request: nobody has reason to name much more than there is."""
+        return ELEMENTS_MAX + ELEMENTS_PER_LOG * len(self.broker.shard.logs)
+
     # Requests.
 
     def admits(self, request: Request) -> bool:
@@ -201,7 +207,7 @@ class KafkaDoor:
 
     async def _answer(self, request: Request) -> None:
         api, version = request.api, request.version
-        fields = decode(request_struct(api, version), request.body, request.position)
+        fields = decode(request_struct(api, version), request.body, request.position, self.elements_max)
         request.buffer = bytearray()
         known = request.connection.access
         refused = access.refusal(known, api, fields) if known is not None else None

@@ -8,6 +8,7 @@ from headrace.broker.groups.consumer import ConsumerGroup
 from headrace.broker.groups.embedded import CONSUMER
 from headrace.broker.groups.offsets import Committed
 from headrace.broker.streams import Stream
+from headrace.broker.turns import Turns
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code
@@ -128,7 +129,12 @@ async def offset_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict
         )
         return {"topics": topics}
     groups = []
-    for group in fields.groups:
+    whole: set[str] = set()  # of which everything was asked for: once is enough, however often it is named
+    async for group in Turns().each(fields.groups):
+        if group.topics is None and group.group_id in whole:
+            continue
+        if group.topics is None:
+            whole.add(group.group_id)
         answer: dict[str, Any] = {"group_id": group.group_id}
         try:
             allowed.group(group.group_id)

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.groups.classic import ClassicGroup
 from headrace.broker.groups.coordinator import Listed
 from headrace.broker.groups.members import GroupState, Join, Joined, Synced
+from headrace.broker.turns import Turns
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code
@@ -40,8 +42,11 @@ def is_share_group(door: "KafkaDoor", group_id: str) -> bool:
 async def find_coordinator(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     if request.version < 4:
         return coordinator(door, request, fields.key_type, fields.key)
-    keys = fields.coordinator_keys
-    return {"coordinators": [{"key": key, **coordinator(door, request, fields.key_type, key)} for key in keys]}
+
+    def of(key: str) -> dict[str, Any]:
+        return {"key": key, **coordinator(door, request, fields.key_type, key)}
+
+    return {"coordinators": await Turns().map(of, fields.coordinator_keys)}
 
 
 def coordinator(door: "KafkaDoor", request: Request, kind: int, key: str) -> dict[str, Any]:
@@ -148,7 +153,7 @@ async def leave_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[
             return {"error_code": code_of(error)}
         return {}
     members = []
-    for one in fields.members:
+    async for one in Turns().each(fields.members):
         answer: dict[str, Any] = {"member_id": one.member_id, "group_instance_id": one.group_instance_id}
         try:
             groups.known_classic(fields.group_id).leave(one.member_id, one.group_instance_id)
@@ -183,7 +188,12 @@ def share_groups(door: "KafkaDoor") -> list[Listed]:
 
 
 async def describe_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    return {"groups": [describe_group(door, request, group_id) for group_id in fields.groups]}
+    return {"groups": await described(partial(describe_group, door, request), fields.groups)}
+
+
+async def described(describe: Callable[[str], dict[str, Any]], group_ids: list[str]) -> list[dict[str, Any]]:
+    """Each once: a request has room for the name of a large group thousands of times, and memory for none of that."""
+    return await Turns().map(describe, list(dict.fromkeys(group_ids)))
 
 
 def describe_group(door: "KafkaDoor", request: Request, group_id: str) -> dict[str, Any]:
@@ -232,7 +242,7 @@ def group_refused(allowed: Anybody, group_id: str) -> dict[str, Any] | None:
 async def delete_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     allowed = access.of(door, request)
     results = []
-    for group_id in fields.groups_names:
+    async for group_id in Turns().each(fields.groups_names):
         answer: dict[str, Any] = {"group_id": group_id}
         future, done = future_answer(door)
         try:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from headrace.broker.streams import Stream, is_topic_name
+from headrace.broker.turns import Turns
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, UnknownTopicId, code_of
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
 CACHED_MAX = 100_000
+AT_ONCE_MAX = 100  # topics that are named; of more, others have their turn in between
 
 
 class MetadataCache:
@@ -39,7 +41,7 @@ class MetadataCache:
 
 
 def handle_metadata(door: "KafkaDoor", request: Request) -> None:
-    wanted = metadata.parse(request.body, request.position, request.version)
+    wanted = metadata.parse(request.body, request.position, request.version, door.elements_max)
     allowed = access.of(door, request)
     if wanted.topics is None:
         answer(door, request, [door.metadata.get(door, one, request.version) for one in allowed.sees.all()])
@@ -54,10 +56,11 @@ def handle_metadata(door: "KafkaDoor", request: Request) -> None:
         and is_topic_name(name)
         and door.broker.streams.find(name) is None
     ]
-    if missing:
-        door.spawn(create_and_answer(door, request, allowed, wanted.topics, missing), request)
+    topics = list(dict.fromkeys(wanted.topics))  # each once, or the answer could be thousands of times as large
+    if missing or len(topics) > AT_ONCE_MAX:
+        door.spawn(create_and_answer(door, request, allowed, topics, missing), request)
     else:
-        answer(door, request, [describe(door, request.version, allowed, *topic) for topic in wanted.topics])
+        answer(door, request, [describe(door, request.version, allowed, *topic) for topic in topics])
 
 
 async def create_and_answer(
@@ -75,7 +78,7 @@ async def create_and_answer(
         except HeadraceError as error:
             refused[name] = code_of(error)
     encoded = []
-    for asked, topic_id in topics:
+    async for asked, topic_id in Turns().each(topics):
         if asked in refused:
             topic = Topic(asked, NO_ID, (), error=refused[asked])
             encoded.append(metadata.encode_topic(topic, request.version, door.node_id))

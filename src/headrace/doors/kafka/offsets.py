@@ -4,6 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.partition import Partition, when_loaded
+from headrace.broker.turns import Turns
 from headrace.broker.upkeep import delete_before
 from headrace.doors.kafka import access
 from headrace.doors.kafka.errors import Code, NotDeleted, code_of
@@ -27,9 +28,10 @@ async def list_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict
     committed = fields.isolation_level == READ_COMMITTED
     found = access.of(door, request).reads
     topics = []
+    turns = Turns()
     for topic in fields.topics:
         parts = []
-        for wanted in topic.partitions:
+        async for wanted in turns.each(topic.partitions):
             answer: dict[str, Any] = {
                 "partition_index": wanted.partition_index,
                 "timestamp": NONE,
@@ -51,6 +53,7 @@ async def list_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict
                 answer["error_code"] = code_of(error)
             parts.append(answer)
         topics.append({"name": topic.name, "partitions": parts})
+        await turns.rest()
     return {"topics": topics}
 
 
@@ -100,9 +103,10 @@ def epoch_error(partition: Partition, epoch: int) -> Code | None:
 async def offset_for_leader_epoch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     found = access.of(door, request).reads
     topics = []
+    turns = Turns()
     for topic in fields.topics:
         parts = []
-        for wanted in topic.partitions:
+        async for wanted in turns.each(topic.partitions):
             answer: dict[str, Any] = {"partition": wanted.partition}
             try:
                 partition = found.partition(topic.topic, wanted.partition)
@@ -116,6 +120,7 @@ async def offset_for_leader_epoch(door: "KafkaDoor", request: Request, fields: A
                 answer["error_code"] = code_of(error)
             parts.append(answer)
         topics.append({"topic": topic.topic, "partitions": parts})
+        await turns.rest()
     return {"topics": topics}
 
 

@@ -18,7 +18,7 @@ from headrace.doors.kafka.arrivals import Arrivals, Key
 from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.consumer_groups import by_topic
 from headrace.doors.kafka.errors import Code, code_of, group_code
-from headrace.doors.kafka.groups import group_refused
+from headrace.doors.kafka.groups import described, group_refused
 from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import (
@@ -104,7 +104,7 @@ def check_kind(door: "KafkaDoor", group_id: str) -> None:
 
 async def share_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     allowed = access.of(door, request)
-    return {"groups": [describe(door, allowed, group_id) for group_id in fields.group_ids]}
+    return {"groups": await described(partial(describe, door, allowed), fields.group_ids)}
 
 
 def describe(door: "KafkaDoor", allowed: Anybody, group_id: str) -> dict[str, Any]:

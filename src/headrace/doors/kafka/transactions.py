@@ -6,6 +6,7 @@ from headrace.broker.groups.coordinator import check_group_id
 from headrace.broker.groups.patterns import compile_pattern
 from headrace.broker.producers import Producer
 from headrace.broker.transaction import ONGOING
+from headrace.broker.turns import Turns
 from headrace.doors.kafka import access
 from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.group_offsets import collect, fail_all
@@ -147,7 +148,7 @@ async def end_txn(door: "KafkaDoor", request: Request, fields: Any) -> dict[str,
 async def describe_transactions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     allowed = access.of(door, request)
     states = []
-    for transactional_id in fields.transactional_ids:
+    async for transactional_id in Turns().each(dict.fromkeys(fields.transactional_ids)):
         try:
             allowed.transaction(transactional_id)
             one = door.coordination.transactions.get(transactional_id)
@@ -203,9 +204,14 @@ async def list_transactions(door: "KafkaDoor", request: Request, fields: Any) ->
 async def describe_producers(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     readable = access.of(door, request).reads
     topics = []
+    turns = Turns()
+    seen: set[tuple[str, int]] = set()  # each has thousands of producers, perhaps, and is told of once
     for topic in fields.topics:
         parts = []
-        for number in topic.partition_indexes:
+        async for number in turns.each(topic.partition_indexes):
+            if (topic.name, number) in seen:
+                continue
+            seen.add((topic.name, number))
             answer: dict[str, Any] = {"partition_index": number}
             try:
                 known = door.coordination.producers.of(readable.partition(topic.name, number).log)

@@ -35,8 +35,8 @@ class Topic:
     internal: bool = False
 
 
-def parse(body: memoryview, position: int, version: int) -> Wanted:
-    request = decode(request_struct(METADATA, version), body, position)
+def parse(body: memoryview, position: int, version: int, elements_max: int) -> Wanted:
+    request = decode(request_struct(METADATA, version), body, position, elements_max)
     topics = request.topics
     if version == 0 and not topics:
         topics = None  # the first version had no other way to say "all"
