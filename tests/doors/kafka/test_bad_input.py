@@ -1,6 +1,7 @@
 """What the checklist of bad input asks of the Kafka door, item by item: only the sender is hurt."""
 
 import asyncio
+import itertools
 import logging
 import struct
 import tracemalloc
@@ -511,6 +512,41 @@ async def test_a_session_that_nobody_uses_makes_room_for_another(
     assert gone.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
     for client in clients:
         client.close()
+
+
+async def test_a_session_does_not_grow_without_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partitions are added to it by every fetch, if somebody likes, whether they exist or not."""
+    monkeypatch.setattr(kafka_door, "ELEMENTS_MAX", 100)
+    client, before, number = await world.client(), world.door.session_partitions, itertools.count()
+    session = await begin_session(client)
+    for epoch in range(1, 1000):
+        parts = [{"partition": next(number), "fetch_offset": 0, "partition_max_bytes": 1} for _ in range(20)]
+        asked = {"max_wait": 0, "topics": [{"topic": "t", "partitions": parts}]}
+        answer = await client.call(Api.FETCH, 12, **asked, session_id=session, session_epoch=epoch)
+        if answer.error_code:
+            break
+        assert world.door.session_partitions == before + 20 * epoch
+    assert answer.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
+    assert session not in world.door.sessions and world.door.session_partitions == before
+
+
+async def test_all_sessions_together_have_room_for_so_many_partitions(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, other = await world.client(), await world.client()
+    before = world.door.session_partitions
+    monkeypatch.setattr(sessions, "PARTITIONS_MAX", before + 5)
+    parts = [{"partition": number, "fetch_offset": 0, "partition_max_bytes": 1} for number in range(4)]
+    asked = {"max_wait": 0, "topics": [{"topic": "t", "partitions": parts}]}
+    assert (await client.call(Api.FETCH, 12, **asked, session_epoch=0)).session_id != 0
+    served = await other.call(Api.FETCH, 12, **asked, session_epoch=0)
+    assert (served.session_id, served.error_code, len(served.responses[0].partitions)) == (0, 0, 4)
+    client.close()
+    async with asyncio.timeout(SECONDS):
+        while world.door.session_partitions > before:
+            await asyncio.sleep(0.001)
+    assert (await other.call(Api.FETCH, 12, **asked, session_epoch=0)).session_id != 0
+    other.close()
 
 
 async def test_sessions_that_never_were_are_not_found(client: Client) -> None:

@@ -10,6 +10,7 @@ from headrace.doors.addresses import source_of
 from headrace.doors.kafka import login
 from headrace.doors.kafka.pipe import Pipe, Request
 from headrace.doors.kafka.sending import FileSending, Piece, descriptor_of
+from headrace.doors.kafka.sessions import end_session
 from headrace.errors import HeadraceError, MalformedRequest, StorageError
 from headrace.wire.kafka.frames import REQUEST_BYTES_MAX
 
@@ -80,9 +81,8 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         for watch in self.watches.values():
             watch.cancel()
         self.watches.clear()
-        for session_id in self.fetch_sessions:
-            self._door.sessions.pop(session_id, None)
-        self.fetch_sessions.clear()
+        for session_id in list(self.fetch_sessions):
+            end_session(self._door, session_id)
         for group_id, member_id in self.share_sessions:
             self._door.share_sessions.pop((group_id, member_id), None)
             self._door.coordination.shares.release(group_id, member_id)

@@ -85,6 +85,7 @@ class KafkaDoor:
         broker.clients.add_door("kafka", lambda: clients(self.connections))
         broker.users.on_removed(self._user_removed)
         self.sessions: dict[int, Any] = {}  # fetch sessions, see sessions.py
+        self.session_partitions = 0
         self.share_sessions: dict[tuple[str, str], Any] = {}  # by group and member, see share.py
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None

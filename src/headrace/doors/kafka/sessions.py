@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 SESSIONS_MAX = 2000
 OF_CONNECTION_MAX = 4  # clients have one on each connection: who goes on beginning new ones takes only its own
 IDLE_S_MIN = 120.0  # Kafka's min.incremental.fetch.session.eviction.ms: before that nobody loses one to another client
+PARTITIONS_MAX = 500_000  # in all sessions together: a few hundred bytes each, for as long as a client likes
 FULL = 0  # the epoch that begins a session
 FINAL = -1  # the epoch of a client that wants none
 EPOCH_MAX = 0x7FFFFFFF
@@ -42,6 +43,7 @@ class Session:
         self.epoch = 1
         self.used = now  # monotonic; the door's sessions are in this order
         self.wanted: dict[Key, Wanted] = {}
+        self.counted = 0  # of these, in door.session_partitions
 
 
 class Opened(NamedTuple):
@@ -65,13 +67,16 @@ def open_session(
     now = door.broker.clock.monotonic()
     if epoch in (FINAL, FULL):
         end_session(door, session_id)
-        if epoch == FINAL or not make_room(door, connection, now):
-            return Opened(0, update({}, topics), False)
+        wanted = update({}, topics)
+        if epoch == FINAL or not make_room(door, connection, now) or not has_room(door, len(wanted)):
+            return Opened(0, wanted, False)
         session = Session(new_id(door), by_id, connection.fetch_sessions, now)
+        session.wanted = wanted
+        count(door, session)
         door.sessions[session.session_id] = session
         # A client that reconnects starts over: a session lives as long as its connection.
         connection.fetch_sessions.add(session.session_id)
-        return Opened(session.session_id, update(session.wanted, topics), False)
+        return Opened(session.session_id, wanted, False)
     known: Session | None = door.sessions.get(session_id)
     if known is None:
         return Opened(0, {}, False, Code.FETCH_SESSION_ID_NOT_FOUND)
@@ -86,6 +91,11 @@ def open_session(
         for number in numbers:
             known.wanted.pop((topic, number), None)
     update(known.wanted, topics)
+    grown = len(known.wanted) - known.counted
+    if grown > 0 and (len(known.wanted) > door.elements_max or not has_room(door, grown)):
+        end_session(door, session_id)
+        return Opened(0, {}, False, Code.FETCH_SESSION_ID_NOT_FOUND)
+    count(door, known)
     return Opened(session_id, known.wanted, True)
 
 
@@ -102,9 +112,20 @@ def make_room(door: "KafkaDoor", connection: "Connection", now: float) -> bool:
     return True
 
 
+def has_room(door: "KafkaDoor", more: int) -> bool:
+    return door.session_partitions + more <= PARTITIONS_MAX
+
+
+def count(door: "KafkaDoor", session: Session) -> None:
+    size = len(session.wanted)
+    door.session_partitions += size - session.counted
+    session.counted = size
+
+
 def end_session(door: "KafkaDoor", session_id: int) -> None:
     ended: Session | None = door.sessions.pop(session_id, None)
     if ended is not None:
+        door.session_partitions -= ended.counted
         ended.siblings.discard(session_id)
 
 
