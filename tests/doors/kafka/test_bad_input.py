@@ -453,6 +453,10 @@ async def test_a_request_that_names_more_than_anybody_has_is_not_worked_on(
         client = await world.client()
         client.send(api, version, written(make(request_entity(api, version), fields)))
         assert await client.is_closed()
+    client, many = await world.client(), 16_000
+    no_records = struct.pack(">hiiHs", 1, 1000, 1, 1, b"t") + struct.pack(">i", many) + struct.pack(">ii", 0, -1) * many
+    client.send(Api.PRODUCE, 3, b"\xff\xff" + no_records)
+    assert await client.is_closed()
     await alive(world)
 
 

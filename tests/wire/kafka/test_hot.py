@@ -285,3 +285,16 @@ def test_a_changed_byte_never_names_records_outside_the_request(data: st.DataObj
     for _, parts in topics:
         for _, start, end in parts:
             assert start == -1 or 0 <= start <= end <= len(request)
+
+
+def test_topics_without_partitions_are_not_gathered_without_end() -> None:
+    """A hundred megabytes of them would take gigabytes, and seconds of everybody's time."""
+    many = 200_001
+    count, topics = b"\xc2\x9a\x0c", b"\x04ttt\x01\x00" * many  # one more than there are, in seven bits each
+    produce = b"\0" + bytes(6) + count + topics + b"\0"
+    with pytest.raises(MalformedRequest, match="too many"):
+        hot.parse_produce(produce, 0, len(produce), 9)
+    fetch = bytes(4 * 4 + 1 + 8)
+    for asked in (fetch + count + topics + b"\x01\x01\x00", fetch + b"\x01" + count + topics + b"\x01\x00"):
+        with pytest.raises(MalformedRequest, match="too many"):
+            hot.parse_fetch(asked, 0, len(asked), 12)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import secrets
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence, Sized
 from typing import Any
 
 from headrace.broker.broker import Broker
@@ -25,7 +25,7 @@ from headrace.doors.kafka.pipe import Pipes, Request
 from headrace.doors.kafka.topic_index import TopicIndex
 from headrace.doors.listener import Listener, listen
 from headrace.doors.tls import Tls
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, MalformedRequest
 from headrace.wire.kafka.apis import VERSIONS
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.frames import SCRATCH_BYTES, BufferPool
@@ -183,6 +183,11 @@ class KafkaDoor:
     def elements_max(self) -> int:
         """In one request: nobody has reason to name much more than there is."""
         return ELEMENTS_MAX + ELEMENTS_PER_LOG * len(self.broker.shard.logs)
+
+    def check_named(self, topics: Collection[tuple[object, Sized]]) -> None:
+        """With the partitions that a large request names of each."""
+        if len(topics) + sum(len(parts) for _, parts in topics) > self.elements_max:
+            raise MalformedRequest("more partitions than there are")
 
     # Requests.
 

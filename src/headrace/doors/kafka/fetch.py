@@ -15,7 +15,7 @@ from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.sessions import Key, Opened, Wanted, open_session
 from headrace.doors.kafka.topic_index import Topics
-from headrace.errors import HeadraceError, MalformedRequest
+from headrace.errors import HeadraceError
 from headrace.wire.kafka import hot
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 READ_COMMITTED = 1
 BY_ID_FROM = 13  # the version from which topics are called by their ids
-LARGE_BYTES = 256 << 10  # with more than 10,000 partitions, perhaps
+LARGE_BYTES = 64 << 10  # may name more partitions than there are
 RECHECK_S = 0.005  # a fetch that waits for many bytes does not look again at every small batch
 Result = tuple[int, int, int, int, int, Sequence[tuple[int, int]] | None, Any]
 
@@ -300,8 +300,8 @@ class Fetch:
 def fetch(door: "KafkaDoor", request: Request) -> None:
     parsed = hot.parse_fetch(request.buffer, request.position, request.size, request.version)
     request.buffer = bytearray()
-    if request.size > LARGE_BYTES and sum(len(parts) for _, parts in parsed[7]) > door.elements_max:
-        raise MalformedRequest("more partitions than there are")
+    if request.size > LARGE_BYTES:
+        door.check_named(parsed[7])
     if parsed[0] >= 0:  # somebody who says that it is a broker: there is only us
         pieces = hot.fetch_response(
             request.version, request.correlation_id, 0, Code.CLUSTER_AUTHORIZATION_FAILED, 0, []

@@ -26,6 +26,7 @@ cdef enum:
     # Times its size, or one batch as large as can be: what a request may unfold to. Nobody else has a turn meanwhile,
     # and a megabyte of batches that hold nothing but zeros would take minutes.
     UNFOLDING_MAX = 64
+    LARGE_BYTES = 64 << 10  # may name more partitions than there are
 
 
 cdef class Pending:
@@ -96,6 +97,8 @@ def produce(door, Request request not None):
     cdef int64_t stamp_ms, messages = 0
     cdef Py_ssize_t left_bytes
     _, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
+    if request.size > LARGE_BYTES:
+        door.check_named(topics)
     pending.door = door
     pending.request = request
     pending.topics = []

@@ -14,7 +14,7 @@ from headrace.errors import MalformedRequest
 
 cdef enum:
     INLINE_RECORDS_MAX = 2048   # smaller records are cheaper to copy than to send as a piece of their own
-    PARTITIONS_MAX = 200_000
+    PARTITIONS_MAX = 200_000    # and topics, which may have none
 
 
 cdef inline object topic_key(Reader reader, bint flexible, bint by_id):
@@ -39,7 +39,7 @@ def parse_produce(buffer, Py_ssize_t position, Py_ssize_t end, int version):
     for t in range(topics):
         topic = topic_key(reader, flexible, by_id)
         partitions = reader.count(flexible, False, 5)
-        total += partitions
+        total += 1 + partitions
         if total > PARTITIONS_MAX:
             raise MalformedRequest("too many partitions in one request")
         parts = []
@@ -144,7 +144,7 @@ def parse_fetch(buffer, Py_ssize_t position, Py_ssize_t end, int version):
     for t in range(topics):
         topic = topic_key(reader, flexible, by_id)
         partitions = reader.count(flexible, False, 16)
-        total += partitions
+        total += 1 + partitions
         if total > PARTITIONS_MAX:
             raise MalformedRequest("too many partitions in one request")
         parts = []
@@ -167,6 +167,9 @@ def parse_fetch(buffer, Py_ssize_t position, Py_ssize_t end, int version):
         for t in range(topics):
             topic = topic_key(reader, flexible, by_id)
             partitions = reader.count(flexible, False, 4)
+            total += 1 + partitions
+            if total > PARTITIONS_MAX:
+                raise MalformedRequest("too many partitions in one request")
             parts = []
             for p in range(partitions):
                 parts.append(reader.int32())
