@@ -89,6 +89,7 @@ def test_a_second_broker_on_a_folder_is_refused(tmp_path: Path) -> None:
         (["--amqp", "x:y"], "amqp (from the flag --amqp): 'x:y' is not an address"),
         (["--no-such-flag"], "no such option '--no-such-flag'"),
         (["--demo", "--http", "off"], "--demo needs the AMQP door and the HTTP door"),
+        (["--amqp", "off", "--kafka", "off", "--http", "off"], "amqp, kafka and http are all off"),
         (["--config", "nowhere.toml"], "nowhere.toml"),
     ],
 )

@@ -56,6 +56,8 @@ def _serve(config_file: Path | None, demo: bool, as_json: bool, **flags: Any) ->
     headrace serve --profile throughput --retention-ms 30d
     """
     config = load(flags, os.environ, settings_file(config_file))
+    if config.amqp is config.kafka is config.http is None:
+        raise InvalidInput("nobody could reach this broker: amqp, kafka and http are all off")
     from headrace.server import Beside, run
 
     if not demo:
