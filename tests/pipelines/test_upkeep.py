@@ -268,6 +268,16 @@ def test_a_replay_copies_records_with_all_their_parts_once(
         upkeep.replay(past, past)
 
 
+def test_a_wrong_start_of_a_replay_is_not_blamed_on_an_option_of_the_source(shared_broker: RunningBroker) -> None:
+    shared_broker.create("begun")
+    upkeep = Upkeep(shared_broker.url, on="local")
+    with pytest.raises(InvalidInput, match="^start: is earliest, latest or JSON"):
+        upkeep.replay("begun", "again", start="5")
+    with pytest.raises(InvalidInput, match="^start: there is no partition 7"):
+        upkeep.replay("begun", "again", start='{"begun": {"7": 1}}')
+    upkeep.link.close()
+
+
 def test_a_replay_copies_what_was_there_when_it_began(
     shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,7 +109,13 @@ def tier(
 @click.command("replay")
 @click.argument("topic")
 @click.argument("target")
-@click.option("--start", default="earliest", show_default=True, help="earliest, or offsets as JSON, as in the source.")
+@click.option(
+    "--start",
+    metavar="WHERE",
+    default="earliest",
+    show_default=True,
+    help='earliest, or offsets as JSON: {"TOPIC": {"0": 100}}; partitions that are not named from their start.',
+)
 @click.option("--id", "write_id", help="A name under which this replay is stored once, however often it runs.")
 @on_option
 @json_option

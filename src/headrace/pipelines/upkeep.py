@@ -342,12 +342,19 @@ class Upkeep:
         if topic == target:
             raise InvalidInput("a topic is not replayed to itself: it would never end")
         check_pyspark()  # the sink is its data source, here as well
+        from headrace.spark.options import BadOption, read_options
         from headrace.spark.replay import replay, replay_on_spark
 
         write_id = write_id or uuid.uuid4().hex
         size = sum(log["size_bytes"] for log in self.link.logs(topic) or ())
-        if is_for_here(self._on, size):
-            return replay(self._url, self.folder, topic, target, start=start, write_id=write_id)
+        try:
+            read_options({"path": self.folder, "topic": topic, "startingOffsets": start})  # before Spark is started
+            if is_for_here(self._on, size):
+                return replay(self._url, self.folder, topic, target, start=start, write_id=write_id)
+        except BadOption as error:
+            if error.name != "startingOffsets":
+                raise
+            raise InvalidInput(f"start: {error.reason}") from None  # of the caller's options this one has another name
         return replay_on_spark(self.session(), self._url, self.folder, topic, target, start=start, write_id=write_id)
 
 

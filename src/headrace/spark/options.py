@@ -38,6 +38,7 @@ class BadOption(InvalidInput):
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"option {name!r}: {reason}")
         self.name = name
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
