@@ -276,7 +276,7 @@ async def test_publishers_that_can_be_told_no_are_told_when_to_come_back() -> No
     world.pressure.check()
     world.free = 50 * MB
     world.step(1.1)
-    with pytest.raises(DiskFull, match="50 MB free"):
+    with pytest.raises(DiskFull, match="50 MB free, 125 MB would do"):
         world.pressure.check()
     world.memory.rss = 990 * MB
     world.step()

@@ -178,7 +178,8 @@ class Pressure:
         if self.verdict.memory_alarm:
             return f"memory is short: {self.usage.rss_bytes // MB} MB of {format_size(self.limits.memory_bytes)} in use"
         if self.verdict.disk_alarm:
-            return f"disk space is short: {self.usage.disk_free_bytes // MB} MB free"
+            enough = int(self.limits.disk_free_bytes * DISK_RESUME_SHARE)
+            return f"disk space is short: {self.usage.disk_free_bytes // MB} MB free, {enough // MB} MB would do"
         return None
 
     def check(self) -> None:
