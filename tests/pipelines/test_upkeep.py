@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace.errors import HeadraceError, InvalidInput
+from headrace.errors import HeadraceError, InvalidInput, NotFound
 from headrace.log.inspect import Inspector
 from headrace.pipelines.upkeep import Upkeep, Where, reindex, verify
 from headrace.spark.broker import BrokerLink
@@ -271,10 +271,12 @@ def test_a_replay_copies_records_with_all_their_parts_once(
 def test_a_wrong_start_of_a_replay_is_not_blamed_on_an_option_of_the_source(shared_broker: RunningBroker) -> None:
     shared_broker.create("begun")
     upkeep = Upkeep(shared_broker.url, on="local")
-    with pytest.raises(InvalidInput, match="^start: is earliest, latest or JSON"):
+    with pytest.raises(InvalidInput, match=r"^start: is earliest, latest or JSON"):
         upkeep.replay("begun", "again", start="5")
-    with pytest.raises(InvalidInput, match="^start: there is no partition 7"):
+    with pytest.raises(InvalidInput, match=r"^start: there is no partition 7"):
         upkeep.replay("begun", "again", start='{"begun": {"7": 1}}')
+    with pytest.raises(NotFound, match="there is no topic 'nowhere'"):
+        upkeep.replay("nowhere", "again")
     upkeep.link.close()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from headrace.client.exchange import without_password
 from headrace.config import parse_duration
@@ -133,13 +133,16 @@ class Upkeep:
         """What may be rewritten: sealed, below the durable end, and not in the tier."""
         return [SegmentItem.of(topic, *found) for found in self._segments(topic) if found[2].tier is None]
 
-    def _segments(self, topic: str) -> list[tuple[int, int, Segment]]:
+    def _logs(self, topic: str) -> list[dict[str, Any]]:
         logs = self.link.logs(topic)
         if logs is None:
             raise NotFound(f"there is no topic {topic!r}")
+        return logs
+
+    def _segments(self, topic: str) -> list[tuple[int, int, Segment]]:
         return [
             (log["partition"], log["log"], segment)
-            for log in logs
+            for log in self._logs(topic)
             for segment in self._files.segments(log["log"], log["durable_end"])
             if segment.is_sealed and segment.next_offset <= log["durable_end"] and segment.size
         ]
@@ -346,7 +349,7 @@ class Upkeep:
         from headrace.spark.replay import replay, replay_on_spark
 
         write_id = write_id or uuid.uuid4().hex
-        size = sum(log["size_bytes"] for log in self.link.logs(topic) or ())
+        size = sum(log["size_bytes"] for log in self._logs(topic))
         try:
             read_options({"path": self.folder, "topic": topic, "startingOffsets": start})  # before Spark is started
             if is_for_here(self._on, size):
