@@ -3,14 +3,16 @@
 import asyncio
 import errno
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.cli import dlq, main, status, top
+from headrace.cli import dlq, main, status, sub, top
 from headrace.cli.app import run
 from headrace.cli.bench import _run as run_bench
+from headrace.errors import CorruptLog
 
 
 def test_who_interrupts_before_it_has_begun_sees_no_traceback(
@@ -101,6 +103,20 @@ def test_top_sorts_by_every_column_it_shows() -> None:
         at: Any = shown
         for part in sorted_by.split("."):
             at = at[part]
+
+
+def test_what_has_come_is_printed_before_what_went_wrong(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    class Consumer:
+        def until_end(self) -> Iterator[bytes]:
+            yield b"one "
+            yield b"two "
+            raise CorruptLog("a file", 70, "the CRC32C does not match")
+
+    consumer: Any = Consumer()
+    printed: Any = bytes
+    with pytest.raises(CorruptLog):
+        sub.write(printed, consumer, until_end=True)
+    assert capfdbinary.readouterr().out == b"one two "
 
 
 def test_a_replay_says_what_stays_and_why() -> None:

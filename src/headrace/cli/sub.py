@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.options import living_broker, url_option
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:  # loaded when the command runs, not when --help lists it
     from headrace.client.consumer import Consumer
@@ -122,9 +123,13 @@ def _batches(consumer: "Consumer", until_end: bool) -> "Iterator[list[Message]]"
         while True:
             yield consumer.poll()
     batch: list[Message] = []
-    for message in consumer.until_end():
-        batch.append(message)
-        if len(batch) >= 1000:
-            yield batch
-            batch = []
+    try:
+        for message in consumer.until_end():
+            batch.append(message)
+            if len(batch) >= 1000:
+                yield batch
+                batch = []
+    except HeadraceError:
+        yield batch  # what has come is printed, then what went wrong
+        raise
     yield batch
