@@ -19,6 +19,7 @@ from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import (
     ArgumentMismatch,
+    CorruptLog,
     CursorNotFound,
     DataFolderLocked,
     DiskFull,
@@ -31,8 +32,10 @@ from headrace.errors import (
     StreamNotFound,
 )
 from headrace.log.disk import RealDisk
+from headrace.log.reader import Chunk
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.record.codec import partition_for
+from tests.log.helpers import batch
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -65,6 +68,27 @@ def values(broker: Broker, name: str, partition: int = 0) -> list[bytes | None]:
         found += [record.value for record in page.records]
         offset = page.next_offset
     return found
+
+
+class Rotten:
+    """A partition of two messages, the second of which cannot be read."""
+
+    number, start_offset, stable_end = 0, 0, 2
+
+    def read_now(self, offset: int, *_: object, **__: object) -> Chunk:
+        if offset:
+            raise CorruptLog("a file", 70, "the CRC32C does not match")
+        return Chunk(bytes(batch([b"one"])), 0, 1)
+
+
+def test_what_lies_before_damage_is_read_and_then_the_damage_is_said() -> None:
+    partition: Any = Rotten()
+    bounds = {"limit": 10, "bytes_max": 1 << 20, "decompressed_bytes_max": 1 << 20}
+    page = read_page("rotten", partition, 0, **bounds)
+    assert [record.value for record in page.records] == [b"one"]
+    assert page.next_offset == 1
+    with pytest.raises(CorruptLog):
+        read_page("rotten", partition, 1, **bounds)
 
 
 def message(value: bytes, key: bytes | None = None, stamp: int = -1) -> tuple[Any, ...]:
