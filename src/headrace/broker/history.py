@@ -30,7 +30,6 @@ class Sample(NamedTuple):
     acked: int
     ready: int
     unacked: int
-    connections: int
     sync_count: int
     sync_total_s: float
     messages_in: dict[str, int]  # by door
@@ -79,7 +78,6 @@ class History:
             acked,
             ready,
             unacked,
-            sum(door.connections for door in doors.values()),
             counters.sync_s.count,
             counters.sync_s.total,
             {name: door.messages_in for name, door in doors.items()},

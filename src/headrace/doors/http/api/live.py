@@ -74,7 +74,7 @@ def live_shape(site: Site) -> Shape:
         "rates": {name: round(value, 2) for name, value in rates.items()},
         "ready": sample.ready,
         "unacked": sample.unacked,
-        "connections": sample.connections,
+        "connections": len(broker.clients.all()),  # those that are listed: a browser that looks is not among them
         "doors": {
             name: {"connections": door.connections, "in": door.messages_in, "out": door.messages_out}
             for name, door in broker.stats.doors.items()
