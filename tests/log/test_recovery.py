@@ -80,7 +80,9 @@ def test_a_torn_tail_is_cut_kept_aside_and_reported(bench: Bench) -> None:
     shard.close()
 
 
-def test_l6_damage_below_the_durable_end_is_reported_and_nothing_is_cut(bench: Bench) -> None:
+def test_l6_damage_below_the_durable_end_is_reported_and_nothing_is_cut(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.open()
     for value in (b"one", b"two", b"three"):
         bench.append(1, [value])
@@ -96,9 +98,13 @@ def test_l6_damage_below_the_durable_end_is_reported_and_nothing_is_cut(bench: B
     assert log.visible_end == 3
     first = log.read(0, 10)
     assert first.next_offset == 1
-    with pytest.raises(CorruptLog, match=data.name):
-        log.read(1)
-    assert shard.counters.crc_failures > 0
+    assert not log.has_damage
+    for _ in range(2):
+        with pytest.raises(CorruptLog, match=rf"{data.name} is damaged at byte \d+: the CRC32C does not match"):
+            log.read(1)
+    assert shard.counters.crc_failures == 2
+    assert log.has_damage
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "said once"
     assert data.read_bytes() == content
     shard.close()
 

@@ -67,7 +67,7 @@ def batches(files: Files, segment: Segment) -> Iterator[tuple[memoryview, BatchI
         try:
             infos = codec.scan(data)
         except CorruptBatch as error:
-            raise CorruptLog(segment.path(), position, str(error)) from error
+            raise CorruptLog(segment.path(), position + (error.position or 0), error.reason) from error
         if not infos:
             need = 12 + int.from_bytes(data[8:12], "big")
             if need <= len(data) or need > segment.size - position:

@@ -264,6 +264,14 @@ class Log(LogEnd):
         needed = [*self.holds.values(), *((self.unsettled_from(),) if self.unsettled_from is not None else ())]
         return min(needed, default=None)
 
+    @property
+    def has_damage(self) -> bool:
+        """Found by the start, or met by a reader in a segment that is still there."""
+        rotten = self.tail.rotten
+        if self.damage is not None or not rotten:
+            return self.damage is not None
+        return any(segment.path() in rotten for segment in self.tail.segments)
+
     def damaged_from(self, offset: int, damage: CorruptLog) -> None:
         """As if the start had found it: what lies before is served, and nothing is appended."""
         self.damage = damage

@@ -8,6 +8,7 @@ is in memory: that would be a sixth of what a large read costs.
 Runs on the owner thread and takes only what is in memory: everything else is a ReadWaits (loading.py).
 """
 
+import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
@@ -26,6 +27,8 @@ from headrace.log.tiered import within
 from headrace.record import codec
 from headrace.record.layout import HEADER_BYTES
 from headrace.record.slice import Slice
+
+logger = logging.getLogger("headrace.log")
 
 RESUME_POINTS_MAX = 64
 _STALE_BYTES = 2 << 20
@@ -218,13 +221,20 @@ class Reader:
         try:
             chunk = self._read_at(segment, 0, segment.base, offset, stop, size, max_bytes)
         except CorruptBatch as error:
-            self._counters.crc_failures += 1
-            raise CorruptLog(segment.path(), error.position or at, str(error)) from error
+            raise self._met(CorruptLog(segment.path(), error.position or at, error.reason)) from error
         if segment.is_sealed and segment.tier is None:
             # Not waited for: until it is done, or if it cannot be, the walk from the beginning serves.
             key = "index", segment.path()
             self._loads.run(key, lambda: self._rebuild(segment), lambda: self._rebuilt(key, segment))
         return chunk
+
+    def _met(self, damage: CorruptLog) -> CorruptLog:
+        """Said once, not to every reader that comes by: who reads may be a program that only tries again."""
+        self._counters.crc_failures += 1
+        if damage.path not in self._tail.rotten:
+            self._tail.rotten.add(damage.path)
+            logger.error("%s. That batch is not served, what is before and behind it is", damage)
+        return damage
 
     def _rebuilt(self, key: tuple[str, str], segment: Segment) -> None:
         self._loads.forget(key)
@@ -235,8 +245,7 @@ class Reader:
         if segment.is_checked or not segment.is_sealed or segment.is_dense:
             return  # of an archived one every byte was compared
         if not self._loads.result(("headers", segment.path()), lambda: self._agrees_with_seal(segment)):
-            self._counters.crc_failures += 1
-            raise CorruptLog(segment.path(), 0, "the batches' headers are not those that were sealed")
+            raise self._met(CorruptLog(segment.path(), 0, "the batches' headers are not those that were sealed"))
         segment.is_checked = True
 
     def _agrees_with_seal(self, segment: Segment) -> bool:

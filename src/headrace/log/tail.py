@@ -34,6 +34,7 @@ class Tail:
         self.segments: tuple[Segment, ...] = ()
         self.writer: SegmentWriter | None = None
         self.created = False  # the folder exists
+        self.rotten: set[str] = set()  # data files in which a read met damage
         self._written: dict[str, int] = {}  # data file with bytes that no journal entry holds: its last write
         self._writes = 0
 

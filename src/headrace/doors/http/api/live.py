@@ -52,9 +52,10 @@ def alarms(site: Site) -> list[Shape]:
     if free is not None and free < 2 * limit:
         text = f"{free >> 20:,} MB of disk are free; below {limit >> 20:,} MB publishers wait"
         found.append({"level": "warning", "text": text})
-    damaged = sum(1 for log in broker.shard.logs.values() if getattr(log, "damage", None))
+    damaged = sum(1 for log in broker.shard.logs.values() if getattr(log, "has_damage", False))
     if damaged:
-        found.append({"level": "error", "text": f"{damaged} logs are damaged: headrace log verify says where"})
+        text = f"{damaged} {'log is' if damaged == 1 else 'logs are'} damaged: headrace log verify says where"
+        found.append({"level": "error", "text": text})
     return found
 
 
