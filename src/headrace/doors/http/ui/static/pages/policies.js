@@ -26,8 +26,8 @@ function List({ kind, title }) {
     <div class="head">${title}<span class="muted">${about}</span><span class="grow"></span>${hasTag(tag) && html`<button class="primary" onClick=${() => setAdding({})}>New ${one}</button>`}</div>
     <${Failure} error=${error} stale=${!!data} />
     ${data && data.length > 0 && html`<${Table} caption=${`Each ${one}`} rows=${data} keyOf=${(p) => p.vhost + p.name} columns=${[
-      { key: "name", label: "Name", cell: (p) => html`<span class="name">${p.name}</span>${p.vhost !== "/" && html` <${Badge}>${p.vhost}<//>`}` },
-      { key: "pattern", label: "Pattern", cell: (p) => html`<span class="name">${p.pattern}</span>` },
+      { key: "name", label: "Name", wide: true, cell: (p) => html`<span class="name">${p.name}</span>${p.vhost !== "/" && html` <${Badge}>${p.vhost}<//>`}` },
+      { key: "pattern", label: "Pattern", wide: true, cell: (p) => html`<span class="name">${p.pattern}</span>` },
       { key: "apply", label: "Applies to", cell: (p) => p["apply-to"] },
       { key: "definition", label: "Says", wide: true, cell: (p) => html`<span class="name">${JSON.stringify(p.definition)}</span>` },
       { key: "priority", label: "Priority", right: true, cell: (p) => count(p.priority) },
