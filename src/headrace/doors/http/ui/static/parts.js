@@ -115,8 +115,11 @@ export function Dialog({ title, children, action, tone, confirm, onDone, onClose
 
 const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// For what is counted: an axis says neither 0.3 nor 0.8 messages.
+const WHOLE = Array.from({ length: 13 }, (_, i) => [1, 2, 5].map((n) => n * 10 ** i)).flat();
+
 // series: {label, color, fill, format}; data: columns as uPlot wants them, the first is time in seconds.
-export function Plot({ title, data, series, format, height = 190 }) {
+export function Plot({ title, data, series, format, whole, height = 190 }) {
   const box = useRef();
   const plot = useRef();
   useEffect(() => {
@@ -127,13 +130,13 @@ export function Plot({ title, data, series, format, height = 190 }) {
       const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "11px system-ui" };
       plot.current = new uPlot({
         width: Math.max(200, box.current.clientWidth), height,
-        padding: [8, 20, 0, 0],
+        padding: [8, 28, 0, 0],  // half of a time of day
         legend: { show: true, live: true },
         cursor: { y: false, points: { size: 6 } },
         scales: { x: { time: true }, y: { range: (u, min, max) => [0, Math.max(max * 1.15, 1)] } },
         axes: [
           { ...axis, space: 80, size: 30, values: (u, times, i, space, step) => times.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", step < 60 ? {} : { hour: "2-digit", minute: "2-digit" })) },
-          { ...axis, size: 56, values: (u, values) => values.map((v) => format(v)) },
+          { ...axis, size: 56, incrs: whole ? WHOLE : undefined, values: (u, values) => values.map((v) => format(v)) },
         ],
         series: [
           { value: (u, v) => (v === null ? "" : new Date(v * 1000).toLocaleTimeString("en-GB")) },

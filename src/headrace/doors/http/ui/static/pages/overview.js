@@ -5,11 +5,15 @@ const WINDOW = 600;
 const GAP_S = 5;
 const NAMES = ["at", "published", "delivered", "acked", "ready", "unacked", "sync_ms", "bytes_written"];
 
+const address = (addresses, door) => (addresses && addresses[door] && addresses[door][0]) || null;
+
+export const kcat = (addresses, tls) => `kcat -b ${address(addresses, "kafka")}${(tls || []).includes("kafka") ? " -X security.protocol=ssl" : ""}`;
+
 export const snippets = (addresses, tls) => {
-  const at = (door) => (addresses && addresses[door] && addresses[door][0]) || null;
+  const at = (door) => address(addresses, door);
   const base = location.origin;
   const secure = (door) => (tls || []).includes(door);
-  const kcat = `kcat -b ${at("kafka")}${secure("kafka") ? " -X security.protocol=ssl" : ""} -t orders`;
+  const orders = `${kcat(addresses, tls)} -t orders`;
   const found = [{
     title: "HTTP: publish and read",
     code: `curl ${base}/topics/orders/messages -H 'content-type: text/plain' -d 'hello'\ncurl ${base}/topics/orders/messages`,
@@ -18,7 +22,7 @@ export const snippets = (addresses, tls) => {
     title: "Python, AMQP (pika)",
     code: `import pika\nchannel = pika.BlockingConnection(pika.URLParameters("amqp${secure("amqp") ? "s" : ""}://guest:guest@${at("amqp")}/%2F")).channel()\nchannel.queue_declare("orders", durable=True)\nchannel.confirm_delivery()\nchannel.basic_publish("", "orders", b"hello")`,
   });
-  if (at("kafka")) found.push({ title: "Kafka (kcat)", code: `echo hello | ${kcat} -P\n${kcat} -C -e` });
+  if (at("kafka")) found.push({ title: "Kafka (kcat)", code: `echo hello | ${orders} -P\n${orders} -C -e` });
   return found;
 };
 
@@ -64,7 +68,7 @@ export function Overview() {
     ${columns && html`<div class="plots">
       <${Plot} title="Messages per second" format=${rate} data=${[columns[0], columns[1], columns[2], columns[3]]}
         series=${[{ label: "published", color: "--one", fill: true }, { label: "delivered", color: "--two" }, { label: "acked", color: "--three" }]} />
-      <${Plot} title="Messages in queues" format=${short} data=${[columns[0], columns[4], columns[5]]}
+      <${Plot} title="Messages in queues" format=${short} whole data=${[columns[0], columns[4], columns[5]]}
         series=${[{ label: "ready", color: "--four", fill: true }, { label: "unacked", color: "--five" }]} />
       <${Plot} title="Sync to disk, mean of each second" format=${ms} data=${[columns[0], columns[6]]} series=${[{ label: "sync", color: "--three", fill: true }]} />
       <${Plot} title="Written to the log per second" format=${bytes} data=${[columns[0], columns[7]]} series=${[{ label: "bytes", color: "--one", fill: true }]} />
