@@ -28,10 +28,12 @@ PAGES = {
 }
 
 
-def test_an_empty_broker_says_how_to_begin(view: View) -> None:
+def test_an_empty_broker_says_how_to_begin(live: Served, view: View) -> None:
     view.open("overview")
     view.sees("Nothing here yet")
     view.sees("import pika")
+    overview = live.get("/api/headrace/overview").json()
+    assert overview["connections"] == 0, "the page that looks is no client"
     for page, text in {
         "streams": "No streams yet",
         "readers": "Nobody reads",
@@ -42,6 +44,9 @@ def test_an_empty_broker_says_how_to_begin(view: View) -> None:
     }.items():
         view.open(page)
         view.sees(text)
+    view.open("readers")
+    view.sees(f"kcat -b {overview['addresses']['kafka'][0]} -G")
+    view.sees(f'.option("bootstrap", "{live.base}")')
 
 
 @pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
@@ -315,14 +320,17 @@ def test_a_report_of_any_shape_is_shown_and_breaks_nothing(live: Served, view: V
 @pytest.mark.parametrize(("words", "shown"), [("policy", "policy"), ("operator policy", "operator_policy")])
 def test_a_policy_is_made_and_taken_away(live: Served, view: View, words: str, shown: str) -> None:
     put_queue(live, "ruled")
+    name = "short-" + "x" * 200
     page = view.open("policies")
     page.get_by_role("button", name=f"New {words}").click()
-    page.locator("dialog").get_by_label("Name", exact=False).first.fill("short")
+    page.locator("dialog").get_by_label("Name", exact=False).first.fill(name)
     page.get_by_label("Pattern").fill("^ruled$")
     page.get_by_role("button", name="Put into force").click()
     view.sees("In force.")
-    assert live.get("/api/queues/%2F/ruled").json()[shown] == "short"
-    page.get_by_role("button", name="Delete").click()
+    assert live.get("/api/queues/%2F/ruled").json()[shown] == name
+    delete = page.get_by_role("button", name="Delete")
+    assert delete.bounding_box()["x"] < 1280, "a long name pushes nothing out of the window"
+    delete.click()
     page.locator("dialog").get_by_role("button", name="Delete").click()
     view.sees("Deleted.")
     assert live.get("/api/queues/%2F/ruled").json()[shown] is None

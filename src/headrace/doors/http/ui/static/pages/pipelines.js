@@ -15,7 +15,7 @@ export function Pipelines() {
     ${data && !pipelines.length && html`<${Empty} title="No pipeline has reported yet.">
       <p>A pipeline is a PySpark function; the broker's log is its source and its sink.</p>
       <div class="snippets"><${Snippet} title="Run the sample" code=${"headrace pipeline init orders.py\nheadrace pipeline run orders.py"} />
-      <${Snippet} title="Read the log in Spark" code=${`spark.readStream.format("headrace").option("topic", "orders").load()`} /></div><//>`}`;
+      <${Snippet} title="Read the log in Spark" code=${`spark.readStream.format("headrace") \\\n  .option("bootstrap", "${location.origin}").option("topic", "orders").load()`} /></div><//>`}`;
 }
 
 const KNOWN = new Set(["lag", "rows_per_second", "input_rows_per_second", "rows_total", "batch_ms", "last_error", "flows"]);

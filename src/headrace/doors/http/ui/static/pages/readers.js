@@ -1,4 +1,5 @@
 import { html, useState, useData, api, attempt, q, usePage, go, setParams, count, short, time, ago } from "/ui/lib.js";
+import { kcat } from "/ui/pages/overview.js";
 import { Act, Table, Badge, Failure, Empty, NothingFits, Dialog, Field, Snippet, Tile, Pager } from "/ui/parts.js";
 
 const link = (row) => `#/reader/${row.kind}/${q(row.name)}`;
@@ -20,10 +21,16 @@ export function Readers({ params }) {
       { key: "pin", label: "Holds retention", cell: (r) => (r.pin ? "yes" : "no") }]} />
       <${Pager} page=${data.page} pages=${data.page_count} total=${data.total_count} filtered=${data.filtered_count} onPage=${(n) => setParams({ page: n })} />`}
     ${data && !data.items.length && params.filter && html`<${NothingFits} />`}
-    ${data && !data.items.length && !params.filter && html`<${Empty} title="Nobody reads with a place of their own yet.">
-      <div class="snippets"><${Snippet} title="A Kafka group (kcat)" code="kcat -b localhost:9092 -G my-group orders" />
+    ${data && !data.items.length && !params.filter && html`<${Nobody} />`}`;
+}
+
+function Nobody() {
+  const { data } = useData("/api/headrace/overview", 30);
+  const { addresses, tls } = data || {};
+  return html`<${Empty} title="Nobody reads with a place of their own yet.">
+      <div class="snippets">${addresses?.kafka && html`<${Snippet} title="A Kafka group (kcat)" code=${`${kcat(addresses, tls)} -G my-group orders`} />`}
       <${Snippet} title="A cursor over HTTP" code=${`curl -X PUT ${location.origin}/cursors/my-job -H 'content-type: application/json' \\\n  -d '{"topic": "orders", "partitions": [{"partition": 0, "offset": 0}]}'`} />
-      <${Snippet} title="Spark" code=${`spark.readStream.format("headrace").option("topic", "orders").option("cursor", "my-job").load()`} /></div><//>`}`;
+      <${Snippet} title="Spark" code=${`spark.readStream.format("headrace") \\\n  .option("bootstrap", "${location.origin}").option("topic", "orders").option("cursor", "my-job").load()`} /></div><//>`;
 }
 
 export function Reader({ parts }) {
