@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,20 @@ def test_what_has_come_is_printed_before_what_went_wrong(capfdbinary: pytest.Cap
     with pytest.raises(CorruptLog):
         sub.write(printed, consumer, until_end=True)
     assert capfdbinary.readouterr().out == b"one two "
+
+
+def test_who_follows_a_quiet_topic_ends_when_nobody_reads_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quiet:
+        def poll(self, _: float) -> list[bytes]:
+            return []
+
+    consumer: Any = Quiet()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(BrokenPipeError):
+            sub.write(lambda _: b"", consumer)
 
 
 def test_a_replay_says_what_stays_and_why() -> None:

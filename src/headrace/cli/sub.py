@@ -1,5 +1,6 @@
 """`headrace sub`: read messages, with kcat's habits."""
 
+import select
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from headrace.errors import HeadraceError
 if TYPE_CHECKING:  # loaded when the command runs, not when --help lists it
     from headrace.client.consumer import Consumer
     from headrace.client.shapes import Message
+
+FOLLOW_WAIT_S = 2.0  # between looks whether anybody still reads
 
 
 @click.command()
@@ -108,20 +111,30 @@ def write(
     """Prints messages as bytes, flushed whenever there are no more for now."""
     out = sys.stdout.buffer
     left = count
-    for batch in _batches(consumer, until_end or until_ms is not None):
+    has_end = until_end or until_ms is not None
+    for batch in _batches(consumer, has_end):
         wanted = [m for m in batch if until_ms is None or m.timestamp < until_ms][:left]
         out.write(b"".join([printed(message) for message in wanted]))
         out.flush()
+        if not wanted and not has_end and _is_gone(out.fileno()):
+            raise BrokenPipeError
         if left is not None:
             left -= len(wanted)
             if left <= 0:
                 return
 
 
+def _is_gone(out: int) -> bool:
+    """Whether nobody reads the pipe any more: `| head` would not end before the next message comes."""
+    looked = select.poll()
+    looked.register(out, 0)
+    return any(event & select.POLLERR for _, event in looked.poll(0))
+
+
 def _batches(consumer: "Consumer", until_end: bool) -> "Iterator[list[Message]]":
     if not until_end:
         while True:
-            yield consumer.poll()
+            yield consumer.poll(FOLLOW_WAIT_S)
     batch: list[Message] = []
     try:
         for message in consumer.until_end():
