@@ -258,7 +258,7 @@ def test_settings_are_as_people_write_them(tmp_path: Path) -> None:
     with open_log(tmp_path, compression="zstd", segment_size="64KB") as log:
         log.append_many([(None, "x" * 1000)] * 100)
         assert len(list(log)) == 100
-    with pytest.raises(InvalidInput, match="segment_size"):
+    with pytest.raises(InvalidInput, match=r"segment_size \(from an argument\)"):
         open_log(tmp_path, segment_size="big")
 
 

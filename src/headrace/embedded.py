@@ -56,7 +56,7 @@ class Log:
     """
 
     def __init__(self, path: str | Path, *, clock: Clock | None = None, **settings: object) -> None:
-        config = load(settings)
+        config = load(arguments=settings)
         root = Path(path).absolute()
         _refuse_a_brokers(root)
         self._settings: StreamSettings = config.stream

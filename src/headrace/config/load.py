@@ -21,8 +21,11 @@ def load(
     flags: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     file: Path | None = None,
+    *,
+    arguments: Mapping[str, object] | None = None,
 ) -> Config:
-    """The settings in force. Flags are given by setting name, None = not given; no file is no mistake."""
+    """The settings in force. Flags are given by setting name, None = not given; no file is no mistake. Arguments are
+    the flags of who calls from Python."""
     given: dict[str, tuple[object, str]] = {}
     if file is not None:
         given |= _from_file(file)
@@ -31,6 +34,9 @@ def load(
         if value is not None:
             setting = find(name, "from a flag")
             given[setting.name] = (value, f"from the flag {setting.flag}")
+    for name, value in (arguments or {}).items():
+        if value is not None:
+            given[find(name, "from an argument").name] = (value, "from an argument")
     return _compose(given)
 
 
