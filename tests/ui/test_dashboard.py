@@ -44,6 +44,8 @@ def test_an_empty_broker_says_how_to_begin(live: Served, view: View) -> None:
     }.items():
         view.open(page)
         view.sees(text)
+    view.open("nowhere")
+    view.sees("There is no such page")
     view.open("readers")
     view.sees(f"kcat -b {overview['addresses']['kafka'][0]} -G")
     view.sees(f'.option("bootstrap", "{live.base}")')

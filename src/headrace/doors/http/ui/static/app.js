@@ -95,6 +95,8 @@ function Who() {
   return hasTag("administrator") ? html`<a class="who" href=${"#/user/" + encodeURIComponent(who.name)} title="Logged in as">${label}</a>` : html`<span class="who" title="Logged in as">${label}</span>`;
 }
 
+const Nowhere = () => html`<h1>There is no such page</h1><p><a href="#/overview">Overview</a></p>`;
+
 function App() {
   return useRefused() ? html`<${Refusal} />` : html`<${Frame} />`;
 }
@@ -104,7 +106,7 @@ function Frame() {
   const inner = INNER[at.page];
   const section = inner ? inner[1] : at.page;
   const found = PAGES.find(([name]) => name === at.page);
-  const Page = inner ? inner[0] : found ? found[2] : Overview;
+  const Page = inner ? inner[0] : found ? found[2] : Nowhere;
   const title = PAGES.find(([name]) => name === section)?.[1] || "Overview";
   const thing = ["user", "schema"].includes(at.page) ? at.parts[0] : at.parts[1];
   useEffect(() => { document.title = `${thing || title} · Headrace`; }, [title, thing]);
