@@ -208,6 +208,8 @@ def wait_for(true: Callable[[], bool], *consumers: Consumer, seconds: float = 2 
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, [one.assignment() for one in consumers]
+        if not consumers:
+            time.sleep(0.02)  # or it would take the core that those who are waited for need
         for one in consumers:
             message = one.poll(0.05)
             if message is not None and not message.error():
