@@ -135,7 +135,9 @@ def test_the_sample_runs_as_it_is_written_and_stops_when_asked(
     broker.publish("orders", [{"value": '{"customer": "ann", "amount": 12.5}'}, {"value": "this is not JSON"}])
     run = Command(tmp_path, "pipeline", "run", "sample.py", "--url", broker.url, "-c", QUICK)
     try:
-        wait_until(lambda: run.check() and _last(broker, "totals") is not None, "no total came out", START_S_MAX)
+        wait_until(
+            lambda: run.check() and _last(broker, "totals") is not None, "no total came out", START_S_MAX, every=0.2
+        )
         assert _last(broker, "totals") == {"customer": "ann", "total": 12.5, "orders": 1}
         broker.publish("orders", [{"value": '{"customer": "ann", "amount": 2000}'}])
         expected = {"customer": "ann", "total": 2012.5, "orders": 2}
@@ -198,7 +200,10 @@ def test_killing_everything_three_times_neither_loses_nor_repeats_a_record(
         try:
             goal = before + 3000
             wait_until(
-                lambda goal=goal, run=run: run.check() and broker.count("out") >= goal, "no progress", START_S_MAX
+                lambda goal=goal, run=run: run.check() and broker.count("out") >= goal,
+                "no progress",
+                START_S_MAX,
+                every=0.2,
             )
         finally:
             run.kill_tree()

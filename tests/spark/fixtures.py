@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
-from tests.spark.world import QUICK_JAVA, RunningBroker
+from tests.spark.world import JAVA_OPTIONS, RunningBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
         conf={
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "local"),
-            "spark.driver.extraJavaOptions": QUICK_JAVA,
+            "spark.driver.extraJavaOptions": JAVA_OPTIONS,
             "spark.sql.shuffle.partitions": "2",
         },
     )

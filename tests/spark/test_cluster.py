@@ -14,7 +14,7 @@ import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
 from tests.ports import free_port
-from tests.spark.world import QUICK_JAVA, RunningBroker, numbered, wait_until
+from tests.spark.world import JAVA_OPTIONS, RunningBroker, numbered, wait_until
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 COUNT = 20_000
@@ -24,12 +24,11 @@ import sys
 from pathlib import Path
 from headrace.pipelines.session import build
 
-master, url, folder, hidden = sys.argv[1:]
+master, url, folder, hidden, java = sys.argv[1:]
 spark = build("cluster", master=master, conf={
     "spark.executor.memory": "512m", "spark.cores.max": "2", "spark.executor.cores": "1",
     "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": java, "spark.executor.extraJavaOptions": java,
     "spark.sql.shuffle.partitions": "2",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0", "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
 })
@@ -78,7 +77,7 @@ def test_source_and_sink_travel_through_the_broker(tmp_path: Path, monkeypatch: 
     broker = RunningBroker(tmp_path).start()
     hide = without_sight_of(broker.data)
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    monkeypatch.setenv("SPARK_DAEMON_JAVA_OPTS", QUICK_JAVA)
+    monkeypatch.setenv("SPARK_DAEMON_JAVA_OPTS", JAVA_OPTIONS)
     with ExitStack() as stack:
         stack.callback(broker.close)
         broker.create("in", 2)
@@ -96,7 +95,7 @@ def test_source_and_sink_travel_through_the_broker(tmp_path: Path, monkeypatch: 
             worker += ["--memory", "1g", "--webui-port", "0", "--work-dir", str(tmp_path / f"work-{number}")]
             stack.enter_context(running([*hide, str(SPARK_CLASS), *worker], said))
         (tmp_path / "driver.py").write_text(DRIVER)
-        arguments = [found[1], broker.url, str(tmp_path / "checkpoint"), str(broker.data / "slots")]
+        arguments = [found[1], broker.url, str(tmp_path / "checkpoint"), str(broker.data / "slots"), JAVA_OPTIONS]
         answer = subprocess.run(
             [sys.executable, "-W", "ignore", str(tmp_path / "driver.py"), *arguments],
             capture_output=True, text=True, timeout=600, check=False,

@@ -10,15 +10,15 @@ import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
 from tests.spark.test_sink import values
-from tests.spark.world import RunningBroker, numbered
+from tests.spark.world import JAVA_OPTIONS, RunningBroker, numbered
 
 CLIENT = """
 import sys
 from pyspark.sql import SparkSession
 
-path, url, folder = sys.argv[1:]
+path, url, folder, java = sys.argv[1:]
 builder = SparkSession.builder.remote("local[1]").config("spark.sql.shuffle.partitions", "1")
-builder = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+builder = builder.config("spark.driver.extraJavaOptions", java)
 spark = builder.config("spark.ui.enabled", "false").getOrCreate()
 print("CLIENT", type(spark).__module__, flush=True)
 source = {"path": path, "topic": "connect-in"}
@@ -46,7 +46,7 @@ def test_source_and_sink_work_through_spark_connect(shared_broker: RunningBroker
         broker.create(topic, 2)
     broker.publish("connect-in", numbered(500))
     environment = dict(os.environ, SPARK_LOCAL_IP="127.0.0.1", PYTHONWARNINGS="ignore")
-    arguments = [broker.path, broker.url, str(tmp_path / "checkpoint")]
+    arguments = [broker.path, broker.url, str(tmp_path / "checkpoint"), JAVA_OPTIONS]
     answer = subprocess.run(
         [sys.executable, "-c", CLIENT, *arguments],
         capture_output=True, text=True, env=environment, timeout=600, check=False,

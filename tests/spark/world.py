@@ -11,15 +11,15 @@ from urllib.parse import quote
 
 from headrace.pipelines.run import START_ATTEMPTS, START_RACE
 from tests.broker_process import BrokerProcess
+from tests.java import QUICK_JAVA
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 WAIT_S_MAX = 120
 LOOK_EVERY_S = 0.02
-# A session of a test is short: the second compiler would cost more than it gains.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-QUICK = f"spark.driver.extraJavaOptions={QUICK_JAVA}"
+JAVA_OPTIONS = " ".join(QUICK_JAVA)
+QUICK = f"spark.driver.extraJavaOptions={JAVA_OPTIONS}"
 
 
 class RunningBroker(BrokerProcess):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.doors.amqp.running import Running, eventually
-from tests.interop.kafka.jars import classpath
+from tests.interop.kafka.jars import JAVA, classpath
 
 VERSION = "2.22.1"
 SECONDS_MAX = 240
@@ -29,7 +29,7 @@ def perf_test(broker: Running, jars: str, messages: int, *arguments: str) -> str
     """Runs until every publisher has sent and every consumer has got its messages; what it printed."""
     stats = broker.server.broker.stats.door("amqp")
     came, went = stats.messages_in, stats.messages_out
-    command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", jars, "com.rabbitmq.perf.PerfTest"]
+    command = [*JAVA, "-cp", jars, "com.rabbitmq.perf.PerfTest"]
     command += ["--uri", f"amqp://guest:guest@127.0.0.1:{broker.port}", "--id", "perf", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

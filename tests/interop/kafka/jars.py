@@ -16,12 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.java import QUICK_JAVA
+
 KAFKA_VERSION = "4.3.1"
 KAFKA_VERSION_OLD = "2.8.2"  # of 2021
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headrace-tests"
 FETCH_SECONDS_MAX = 600
 BUILD_SECONDS_MAX = 240  # of what go builds and fetches: less than a test has
-JAVA = ("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+JAVA = ("java", "-Xmx256m", *QUICK_JAVA)
 JAVA_SECONDS_MAX = 240  # a busy machine is slow, not wrong
 
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>

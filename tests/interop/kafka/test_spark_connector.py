@@ -8,6 +8,7 @@ import pytest
 
 from tests.interop.kafka.broker import KafkaBroker
 from tests.interop.kafka.jars import classpath
+from tests.java import QUICK_JAVA
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 
@@ -22,10 +23,10 @@ ARTIFACTS = (
 JOB = """
 import sys
 from pyspark.sql import SparkSession
-address, jars, checkpoint = sys.argv[1:]
+address, jars, checkpoint, java = sys.argv[1:]
 spark = (SparkSession.builder.master("local[2]").config("spark.driver.extraClassPath", jars)
          .config("spark.jars", jars.replace(":", ",")).config("spark.ui.enabled", "false")
-         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+         .config("spark.driver.extraJavaOptions", java)
          .config("spark.sql.shuffle.partitions", "2").getOrCreate())
 spark.sparkContext.setLogLevel("ERROR")
 kafka = {"kafka.bootstrap.servers": address}
@@ -50,7 +51,7 @@ def test_sparks_kafka_connector_reads_and_writes(broker: KafkaBroker, tmp_path: 
     script = tmp_path / "job.py"
     script.write_text(JOB)
     done = subprocess.run(
-        [sys.executable, str(script), broker.address, jars, str(tmp_path / "checkpoint")],
+        [sys.executable, str(script), broker.address, jars, str(tmp_path / "checkpoint"), " ".join(QUICK_JAVA)],
         capture_output=True,
         text=True,
         timeout=660,
