@@ -9,74 +9,84 @@ from tests.crash.tree import Tree
 def killed(disk: Tree, found: Tree) -> None:
     """Make `found` the disk as the next process finds it when this one dies now."""
     copies: dict[int, Node] = {}
-
-    def copy(node: Node) -> Node:
-        known = copies.get(id(node))
-        if known is not None:
-            return known
-        made: Node
-        if isinstance(node, File):
-            made = File(node.durable)
-            made.data = node.durable if node.data is node.durable else bytes(node.data)
-            made.pending = list(node.pending)
-            made.diverged = node.diverged
-            copies[id(node)] = made
-            return made
-        made = copies[id(node)] = Folder()
-        made.names = {name: copy(child) for name, child in node.names.items()}
-        made.durable = {name: copy(child) for name, child in node.durable.items()}
-        return made
-
-    root = copy(disk.root)
-    assert isinstance(root, Folder)
-    found.root = root
+    found.root = _folder(_copy(disk.root, copies))
     for change in disk.name_changes:
         found.name_changes.append(
             NameChange(
                 change.sequence,
-                copy(change.node),
-                None if change.folder is None else _folder(copy(change.folder)),
+                _copy(change.node, copies),
+                None if change.folder is None else _folder(_copy(change.folder, copies)),
                 change.name,
-                None if change.gone_folder is None else _folder(copy(change.gone_folder)),
+                None if change.gone_folder is None else _folder(_copy(change.gone_folder, copies)),
                 change.gone_name,
             )
         )
 
 
+# No function within a function that calls itself: it keeps all that it has made until the garbage collector comes by.
+
+
+def _copy(node: Node, copies: dict[int, Node]) -> Node:
+    known = copies.get(id(node))
+    if known is not None:
+        return known
+    if isinstance(node, File):
+        file = copies[id(node)] = File(node.durable)
+        if node.data is not node.durable:
+            file.data = bytes(node.data)
+        if node.pending:
+            file.pending = list(node.pending)
+        file.diverged = node.diverged
+        return file
+    folder = copies[id(node)] = Folder()
+    folder.names = {name: _copy(child, copies) for name, child in node.names.items()}
+    folder.durable = {name: _copy(child, copies) for name, child in node.durable.items()}
+    return folder
+
+
 def cut(disk: Tree, found: Tree, rng: Random, mode: str, *, stale: bool) -> None:
     """Make `found` one of the disks that could be found when the power fails now."""
-    horizon = _horizon(disk, rng) if mode == "prefix" else None
-    names_kept = _names_kept(disk, rng, mode, horizon)
-    survivors: dict[int, File] = {}
-    donors = _donors(disk) if stale else []
-    noise = rng.random() if mode == "mixed" else 0.0
+    found.root = _Cut(disk, rng, mode, stale).rebuild(disk.root)
 
-    def survive(node: File) -> File:
-        known = survivors.get(id(node))
-        if known is None:
-            known = survivors[id(node)] = File(survivor(node, rng, mode, horizon, noise, donors))
-        return known
 
-    changed: dict[int, dict[str, Node]] = {}
+class _Cut:
+    def __init__(self, disk: Tree, rng: Random, mode: str, stale: bool) -> None:
+        self._rng = rng
+        self._mode = mode
+        self._horizon = _horizon(disk, rng) if mode == "prefix" else None
+        names_kept = _names_kept(disk, rng, mode, self._horizon)
+        self._donors = _donors(disk) if stale else []
+        self._noise = rng.random() if mode == "mixed" else 0.0
+        self._survivors: dict[int, File] = {}
+        self._changed: dict[int, dict[str, Node]] = {}  # names by folder
+        for change in names_kept:
+            if change.gone_folder is not None:
+                self._names_to_change(change.gone_folder).pop(change.gone_name, None)
+            if change.folder is not None:
+                self._names_to_change(change.folder)[change.name] = change.node
 
-    def names_of(folder: Folder) -> dict[str, Node]:
-        return changed.get(id(folder), folder.durable)
+    def _names_to_change(self, folder: Folder) -> dict[str, Node]:
+        names = self._changed.get(id(folder))
+        if names is None:
+            names = self._changed[id(folder)] = dict(folder.durable)
+        return names
 
-    def rebuild(folder: Folder) -> Folder:
+    def rebuild(self, folder: Folder) -> Folder:
         made = Folder()
-        for name, child in names_of(folder).items():
-            made.names[name] = rebuild(child) if isinstance(child, Folder) else survive(child)
-        made.durable = dict(made.names)
+        names = made.names
+        for name, child in self._changed.get(id(folder), folder.durable).items():
+            names[name] = self.rebuild(child) if isinstance(child, Folder) else self._survive(child)
+        made.durable = dict(names)
         return made
 
-    for change in names_kept:
-        if change.gone_folder is not None:
-            names = changed.setdefault(id(change.gone_folder), dict(names_of(change.gone_folder)))
-            names.pop(change.gone_name, None)
-        if change.folder is not None:
-            names = changed.setdefault(id(change.folder), dict(names_of(change.folder)))
-            names[change.name] = change.node
-    found.root = rebuild(disk.root)
+    def _survive(self, node: File) -> File:
+        known = self._survivors.get(id(node))
+        if known is None:
+            content = node.durable
+            if node.pending:
+                content = survivor(node, self._rng, self._mode, self._horizon, self._noise, self._donors)
+            known = self._survivors[id(node)] = File(content)
+        return known
 
 
 def _horizon(disk: Tree, rng: Random) -> int:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from random import Random
 
 from headrace.errors import HeadraceError
+from headrace.log.shard import Shard
 from headrace.log.staging import Ticket
 from tests.crash.model import Broken, Found, Model, same
 from tests.crash.simdisk import SimulatedDisk
-from tests.crash.world import World, look, open_shard
+from tests.crash.world import World, look, look_at_last, open_shard, take_apart
 
 DERIVED = (".index", ".timeindex", "/slots")
 
@@ -126,7 +127,7 @@ class Explorer:
         image.before = None
         if inner:
             raise inner[0]
-        found = look(shard, clean)
+        found = look_at_last(shard, clean)
         if rng.random() < effort.again_share:
             self._cut_again(image, found)
         if spare is not None:
@@ -149,20 +150,19 @@ class Explorer:
                 break
         self._at = outer
 
-    def _reopen(self, image: SimulatedDisk) -> tuple[object, Found]:
+    def _reopen(self, image: SimulatedDisk) -> tuple[Shard, bool]:
         world = self.world
         try:
-            shard, clean = open_shard(image, world.settings, world.model.specs(), world.clock)
+            return open_shard(image, world.settings, world.model.specs(), world.clock)
         except (HeadraceError, OSError) as error:
             where = f"[before {self._at}]"
             raise Broken(f"L5 cannot be opened again: {error!r} {where}\n{_trace(error)}") from error
-        return shard, look(shard, clean)
 
     def _cut_again(self, image: SimulatedDisk, found: Found) -> None:
         """What a recovered shard serves, a second power cut does not take back."""
         for mode in ("lost", "mixed"):
             self.stats.states += 1
-            _, again = self._reopen(image.power_cut(self.rng, mode))
+            again = look_at_last(*self._reopen(image.power_cut(self.rng, mode)))
             for difference in same(found, again):
                 raise Broken(f"L7 served after recovery, gone after a cut: {difference} [before {self._at}]")
             for log_id, log in found.logs.items():
@@ -175,29 +175,34 @@ class Explorer:
             if path.endswith(DERIVED):
                 image.remove(path)
         image.name_changes = [change for change in image.name_changes if not f"/{change.name}".endswith(DERIVED)]
-        _, again = self._reopen(image)
+        again = look_at_last(*self._reopen(image))
         for difference in same(found, again):
             raise Broken(f"L9 differs without indexes and slots: {difference} [before {self._at}]")
 
     def _live_on(self, image: SimulatedDisk, found: Found, power_cut: bool) -> None:
         """Write to every log, cut the power, look; stop cleanly, look again."""
         world = self.world
-        shard, _ = self._reopen(image.power_cut(self.rng, "kept"))
+        disk = image.power_cut(self.rng, "kept")
+        shard, clean = self._reopen(disk)
+        look(shard, clean)
         added: dict[int, tuple[bytes, Ticket]] = {}
         for log_id, log in shard.logs.items():
             raw, _ = world.batches(1, (30, 800), self.rng)
             buffer = bytearray(raw)
             added[log_id] = raw, log.append(buffer)
         shard.pump()
-        images = [shard.disk.power_cut(self.rng, "lost"), shard.disk.kill()]
+        images = [disk.power_cut(self.rng, "lost"), disk.kill()]
+        take_apart(shard)
         for image in images:
             self.stats.states += 1
-            again, after = self._reopen(image)
+            again, clean = self._reopen(image)
+            after = look(again, clean)
             for log_id, (raw, ticket) in added.items():
                 self._check_added(found, after, log_id, raw, ticket)
             again.close()
             self.stats.states += 1
-            _, last = self._reopen(again.disk.power_cut(self.rng, "lost"))
+            last = look_at_last(*self._reopen(image.power_cut(self.rng, "lost")))
+            take_apart(again)
             if not last.clean:
                 raise Broken(f"L5 a clean stop was taken for a crash [before {self._at}]")
             for difference in same(after, last):

@@ -11,7 +11,7 @@ from headrace.errors import HeadraceError, StorageError
 from headrace.log.shard import Shard
 from tests.crash.model import Broken, same
 from tests.crash.simdisk import Fault, SimulatedDisk
-from tests.crash.world import World, look, open_shard
+from tests.crash.world import World, look, look_at_last, open_shard, take_apart
 
 WRITES = ("create", "pwrite", "truncate", "sync", "sync_dir", "rename", "unlink", "mkdir", "rmdir")
 READS = ("open", "pread", "listdir")
@@ -81,6 +81,8 @@ class Trial:
             self._work()
         world.disk.disarm()
         self._crash()
+        if hasattr(world, "shard"):
+            take_apart(world.shard)
         return self.outcome
 
     def _work(self) -> None:
@@ -172,7 +174,7 @@ class Trial:
             shard, clean = open_shard(image, world.settings, world.model.specs(), world.clock)
         except (HeadraceError, OSError) as error:
             raise Broken(f"L5 cannot be opened after the fault and {mode}: {error!r}") from error
-        return look(shard, clean)
+        return look_at_last(shard, clean)
 
 
 __all__ = ["READS", "WRITES", "Shard", "Trial", "calls_of", "variants"]

@@ -13,7 +13,7 @@ class Tree:
         self.name_changes: list[NameChange] = []  # not durable yet, oldest first
         self.used = 0
         self._files: dict[int, tuple[File, str, bool]] = {}  # open ones: file, path, read only
-        self._known: dict[str, Node] = {}  # by path; forgotten whenever a name goes
+        self._folders: dict[str, Folder] = {}  # by path; forgotten whenever the name of one goes
 
     def walk(self) -> Iterator[tuple[str, Node]]:
         """Every file and folder with its path, names in order; and those that only lost their name."""
@@ -37,9 +37,16 @@ class Tree:
     def key(self) -> int:
         """Equal for equal content: recovery is a function of it, so equal images need one recovery."""
         parts: list[object] = []
-        for path, node in self._named():
-            parts.append(path)
-            if isinstance(node, File):
+        folders = [self.root]
+        while folders:
+            names = folders.pop().names
+            parts.append(len(names))
+            for name in sorted(names):
+                node = names[name]
+                parts.append(name)
+                if isinstance(node, Folder):
+                    folders.append(node)
+                    continue
                 parts.append(bytes(node.data))  # bytes remember their hash, and images share them
                 if node.pending or node.diverged:
                     parts.append((node.durable, node.diverged, tuple(node.pending)))
@@ -108,31 +115,41 @@ class Tree:
         node.diverged = False
 
     def _count_used(self) -> None:
-        self.used = sum(len(node.data) for _, node in self._named() if isinstance(node, File))
+        self.used = 0
+        folders = [self.root]
+        while folders:
+            for node in folders.pop().names.values():
+                if isinstance(node, Folder):
+                    folders.append(node)
+                else:
+                    self.used += len(node.data)
 
     def _drop_name(self, folder: Folder, name: str) -> None:
-        del folder.names[name]
-        self._known.clear()
+        if isinstance(folder.names.pop(name), Folder):
+            self._folders.clear()
 
     def _parent(self, path: str) -> tuple[Folder, str]:
-        folder, _, name = path.rpartition("/")
-        node = self._find(folder)
-        if not isinstance(node, Folder):
+        above, _, name = path.rpartition("/")
+        folder = self._folders.get(above) or self._folder_at(above)
+        if folder is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return node, name
+        return folder, name
 
     def _find(self, path: str) -> Node | None:
-        known = self._known.get(path)
-        if known is not None:
-            return known
+        above, _, name = path.rpartition("/")
+        folder = self._folders.get(above) or self._folder_at(above)
+        return folder if folder is None or not name else folder.names.get(name)
+
+    def _folder_at(self, path: str) -> Folder | None:
         node: Node | None = self.root
         for part in path.split("/"):
             if part:
                 if not isinstance(node, Folder):
                     return None
                 node = node.names.get(part)
-        if node is not None:
-            self._known[path] = node
+        if not isinstance(node, Folder):
+            return None
+        self._folders[path] = node
         return node
 
     def _node(self, path: str) -> Node:

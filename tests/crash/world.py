@@ -83,6 +83,19 @@ def look(shard: Shard, clean: bool = False) -> Found:
     return Found(logs, tables, clean)
 
 
+def look_at_last(shard: Shard, clean: bool) -> Found:
+    """Everything a reader could get out of it, and the end of it."""
+    found = look(shard, clean)
+    take_apart(shard)
+    return found
+
+
+def take_apart(shard: Shard) -> None:
+    """Its parts know each other: of thousands of shards, the garbage collector would have to find every one."""
+    for part in (*shard.logs.values(), shard.maintenance, shard):
+        vars(part).clear()
+
+
 def look_at(log: Log) -> FoundLog:
     parts = []
     offset = log.start_offset
