@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-from crc32c import crc32c
 
 from headrace.log import paths
 from headrace.log.disk import Disk, read_whole, write_atomically
+from headrace.record.checksum import crc32c
 
 HEADER = b"headrace catalog copy 1"
 Name = tuple[str, str]  # kind and file

@@ -19,10 +19,10 @@ import re
 from typing import Any, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 
 from headrace.errors import CorruptCatalog
 from headrace.log.paths import slug
+from headrace.record.checksum import crc32c
 
 SUFFIX = ".json"
 CHECKSUM = "crc32c"

@@ -15,12 +15,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
 from headrace.errors import CorruptJournal, StorageError, StorageFailed
 from headrace.log import kernel, paths
 from headrace.log.chain import Step
 from headrace.log.disk import Disk, FileId, read_whole
+from headrace.record.checksum import crc32c
 
 Bytes = bytes | bytearray | memoryview
 

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from headrace.errors import CorruptLog
 from headrace.log import kernel, paths
 from headrace.log.disk import Disk, read_whole, write_atomically
 from headrace.log.files import Files
 from headrace.log.paths import SegmentStem
 from headrace.log.tier import Tier
+from headrace.record.checksum import crc32c
 
 Bytes = bytes | bytearray | memoryview
 

@@ -12,11 +12,10 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from headrace.log import kernel
 from headrace.log.chain import Step
 from headrace.log.disk import Disk, FileId, read_whole
+from headrace.record.checksum import crc32c
 
 SLOT = struct.Struct(
     "<qqqqqqi8xI"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from crc32c import crc32c
 
 from headrace.errors import CorruptLog
 from headrace.log.disk import Disk, read_whole, write_atomically
+from headrace.record.checksum import crc32c
 
 VERSION = 1
 

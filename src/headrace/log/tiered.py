@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
 from headrace.errors import CorruptLog
 from headrace.log.disk import Disk, FileId
 from headrace.log.tier import Group, Tier
+from headrace.record.checksum import crc32c
 
 if TYPE_CHECKING:
     from headrace.log.parquet import Footer

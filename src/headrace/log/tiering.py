@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
 from headrace.errors import CorruptBatch, CorruptLog, HeadraceError, InvalidInput, NotFound, StorageError
 from headrace.log import paths
 from headrace.log.compaction import Rewritten, batches
@@ -24,6 +22,7 @@ from headrace.log.segment import Segment
 from headrace.log.tier import Tier, make_tier, read_tier, write_tier
 from headrace.log.tiered import GroupCache
 from headrace.record import codec
+from headrace.record.checksum import crc32c
 from headrace.record.layout import (
     ATTRIBUTES_AT,
     DECOMPRESSED_BYTES_MAX,

@@ -12,8 +12,6 @@ copy has a name. And the last segment, the only one that is ever searched for it
 import struct
 from collections.abc import Sequence
 
-from crc32c import crc32c
-
 from headrace.errors import DiskFull
 from headrace.log import kernel, paths
 from headrace.log.compaction import batches
@@ -22,6 +20,7 @@ from headrace.log.files import NO_ROOM, Files
 from headrace.log.segment import Segment, seal_of
 from headrace.log.tail import Tail
 from headrace.record import codec
+from headrace.record.checksum import crc32c
 from headrace.record.layout import ATTRIBUTES_AT, CRC_AT, LAST_OFFSET_DELTA_AT
 from headrace.record.types import BatchInfo
 
