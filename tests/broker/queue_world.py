@@ -14,13 +14,16 @@ from headrace.broker.vhost import VirtualHost
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import StorageError
+from headrace.log.settings import LogSettings
 from headrace.record.properties import edit
 
 
 @asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[Broker]:
     """Its clock stands still: nothing expires and nothing is due before a test says so."""
-    made = await Broker.open(Config(data_dir=str(folder), http=None, amqp=None, kafka=None), clock=ManualClock())
+    log = LogSettings(journal_file_bytes=8 << 20)  # quick to make
+    config = Config(data_dir=str(folder), http=None, amqp=None, kafka=None, log=log)
+    made = await Broker.open(config, clock=ManualClock())
     try:
         yield made
     finally:

@@ -16,6 +16,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from headrace.broker.queue import Queue
 from headrace.config import Address, Config
+from headrace.log.settings import LogSettings
 from headrace.server import Server
 
 T = TypeVar("T")
@@ -48,7 +49,8 @@ class Running:
                 raise
 
     async def _serve(self, port: int) -> None:
-        options = {"http": None, "kafka": None, "amqp": Address("localhost", port), **self._settings}
+        usual = {"http": None, "kafka": None, "log": LogSettings(journal_file_bytes=8 << 20)}  # quick to make
+        options = {**usual, "amqp": Address("localhost", port), **self._settings}
         config = Config(data_dir=str(self.folder), **options)
         self.server = await Server.start(config)
         self.loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from typing import Any
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
 from headrace.doors.kafka import door as kafka_door
+from headrace.log.settings import LogSettings
 from headrace.record import codec as records
 from headrace.wire.kafka.apis import Api, has_header_tags, is_flexible
 from headrace.wire.kafka.codec import decode
@@ -47,8 +48,9 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world_at(folder: Path, **settings: Any) -> AsyncIterator[World]:
+    usual = {"http": None, "amqp": None, "log": LogSettings(journal_file_bytes=8 << 20)}  # quick to make
     # The records of tests are years old: retention would take them in the midst of one.
-    options = {"http": None, "amqp": None, "retention_interval_ms": 3_600_000, **settings}
+    options = {**usual, "retention_interval_ms": 3_600_000, **settings}
     config = Config(data_dir=str(folder), kafka=Address("127.0.0.1", 0), **options)
     broker = await Broker.open(config)
     door = await kafka_door.start(broker, Address("127.0.0.1", 0), broker.config)
