@@ -47,6 +47,7 @@ class BrokerProcess:
     def _launch(self) -> int:
         """Where in the output it begins to speak."""
         command = [sys.executable, "-m", "headrace", "serve", "--data-dir", str(self.data)]
+        command += ["--journal-file-size", "8MB"]  # quick to make
         for door in DOORS:
             command += [f"--{door}", f"127.0.0.1:{self.ports[door]}" if door in self.ports else "off"]
         begin = self._output.stat().st_size

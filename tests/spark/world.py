@@ -24,7 +24,8 @@ QUICK = f"spark.driver.extraJavaOptions={JAVA_OPTIONS}"
 
 class RunningBroker(BrokerProcess):
     def __init__(self, folder: Path, *options: str, doors: tuple[str, ...] = ("http",)) -> None:
-        super().__init__(folder, *options, doors=doors)
+        # As people have it: how much a sink can commit at once follows from it.
+        super().__init__(folder, "--journal-file-size", "64MB", *options, doors=doors)
 
     @property
     def port(self) -> int:
