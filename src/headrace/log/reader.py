@@ -233,7 +233,8 @@ class Reader:
         self._counters.crc_failures += 1
         if damage.path not in self._tail.rotten:
             self._tail.rotten.add(damage.path)
-            logger.error("%s. That batch is not served, what is before and behind it is", damage)
+            # As text: who keeps log lines would keep the error, and with it the open files of whoever was reading.
+            logger.error("%s. That batch is not served, what is before and behind it is", str(damage))
         return damage
 
     def _rebuilt(self, key: tuple[str, str], segment: Segment) -> None:

@@ -760,7 +760,7 @@ def test_damage_found_while_the_topic_is_read_leaves_what_comes_before_it_and_is
         _serves_what_it_has_read_and_takes_nothing(registry)
     assert reads == [1], "it is not read again for every answer"
     assert "schemas are served up to offset 1" in caplog.text
-    assert "1 logs are damaged" in registry._live.client.get("/api/headrace/overview").text
+    assert "1 log is damaged" in registry._live.client.get("/api/headrace/overview").text
 
 
 def test_a_disk_that_does_not_answer_is_asked_again(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
