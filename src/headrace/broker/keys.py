@@ -25,6 +25,7 @@ from headrace.errors import (
     OffsetOutOfRange,
     StorageError,
 )
+from headrace.log import paths
 from headrace.log.reader import Chunk
 from headrace.record import codec
 from headrace.record.types import Record
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.keys")
 
-FOLDER = "keys"
+FOLDER = paths.KEYS
 CHUNK_BYTES = 1 << 20
 PAUSE_S = 0.05  # between two looks at logs that are written to: fewer and larger writes
 LOOK_S = 2.0  # for topics that are new or have changed

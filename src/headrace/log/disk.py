@@ -16,12 +16,13 @@ import resource
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self, TypeGuard
 
 from headrace.errors import DataFolderLocked
 from headrace.log import chain
 from headrace.log.chain import Step
 from headrace.log.pread import pread_nowait
+from headrace.log.watching import OpenPaths, Watcher
 
 FileId = int
 IOV_MAX = 512  # Linux takes 1,024; half keeps the list of one call small
@@ -85,6 +86,13 @@ class RealDisk:
     # 64 new files took 14 ms one by one and 2 ms with their filesystem, 1,000 took 241 and 19.
     sync_each_max = 64 if _syncfs is not None and _hears_of_failures() else sys.maxsize
     tells_cached = True
+    watcher: Watcher | None = None  # who is told of every change; see watching.py
+    names: OpenPaths
+
+    def __new__(cls, *_arguments: object, **_options: object) -> Self:
+        disk = super().__new__(cls)
+        disk.names = OpenPaths()  # not in __init__: those who make a disk of their own of this one need not know
+        return disk
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> FileId:
         flags = os.O_CLOEXEC | (os.O_RDONLY if readonly else os.O_RDWR)
@@ -95,9 +103,14 @@ class RealDisk:
         file = os.open(path, flags, 0o600)
         if exclusive:  # made here: something else under the name may be a link to anything, and stays whose it is
             _give_away(file, path)
+        if not readonly:
+            self.names.opened(file, path)
+        if create and self.watcher is not None:
+            self.watcher.created(path, exclusive=exclusive)
         return file
 
     def close(self, file: FileId) -> None:
+        self.names.closed(file)
         os.close(file)
 
     def pread(self, file: FileId, size: int, position: int) -> bytes:
@@ -123,8 +136,15 @@ class RealDisk:
 
     def pwrite(self, file: FileId, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
         written = 0
-        for start in range(0, len(buffers), IOV_MAX):
-            written += self._pwrite_all(file, buffers[start : start + IOV_MAX], position + written)
+        try:
+            for start in range(0, len(buffers), IOV_MAX):
+                written += self._pwrite_all(file, buffers[start : start + IOV_MAX], position + written)
+        except OSError:
+            if self.watcher is not None:
+                self.watcher.broke_off(file, sum(map(len, buffers)), position)
+            raise
+        if self.watcher is not None:
+            self.watcher.wrote(file, buffers, position)
         return written
 
     @staticmethod
@@ -145,6 +165,8 @@ class RealDisk:
 
     def sync(self, file: FileId) -> None:
         os.fdatasync(file)
+        if self.watcher is not None:
+            self.watcher.synced(file)
 
     def start_writing_back(self, file: FileId) -> None:
         chain.start_writing_back(file)
@@ -155,18 +177,30 @@ class RealDisk:
         if _syncfs(file) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+        if self.watcher is not None:
+            self.watcher.synced_filesystem()
 
     def truncate(self, file: FileId, size: int) -> None:
         os.ftruncate(file, size)
+        if self.watcher is not None:
+            self.watcher.truncated(file, size)
 
     def size(self, file: FileId) -> int:
         return os.fstat(file).st_size
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
+        with self.names.lock:  # or somebody would write to a file by a name that it no longer has
+            self.names.renamed(source, target)
+            if self.watcher is not None:
+                self.watcher.renamed(source, target)
 
     def unlink(self, path: str) -> None:
         os.unlink(path)
+        with self.names.lock:
+            self.names.removed(path)
+            if self.watcher is not None:
+                self.watcher.removed(path)
 
     def mkdir(self, path: str) -> None:
         above = os.path.dirname(path.rstrip("/"))
@@ -183,9 +217,13 @@ class RealDisk:
             _give_away(folder, path)
         finally:
             os.close(folder)
+        if self.watcher is not None:
+            self.watcher.made_folder(path)
 
     def rmdir(self, path: str) -> None:
         os.rmdir(path)
+        if self.watcher is not None:
+            self.watcher.removed_folder(path)
 
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
@@ -205,6 +243,8 @@ class RealDisk:
             os.fsync(folder)
         finally:
             os.close(folder)
+        if self.watcher is not None:
+            self.watcher.synced_folder(path)
 
     def free_bytes(self, path: str) -> int:
         stats = os.statvfs(path)
@@ -236,7 +276,7 @@ def _give_away(file: FileId, path: str) -> None:
             os.fchown(file, owner.st_uid, owner.st_gid)
 
 
-def is_untouched(disk: Disk) -> bool:
+def is_untouched(disk: Disk) -> TypeGuard[RealDisk]:
     """Whether it writes and syncs as the operating system does: one that a test has changed is asked call by call."""
     return type(disk) is RealDisk
 
@@ -250,6 +290,8 @@ def sync_noting(disk: Disk, file: FileId, failure: chain.SyncFailure) -> None:
     """Sync a file that others may be syncing, too: if it fails, they hear of it, whoever the system tells."""
     if is_untouched(disk):
         chain.sync(file, failure)  # notes it before it waits for the interpreter
+        if disk.watcher is not None:
+            disk.watcher.synced(file)
         return
     try:
         disk.sync(file)
@@ -259,7 +301,24 @@ def sync_noting(disk: Disk, file: FileId, failure: chain.SyncFailure) -> None:
 
 
 def run_chain(disk: Disk, steps: Sequence[Step], failure: chain.SyncFailure) -> Ran:
-    return ran(chain.run(steps, failure)) if is_untouched(disk) else run_one_by_one(disk, steps, failure)
+    if not is_untouched(disk):
+        return run_one_by_one(disk, steps, failure)
+    result = chain.run(steps, failure)
+    if disk.watcher is not None:
+        tell_chain(disk.watcher, steps, result)
+    return ran(result)
+
+
+def tell_chain(watcher: Watcher, steps: Sequence[Step], result: tuple[int, int, float]) -> None:
+    """Of what a chain has done, and of a write in which it broke off."""
+    done, error, _ = result
+    for step in steps[:done]:
+        if step.buffers is None:
+            watcher.synced(step.file)
+        else:
+            watcher.wrote(step.file, step.buffers, step.position)
+    if error and (broken := steps[done]).buffers is not None:
+        watcher.broke_off(broken.file, sum(map(len, broken.buffers)), broken.position)
 
 
 def run_one_by_one(disk: Disk, steps: Sequence[Step], failure: chain.SyncFailure) -> Ran:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headrace.errors import CorruptLog, NotFound, StorageError
-from headrace.log import kernel, paths, slots
+from headrace.log import kernel, paths, slots, standby
 from headrace.log.compaction import batches
 from headrace.log.disk import Disk, RealDisk, read_whole
 from headrace.log.files import Files
@@ -75,6 +75,7 @@ class Inspector:
     def __init__(self, root: str, disk: Disk | None = None) -> None:
         self.root = root
         self._disk = disk or RealDisk()
+        standby.check_whole(self._disk, root)
         self._files = Files(self._disk, OPEN_FILES)
         self._unreadable: dict[str, str] = {}  # manifests, and what is wrong with them
         if not self._disk.exists(f"{root}/{paths.LOGS}"):

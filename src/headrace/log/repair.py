@@ -8,7 +8,7 @@ what such a person needs: what is left, and a way to go on with that. Nothing is
 from dataclasses import dataclass
 
 from headrace.errors import CorruptJournal
-from headrace.log import journal, paths, slots
+from headrace.log import journal, paths, slots, standby
 from headrace.log.disk import Disk, RealDisk
 from headrace.log.recovery import check_witness
 from headrace.log.state import StateStore
@@ -41,6 +41,7 @@ def accept_loss(root: str, disk: Disk | None = None) -> JournalFacts:
 def _locked(root: str, disk: Disk, *, accept: bool) -> JournalFacts:
     lock = disk.lock(f"{root}/{paths.LOCK}")
     try:
+        standby.check_whole(disk, root)
         facts, entries = _read(root, disk)
         if not accept or facts.problem is None:
             return facts

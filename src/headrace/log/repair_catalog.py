@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from headrace.errors import CorruptCatalog, InvalidInput
-from headrace.log import documents, paths
+from headrace.log import documents, paths, standby
 from headrace.log.aside import set_aside
 from headrace.log.catalog_copy import CatalogCopy, CopyContent
 from headrace.log.catalog_survey import Finding, Survey, put_back, survey
@@ -138,6 +138,7 @@ class _Catalog:
 def _locked(root: str, disk: Disk, work: Callable[[_Catalog], T]) -> T:
     lock = disk.lock(f"{root}/{paths.LOCK}")
     try:
+        standby.check_whole(disk, root)
         return work(_Catalog(root, disk))
     finally:
         disk.close(lock)

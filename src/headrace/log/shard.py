@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.clock import Clock
 from headrace.errors import DiskFull, NotFound, StorageError, StorageFailed
-from headrace.log import checkpoint, paths
+from headrace.log import checkpoint, paths, standby
 from headrace.log.commit import Committer
 from headrace.log.counters import Counters
 from headrace.log.disk import Disk, FileId, RealDisk, make_folder
@@ -72,6 +72,7 @@ class Shard:
         self.pending_truncations: list[tuple[Log, int]] = []
         self._closing: Callable[[BaseException | None], object] | None = None
         self.is_closed = False
+        self.was_standby = False
 
     # Opening and closing.
 
@@ -117,6 +118,7 @@ class Shard:
             self.disk.mkdir(f"{self.root}/{folder}")
         self.disk.sync_dir(self.root)  # what is synced in a folder without a durable name of its own is lost with it
         self._lock = self.disk.lock(f"{self.root}/{paths.LOCK}")
+        self.was_standby = standby.promote(self.disk, self.root)
         self.tier_root = tier_root(self.disk, self.root, self.settings.tier_dir)
         self.state = StateStore(self.disk, f"{self.root}/{paths.STATE}", folds)
         return recover(self, list(logs))  # not before the lock is ours: another broker may be changing them

@@ -8,7 +8,8 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from headrace.log.chain import Engine, Step, SyncFailure
-from headrace.log.disk import Disk, is_untouched, ran, run_chain
+from headrace.log.confirms import Confirms
+from headrace.log.disk import Disk, RealDisk, is_untouched, ran, run_chain, tell_chain
 
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
@@ -99,9 +100,12 @@ class Lane:
         self._watch = watch
         self._engine: Engine | None = None
         self._ended: Done | None = None
+        self._steps: Sequence[Step] = ()
         self._is_taken = False
+        self.confirms: Confirms | None = None  # whose standbys are asked before anybody hears of what was done
         self._waiting: deque[Callable[[], object] | tuple[Job, Done]] = deque()
         if watch is not None and is_untouched(disk):
+            self._real: RealDisk = disk
             self._engine = Engine(failure)
             watch(self._engine.fileno(), self._collect)
 
@@ -140,14 +144,21 @@ class Lane:
             finally:
                 self.leave()
 
-        self._worker.submit(job, over)
+        self._worker.submit(job, partial(self._tell, over))
+
+    def _tell(self, done: Done, result: Any, error: BaseException | None) -> None:
+        if self.confirms is None or error is not None:
+            done(result, error)
+        else:
+            self.confirms.then(lambda: done(result, None))
 
     def run(self, steps: Sequence[Step], ended: Done) -> None:
         """In one's turn, which goes on: a chain. What the disk refuses is in its result; an error is our bug."""
         if self._engine is None:
-            self._worker.submit(lambda: run_chain(self._disk, steps, self._failure), ended)
+            self._worker.submit(lambda: run_chain(self._disk, steps, self._failure), partial(self._tell, ended))
         else:
             self._ended = ended
+            self._steps = steps
             self._engine.start(steps)
 
     def _collect(self) -> None:
@@ -155,7 +166,10 @@ class Lane:
         result = self._engine.collect()
         if result is not None and self._ended is not None:
             ended, self._ended = self._ended, None
-            ended(ran(result), None)
+            watcher = self._real.watcher
+            if watcher is not None:
+                tell_chain(watcher, self._steps, result)
+            self._tell(ended, ran(result), None)
 
     def stop_watching(self) -> None:
         """On the owner thread, before its loop ends: no chain follows."""

@@ -1,0 +1,71 @@
+"""How many standbys must have a change on their disks before anybody is told of it (`standby_confirms`).
+
+Asked wherever the owner thread hears that the disk is done. What is waited for is the last sync there is by then: what
+was not synced here need not be synced elsewhere either.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from headrace.log.changes import Changes
+
+Callback = Callable[[], object]
+
+
+class Confirms:
+    """For the owner thread, but for `wait`."""
+
+    def __init__(self, changes: Changes, wanted: int) -> None:
+        self._changes = changes
+        self.wanted = wanted
+        self.confirmed = changes.last_sync  # as many standbys as are wanted have everything up to here
+        self._waiting: deque[tuple[int, Callback]] = deque()
+        self._news = threading.Condition()
+        self._is_over = False
+
+    @property
+    def in_step(self) -> int:
+        return sum(feed.is_in_step for feed in self._changes.feeds)
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def then(self, callback: Callback) -> None:
+        """At once, or when the standbys have what is synced by now; in the order of the calls."""
+        position = self._changes.last_sync
+        if position <= self.confirmed or self._is_over:
+            callback()
+        else:
+            self._waiting.append((position, callback))
+
+    def wait(self) -> None:
+        """The same for another thread, which stops until then."""
+        position = self._changes.last_sync
+        with self._news:
+            self._news.wait_for(lambda: position <= self.confirmed or self._is_over)
+
+    def count(self) -> None:
+        """A standby has said something, came or went."""
+        confirmed = sorted((feed.confirmed for feed in self._changes.feeds if feed.is_in_step), reverse=True)
+        if len(confirmed) >= self.wanted:
+            self._reached(max(self.confirmed, confirmed[self.wanted - 1]))
+
+    def end(self) -> None:
+        """Wait for nobody any more: the broker stops, and nobody is left to be told."""
+        self._is_over = True
+        self._reached(self._changes.sequence)
+
+    def _reached(self, position: int) -> None:
+        with self._news:
+            self.confirmed = position
+            self._news.notify_all()
+        raised: BaseException | None = None
+        while self._waiting and (self._is_over or self._waiting[0][0] <= self.confirmed):
+            try:
+                self._waiting.popleft()[1]()
+            except Exception as bug:  # noqa: BLE001 - it holds up nobody else, and is raised after that
+                raised = raised or bug
+        if raised is not None:
+            raise raised

@@ -1,0 +1,324 @@
+"""A standby's side: makes the changes of another broker's data folder in a folder of its own.
+
+The folder has a marker, from the first change on. While it says `copying` the folder is of no use: some files are
+newer than others. Once it says `in step`, the folder is at any moment what a kill would have left of the leader's, and
+a broker can be started on it, which takes the marker away: a folder without one may hold what the leader never had.
+
+Syncs are made where the leader made them, one by one: put together, a power cut could leave a slot that vouches for a
+journal entry which is not there.
+"""
+
+import json
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+
+from crc32c import crc32c
+
+from headrace.errors import Conflict, StorageError
+from headrace.log import paths
+from headrace.log.changes import Kept
+from headrace.log.disk import Disk, FileId, make_folder, read_whole, write_atomically
+from headrace.log.frames import SYNCS, BadFrame, Frame, Kind
+
+COPYING, IN_STEP = "copying", "in step"
+OWN = frozenset({paths.LOCK, paths.STANDBY, paths.STANDBY + paths.UNFINISHED})
+OPEN_FILES_MAX = 256
+READ_BYTES = 1 << 20
+
+
+class OutOfStep(BadFrame):
+    """A change that cannot be made here: this folder is not what the leader takes it for. A new copy is."""
+
+
+class IncompleteCopy(StorageError):
+    """A folder that a standby has not finished copying."""
+
+
+def state_of(disk: Disk, root: str) -> str | None:
+    """What the marker says; None when there is none. One that cannot be read is no proof of a whole copy."""
+    path = f"{root}/{paths.STANDBY}"
+    if not disk.exists(path):
+        return None
+    try:
+        state = json.loads(read_whole(disk, path))["state"]
+    except (ValueError, KeyError, TypeError):
+        return COPYING
+    return IN_STEP if state == IN_STEP else COPYING
+
+
+def check_whole(disk: Disk, root: str) -> None:
+    """For whoever reads the files of a data folder."""
+    if state_of(disk, root) == COPYING:
+        raise IncompleteCopy(
+            f"{root} is an unfinished copy of another broker's data folder: start `headrace standby` on it again, and "
+            "wait until it says that it is in step"
+        )
+
+
+def promote(disk: Disk, root: str) -> bool:
+    """For whoever changes a data folder, with its lock: from here on it is a standby's no more. Whether it was."""
+    check_whole(disk, root)
+    if state_of(disk, root) is None:
+        return False
+    disk.unlink(f"{root}/{paths.STANDBY}")
+    disk.sync_dir(root)
+    return True
+
+
+def _mark(disk: Disk, root: str, state: str) -> None:
+    write_atomically(disk, f"{root}/{paths.STANDBY}", json.dumps({"state": state}).encode())
+
+
+def prepare(disk: Disk, root: str, *, overwrite: bool = False) -> FileId:
+    """The lock of a folder that may become a standby's, or is one."""
+    make_folder(disk, root)
+    lock = disk.lock(f"{root}/{paths.LOCK}")
+    try:
+        strangers = [name for name in disk.listdir(root) if name != paths.LOCK]
+        if strangers and state_of(disk, root) is None and not overwrite:
+            raise Conflict(
+                f"{root} is not a standby's folder, or was served since: it may hold what the leader never had. "
+                "With --overwrite all of it is replaced by the leader's"
+            )
+    except BaseException:
+        disk.close(lock)
+        raise
+    return lock
+
+
+class Standby:
+    """Used by one thread. `position` is the last change that was made, and, with the syncs among them, made to last."""
+
+    def __init__(self, disk: Disk, root: str, lock: FileId) -> None:
+        self._disk = disk
+        self._root = root
+        self._lock = lock
+        self._files: OrderedDict[str, FileId] = OrderedDict()
+        self._unsynced: set[str] = set()
+        self._known: dict[tuple[str, int, int], Kept] = {}
+        self.position = 0
+        self.is_in_step = False
+        self.copy_bytes = self.copied_bytes = 0
+
+    # What is here already.
+
+    def kept(self) -> dict[str, Kept]:
+        """Sealed and archived segments, which are large and do not change: what is the same is not sent again."""
+        if state_of(self._disk, self._root) is None:
+            return {}
+        found = {}
+        for path, size in self._segments():
+            key = (path, size, self._disk.modified_ms(f"{self._root}/{path}"))
+            if key not in self._known:
+                self._known[key] = Kept(size, self._checksum(path))
+            found[path] = self._known[key]
+        return found
+
+    def _segments(self) -> Iterator[tuple[str, int]]:
+        paths_ = set(self._walk(""))
+        for path in sorted(paths_):
+            stem, dot, suffix = path.rpartition(".")
+            if f".{suffix}" == paths.PARQUET or (dot + suffix == paths.DATA and stem + paths.SEAL in paths_):
+                yield path, self._disk.file_size(f"{self._root}/{path}")
+
+    def _checksum(self, path: str) -> int:
+        file = self._disk.open(f"{self._root}/{path}", readonly=True)
+        try:
+            crc = position = 0
+            while data := self._disk.pread(file, READ_BYTES, position):
+                crc = crc32c(data, crc)
+                position += len(data)
+            return crc
+        finally:
+            self._disk.close(file)
+
+    def _walk(self, inner: str) -> Iterator[str]:
+        """Files, then the folders that they are in, these with a slash."""
+        for name in self._disk.listdir(self._at(inner)):
+            path = f"{inner}/{name}" if inner else name
+            if not inner and name in OWN:
+                continue
+            try:
+                yield from self._walk(path)
+            except NotADirectoryError:
+                yield path
+            else:
+                yield path + "/"
+
+    # What comes.
+
+    def apply(self, frame: Frame) -> None:
+        if frame.is_change:
+            if frame.sequence != self.position + 1:
+                raise OutOfStep(f"change {frame.sequence:,} came where {self.position + 1:,} was due")
+            try:
+                self._change(frame)
+            except FileNotFoundError as error:
+                if self.is_in_step:
+                    _mark(self._disk, self._root, COPYING)
+                    raise OutOfStep(f"change {frame.sequence:,} is about what is not here: {error}") from error
+            self.position = frame.sequence
+        elif frame.kind == Kind.HELLO:
+            self._begin(frame)
+        elif frame.kind == Kind.LISTING:
+            self.copy_bytes = frame.number
+            self._remove_others(json.loads(frame.data))
+        elif frame.kind == Kind.BEGIN:
+            self._start(frame.path)
+        elif frame.kind == Kind.CHUNK:
+            self._write(frame)
+            self.copied_bytes += len(frame.data)
+        elif frame.kind == Kind.IN_STEP:
+            self._finish()
+        elif frame.kind != Kind.HEARTBEAT:
+            raise BadFrame(f"a frame of the kind {frame.kind}: the leader's version of Headrace is another one")
+
+    def _begin(self, frame: Frame) -> None:
+        self._close_files()
+        self.is_in_step = False
+        self.position = frame.sequence
+        self.copied_bytes = self.copy_bytes = 0
+        _mark(self._disk, self._root, COPYING)
+
+    def _finish(self) -> None:
+        """All of it is made to last before the marker says so."""
+        self._unsynced.update(path for path in self._walk("") if not path.endswith("/"))
+        self._sync_all()
+        _mark(self._disk, self._root, IN_STEP)
+        self.is_in_step = True
+
+    def _remove_others(self, listed: list[str]) -> None:
+        wanted = set(listed)
+        for path in list(self._walk("")):
+            if path in wanted:
+                continue
+            if path.endswith("/"):
+                self._disk.rmdir(self._at(path.rstrip("/")))
+            else:
+                self._disk.unlink(self._at(path))
+        for path in listed:
+            if path.endswith("/"):
+                self._disk.mkdir(self._at(path.rstrip("/")))
+
+    def _change(self, frame: Frame) -> None:
+        kind, path = frame.kind, frame.path
+        if kind == Kind.WRITE:
+            self._write(frame)
+        elif kind == Kind.CREATE:
+            if frame.number:
+                self._start(path)
+            else:
+                self._file(path, create=True)
+        elif kind == Kind.TRUNCATE:
+            self._disk.truncate(self._file(path, create=not self.is_in_step), frame.number)
+            self._unsynced.add(path)
+        elif kind in SYNCS:
+            if self.is_in_step:  # until then everything is synced at the end
+                self._make_last(kind, path)
+        else:
+            self._change_name(frame)
+
+    def _change_name(self, frame: Frame) -> None:
+        kind, path = frame.kind, frame.path
+        if kind == Kind.RENAME:
+            self._rename(path, frame.data.decode(errors="surrogateescape"))
+        elif kind == Kind.REMOVE:
+            self._forget(path)
+            with suppress(FileNotFoundError):  # another process may have made it, see WRITTEN_BY_OTHERS
+                self._disk.unlink(self._at(path))
+        elif kind == Kind.MAKE_FOLDER:
+            self._disk.mkdir(self._at(path))
+        elif kind == Kind.REMOVE_FOLDER:
+            with suppress(FileNotFoundError):
+                self._disk.rmdir(self._at(path))
+        else:
+            raise BadFrame(f"a change of the kind {kind}: the leader's version of Headrace is another one")
+
+    def _make_last(self, kind: int, path: str) -> None:
+        if kind == Kind.SYNC:
+            self._sync(path)
+        elif kind == Kind.SYNC_ALL:
+            self._sync_all()
+        else:
+            with suppress(FileNotFoundError):  # removed by another thread, which was told first
+                self._disk.sync_dir(self._at(path))
+
+    def _sync(self, path: str) -> None:
+        if path in self._unsynced:
+            self._disk.sync(self._file(path))
+            self._unsynced.discard(path)
+
+    def _sync_all(self) -> None:
+        if self._disk.sync_each_max < sys.maxsize:
+            self._disk.sync_filesystem(self._lock)
+            self._unsynced.clear()
+        else:
+            for path in sorted(self._unsynced):
+                self._sync(path)
+            for path in [*self._walk(""), "/"]:
+                if path.endswith("/"):
+                    self._disk.sync_dir(self._at(path.rstrip("/")))
+
+    def _write(self, frame: Frame) -> None:
+        file = self._file(frame.path, create=not self.is_in_step)
+        self._disk.pwrite(file, [frame.data], frame.number)
+        self._unsynced.add(frame.path)
+
+    def _start(self, path: str) -> None:
+        """An empty file."""
+        self._forget(path)
+        self._make_folder_of(path)
+        with suppress(FileNotFoundError):
+            self._disk.unlink(self._at(path))
+        self._file(path, create=True)
+
+    def _rename(self, source: str, target: str) -> None:
+        self._make_folder_of(target)
+        was_unsynced = {path for path in self._unsynced if path == source or path.startswith(source + "/")}
+        self._forget(source, target)
+        self._disk.rename(self._at(source), self._at(target))
+        self._unsynced |= {target + path[len(source) :] for path in was_unsynced}
+
+    def _make_folder_of(self, path: str) -> None:
+        """Other processes make folders, too, of which nobody was told."""
+        folder = path.rpartition("/")[0]
+        if folder and not self._disk.exists(self._at(folder)):
+            self._disk.mkdir(self._at(folder))
+
+    # Open files.
+
+    def _at(self, path: str) -> str:
+        if any(part in ("", ".", "..") for part in path.split("/")) and path:
+            raise BadFrame(f"{path!r} is no path of a data folder")
+        return f"{self._root}/{path}" if path else self._root
+
+    def _file(self, path: str, *, create: bool = False) -> FileId:
+        file = self._files.get(path)
+        if file is None:
+            if create:
+                self._make_folder_of(path)
+            while len(self._files) >= OPEN_FILES_MAX:
+                self._disk.close(self._files.popitem(last=False)[1])
+            file = self._files[path] = self._disk.open(self._at(path), create=create)
+        else:
+            self._files.move_to_end(path)
+        return file
+
+    def _forget(self, *gone: str) -> None:
+        """Names that are about to be removed or replaced, folders with all that is in them."""
+        for path in gone:
+            inside = path + "/"
+            for name in [name for name in self._files if name == path or name.startswith(inside)]:
+                self._disk.close(self._files.pop(name))
+            self._unsynced -= {name for name in self._unsynced if name == path or name.startswith(inside)}
+
+    def _close_files(self) -> None:
+        while self._files:
+            self._disk.close(self._files.popitem()[1])
+        self._unsynced.clear()
+
+    def close(self) -> None:
+        self._close_files()
+        self._disk.close(self._lock)

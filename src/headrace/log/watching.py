@@ -1,0 +1,75 @@
+"""Who is told of every change of a disk, and by which name.
+
+A watcher is told after a change was made and before whoever asked for it goes on, in that thread. So what one thread
+does because of what another did is told after it, and the order in which a watcher is told of changes is one in which
+a single process could have made them: every beginning of it is a state that a kill could have left.
+
+That needs two things of the callers, and they keep to them. A file is written by one thread at a time: segments,
+journal and slots in the worker's turn (see work.Lane), a file that is being made (journal, state, compaction, catalog)
+by whoever makes it, before anybody else knows its name. And a chain's steps, which no interpreter sees, are told in the
+order of the chain when the owner hears of its end, before it tells anybody.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+Bytes = bytes | bytearray | memoryview
+
+
+class Watcher(Protocol):
+    """Called with `OpenPaths.lock` held where names are concerned: nothing here may wait."""
+
+    def created(self, path: str, *, exclusive: bool) -> None: ...
+    def wrote(self, file: int, buffers: Sequence[Bytes], position: int) -> None: ...
+    def broke_off(self, file: int, size: int, position: int) -> None:
+        """A write that failed, and may have written any part of its bytes."""
+
+    def truncated(self, file: int, size: int) -> None: ...
+    def synced(self, file: int) -> None: ...
+    def synced_filesystem(self) -> None: ...
+    def renamed(self, source: str, target: str) -> None: ...
+    def removed(self, path: str) -> None: ...
+    def made_folder(self, path: str) -> None: ...
+    def removed_folder(self, path: str) -> None: ...
+    def synced_folder(self, path: str) -> None: ...
+
+
+class OpenPaths:
+    """What open files are called by now. One that was removed has no name: what is written to it, nobody finds."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._paths: dict[int, str] = {}
+        self._files: dict[str, set[int]] = {}
+
+    def path(self, file: int) -> str | None:
+        return self._paths.get(file)
+
+    def opened(self, file: int, path: str) -> None:
+        with self.lock:
+            self._paths[file] = path
+            self._files.setdefault(path, set()).add(file)
+
+    def closed(self, file: int) -> None:
+        """Before it is: the next one to be opened may get its number."""
+        with self.lock:
+            path = self._paths.pop(file, None)
+            if path is not None:
+                files = self._files[path]
+                files.discard(file)
+                if not files:
+                    del self._files[path]
+
+    def removed(self, path: str) -> None:
+        for file in self._files.pop(path, ()):
+            del self._paths[file]
+
+    def renamed(self, source: str, target: str) -> None:
+        self.removed(target)
+        inside = source + "/"
+        moved = [source] if source in self._files else [path for path in self._files if path.startswith(inside)]
+        for path in moved:
+            files = self._files[target + path[len(source) :]] = self._files.pop(path)
+            for file in files:
+                self._paths[file] = target + path[len(source) :]

@@ -1,0 +1,67 @@
+"""A standby's folder holds, after every single change that it was sent, all that was promised before it: it is crashed
+there, and opened as a broker's. See tests/crash/standby_world.py; HEADRACE_SEED moves the seeds."""
+
+import os
+
+import pytest
+
+from headrace.log import changes
+from headrace.log.changes import Feed
+from headrace.log.standby import Standby
+from tests.crash.explore import Broken
+from tests.crash.standby_world import explore_standby
+
+SEED = int(os.environ.get("HEADRACE_SEED", "0"))
+STATES = int(os.environ.get("HEADRACE_CRASH_STATES", "100000")) // 50
+
+
+@pytest.mark.parametrize("piece_bytes", [400, 1 << 20])
+def test_a_standby_holds_what_was_promised_wherever_the_stream_ends(
+    monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(changes, "PIECE_BYTES", piece_bytes)
+    seed, states, broken = SEED, 0, []
+    while states < STATES:
+        try:
+            states += explore_standby(seed, states_max=STATES).states
+        except Broken as error:
+            broken.append(f"explore_standby({seed}): {error}")
+            states += STATES // 4
+        seed += 1
+    assert not broken, "\n".join(broken)
+
+
+def test_the_explorer_finds_a_standby_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Standby, "_sync", lambda self, path: None)
+    assert _first_broken()
+
+
+def test_the_explorer_finds_a_change_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Standby._rename
+    monkeypatch.setattr(Standby, "_rename", lambda self, a, b: None if self.is_in_step else rename(self, a, b))
+    assert _first_broken()
+
+
+def test_the_explorer_finds_a_copy_that_overtakes_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece of a file that was read before changes which were sent first."""
+    read = Feed.read
+
+    def early(self: Feed) -> bytes:
+        following = read(self)
+        sent, self.early = getattr(self, "early", b""), following  # type: ignore[attr-defined]
+        if not self.is_copying:
+            return sent + following
+        return sent
+
+    monkeypatch.setattr(changes, "PIECE_BYTES", 400)
+    monkeypatch.setattr(Feed, "read", early)
+    assert _first_broken()
+
+
+def _first_broken() -> str:
+    for seed in range(20):
+        try:
+            explore_standby(seed)
+        except Broken as broken:
+            return str(broken)
+    return ""
