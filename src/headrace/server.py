@@ -54,6 +54,8 @@ class Server:
         if tls is not None:
             server.broker.stats.certificate_expires_s = tls.expires_s
         try:
+            await server._prepare(config)
+            server.broker.standbys.start()
             for name in DOORS:
                 address: Address | None = getattr(config, name)
                 if address is not None:
@@ -67,6 +69,13 @@ class Server:
             if describe is not None:
                 describe(addresses)
         return server
+
+    async def _prepare(self, config: Config) -> None:
+        """What a door writes before it opens: later it would wait for standbys, which come in by a door."""
+        if config.kafka is not None:
+            from headrace.doors.kafka.door import cluster_of
+
+            await cluster_of(self.broker)
 
     async def _open_door(self, name: str, address: Address, tls: Tls | None) -> None:
         module_name = f"headrace.doors.{name}.door"
@@ -82,7 +91,10 @@ class Server:
     async def close(self) -> None:
         """Doors first: whoever was promised an answer gets it. Then everything is synced."""
         self.broker.is_stopping = True
-        await asyncio.gather(*(door.close() for door in self.doors.values()))
+        # Standbys confirm through the HTTP door: where somebody waits for that, it is the last to close.
+        last = {"http"} if self.broker.standbys.wanted else set()
+        for are_last in (False, True):
+            await asyncio.gather(*(door.close() for name, door in self.doors.items() if (name in last) == are_last))
         await self.broker.close()
 
 

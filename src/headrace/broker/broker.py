@@ -32,6 +32,7 @@ from headrace.broker.reclaim import Reclaim
 from headrace.broker.rounds import SETTLE_TABLE
 from headrace.broker.schemas import Schemas
 from headrace.broker.staging import Staging
+from headrace.broker.standbys import Standbys
 from headrace.broker.stats import Stats
 from headrace.broker.streams import Stream, Streams
 from headrace.broker.users import Users
@@ -80,6 +81,7 @@ class Broker:
         self.keys = Keys(self)
         self.housekeeping: Housekeeping
         self.reclaim: Reclaim
+        self.standbys: Standbys
         self.history = History(self)
         self.is_stopping = False
         self._connections_max = 0
@@ -114,6 +116,8 @@ class Broker:
                 folds=FOLDS,
             )
         broker.report.restored += broker.catalog.restored
+        if broker.shard.was_standby:
+            logger.warning("%s was a standby's copy: from here on it goes its own way", data_dir)
         broker.streams.attach(broker.shard)
         broker.cursors = Cursors(broker.streams, broker.shard, broker.clock)
         groups = GroupSettings(
@@ -154,6 +158,7 @@ class Broker:
             broker.housekeeping.run(config.retention_interval_ms / 1000), name="housekeeping"
         )
         broker._watch = loop.create_task(broker.history.run(), name="history")
+        broker.standbys = Standbys(broker)
         return broker
 
     def _specs(self) -> Iterator[LogSpec]:
@@ -162,6 +167,7 @@ class Broker:
     async def close(self) -> None:
         """Everything in flight is finished and synced; the next start finds a clean stop."""
         self.is_stopping = True
+        self.standbys.close()
         for task in (self._maintenance, self._watch):
             if task is not None:
                 task.cancel()
@@ -225,7 +231,7 @@ class Broker:
             return str(self.shard.failure)
         if self.shard.is_full:
             return "the disk is full: messages are read, but not taken"
-        return self.pressure.paused_because
+        return self.pressure.paused_because or self.standbys.why_not_ready()
 
     @property
     def connections_left(self) -> int:

@@ -21,6 +21,7 @@ from headrace.log import documents
 from headrace.log.aside import set_aside
 from headrace.log.catalog_copy import CatalogCopy
 from headrace.log.catalog_survey import Survey, restore, survey
+from headrace.log.confirms import Confirms
 from headrace.log.disk import Disk, write_atomically
 from headrace.log.documents import Identity, file_name
 from headrace.log.paths import CATALOG
@@ -43,6 +44,7 @@ class Catalog:
         self._changing = threading.Lock()
         self._read_ahead: dict[str, list[bytes]] | None = None
         self._taken: set[str] = set()  # kinds whose documents were given out, or have changed since
+        self.confirms: Confirms | None = None
         self.restored: list[str] = []  # what was damaged, a sentence each
 
     def load(self, kind: str) -> Iterator[dict[str, Any]]:
@@ -70,6 +72,7 @@ class Catalog:
                 self._copy.add(kind, file, text, replaced)
             else:
                 self._reconcile()
+        self._confirm()
 
     def remove(self, kind: str, identity: Identity) -> None:
         folder, file = self._folder(kind), file_name(identity)
@@ -84,6 +87,11 @@ class Catalog:
                 self._disk.unlink(path)
                 # Without this a crash can bring the thing back after somebody was told that it is gone.
                 self._disk.sync_dir(folder)
+        self._confirm()
+
+    def _confirm(self) -> None:
+        if self.confirms is not None:
+            self.confirms.wait()
 
     def _size(self, path: str) -> int:
         return self._disk.file_size(path) if self._disk.exists(path) else 0

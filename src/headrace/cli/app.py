@@ -56,6 +56,7 @@ root = _Root(
     name="headrace",
     commands_at={
         "serve": "headrace.cli.serve:serve",
+        "standby": "headrace.cli.standby:standby",
         "status": "headrace.cli.status:status",
         "topic": "headrace.cli.topic:topic",
         "pub": "headrace.cli.pub:pub",

@@ -47,6 +47,9 @@ def _show(answer: dict[str, Any], with_settings: bool) -> None:
         facts |= {name: str(answer[name]) for name in ("tier_dir", "archived_segments", "archived_bytes")}
     for door, addresses in answer["doors"].items():
         facts[door] = ", ".join(addresses) or "off"
+    for one in answer.get("standbys", {}).get("standbys", ()):
+        behind = f"{one['bytes_behind']:,} bytes and {one['seconds_behind']:.1f} s behind"
+        facts[f"standby_{one['name']}"] = f"{one['state']}, {behind} ({one['address']})"
     facts["topics"] = answer["topics"]
     facts["partitions"] = answer["partitions"]
     for name, value in answer["recovery"].items():

@@ -58,10 +58,16 @@ class Connection:
             time.sleep(delay_s)
 
     def stream(
-        self, path: str, *, query: Mapping[str, str | int | None] | None = None, headers: Mapping[str, str]
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str | int | None] | None = None,
+        headers: Mapping[str, str],
+        body: bytes = b"",
     ) -> "Stream":
         """An answer that goes on, over a connection of its own. An error answer is raised by the caller."""
-        return Stream(self, request_bytes(self.endpoint, "GET", path, query=query, headers=headers))
+        method = "POST" if body else "GET"
+        return Stream(self, request_bytes(self.endpoint, method, path, query=query, headers=headers, body=body))
 
     def close(self) -> None:
         if self._socket is not None:

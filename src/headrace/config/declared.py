@@ -59,6 +59,13 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("sync", "os"),
     ),
     Setting(
+        "standby_confirms",
+        "count",
+        "So many standbys must have a change on their disks, too, before anybody is told of it. Without that many, "
+        "publishers wait. 0: standbys follow, and nobody waits for them.",
+        most=10,
+    ),
+    Setting(
         "profile",
         "choice",
         "A documented bundle of settings. Whatever is set explicitly wins over the bundle.",

@@ -28,6 +28,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tls_client_ca: str | None = None
     tls_doors: tuple[str, ...] = ("amqp", "kafka", "http")
     durability: Durability = "sync"
+    standby_confirms: int = 0
     profile: Profile = "none"
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

@@ -16,11 +16,12 @@ from crc32c import crc32c
 
 from headrace.log import paths
 from headrace.log.disk import Disk
-from headrace.log.frames import SYNCS, Kind, checksum, pack
+from headrace.log.frames import Kind, checksum, pack
 from headrace.log.watching import Bytes, OpenPaths
 
 QUEUE_BYTES_MAX = 256 << 20
 PIECE_BYTES = 1 << 20
+SILENT_BYTES_MAX = 64 * PIECE_BYTES  # compared with what a standby has, and so not sent
 ITEM_BYTES = 200  # of a change in memory, besides its data
 # Of the process that has the folder, or made again from what is sent.
 LEFT_OUT = frozenset({paths.LOCK, paths.STAGING, paths.HELD, paths.SPILL, paths.KEYS, paths.STANDBY})
@@ -68,7 +69,7 @@ class Changes:
         self.lock = names.lock
         self._inside = root + "/"
         self.feeds: tuple[Feed, ...] = ()
-        self.sequence = self.last_sync = 1  # of the last change, and of the last one that was a sync
+        self.sequence = 1  # of the last change
 
     def attach(self, feed: "Feed") -> None:
         with self.lock:
@@ -91,8 +92,6 @@ class Changes:
     def _put(self, kind: Kind, path: str, number: int = 0, data: bytes = b"", data_crc: int | None = None) -> None:
         """With the lock."""
         self.sequence += 1
-        if kind in SYNCS:
-            self.last_sync = self.sequence
         if self.feeds:
             name = path.encode(errors="surrogateescape")
             item = Item(self.sequence, kind, number, name, data, checksum(name, data, data_crc))
@@ -234,11 +233,14 @@ class Feed:
                 self.is_waiting = False
                 self._wake()
 
+    def leave(self) -> None:
+        """Nothing more is put. Then `close`, on a thread that may wait."""
+        with self._changes.lock:
+            self._changes.detach(self)
+            self.lose("it has hung up")
+
     def close(self) -> None:
-        self._changes.detach(self)
         with self._reading, self._changes.lock:
-            if self.lost is None:
-                self.lost = "it has hung up"
             for item in self._queue:
                 if isinstance(item, Content):
                     self._changes.disk.close(item.file)
@@ -334,9 +336,10 @@ class Feed:
         kept = self._kept.pop(path, None)
         if kept is not None and kept.size == self._file_size(path):
             crc = 0
-            for _, data in self._pieces(path):
+            for position, data in self._pieces(path):
                 crc = crc32c(data, crc)
-                yield b""
+                # Or a standby that has much would hear nothing for so long that it hangs up.
+                yield b"" if position % SILENT_BYTES_MAX else pack(Kind.HEARTBEAT, self.sent)
             if crc == kept.crc:
                 self.copied_bytes += kept.size
                 return

@@ -1,7 +1,7 @@
 """How many standbys must have a change on their disks before anybody is told of it (`standby_confirms`).
 
-Asked wherever the owner thread hears that the disk is done. What is waited for is the last sync there is by then: what
-was not synced here need not be synced elsewhere either.
+Asked wherever the owner thread hears that the disk is done. What is waited for is the last change there is by then: a
+standby that has made it has made all those before it, and synced what was synced here.
 """
 
 import threading
@@ -19,9 +19,10 @@ class Confirms:
     def __init__(self, changes: Changes, wanted: int) -> None:
         self._changes = changes
         self.wanted = wanted
-        self.confirmed = changes.last_sync  # as many standbys as are wanted have everything up to here
+        self.confirmed = changes.sequence  # as many standbys as are wanted have everything up to here
         self._waiting: deque[tuple[int, Callback]] = deque()
         self._news = threading.Condition()
+        self._threads = 0  # that wait
         self._is_over = False
 
     @property
@@ -30,11 +31,11 @@ class Confirms:
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting) or self._threads > 0
 
     def then(self, callback: Callback) -> None:
-        """At once, or when the standbys have what is synced by now; in the order of the calls."""
-        position = self._changes.last_sync
+        """At once, or when the standbys have what was done by now; in the order of the calls."""
+        position = self._changes.sequence
         if position <= self.confirmed or self._is_over:
             callback()
         else:
@@ -42,9 +43,11 @@ class Confirms:
 
     def wait(self) -> None:
         """The same for another thread, which stops until then."""
-        position = self._changes.last_sync
+        position = self._changes.sequence
         with self._news:
+            self._threads += 1
             self._news.wait_for(lambda: position <= self.confirmed or self._is_over)
+            self._threads -= 1
 
     def count(self) -> None:
         """A standby has said something, came or went."""

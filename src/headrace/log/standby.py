@@ -26,6 +26,7 @@ COPYING, IN_STEP = "copying", "in step"
 OWN = frozenset({paths.LOCK, paths.STANDBY, paths.STANDBY + paths.UNFINISHED})
 OPEN_FILES_MAX = 256
 READ_BYTES = 1 << 20
+SYNC_BYTES = 32 << 20
 
 
 class OutOfStep(BadFrame):
@@ -100,7 +101,7 @@ class Standby:
         self._known: dict[tuple[str, int, int], Kept] = {}
         self.position = 0
         self.is_in_step = False
-        self.copy_bytes = self.copied_bytes = 0
+        self.copy_bytes = self.copied_bytes = self._copied_unsynced = 0
 
     # What is here already.
 
@@ -169,11 +170,19 @@ class Standby:
             self._start(frame.path)
         elif frame.kind == Kind.CHUNK:
             self._write(frame)
-            self.copied_bytes += len(frame.data)
+            self._copied(frame.path, len(frame.data))
         elif frame.kind == Kind.IN_STEP:
             self._finish()
         elif frame.kind != Kind.HEARTBEAT:
             raise BadFrame(f"a frame of the kind {frame.kind}: the leader's version of Headrace is another one")
+
+    def _copied(self, path: str, size: int) -> None:
+        """Synced every now and then: all of it at the end would take so long that the leader hangs up."""
+        self.copied_bytes += size
+        self._copied_unsynced += size
+        if self._copied_unsynced >= SYNC_BYTES:
+            self._copied_unsynced = 0
+            self._disk.sync(self._file(path))
 
     def _begin(self, frame: Frame) -> None:
         self._close_files()

@@ -47,6 +47,7 @@ NAMES = {
     "{writer}": "w",
     "{batch}": "0",
     "{pipeline}": "p",
+    "{standby}": "x",
 }
 
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.broker import Broker
+from headrace.broker.standbys import Standbys
 from headrace.broker.stats import DoorStats
 from headrace.broker.turns import Turns
 from headrace.doors.http import familiar_metrics
@@ -141,6 +142,7 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     ):
         yield Gauge(name, text, value=value)
     yield from pressure_metrics(broker.pressure)
+    yield from _standbys(broker.standbys)
     yield from _process()
     yield from _of_struct(shard.counters, "headrace_log_", LOG_HELP)
     yield CounterMetricFamily("headrace_log_journal_bytes", "Bytes written to the journal", shard.journal.bytes_written)
@@ -151,6 +153,25 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
         name, text = "headrace_tls_certificate_expiry_timestamp_seconds", "When the certificate of the doors expires"
         yield Gauge(name, text, value=stats.certificate_expires_s())
     yield from familiar_metrics.aggregate(broker)
+
+
+def _standbys(standbys: Standbys) -> "Iterator[Metric]":
+    from prometheus_client.metrics_core import CounterMetricFamily
+    from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
+
+    feeds = [follower.feed for follower in standbys]
+    states = Gauge("headrace_standbys", "Standbys that are connected", labels=["state"])
+    states.add_metric(["in_step"], standbys.in_step)
+    states.add_metric(["copying"], len(feeds) - standbys.in_step)
+    yield states
+    behind_bytes = max((feed.bytes_behind for feed in feeds), default=0)
+    behind_s = max((feed.seconds_behind for feed in feeds), default=0.0)
+    waiting = standbys.confirms is not None and standbys.confirms.is_waiting
+    yield Gauge("headrace_standby_confirms", "Standbys that must have a change", value=standbys.wanted)
+    yield Gauge("headrace_standby_waiting", "1 while a change waits for standbys", value=float(waiting))
+    yield Gauge("headrace_standby_behind_bytes", "Of the standby that is furthest behind", value=behind_bytes)
+    yield Gauge("headrace_standby_behind_seconds", "Of the standby that is furthest behind", value=behind_s)
+    yield CounterMetricFamily("headrace_standbys_lost", "Standbys that left, or were sent away", value=standbys.lost)
 
 
 def _free_bytes(broker: Broker) -> float:

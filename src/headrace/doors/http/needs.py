@@ -68,6 +68,11 @@ def monitors(caller: Caller, request: Request) -> None:
     caller.must_be(MONITORING)
 
 
+def follows(caller: Caller, request: Request) -> None:
+    """A standby is given all there is, queues and password hashes, too: asked also while guest is the only user."""
+    caller.must_be(ADMINISTRATOR)
+
+
 # The management API: tags say which pages, permissions what may be done in a virtual host.
 
 
@@ -141,7 +146,7 @@ async def dispatch(site: Site, handlers: Handlers, asks_always: bool, request: R
     state = request.scope["state"]
     if need is public:
         state["caller"] = site.gate.anybody
-    elif site.gate.is_open and not asks_always:
+    elif site.gate.is_open and not asks_always and need is not follows:
         state["caller"] = site.gate.whoever(request.scope)
     else:
         state["caller"] = admit(site, need, request)
@@ -171,6 +176,11 @@ def _again(site: Site, need: Need, asks_always: bool, request: Request) -> None:
     """For answers that go on: the same question, to what users and rights are now."""
     if asks_always or not site.gate.is_open:
         request.scope["state"]["caller"] = admit(site, need, request)
+
+
+def goes_on(site: Site, need: Need, request: Request) -> None:
+    """For an answer to anything but GET that goes on, and so needs an Allowance."""
+    request.scope["state"]["still_allowed"] = functools.partial(_again, site, need, True, request)
 
 
 class Allowance:

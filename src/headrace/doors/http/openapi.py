@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.config import Config
-from headrace.doors.http import openapi_pipelines
+from headrace.doors.http import openapi_pipelines, openapi_standby
 from headrace.doors.http.openapi_schemas import (
     ENCODING_NAME,
     INT32,
@@ -65,7 +65,7 @@ def document(config: Config) -> dict[str, Any]:
         # {}: while guest is the only user, nobody is asked.
         "security": [{"basic": []}, {}],
         "components": {
-            "schemas": {**schemas(), **openapi_pipelines.schemas()},
+            "schemas": {**schemas(), **openapi_pipelines.schemas(), **openapi_standby.schemas()},
             "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
         },
     }
@@ -183,6 +183,7 @@ def paths(config: Config) -> dict[str, Any]:
         },
         "/cursors/{cursor}": _cursor(),
         **openapi_pipelines.paths(sys.modules[__name__]),
+        **openapi_standby.paths(sys.modules[__name__]),
     }
 
 

@@ -193,6 +193,7 @@ def schemas() -> dict[str, Schema]:
                 "topics": INT64,
                 "partitions": INT64,
                 "cursors": INT64,
+                "standbys": ref("Standbys"),
                 "recovery": {"type": "object"},
                 "settings": array(record({"name": TEXT, "value": TEXT, "default": TEXT, "origin": TEXT})),
             }

@@ -58,6 +58,7 @@ async def status(site: Site, request: Request) -> Response:
             "topics": len(broker.streams),
             "partitions": sum(len(stream.partitions) for stream in broker.streams),
             "cursors": len(broker.cursors),
+            "standbys": broker.standbys.describe(),
             "recovery": msgspec.to_builtins(broker.report),
             "settings": [msgspec.to_builtins(setting) for setting in in_force(broker.config)],
         }

@@ -1,0 +1,225 @@
+"""`headrace standby`: keep a copy of a running broker's data folder, from which a broker can be started."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.folder import data_dir_option
+from headrace.cli.options import json_option, settings_file
+from headrace.errors import BrokerUnreachable, HeadraceError, StorageError, Unconfirmed
+
+if TYPE_CHECKING:
+    from headrace.client.connection import Connection
+    from headrace.log.standby import Standby
+
+PAUSE_S_MIN, PAUSE_S_MAX = 0.2, 10.0
+SILENCE_S_MAX = 30.0  # of a leader, which says something every two seconds
+CONFIRM_S = 0.5  # how often, when nobody waits for it
+SAY_COPIED_S = 2.0
+WAIT_S = 0.5
+
+Say = Callable[..., None]
+
+
+@click.command()
+@click.argument("url")
+@data_dir_option
+@click.option("--name", metavar="NAME", help="What the leader calls it; otherwise the name of this machine.")
+@click.option(
+    "--overwrite", is_flag=True, help="Take a folder that is no standby's, or was served since: what is in it goes."
+)
+@json_option
+def standby(
+    url: str, data_dir: str | None, config_file: Path | None, name: str | None, overwrite: bool, as_json: bool
+) -> int:
+    """Follow the broker at URL until SIGTERM or Ctrl-C, and keep a copy of its data folder.
+
+    URL is that of its HTTP door, with an administrator: http://USER:PASSWORD@HOST:PORT. To take over when the leader
+    is gone, stop this and run `headrace serve` on the folder.
+
+    \b
+    headrace standby http://admin:secret@leader:15672 --data-dir /var/lib/headrace
+    """
+    from headrace.client.connection import Connection
+    from headrace.client.exchange import parse_url
+    from headrace.config import load
+    from headrace.log.disk import RealDisk
+    from headrace.log.standby import Standby, prepare
+
+    config = load({"data_dir": data_dir}, os.environ, settings_file(config_file))
+    root = os.path.abspath(config.data_dir)
+    connection = Connection(parse_url(url), retry_s=0.0)
+    disk = RealDisk()
+    stop = Stop()
+    try:
+        kept = Standby(disk, root, prepare(disk, root, overwrite=overwrite))
+        try:
+            Following(connection, kept, name or socket.gethostname(), speaker(as_json), stop).run()
+        finally:
+            kept.close()
+    except OSError as error:
+        raise StorageError(f"the standby's folder {root} cannot be written: {error}") from error
+    return 0
+
+
+class Stop:
+    """Between two changes: what was begun is done."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, _number: int, _frame: object) -> None:
+        if self.is_asked:
+            os._exit(1)  # the second time somebody means it; the folder is as a kill leaves it
+        self.is_asked = True
+
+    def pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self.is_asked and time.monotonic() < until:
+            time.sleep(0.05)
+
+
+class Following:
+    """A leader, followed over as many connections as it takes."""
+
+    def __init__(self, connection: "Connection", kept: "Standby", name: str, say: Say, stop: Stop) -> None:
+        self._connection = connection
+        self._standby = kept
+        self._name = name
+        self._say = say
+        self._stop = stop
+        self._id = ""
+        self._has_waiters = False
+        self._confirmed = 0
+        self._confirmed_s = self._said_s = 0.0
+
+    def run(self) -> None:
+        pause_s = PAUSE_S_MIN
+        while not self._stop.is_asked:
+            try:
+                self._follow()
+            except (BrokerUnreachable, Unconfirmed, Lost) as error:
+                if self._standby.is_in_step:
+                    pause_s = PAUSE_S_MIN
+                self._say("lost", f"{error}; trying again", reason=str(error))
+                self._stop.pause(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        is_in_step, position = self._standby.is_in_step, self._standby.position
+        state = f"in step, up to change {position:,}" if is_in_step else "no whole copy was made this time"
+        self._say("stopped", f"stopped; {state}", in_step=is_in_step, position=position)
+
+    def _follow(self) -> None:
+        from headrace.client.shapes import JSON, encode
+        from headrace.log.frames import FORMAT, BadFrame, FrameReader
+
+        kept = {path: list(facts) for path, facts in self._standby.kept().items()}
+        body = encode({"name": self._name, "format": FORMAT, "kept": kept})
+        stream = self._connection.stream("/standby", headers={"Content-Type": JSON}, body=body)
+        reader = FrameReader()
+        heard_s = time.monotonic()
+        try:
+            while not self._stop.is_asked:
+                data = stream.read(WAIT_S)
+                if stream.response is not None:
+                    self._refused(stream.response)
+                if data is None:
+                    raise Lost(f"{self._connection.endpoint} does not answer, or has hung up")
+                if data:
+                    heard_s = time.monotonic()
+                elif time.monotonic() - heard_s > SILENCE_S_MAX:
+                    raise Lost(f"nothing was heard of {self._connection.endpoint} for {SILENCE_S_MAX:.0f} s")
+                for frame in reader.feed(data):
+                    self._take(frame)
+                    if self._stop.is_asked:
+                        return
+                self._confirm()
+        except BadFrame as error:
+            raise Lost(str(error)) from error
+        finally:
+            stream.close()
+            self._connection.close()
+
+    def _refused(self, response: Any) -> None:
+        from headrace.client.shapes import raise_for
+
+        if response.status in (408, 429, 503):  # for now
+            raise Lost(f"{self._connection.endpoint} refuses: {_detail(response)}")
+        raise_for(response)
+        raise Lost(f"{self._connection.endpoint} has ended the stream")
+
+    def _take(self, frame: Any) -> None:
+        from headrace.log.frames import Kind
+
+        was_in_step = self._standby.is_in_step
+        self._standby.apply(frame)
+        if frame.kind == Kind.HELLO:
+            self._meet(frame.data)
+        elif self._standby.is_in_step and not was_in_step:
+            copied = self._standby.copied_bytes
+            self._say("in step", f"in step; {copied:,} bytes were copied", copied_bytes=copied)
+            self._confirmed_s = 0.0
+        elif not self._standby.is_in_step and time.monotonic() - self._said_s > SAY_COPIED_S:
+            self._said_s = time.monotonic()
+            copied, size = self._standby.copied_bytes, self._standby.copy_bytes
+            self._say("copying", f"copying: {copied:,} of {size:,} bytes", copied_bytes=copied, copy_bytes=size)
+            self._confirm()
+
+    def _meet(self, said: bytes) -> None:
+        import msgspec
+
+        hello = msgspec.json.decode(said)
+        self._id, self._has_waiters = hello["id"], hello["waits"]
+        self._confirmed, self._confirmed_s, self._said_s = 0, 0.0, 0.0
+        endpoint = str(self._connection.endpoint)
+        self._say("copying", f"copying the data folder of {endpoint}", leader=endpoint, version=hello["version"])
+
+    def _confirm(self) -> None:
+        """At once if somebody waits for it; else every now and then, which also says that we are there."""
+        from headrace.client.exchange import path_of
+        from headrace.client.shapes import JSON, encode, raise_for
+
+        position = self._standby.position if self._standby.is_in_step else 0
+        now_s = time.monotonic()
+        is_news = self._has_waiters and position > self._confirmed
+        if not self._id or (not is_news and now_s - self._confirmed_s < CONFIRM_S):
+            return
+        body = encode({"position": position})
+        path = path_of("standby", self._id)
+        response = self._connection.request("PUT", path, headers={"Content-Type": JSON}, body=body)
+        if response.status == 404:
+            raise Lost(_detail(response))
+        raise_for(response)
+        self._confirmed, self._confirmed_s = position, now_s
+
+
+class Lost(HeadraceError):
+    """The leader, for now."""
+
+
+def _detail(response: Any) -> str:
+    import msgspec
+
+    try:
+        return str(msgspec.json.decode(response.body)["detail"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return f"status {response.status}"
+
+
+def speaker(as_json: bool) -> Say:
+    def say(event: str, text: str, **facts: object) -> None:
+        if as_json:
+            import msgspec
+
+            click.echo(msgspec.json.encode({"event": event, **facts}))
+        else:
+            click.echo(text)
+
+    return say

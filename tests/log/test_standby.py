@@ -1,0 +1,254 @@
+"""The two ends of the stream to a standby, each alone: what damages it, what it refuses, what it forgives."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from headrace.clock import SystemClock
+from headrace.errors import Conflict
+from headrace.log import changes as changes_module
+from headrace.log import paths, standby
+from headrace.log.changes import Changes, Feed
+from headrace.log.confirms import Confirms
+from headrace.log.disk import RealDisk, write_atomically
+from headrace.log.frames import BadFrame, FrameReader, Kind, pack
+from headrace.log.inspect import Inspector
+from headrace.log.shard import Shard
+from headrace.log.standby import IncompleteCopy, OutOfStep, Standby, prepare
+
+FRAMES = [
+    pack(Kind.CREATE, 2, 1, b"a"),
+    pack(Kind.WRITE, 3, 0, b"a", b"content"),
+    pack(Kind.SYNC, 4, 0, b"a"),
+]
+
+
+class Pair:
+    """A folder that is watched and one that follows it."""
+
+    def __init__(self, folder: Path, queue_bytes_max: int = 1 << 26) -> None:
+        self.disk = RealDisk()
+        self.root, self.copy = str(folder / "leader"), str(folder / "standby")
+        self.disk.mkdir(self.root)
+        self.changes = Changes(self.disk, self.disk.names, self.root, lambda: 0.0)
+        self.disk.watcher = self.changes
+        self.queue_bytes_max = queue_bytes_max
+        self.other = RealDisk()
+        self.standby = Standby(self.other, self.copy, prepare(self.other, self.copy))
+        self.follow()
+
+    def follow(self) -> None:
+        self.reader = FrameReader()
+        self.feed = Feed(self.changes, self.standby.kept(), lambda: None, self.queue_bytes_max)
+        self.changes.attach(self.feed)
+        self.give(pack(Kind.HELLO, self.feed.sent))
+
+    def give(self, data: bytes) -> None:
+        for frame in self.reader.feed(data):
+            self.standby.apply(frame)
+
+    def send(self) -> None:
+        while (data := self.feed.take()) or self.feed.wants_reading:
+            assert self.feed.lost is None
+            self.give(data or self.feed.read())
+
+    def write(self, name: str, data: bytes) -> None:
+        write_atomically(self.disk, f"{self.root}/{name}", data)
+
+    def read(self, name: str) -> bytes:
+        return Path(self.copy, name).read_bytes()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def test_frames_do_not_depend_on_how_bytes_arrive() -> None:
+    whole = b"".join(FRAMES)
+    expected = list(FrameReader().feed(whole))
+    assert [frame.path for frame in expected] == ["a", "a", "a"]
+    for cut in range(len(whole)):
+        reader = FrameReader()
+        assert [*reader.feed(whole[:cut]), *reader.feed(whole[cut:])] == expected
+
+
+def test_a_frame_with_any_byte_changed_is_refused_or_awaits_more() -> None:
+    whole = FRAMES[1]
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x10
+        try:
+            assert not list(FrameReader().feed(bytes(damaged)))
+        except BadFrame:
+            continue
+
+
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a//b"])
+def test_a_path_outside_of_the_folder_is_refused(pair: Pair, path: str) -> None:
+    with pytest.raises(BadFrame):
+        pair.give(pack(Kind.BEGIN, 1, 0, path.encode()))
+
+
+def test_a_gap_in_the_changes_is_noticed(pair: Pair) -> None:
+    pair.send()
+    with pytest.raises(OutOfStep, match="was due"):
+        pair.give(pack(Kind.CREATE, pair.standby.position + 2, 1, b"a"))
+
+
+def test_a_change_of_what_is_not_there_ends_the_trust_in_the_folder(pair: Pair) -> None:
+    pair.send()
+    assert standby.state_of(pair.other, pair.copy) == standby.IN_STEP
+    with pytest.raises(OutOfStep):
+        pair.give(pack(Kind.WRITE, pair.standby.position + 1, 0, b"nowhere", b"x"))
+    assert standby.state_of(pair.other, pair.copy) == standby.COPYING
+
+
+def test_what_is_renamed_while_it_is_copied_arrives_under_its_last_name(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes_module, "PIECE_BYTES", 4)
+    pair.disk.watcher = None
+    pair.disk.mkdir(f"{pair.root}/logs")
+    pair.write("logs/a", b"0123456789")
+    pair.disk.watcher = pair.changes
+    pair.give(pair.feed.read())  # the listing
+    pair.give(pair.feed.read())  # a piece
+    pair.disk.rename(f"{pair.root}/logs", f"{pair.root}/gone")
+    pair.disk.rename(f"{pair.root}/gone/a", f"{pair.root}/gone/b")
+    pair.send()
+    assert pair.read("gone/b") == b"0123456789"
+    assert not Path(pair.copy, "logs").exists()
+
+
+def test_a_file_that_another_process_wrote_is_sent_when_it_is_taken_in(pair: Pair) -> None:
+    pair.send()
+    pair.disk.mkdir(f"{pair.root}/logs")
+    os.mkdir(f"{pair.root}/{paths.STAGING}")
+    content = os.urandom(3 << 20)
+    Path(pair.root, paths.STAGING, "x").write_bytes(content)
+    pair.disk.rename(f"{pair.root}/{paths.STAGING}/x", f"{pair.root}/logs/segment")
+    pair.disk.unlink(f"{pair.root}/logs/segment")  # before it was sent
+    pair.write("logs/next", b"next")
+    pair.send()
+    assert pair.read("logs/next") == b"next"
+    assert not Path(pair.copy, "logs", "segment").exists()
+
+
+def test_a_removed_file_that_is_still_written_to_is_nobodys(pair: Pair) -> None:
+    pair.send()
+    path = f"{pair.root}/a"
+    file = pair.disk.open(path, create=True, exclusive=True)
+    pair.disk.unlink(path)
+    pair.disk.pwrite(file, [b"lost"], 0)
+    pair.write("a", b"new")
+    pair.disk.close(file)
+    pair.send()
+    assert pair.read("a") == b"new"
+
+
+def test_bytes_that_are_patched_after_the_write_are_sent_as_they_were(pair: Pair) -> None:
+    pair.send()
+    file = pair.disk.open(f"{pair.root}/a", create=True)
+    shared = bytearray(b"first")
+    pair.disk.pwrite(file, [shared], 0)
+    shared[:] = b"other"
+    pair.disk.close(file)
+    pair.send()
+    assert pair.read("a") == b"first"
+
+
+def test_a_standby_that_is_too_slow_is_lost_and_costs_no_more_memory(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, queue_bytes_max=10_000)
+    pair.send()
+    for number in range(20):
+        pair.write("a", b"%d" % number * 500)
+    assert pair.feed.lost is not None and "too slow" in pair.feed.lost
+    assert pair.feed.take() == b"" and pair.feed.bytes_behind <= 10_000
+    pair.feed.leave()
+    pair.follow()
+    pair.send()
+    assert pair.standby.is_in_step and pair.read("a") == b"19" * 500
+
+
+def test_a_standby_that_comes_back_is_not_sent_what_it_has(pair: Pair) -> None:
+    pair.disk.mkdir(f"{pair.root}/logs")
+    sealed, same_name = os.urandom(2_000_000), os.urandom(1_000_000)
+    for name, data in (("a", sealed), ("b", same_name)):
+        pair.write(f"logs/{name}.log", data)
+        pair.write(f"logs/{name}.seal", b"seal")
+    pair.write("active.log", b"active")
+    pair.send()
+    pair.feed.leave()
+    pair.write("logs/b.log", same_name[::-1])
+    pair.write("logs/c", b"new")
+    pair.follow()
+    assert pair.standby.copied_bytes == 0
+    pair.send()
+    assert pair.read("logs/a.log") == sealed and pair.read("logs/b.log") == same_name[::-1]
+    assert pair.read("logs/c") == b"new"
+    assert pair.standby.copied_bytes < 1_100_000
+
+
+def test_a_folder_that_is_being_copied_is_opened_by_nobody(pair: Pair) -> None:
+    pair.disk.mkdir(f"{pair.root}/logs")
+    pair.give(pair.feed.read())
+    pair.standby.close()
+    with pytest.raises(IncompleteCopy, match="headrace standby"):
+        Shard.open(pair.copy, clock=SystemClock())
+    with pytest.raises(IncompleteCopy):
+        Inspector(pair.copy)
+
+
+def test_a_folder_that_was_served_is_not_overwritten_without_being_asked(pair: Pair) -> None:
+    shard, _ = Shard.open(f"{pair.root}/x", clock=SystemClock())
+    shard.close()
+    with pytest.raises(Conflict, match="--overwrite"):
+        prepare(pair.other, f"{pair.root}/x")
+    pair.send()
+    pair.standby.close()
+    pair.other.close(prepare(pair.other, pair.copy))  # a standby's own may go on
+    shard, _ = Shard.open(pair.copy, clock=SystemClock())
+    shard.close()
+    with pytest.raises(Conflict, match="was served since"):
+        prepare(pair.other, pair.copy)
+    pair.other.close(prepare(pair.other, pair.copy, overwrite=True))
+
+
+def test_a_marker_that_cannot_be_read_counts_as_unfinished(pair: Pair) -> None:
+    pair.send()
+    Path(pair.copy, paths.STANDBY).write_bytes(json.dumps(["?"]).encode())
+    assert standby.state_of(pair.other, pair.copy) == standby.COPYING
+
+
+def test_nobody_is_told_before_as_many_standbys_as_wanted_have_the_change(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    confirms = Confirms(pair.changes, 2)
+    other = Feed(pair.changes, {}, lambda: None)
+    pair.changes.attach(other)
+    told: list[int] = []
+    confirms.then(lambda: told.append(0))
+    pair.write("a", b"x")
+    confirms.then(lambda: told.append(1))
+    waiting = threading.Thread(target=confirms.wait)
+    waiting.start()
+    pair.write("a", b"y")
+    confirms.then(lambda: told.append(2))
+    first = pair.changes.sequence
+    assert told == [0]
+    pair.feed.confirm(first)
+    confirms.count()
+    assert told == [0], "one is not two"
+    other.confirm(first - 1)
+    confirms.count()
+    assert told == [0, 1]
+    waiting.join(60)
+    assert not waiting.is_alive()
+    other.leave()
+    pair.write("a", b"z")
+    confirms.then(lambda: told.append(3))
+    confirms.end()
+    assert told == [0, 1, 2, 3]
