@@ -122,7 +122,7 @@ class Following:
 
         kept = {path: list(facts) for path, facts in self._standby.kept().items()}
         body = encode({"name": self._name, "format": FORMAT, "kept": kept})
-        stream = self._connection.stream("/standby", headers={"Content-Type": JSON}, body=body)
+        stream = self._connection.stream("/standby/stream", headers={"Content-Type": JSON}, body=body)
         reader = FrameReader()
         heard_s = time.monotonic()
         try:

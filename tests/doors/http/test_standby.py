@@ -31,9 +31,10 @@ class Follower:
 
     def _follow(self) -> None:
         reader = FrameReader()
+        address = f"{self._live.base}/standby/stream"
         with (
             contextlib.suppress(httpx.HTTPError),  # the broker went first
-            httpx.stream("POST", f"{self._live.base}/standby", json=HELLO, timeout=60, **self._options) as answer,
+            httpx.stream("POST", address, json=HELLO, timeout=60, **self._options) as answer,
         ):
             assert answer.status_code == 200
             for data in answer.iter_bytes():
@@ -50,13 +51,13 @@ class Follower:
 def test_a_standby_must_be_an_administrator(live: Live) -> None:
     users = live.broker.users
     elsewhere = {"x-forwarded-for": "203.0.113.7"}  # also while guest is the only user
-    assert live.request("POST", "/standby", json=HELLO, headers=elsewhere).status_code == 401
+    assert live.request("POST", "/standby/stream", json=HELLO, headers=elsewhere).status_code == 401
     live.call(users.put_user("reader", password=PASSWORD, tags=["monitoring"]))
     live.call(users.set_permission("/", "reader", EVERYTHING))
     login = ("reader", PASSWORD)
-    assert live.request("POST", "/standby", json=HELLO, auth=login).status_code == 403
+    assert live.request("POST", "/standby/stream", json=HELLO, auth=login).status_code == 403
     assert live.request("PUT", "/standby/x", json={"position": 1}, auth=login).status_code == 403
-    assert live.request("POST", "/standby", json=HELLO, auth=("reader", "wrong")).status_code == 401
+    assert live.request("POST", "/standby/stream", json=HELLO, auth=("reader", "wrong")).status_code == 401
     assert live.get("/standby", auth=login).json()["standbys"] == []
 
 
@@ -66,7 +67,7 @@ def test_a_standby_must_be_an_administrator(live: Live) -> None:
     ids=str,
 )
 def test_a_hello_that_makes_no_sense_is_refused(live: Live, hello: dict[str, Any]) -> None:
-    assert live.request("POST", "/standby", json=hello).status_code == 400
+    assert live.request("POST", "/standby/stream", json=hello).status_code == 400
     assert live.get("/standby").json()["standbys"] == []
 
 
@@ -78,7 +79,7 @@ def test_a_standby_that_nobody_knows_is_told_so(live: Live) -> None:
 
 def test_a_broker_with_an_archive_elsewhere_has_no_standbys(own: type[Live], tmp_path: Path) -> None:
     live = own(log=LogSettings(journal_file_bytes=1 << 20, tier_dir=str(tmp_path / "elsewhere")))
-    answer = live.request("POST", "/standby", json=HELLO)
+    answer = live.request("POST", "/standby/stream", json=HELLO)
     assert answer.status_code == 409 and "tier_dir" in answer.json()["detail"]
 
 

@@ -89,7 +89,7 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("GET", "/sinks/{writer}", sinks.get_writer, enters),
     ("PUT", "/sinks/{writer}/batches/{batch}", sinks.commit, enters),
     ("GET", "/standby", standby.list_standbys, monitors),
-    ("POST", "/standby", standby.follow, follows),
+    ("POST", "/standby/stream", standby.follow, follows),
     ("PUT", "/standby/{standby}", standby.confirm, follows),
     ("GET", "/pipelines", pipelines.list_pipelines, enters),
     ("GET", "/pipelines/{pipeline}", pipelines.get_pipeline, enters),

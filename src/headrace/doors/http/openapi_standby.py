@@ -50,6 +50,8 @@ def paths(kit: Any) -> dict[str, Any]:
                 "summary": "Every standby that is connected, and how far behind it is",
                 "responses": kit.answers({200: kit.json_of(ref("Standbys"), "The standbys.")}),
             },
+        },
+        "/standby/stream": {
             "post": {
                 "operationId": "follow",
                 "summary": "Follow the broker as a standby: its data folder, and every change of it",
