@@ -185,9 +185,24 @@ class StandbyExplorer(Explorer):
             self._judge(disk.power_cut(self.rng, mode), mode)
 
 
-def explore_standby(seed: int, *, steps: int = 60, effort: Effort | None = None, states_max: int = 1 << 60) -> Stats:
-    """A broker at work, a standby that comes at some time; Broken when its folder lacks what was promised."""
-    world = World(seed)
+class RoomyStops(World):
+    """A broker whose disk is full does not stop cleanly: it has room by then."""
+
+    def restart(self) -> None:
+        self.disk.capacity = 1 << 50
+        for _ in range(3):
+            self.clock.advance(1.0)
+            self.shard.tick()
+            self.settle()
+        super().restart()
+
+
+def explore_standby(
+    seed: int, *, steps: int = 60, effort: Effort | None = None, states_max: int = 1 << 60, short_of_room: bool = False
+) -> Stats:
+    """A broker at work, a standby that comes at some time; Broken when its folder lacks what was promised.
+    `short_of_room`: now and then the broker's disk is full in the middle of a write."""
+    world = RoomyStops(seed) if short_of_room else World(seed)
     rng = Random(seed + 2)
     world.disk = WatchedDisk()
     world.disk.mkdir(ROOT)
@@ -198,6 +213,8 @@ def explore_standby(seed: int, *, steps: int = 60, effort: Effort | None = None,
     for step in range(steps):
         if step == begins:
             explorer.begin()
+        if short_of_room and step > begins:
+            world.disk.capacity = rng.choice((1 << 50, world.disk.used + rng.randrange(2000)))
         explorer.stats.steps += 1
         world.step()
         if world.failed is not None:
@@ -205,6 +222,7 @@ def explore_standby(seed: int, *, steps: int = 60, effort: Effort | None = None,
         if explorer.stats.states >= states_max:
             break
     assert explorer.link is not None
+    world.disk.capacity = 1 << 50
     explorer.link.send()
     if explorer.link.differences():
         raise Broken(f"seed {seed}: these differ in the end: {explorer.link.differences()}")

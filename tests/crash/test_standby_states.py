@@ -8,7 +8,7 @@ import pytest
 from headrace.log import changes
 from headrace.log.changes import Feed
 from headrace.log.standby import Standby
-from tests.crash.explore import Broken
+from tests.crash.explore import Broken, Effort
 from tests.crash.standby_world import explore_standby
 
 SEED = int(os.environ.get("HEADRACE_SEED", "0"))
@@ -29,6 +29,12 @@ def test_a_standby_holds_what_was_promised_wherever_the_stream_ends(
             states += STATES // 4
         seed += 1
     assert not broken, "\n".join(broken)
+
+
+def test_a_write_that_broke_off_half_way_is_the_same_on_both_sides() -> None:
+    effort = Effort(variants=1, nested_share=0.0)
+    for seed in range(SEED, SEED + 10):
+        explore_standby(seed, effort=effort, short_of_room=True)
 
 
 def test_the_explorer_finds_a_standby_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:

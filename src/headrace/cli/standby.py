@@ -23,6 +23,7 @@ SILENCE_S_MAX = 30.0  # of a leader, which says something every two seconds
 CONFIRM_S = 0.5  # how often, when nobody waits for it
 SAY_COPIED_S = 2.0
 WAIT_S = 0.5
+FOR_NOW = frozenset({408, 429, 503})  # answers of a broker that has too much to do
 
 Say = Callable[..., None]
 
@@ -150,7 +151,7 @@ class Following:
     def _refused(self, response: Any) -> None:
         from headrace.client.shapes import raise_for
 
-        if response.status in (408, 429, 503):  # for now
+        if response.status in FOR_NOW or response.status >= 500:
             raise Lost(f"{self._connection.endpoint} refuses: {_detail(response)}")
         raise_for(response)
         raise Lost(f"{self._connection.endpoint} has ended the stream")
@@ -194,7 +195,9 @@ class Following:
         body = encode({"position": position})
         path = path_of("standby", self._id)
         response = self._connection.request("PUT", path, headers={"Content-Type": JSON}, body=body)
-        if response.status == 404:
+        if response.status in FOR_NOW:
+            return  # with the next piece
+        if response.status == 404 or response.status >= 500:
             raise Lost(_detail(response))
         raise_for(response)
         self._confirmed, self._confirmed_s = position, now_s

@@ -98,7 +98,7 @@ class Standby:
         self._lock = lock
         self._files: OrderedDict[str, FileId] = OrderedDict()
         self._unsynced: set[str] = set()
-        self._known: dict[tuple[str, int, int], Kept] = {}
+        self._known: dict[str, tuple[int, Kept]] = {}  # when it was modified, and what it was then
         self.position = 0
         self.is_in_step = False
         self.copy_bytes = self.copied_bytes = self._copied_unsynced = 0
@@ -111,10 +111,11 @@ class Standby:
             return {}
         found = {}
         for path, size in self._segments():
-            key = (path, size, self._disk.modified_ms(f"{self._root}/{path}"))
-            if key not in self._known:
-                self._known[key] = Kept(size, self._checksum(path))
-            found[path] = self._known[key]
+            modified_ms = self._disk.modified_ms(f"{self._root}/{path}")
+            known = self._known.get(path)
+            if known is None or known[0] != modified_ms or known[1].size != size:
+                known = self._known[path] = (modified_ms, Kept(size, self._checksum(path)))
+            found[path] = known[1]
         return found
 
     def _segments(self) -> Iterator[tuple[str, int]]:
@@ -222,7 +223,7 @@ class Standby:
                 self._file(path, create=True)
         elif kind == Kind.TRUNCATE:
             self._disk.truncate(self._file(path, create=not self.is_in_step), frame.number)
-            self._unsynced.add(path)
+            self._changed(path)
         elif kind in SYNCS:
             if self.is_in_step:  # until then everything is synced at the end
                 self._make_last(kind, path)
@@ -273,7 +274,11 @@ class Standby:
     def _write(self, frame: Frame) -> None:
         file = self._file(frame.path, create=not self.is_in_step)
         self._disk.pwrite(file, [frame.data], frame.number)
-        self._unsynced.add(frame.path)
+        self._changed(frame.path)
+
+    def _changed(self, path: str) -> None:
+        self._unsynced.add(path)
+        self._known.pop(path, None)
 
     def _start(self, path: str) -> None:
         """An empty file."""
@@ -322,6 +327,8 @@ class Standby:
             for name in [name for name in self._files if name == path or name.startswith(inside)]:
                 self._disk.close(self._files.pop(name))
             self._unsynced -= {name for name in self._unsynced if name == path or name.startswith(inside)}
+            for name in [name for name in self._known if name == path or name.startswith(inside)]:
+                del self._known[name]
 
     def _close_files(self) -> None:
         while self._files:
