@@ -1,0 +1,44 @@
+"""`headrace standby` as people use it: what it says, and what it will not do."""
+
+import json
+from pathlib import Path
+
+from headrace.log import paths
+from headrace.log.standby import COPYING
+from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, headrace
+
+
+def test_a_standby_says_what_it_does_and_takes_over(broker: Broker, tmp_path: Path) -> None:
+    folder = str(tmp_path / "standby")
+    broker.said("pub", "orders", "first")
+    standby = Started(["standby", broker.url, "--data-dir", folder, "--name", "second"])
+    standby.until(r"^copying the data folder of http://")
+    standby.until(r"^in step; [\d,]+ bytes were copied")
+    assert "standby_second" in broker.said("status")
+    assert headrace("serve", "--data-dir", folder, *ONLY_HTTP).returncode == 8, "the standby has it"
+    assert standby.stop() == 0
+    assert standby.lines[-1].startswith("stopped; in step, up to change ")
+    promoted = Started(["serve", "--data-dir", folder, *ONLY_HTTP, *SMALL])
+    promoted.until("^ready")
+    assert promoted.stop() == 0
+    assert "was a standby's copy" in promoted.errors
+    assert "first" in headrace("log", "dump", "orders", "--data-dir", folder).stdout.decode()
+    refused = headrace("standby", broker.url, "--data-dir", folder)
+    assert refused.returncode == 5 and b"--overwrite" in refused.stderr
+    again = Started(["standby", broker.url, "--data-dir", folder, "--overwrite", "--json"])
+    again.until('"event":"in step"')
+    assert again.stop() == 0
+    assert json.loads(again.lines[-1])["in_step"] is True
+
+
+def test_an_unfinished_copy_is_served_to_nobody(tmp_path: Path) -> None:
+    (tmp_path / paths.STANDBY).write_text(json.dumps({"state": COPYING}))
+    for command in (["serve", *ONLY_HTTP], ["log", "ls"]):
+        refused = headrace(*command, "--data-dir", str(tmp_path))
+        assert refused.returncode == 6 and b"unfinished copy" in refused.stderr, refused.stderr
+
+
+def test_a_standby_that_is_not_let_in_says_so_and_ends(broker: Broker, tmp_path: Path) -> None:
+    url = broker.url.replace("http://", "http://nobody:wrong@")
+    refused = headrace("standby", url, "--data-dir", str(tmp_path / "standby"))
+    assert refused.returncode == 1 and b"wrong" not in refused.stderr, refused.stderr
