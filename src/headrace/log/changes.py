@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from headrace.log import paths
 from headrace.log.disk import Disk
-from headrace.log.frames import Kind, checksum, pack
+from headrace.log.frames import Kind, are_zeros, checksum, counted, pack
 from headrace.log.watching import Bytes, OpenPaths
 
 QUEUE_BYTES_MAX = 256 << 20
@@ -123,12 +123,19 @@ class Changes:
 
     def wrote(self, file: int, buffers: Sequence[Bytes], position: int) -> None:
         """Copied: the same bytes may be patched for another log next."""
-        if not self.feeds or self.relative(self._names.path(file)) is None:
+        if self.relative(self._names.path(file)) is None:
             return
+        with self.lock:
+            if not self.feeds:  # counted all the same: somebody may wait for standbys that come
+                self.sequence += 1
+                return
         data = b"".join(buffers)
         for at in range(0, len(data), PIECE_BYTES):
             piece = data if len(data) <= PIECE_BYTES else data[at : at + PIECE_BYTES]
-            self._file(Kind.WRITE, file, position + at, piece)
+            if are_zeros(piece):
+                self._file(Kind.ZEROS, file, position + at, counted(piece))
+            else:
+                self._file(Kind.WRITE, file, position + at, piece)
 
     def broke_off(self, file: int, size: int, position: int) -> None:
         """What lies there now is what counts."""
@@ -181,7 +188,6 @@ class Changes:
         with self.lock:
             for feed in self.feeds:
                 feed.lose(reason)
-
 
 
 class Feed:
@@ -291,7 +297,7 @@ class Feed:
 
     def _piece(self, content: Content) -> bytes:
         data = self._changes.disk.pread(content.file, PIECE_BYTES, self._position)
-        frame = pack(Kind.CHUNK, self.sent, self._position, content.path, data)
+        frame = self._chunk(self._position, content.path, data)
         if self._position == 0:
             frame = pack(Kind.BEGIN, self.sent, 0, content.path) + frame
         self._position += len(data)
@@ -303,6 +309,11 @@ class Feed:
                     self._queued_bytes -= ITEM_BYTES
                     self._changes.disk.close(content.file)
         return frame
+
+    def _chunk(self, position: int, path: bytes, data: bytes) -> bytes:
+        if are_zeros(data):
+            return pack(Kind.ZERO_CHUNK, self.sent, position, path, counted(data))
+        return pack(Kind.CHUNK, self.sent, position, path, data)
 
     def _copied(self) -> Iterator[bytes]:
         changes = self._changes
@@ -318,8 +329,8 @@ class Feed:
             with changes.lock:
                 again, self.again = self.again, []
                 if not again:
-                    self.is_copying = False
                     self._copy_end = changes.sequence
+                    self.is_copying = False
                     return
             for path in again:
                 waiting += [found for found in _walk(changes, path) if not found.endswith("/")]
@@ -345,7 +356,7 @@ class Feed:
                 return
         begun = False
         for position, data in self._pieces(path):
-            frame = pack(Kind.CHUNK, self.sent, position, name, data)
+            frame = self._chunk(position, name, data)
             yield frame if begun else pack(Kind.BEGIN, self.sent, 0, name) + frame
             begun = True
             self.copied_bytes += len(data)

@@ -29,6 +29,7 @@ class Kind(IntEnum):
     CHUNK = 4  # number: position
     IN_STEP = 5
     HEARTBEAT = 6
+    ZERO_CHUNK = 7  # as ZEROS
     # Changes.
     CREATE = 16  # number: 1 when there was no such file
     WRITE = 17  # number: position
@@ -40,8 +41,12 @@ class Kind(IntEnum):
     MAKE_FOLDER = 23
     REMOVE_FOLDER = 24
     SYNC_FOLDER = 25
+    ZEROS = 26  # a write of nothing else, as new journals are made of; number: position, data: how many
 
 
+_ZEROS = bytes(1 << 20)
+_ZEROS_MIN = 4096
+_COUNT = struct.Struct("<I")
 SYNCS = frozenset({Kind.SYNC, Kind.SYNC_ALL, Kind.SYNC_FOLDER})
 
 
@@ -72,6 +77,22 @@ def pack(
     head = _HEAD.pack(0, kind, sequence, number, len(path), len(data))[_CRC_BYTES:]
     whole = crc32c(head, checksum(path, data) if crc is None else crc)
     return b"".join((whole.to_bytes(_CRC_BYTES, "little"), head, path, data))
+
+
+def are_zeros(data: bytes) -> bool:
+    """Worth saying in four bytes."""
+    return _ZEROS_MIN <= len(data) <= len(_ZEROS) and data[-1] == 0 and data == _ZEROS[: len(data)]
+
+
+def counted(data: bytes) -> bytes:
+    return _COUNT.pack(len(data))
+
+
+def zeros(data: bytes) -> bytes:
+    """What a frame of zeros stands for."""
+    if len(data) != _COUNT.size or (size := _COUNT.unpack(data)[0]) > len(_ZEROS):
+        raise BadFrame("a frame of zeros does not say how many")
+    return _ZEROS[:size]
 
 
 class FrameReader:

@@ -20,7 +20,7 @@ from headrace.errors import Conflict, StorageError
 from headrace.log import paths
 from headrace.log.changes import Kept
 from headrace.log.disk import Disk, FileId, make_folder, read_whole, write_atomically
-from headrace.log.frames import SYNCS, BadFrame, Frame, Kind
+from headrace.log.frames import SYNCS, BadFrame, Frame, Kind, zeros
 
 COPYING, IN_STEP = "copying", "in step"
 OWN = frozenset({paths.LOCK, paths.STANDBY, paths.STANDBY + paths.UNFINISHED})
@@ -169,9 +169,8 @@ class Standby:
             self._remove_others(json.loads(frame.data))
         elif frame.kind == Kind.BEGIN:
             self._start(frame.path)
-        elif frame.kind == Kind.CHUNK:
-            self._write(frame)
-            self._copied(frame.path, len(frame.data))
+        elif frame.kind in (Kind.CHUNK, Kind.ZERO_CHUNK):
+            self._copied(frame.path, self._write(frame))
         elif frame.kind == Kind.IN_STEP:
             self._finish()
         elif frame.kind != Kind.HEARTBEAT:
@@ -214,7 +213,7 @@ class Standby:
 
     def _change(self, frame: Frame) -> None:
         kind, path = frame.kind, frame.path
-        if kind == Kind.WRITE:
+        if kind in (Kind.WRITE, Kind.ZEROS):
             self._write(frame)
         elif kind == Kind.CREATE:
             if frame.number:
@@ -271,10 +270,12 @@ class Standby:
                 if path.endswith("/"):
                     self._disk.sync_dir(self._at(path.rstrip("/")))
 
-    def _write(self, frame: Frame) -> None:
+    def _write(self, frame: Frame) -> int:
+        data = zeros(frame.data) if frame.kind in (Kind.ZEROS, Kind.ZERO_CHUNK) else frame.data
         file = self._file(frame.path, create=not self.is_in_step)
-        self._disk.pwrite(file, [frame.data], frame.number)
+        self._disk.pwrite(file, [data], frame.number)
         self._changed(frame.path)
+        return len(data)
 
     def _changed(self, path: str) -> None:
         self._unsynced.add(path)
