@@ -104,7 +104,7 @@ class Link:
     def attach(self) -> None:
         self.feed = Feed(self.changes, self.standby.kept(), lambda: None)
         self.changes.attach(self.feed)
-        self.give(pack(Kind.HELLO, self.feed.sent))
+        self.give(pack(Kind.HELLO, self.feed.sent, data=b'{"folder": "f"}'))
 
     def give(self, data: bytes) -> None:
         for frame in self.reader.feed(data):

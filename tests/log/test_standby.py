@@ -29,6 +29,8 @@ FRAMES = [
 class Pair:
     """A folder that is watched and one that follows it."""
 
+    folder = "one"
+
     def __init__(self, folder: Path, queue_bytes_max: int = 1 << 26) -> None:
         self.disk = RealDisk()
         self.root, self.copy = str(folder / "leader"), str(folder / "standby")
@@ -44,7 +46,7 @@ class Pair:
         self.reader = FrameReader()
         self.feed = Feed(self.changes, self.standby.kept(), lambda: None, self.queue_bytes_max)
         self.changes.attach(self.feed)
-        self.give(pack(Kind.HELLO, self.feed.sent))
+        self.give(pack(Kind.HELLO, self.feed.sent, data=json.dumps({"folder": self.folder}).encode()))
 
     def give(self, data: bytes) -> None:
         for frame in self.reader.feed(data):
@@ -216,6 +218,30 @@ def test_a_folder_that_was_served_is_not_overwritten_without_being_asked(pair: P
     with pytest.raises(Conflict, match="was served since"):
         prepare(pair.other, pair.copy)
     pair.other.close(prepare(pair.other, pair.copy, overwrite=True))
+
+
+def test_a_leader_that_was_started_on_another_folder_takes_nothing_away(pair: Pair) -> None:
+    """As one does who forgets --data-dir: the standby would be made as empty as that."""
+    pair.write("a", b"all there is")
+    pair.send()
+    pair.feed.leave()
+    pair.folder = "another"
+    with pytest.raises(Conflict, match="--overwrite"):
+        pair.follow()
+    assert pair.read("a") == b"all there is"
+    assert standby.state_of(pair.other, pair.copy) == standby.IN_STEP
+    pair.standby.close()
+    pair.standby = Standby(pair.other, pair.copy, prepare(pair.other, pair.copy), overwrite=True)
+    pair.follow()
+    pair.send()
+    assert pair.standby.is_in_step
+
+
+def test_the_copies_of_a_folder_have_its_name(pair: Pair) -> None:
+    pair.send()
+    name = standby.folder_id(pair.disk, pair.root)
+    pair.send()
+    assert standby.folder_id(pair.other, pair.copy) == name == standby.folder_id(pair.disk, pair.root)
 
 
 def test_a_marker_that_cannot_be_read_counts_as_unfinished(pair: Pair) -> None:

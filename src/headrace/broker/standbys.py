@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from headrace.log.changes import QUEUE_BYTES_MAX, Changes, Feed, Kept
 from headrace.log.confirms import Confirms
 from headrace.log.disk import RealDisk
 from headrace.log.frames import FORMAT, Kind, pack
+from headrace.log.standby import folder_id
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -38,9 +40,9 @@ class Follower:
         self.feed = Feed(changes, kept, lambda: loop.call_soon_threadsafe(self.news.set), bytes_max)
         self.heard_s = changes.monotonic()
 
-    def hello(self, version: str, *, waits: bool) -> bytes:
+    def hello(self, version: str, *, folder: str, waits: bool) -> bytes:
         """What it is sent first. `waits`: somebody waits for each of its confirms."""
-        said = {"id": self.id, "version": version, "waits": waits}
+        said = {"id": self.id, "folder": folder, "version": version, "waits": waits}
         return pack(Kind.HELLO, self.feed.sent, data=msgspec.json.encode(said))
 
     def heartbeat(self) -> bytes:
@@ -60,6 +62,7 @@ class Standbys:
         self._clock: Clock = broker.clock
         self._followers: dict[str, Follower] = {}
         self.wanted = broker.config.standby_confirms
+        self._naming = threading.Lock()
         self.lost = 0  # that were in step, or on their way there
         self.confirms: Confirms | None = None
         self.changes: Changes | None = None
@@ -91,6 +94,11 @@ class Standbys:
         if self.confirms is None or self.in_step >= self.wanted:
             return None
         return f"messages wait for standbys: {self.in_step} of {self.wanted} are in step (standby_confirms)"
+
+    def folder_id(self) -> str:
+        """On a thread that may wait for the disk."""
+        with self._naming:
+            return folder_id(self._broker.disk, self._broker.config.data_dir)
 
     def attach(self, name: str, address: str, kept: dict[str, Kept]) -> Follower:
         tier_root, data_dir = self._broker.shard.tier_root, self._broker.config.data_dir

@@ -59,7 +59,7 @@ def standby(
     disk = RealDisk()
     stop = Stop()
     try:
-        kept = Standby(disk, root, prepare(disk, root, overwrite=overwrite))
+        kept = Standby(disk, root, prepare(disk, root, overwrite=overwrite), overwrite=overwrite)
         try:
             Following(connection, kept, name or socket.gethostname(), speaker(as_json), stop).run()
         finally:

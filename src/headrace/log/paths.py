@@ -7,6 +7,7 @@ logs/<id>-<slug>/<base>-<gen>.tier      the same offsets archived: the manifest 
 tier/<id>-<slug>/<base>-<gen>.parquet   which may be in another place (tier_dir)
 held/<until>-<hex>/<id>-<stem>.log      another name of a segment, made by a reader that needs it until then
 damaged/...                             files that were taken out of their places, for people to look at
+folder-id                               the same in all copies of a data folder, made when the first is
 standby                                 this folder is a copy of another broker's, whole or not (standby.py)
 """
 
@@ -28,6 +29,7 @@ SLOTS = "slots"
 KEYS = "keys"
 LOCK = "lock"
 STANDBY = "standby"
+FOLDER_ID = "folder-id"
 
 DATA = ".log"
 INDEX = ".index"

@@ -39,14 +39,29 @@ class IncompleteCopy(StorageError):
 
 def state_of(disk: Disk, root: str) -> str | None:
     """What the marker says; None when there is none. One that cannot be read is no proof of a whole copy."""
+    return _marker(disk, root)[0]
+
+
+def _marker(disk: Disk, root: str) -> tuple[str | None, str]:
+    """State, and of which folder it is a copy; empty when that is not known."""
     path = f"{root}/{paths.STANDBY}"
     if not disk.exists(path):
-        return None
+        return None, ""
     try:
-        state = json.loads(read_whole(disk, path))["state"]
-    except (ValueError, KeyError, TypeError):
-        return COPYING
-    return IN_STEP if state == IN_STEP else COPYING
+        said = json.loads(read_whole(disk, path))
+        return (IN_STEP if said["state"] == IN_STEP else COPYING), str(said.get("folder", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return COPYING, ""
+
+
+def folder_id(disk: Disk, root: str) -> str:
+    """Of the folder of a leader, and of all copies of it."""
+    import uuid
+
+    path = f"{root}/{paths.FOLDER_ID}"
+    if not disk.exists(path):
+        write_atomically(disk, path, uuid.uuid4().hex.encode())
+    return read_whole(disk, path).decode("ascii", "replace")
 
 
 def check_whole(disk: Disk, root: str) -> None:
@@ -68,8 +83,8 @@ def promote(disk: Disk, root: str) -> bool:
     return True
 
 
-def _mark(disk: Disk, root: str, state: str) -> None:
-    write_atomically(disk, f"{root}/{paths.STANDBY}", json.dumps({"state": state}).encode())
+def _mark(disk: Disk, root: str, state: str, folder: str) -> None:
+    write_atomically(disk, f"{root}/{paths.STANDBY}", json.dumps({"state": state, "folder": folder}).encode())
 
 
 def prepare(disk: Disk, root: str, *, overwrite: bool = False) -> FileId:
@@ -92,7 +107,8 @@ def prepare(disk: Disk, root: str, *, overwrite: bool = False) -> FileId:
 class Standby:
     """Used by one thread. `position` is the last change that was made, and, with the syncs among them, made to last."""
 
-    def __init__(self, disk: Disk, root: str, lock: FileId) -> None:
+    def __init__(self, disk: Disk, root: str, lock: FileId, *, overwrite: bool = False) -> None:
+        self._folder = "" if overwrite else _marker(disk, root)[1]
         self._disk = disk
         self._root = root
         self._lock = lock
@@ -159,7 +175,7 @@ class Standby:
                 self._change(frame)
             except FileNotFoundError as error:
                 if self.is_in_step:
-                    _mark(self._disk, self._root, COPYING)
+                    _mark(self._disk, self._root, COPYING, self._folder)
                     raise OutOfStep(f"change {frame.sequence:,} is about what is not here: {error}") from error
             self.position = frame.sequence
         elif frame.kind == Kind.HELLO:
@@ -185,17 +201,28 @@ class Standby:
             self._disk.sync(self._file(path))
 
     def _begin(self, frame: Frame) -> None:
+        try:
+            folder = str(json.loads(frame.data)["folder"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadFrame("the leader does not say whose folder it has") from error
+        if self._folder not in ("", folder):
+            # Most likely it was started on an empty folder by mistake, and this copy is all there is.
+            raise Conflict(
+                f"{self._root} is a copy of another data folder than the leader's: it stays as it is. With --overwrite "
+                "all of it is replaced"
+            )
+        self._folder = folder
         self._close_files()
         self.is_in_step = False
         self.position = frame.sequence
         self.copied_bytes = self.copy_bytes = 0
-        _mark(self._disk, self._root, COPYING)
+        _mark(self._disk, self._root, COPYING, folder)
 
     def _finish(self) -> None:
         """All of it is made to last before the marker says so."""
         self._unsynced.update(path for path in self._walk("") if not path.endswith("/"))
         self._sync_all()
-        _mark(self._disk, self._root, IN_STEP)
+        _mark(self._disk, self._root, IN_STEP, self._folder)
         self.is_in_step = True
 
     def _remove_others(self, listed: list[str]) -> None:

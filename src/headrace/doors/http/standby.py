@@ -41,11 +41,12 @@ async def follow(site: Site, request: Request) -> Response:
     if type(kept) is not dict:
         raise MalformedJson("kept is an object of paths")
     request.state.share.give_back()  # the answer may go on for months
+    folder = await asyncio.get_running_loop().run_in_executor(None, site.broker.standbys.folder_id)
     client = request.client
     address = source_of(client.host if client else None)
     follower = site.broker.standbys.attach(name, address, {path: _kept(facts) for path, facts in kept.items()})
     goes_on(site, follows, request)
-    return Changes(site, request, follower)
+    return Changes(site, request, follower, folder)
 
 
 def _kept(facts: Any) -> Kept:
@@ -67,20 +68,21 @@ async def confirm(site: Site, request: Request) -> Response:
 
 
 class Changes(Response):
-    def __init__(self, site: Site, request: Request, follower: Follower) -> None:
+    def __init__(self, site: Site, request: Request, follower: Follower, folder: str) -> None:
         super().__init__(None, 200, {"cache-control": "no-store"}, media_type=MEDIA)
         del self.headers["content-length"]
         self._site = site
         self._standbys = site.broker.standbys
         self._allowance = Allowance(site, request)
         self._follower = follower
+        self._hello = follower.hello(__version__, folder=folder, waits=site.broker.standbys.wanted > 0)
         self._reason = "it has hung up"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(hung_up(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send(send, self._follower.hello(__version__, waits=self._standbys.wanted > 0))
+            await self._send(send, self._hello)
             await self._go_on(send, gone)
         except HeadraceError as error:
             self._reason = str(error)
