@@ -91,8 +91,8 @@ class Server:
     async def close(self) -> None:
         """Doors first: whoever was promised an answer gets it. Then everything is synced."""
         self.broker.is_stopping = True
-        # Standbys confirm through the HTTP door: where somebody waits for that, it is the last to close.
-        last = {"http"} if self.broker.standbys.wanted else set()
+        # Standbys come in by the HTTP door: it closes last, so that they have what the others still confirm.
+        last = {"http"} if self.broker.standbys.wanted or list(self.broker.standbys) else set()
         for are_last in (False, True):
             await asyncio.gather(*(door.close() for name, door in self.doors.items() if (name in last) == are_last))
         await self.broker.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from headrace.log import paths
 from headrace.log.standby import COPYING
-from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, headrace
+from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, headrace, serving
 
 
 def test_a_standby_says_what_it_does_and_takes_over(broker: Broker, tmp_path: Path) -> None:
@@ -29,6 +29,22 @@ def test_a_standby_says_what_it_does_and_takes_over(broker: Broker, tmp_path: Pa
     again.until('"event":"in step"')
     assert again.stop() == 0
     assert json.loads(again.lines[-1])["in_step"] is True
+
+
+def test_nothing_is_lost_by_stopping_the_leader_and_taking_over(tmp_path: Path) -> None:
+    folder = str(tmp_path / "standby")
+    with serving(tmp_path / "leader") as leader:
+        standby = Started(["standby", leader.url, "--data-dir", folder])
+        standby.until("^in step")
+        for number in range(3):
+            leader.said("pub", f"t{number}", stdin=b"x" * 1000 + b"\n" + b"y" * 1000 + b"\n")
+    standby.until("has ended the stream")
+    assert standby.stop() == 0
+    promoted = Started(["serve", "--data-dir", folder, *ONLY_HTTP, *SMALL])
+    promoted.until("^ready")
+    assert promoted.stop() == 0
+    for number in range(3):
+        assert headrace("log", "dump", f"t{number}", "--data-dir", folder).stdout.count(b"yyyy") >= 1
 
 
 def test_an_unfinished_copy_is_served_to_nobody(tmp_path: Path) -> None:

@@ -129,18 +129,18 @@ class Following:
         try:
             while not self._stop.is_asked:
                 data = stream.read(WAIT_S)
-                if stream.response is not None:
-                    self._refused(stream.response)
-                if data is None:
-                    raise Lost(f"{self._connection.endpoint} does not answer, or has hung up")
                 if data:
                     heard_s = time.monotonic()
                 elif time.monotonic() - heard_s > SILENCE_S_MAX:
                     raise Lost(f"nothing was heard of {self._connection.endpoint} for {SILENCE_S_MAX:.0f} s")
-                for frame in reader.feed(data):
+                for frame in reader.feed(data or b""):
                     self._take(frame)
                     if self._stop.is_asked:
                         return
+                if stream.response is not None:
+                    self._refused(stream.response)
+                if data is None:
+                    raise Lost(f"{self._connection.endpoint} does not answer, or has hung up")
                 self._confirm()
         except BadFrame as error:
             raise Lost(str(error)) from error
@@ -194,7 +194,12 @@ class Following:
             return
         body = encode({"position": position})
         path = path_of("standby", self._id)
-        response = self._connection.request("PUT", path, headers={"Content-Type": JSON}, body=body)
+        try:
+            response = self._connection.request("PUT", path, headers={"Content-Type": JSON}, body=body)
+        except (BrokerUnreachable, Unconfirmed):
+            # A leader that stops takes no new connections, and what it sends to its end is worth having.
+            self._confirmed_s = now_s
+            return
         if response.status in FOR_NOW:
             return  # with the next piece
         if response.status == 404 or response.status >= 500:

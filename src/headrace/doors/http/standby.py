@@ -18,6 +18,7 @@ from headrace.wire.http.messages import integer
 
 MEDIA = "application/vnd.headrace.changes"
 HEARTBEAT_S = 2.0
+LAST_S = 0.3
 KEPT_BYTES_MAX = 64 << 20
 NAME_CHARS_MAX = 100
 
@@ -95,11 +96,11 @@ class Changes(Response):
         feed, loop = self._follower.feed, asyncio.get_running_loop()
         while not gone.done():
             self._allowance.check()
-            if self._site.stopping.done():
-                self._reason = "the broker stops"
-                return
             if feed.lost is not None or self._standbys.is_silent(self._follower):
                 self._reason = feed.lost or "it has not been heard of for too long"
+                return
+            if self._site.stopping.done() and feed.is_copying:
+                self._reason = "the broker stops"
                 return
             data = feed.take()
             if data:
@@ -112,24 +113,27 @@ class Changes(Response):
                     continue
                 if data:
                     await self._send(send, data)
-            elif not data:
-                await self._wait(send, gone)
+            elif not data and not await self._wait(send, gone):
+                self._reason = "the broker stops"
+                return
 
-    async def _wait(self, send: Send, gone: "asyncio.Future[None]") -> None:
-        news = self._follower.news
+    async def _wait(self, send: Send, gone: "asyncio.Future[None]") -> bool:
+        """For something to send. False when nothing comes any more, as the broker stops: not before other requests
+        have had a moment to end, so that whoever stops a leader and takes over with its standby loses nothing."""
+        news, is_stopping = self._follower.news, self._site.stopping.done()
         news.clear()
         if not self._follower.feed.wait():
-            return
+            return True
         waiting = asyncio.ensure_future(news.wait())
+        wanted: set[asyncio.Future[Any]] = {waiting, gone} if is_stopping else {waiting, gone, self._site.stopping}
         try:
-            wanted: set[asyncio.Future[Any]] = {waiting, gone, self._site.stopping}
-            done, _ = await asyncio.wait(
-                wanted, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED
-            )
+            timeout_s = LAST_S if is_stopping else HEARTBEAT_S
+            done, _ = await asyncio.wait(wanted, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
-        if not done:
+        if not done and not is_stopping:
             await self._send(send, self._follower.heartbeat())
+        return bool(done) or not is_stopping
 
     async def _send(self, send: Send, data: bytes) -> None:
         self._site.stats.bytes_out += len(data)
