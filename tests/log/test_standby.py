@@ -18,6 +18,7 @@ from headrace.log.frames import BadFrame, FrameReader, Kind, pack
 from headrace.log.inspect import Inspector
 from headrace.log.shard import Shard
 from headrace.log.standby import IncompleteCopy, OutOfStep, Standby, prepare
+from headrace.log.watching import OpenPaths
 
 FRAMES = [
     pack(Kind.CREATE, 2, 1, b"a"),
@@ -301,3 +302,23 @@ def test_what_is_written_without_a_sync_waits_for_standbys_too(pair: Pair) -> No
     told: list[bool] = []
     confirms.then(lambda: told.append(True))
     assert not told, "nobody listens, and somebody is to"
+
+
+def test_an_open_file_is_known_by_its_last_name() -> None:
+    names = OpenPaths()
+    for file, path in ((3, "/d/a"), (4, "/d/a"), (5, "/d/b"), (6, "/e/c")):
+        names.opened(file, path)
+    names.renamed("/d/a", "/d/b")
+    assert [names.path(file) for file in (3, 4, 5, 6)] == ["/d/b", "/d/b", None, "/e/c"]
+    names.renamed("/d", "/f")
+    assert names.path(3) == "/f/b"
+    names.closed(3)
+    names.removed("/f/b")
+    assert names.path(3) is None and names.path(4) is None
+    names.opened(3, "/f/b")
+    names.closed(5)
+    names.closed(4)
+    assert names.path(3) == "/f/b"
+    names.closed(3)
+    names.closed(6)
+    assert not names._paths and not names._folders

@@ -318,10 +318,17 @@ class Standby:
 
     def _rename(self, source: str, target: str) -> None:
         self._make_folder_of(target)
-        was_unsynced = {path for path in self._unsynced if path == source or path.startswith(source + "/")}
-        self._forget(source, target)
+        moved = [source] if source in self._files else self._known_in(source)
+        unsynced = [path for path in moved if path in self._unsynced]
+        self._forget(target, *moved)
         self._disk.rename(self._at(source), self._at(target))
-        self._unsynced |= {target + path[len(source) :] for path in was_unsynced}
+        self._unsynced.update(target + path[len(source) :] for path in unsynced)
+
+    def _known_in(self, path: str) -> list[str]:
+        """What is known of a file, or of the files in a folder."""
+        inside = path + "/"
+        known = {*self._files, *self._unsynced, *self._known}
+        return [name for name in known if name == path or name.startswith(inside)]
 
     def _make_folder_of(self, path: str) -> None:
         """Other processes make folders, too, of which nobody was told."""
@@ -349,14 +356,13 @@ class Standby:
         return file
 
     def _forget(self, *gone: str) -> None:
-        """Names that are about to be removed or replaced, folders with all that is in them."""
+        """Files whose names are about to be removed or replaced."""
         for path in gone:
-            inside = path + "/"
-            for name in [name for name in self._files if name == path or name.startswith(inside)]:
-                self._disk.close(self._files.pop(name))
-            self._unsynced -= {name for name in self._unsynced if name == path or name.startswith(inside)}
-            for name in [name for name in self._known if name == path or name.startswith(inside)]:
-                del self._known[name]
+            file = self._files.pop(path, None)
+            if file is not None:
+                self._disk.close(file)
+            self._unsynced.discard(path)
+            self._known.pop(path, None)
 
     def _close_files(self) -> None:
         while self._files:

@@ -36,40 +36,53 @@ class Watcher(Protocol):
 
 
 class OpenPaths:
-    """What open files are called by now. One that was removed has no name: what is written to it, nobody finds."""
+    """What open files are called by now. One that was removed has no name: what is written to it, nobody finds.
+
+    A folder that gets another name has files in it and no folders, as those of logs do. Looked up by folder, since
+    every change of the catalog is a rename, and thousands of files may be open.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._paths: dict[int, str] = {}
-        self._files: dict[str, set[int]] = {}
+        self._folders: dict[str, dict[str, set[int]]] = {}  # folder -> name -> open files
 
     def path(self, file: int) -> str | None:
         return self._paths.get(file)
 
     def opened(self, file: int, path: str) -> None:
+        folder, _, name = path.rpartition("/")
         with self.lock:
             self._paths[file] = path
-            self._files.setdefault(path, set()).add(file)
+            self._folders.setdefault(folder, {}).setdefault(name, set()).add(file)
 
     def closed(self, file: int) -> None:
         """Before it is: the next one to be opened may get its number."""
         with self.lock:
             path = self._paths.pop(file, None)
             if path is not None:
-                files = self._files[path]
-                files.discard(file)
-                if not files:
-                    del self._files[path]
+                folder, _, name = path.rpartition("/")
+                names = self._folders[folder]
+                names[name].discard(file)
+                if not names[name]:
+                    self._take(path)
 
     def removed(self, path: str) -> None:
-        for file in self._files.pop(path, ()):
+        for file in self._take(path):
             del self._paths[file]
 
     def renamed(self, source: str, target: str) -> None:
         self.removed(target)
-        inside = source + "/"
-        moved = [source] if source in self._files else [path for path in self._files if path.startswith(inside)]
-        for path in moved:
-            files = self._files[target + path[len(source) :]] = self._files.pop(path)
+        for file in self._take(source):
+            self.opened(file, target)
+        for name, files in self._folders.pop(source, {}).items():
             for file in files:
-                self._paths[file] = target + path[len(source) :]
+                self.opened(file, f"{target}/{name}")
+
+    def _take(self, path: str) -> set[int]:
+        folder, _, name = path.rpartition("/")
+        names = self._folders.get(folder, {})
+        files = names.pop(name, set())
+        if not names:
+            self._folders.pop(folder, None)
+        return files
