@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from headrace.log import paths
 from headrace.log.disk import Disk
 from headrace.log.frames import Kind, are_zeros, checksum, counted, pack
 from headrace.log.watching import Bytes, OpenPaths
+from headrace.record.checksum import crc32c
 
 QUEUE_BYTES_MAX = 256 << 20
 PIECE_BYTES = 1 << 20

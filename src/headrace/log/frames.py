@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from headrace.errors import HeadraceError
+from headrace.record.checksum import crc32c
 
 _HEAD = struct.Struct("<IBQQHI")
 _CRC_BYTES = 4

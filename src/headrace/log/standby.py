@@ -14,13 +14,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 
-from crc32c import crc32c
-
 from headrace.errors import Conflict, StorageError
 from headrace.log import paths
 from headrace.log.changes import Kept
 from headrace.log.disk import Disk, FileId, make_folder, read_whole, write_atomically
 from headrace.log.frames import SYNCS, BadFrame, Frame, Kind, zeros
+from headrace.record.checksum import crc32c
 
 COPYING, IN_STEP = "copying", "in step"
 OWN = frozenset({paths.LOCK, paths.STANDBY, paths.STANDBY + paths.UNFINISHED})

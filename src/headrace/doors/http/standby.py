@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.standbys import FORMAT, Follower, Kept
-from headrace.doors.http.access import source_of
+from headrace.doors.addresses import source_of
 from headrace.doors.http.needs import Allowance, follows, goes_on
 from headrace.doors.http.requests import OFFSET_MAX, Query, hung_up, path_name, read_json
 from headrace.doors.http.site import Site, json_answer
