@@ -127,6 +127,27 @@ def test_what_is_renamed_while_it_is_copied_arrives_under_its_last_name(
     assert not Path(pair.copy, "logs").exists()
 
 
+def test_what_is_renamed_between_two_pieces_is_not_replaced_by_the_part_that_has_the_old_name(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes_module, "PIECE_BYTES", 4)
+    pair.disk.watcher = None
+    pair.disk.mkdir(f"{pair.root}/logs")
+    path = f"{pair.root}/logs/a"
+    file = pair.disk.open(path + ".tmp", create=True)
+    pair.disk.pwrite(file, [b"0123456789"], 0)
+    pair.disk.watcher = pair.changes
+    pair.give(pair.feed.read())  # the listing
+    pair.disk.pwrite(file, [b"end"], 10)
+    pair.give(pair.feed.take())  # makes the file there, with nothing before its end
+    pair.disk.rename(path + ".tmp", path)
+    pair.disk.rename(f"{pair.root}/logs", f"{pair.root}/gone")
+    pair.give(pair.feed.read())  # before the renames are taken
+    pair.send()
+    pair.disk.close(file)
+    assert pair.read("gone/a") == b"0123456789end"
+
+
 def test_a_file_that_another_process_wrote_is_sent_when_it_is_taken_in(pair: Pair) -> None:
     pair.send()
     pair.disk.mkdir(f"{pair.root}/logs")

@@ -175,7 +175,7 @@ class Changes:
             self._put(Kind.RENAME, old, data=new.encode(errors="surrogateescape"))
             for feed in self.feeds:
                 if feed.is_copying:
-                    feed.again.append(new)
+                    feed.again.append((self.sequence, new))
 
     def _send_content(self, feed: "Feed", name: str, path: str) -> None:
         try:
@@ -206,7 +206,7 @@ class Feed:
         self._marks: deque[Mark] = deque()  # sent, and not confirmed yet
         self._position = 0  # in the Content that is being sent
         self.is_waiting = False  # the sender wants to be woken
-        self.again: list[str] = []  # what has a new name since the folder was listed
+        self.again: list[tuple[int, str]] = []  # what has a new name since the folder was listed, by which change
         self.is_copying = True
         self._copy_end = 0  # the last change that was told of before the copy was whole
         self.is_told = False  # that it is in step
@@ -326,11 +326,16 @@ class Feed:
                 path = waiting.popleft()
                 yield from self._file(path)
             with changes.lock:
-                again, self.again = self.again, []
-                if not again:
+                if not self.again:
                     self._copy_end = changes.sequence
                     self.is_copying = False
                     return
+                # Not before the change was sent: it would replace what was copied under the new name by what the
+                # standby has under the old one, which may be a part.
+                again = [path for sequence, path in self.again if sequence <= self.sent]
+                self.again = self.again[len(again) :]
+            if not again:
+                yield b""
             for path in again:
                 waiting += [found for found in _walk(changes, path) if not found.endswith("/")]
 
