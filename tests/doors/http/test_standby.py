@@ -77,6 +77,17 @@ def test_a_standby_that_nobody_knows_is_told_so(live: Live) -> None:
     assert live.request("PUT", "/standby/nobody", json={"at": 1}).status_code == 400
 
 
+def test_standbys_are_heard_while_those_who_wait_for_them_hold_all_the_room(live: Live) -> None:
+    budget = live.door.site.budget
+    size = budget.bytes_max
+    budget.move("a publisher", size)
+    try:
+        assert live.request("PUT", "/standby/nobody", json={"position": 1}).status_code == 404
+        assert live.request("POST", "/standby/stream", json={**HELLO, "name": ""}).status_code == 400
+    finally:
+        budget.move("a publisher", -size)
+
+
 def test_a_broker_with_an_archive_elsewhere_has_no_standbys(own: type[Live], tmp_path: Path) -> None:
     live = own(log=LogSettings(journal_file_bytes=1 << 20, tier_dir=str(tmp_path / "elsewhere")))
     answer = live.request("POST", "/standby/stream", json=HELLO)

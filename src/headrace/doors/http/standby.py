@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.broker.standbys import FORMAT, Follower, Kept
 from headrace.doors.addresses import source_of
 from headrace.doors.http.needs import Allowance, follows, goes_on
-from headrace.doors.http.requests import OFFSET_MAX, Query, hung_up, path_name, read_json
+from headrace.doors.http.requests import OFFSET_MAX, Budget, Query, Share, hung_up, path_name, read_json
 from headrace.doors.http.site import Site, json_answer
 from headrace.errors import HeadraceError, InvalidInput, MalformedJson
 from headrace.version import __version__
@@ -31,7 +31,7 @@ async def list_standbys(site: Site, request: Request) -> Response:
 async def follow(site: Site, request: Request) -> Response:
     """The data folder and everything that changes in it, for as long as somebody takes it."""
     Query(request)
-    fields = await read_json(request, request.state.share, KEPT_BYTES_MAX)
+    fields = await read_json(request, _share(), KEPT_BYTES_MAX)
     if fields.keys() != {"name", "format", "kept"}:
         raise MalformedJson('a standby says {"name": "it", "format": 1, "kept": {"path": [size, crc]}}')
     name, kept = fields["name"], fields["kept"]
@@ -41,13 +41,17 @@ async def follow(site: Site, request: Request) -> Response:
         raise InvalidInput(f"this broker sends format {FORMAT} of the stream: it and its standbys run one version")
     if type(kept) is not dict:
         raise MalformedJson("kept is an object of paths")
-    request.state.share.give_back()  # the answer may go on for months
     folder = await asyncio.get_running_loop().run_in_executor(None, site.broker.standbys.folder_id)
     client = request.client
     address = source_of(client.host if client else None)
     follower = site.broker.standbys.attach(name, address, {path: _kept(facts) for path, facts in kept.items()})
     goes_on(site, follows, request)
     return Changes(site, request, follower, folder)
+
+
+def _share() -> Share:
+    """Not of the room that all requests have: those who wait for standbys may hold all of it until one is heard."""
+    return Share(Budget(KEPT_BYTES_MAX), "")
 
 
 def _kept(facts: Any) -> Kept:
@@ -60,7 +64,7 @@ def _kept(facts: Any) -> Kept:
 async def confirm(site: Site, request: Request) -> Response:
     """How far a standby is: 0 while it copies. Also how the broker knows that it is there."""
     Query(request)
-    fields = await read_json(request, request.state.share)
+    fields = await read_json(request, _share())
     if fields.keys() != {"position"}:
         raise MalformedJson('a standby says {"position": 1}')
     position = integer(fields["position"], "position", most=OFFSET_MAX)
