@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -323,6 +324,30 @@ def test_what_is_written_without_a_sync_waits_for_standbys_too(pair: Pair) -> No
     told: list[bool] = []
     confirms.then(lambda: told.append(True))
     assert not told, "nobody listens, and somebody is to"
+
+
+def test_the_child_of_a_fork_closes_the_lock_of_a_folder_whatever_other_threads_did(tmp_path: Path) -> None:
+    disk = RealDisk()
+    lock = disk.lock(f"{tmp_path}/lock")
+    had, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with disk.names.lock:
+            had.set()
+            may_end.wait(60)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    assert had.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # it would wait for ever
+        disk.close(lock)
+        os._exit(0)
+    may_end.set()
+    holding.join()
+    disk.close(lock)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_an_open_file_is_known_by_its_last_name() -> None:

@@ -57,7 +57,10 @@ class OpenPaths:
             self._folders.setdefault(folder, {}).setdefault(name, set()).add(file)
 
     def closed(self, file: int) -> None:
-        """Before it is: the next one to be opened may get its number."""
+        """Before it is: the next one to be opened may get its number. The child of a fork closes the lock of its
+        parent's folder, which is not known here, and must not wait: who had the lock is not there any more."""
+        if file not in self._paths:
+            return
         with self.lock:
             path = self._paths.pop(file, None)
             if path is not None:
