@@ -163,6 +163,16 @@ def test_a_file_that_another_process_wrote_is_sent_when_it_is_taken_in(pair: Pai
     assert not Path(pair.copy, "logs", "segment").exists()
 
 
+def test_a_folder_may_be_the_root_of_a_filesystem(tmp_path: Path) -> None:
+    for side in ("leader", "standby"):
+        (tmp_path / side / "lost+found" / side).mkdir(parents=True)
+    pair = Pair(tmp_path)
+    pair.write("a", b"x")
+    pair.send()
+    assert pair.read("a") == b"x"
+    assert os.listdir(f"{pair.copy}/lost+found") == ["standby"], "each filesystem has its own"
+
+
 def test_a_removed_file_that_is_still_written_to_is_nobodys(pair: Pair) -> None:
     pair.send()
     path = f"{pair.root}/a"

@@ -22,8 +22,10 @@ QUEUE_BYTES_MAX = 256 << 20
 PIECE_BYTES = 1 << 20
 SILENT_BYTES_MAX = 64 * PIECE_BYTES  # compared with what a standby has, and so not sent
 ITEM_BYTES = 200  # of a change in memory, besides its data
-# Of the process that has the folder, or made again from what is sent.
-LEFT_OUT = frozenset({paths.LOCK, paths.STAGING, paths.HELD, paths.SPILL, paths.KEYS, paths.STANDBY})
+# Of the process or the disk that has the folder, or made again from what is sent.
+LEFT_OUT = frozenset(
+    {paths.LOCK, paths.STAGING, paths.HELD, paths.SPILL, paths.KEYS, paths.STANDBY, paths.LOST_AND_FOUND}
+)
 # What other processes write: of a file that comes from there nobody was told.
 WRITTEN_BY_OTHERS = frozenset({paths.STAGING, paths.TIERS})
 

@@ -30,6 +30,7 @@ KEYS = "keys"
 LOCK = "lock"
 STANDBY = "standby"
 FOLDER_ID = "folder-id"
+LOST_AND_FOUND = "lost+found"  # of the filesystem, where a data folder is the root of one; only root may look inside
 
 DATA = ".log"
 INDEX = ".index"

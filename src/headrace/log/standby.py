@@ -22,7 +22,7 @@ from headrace.log.frames import SYNCS, BadFrame, Frame, Kind, zeros
 from headrace.record.checksum import crc32c
 
 COPYING, IN_STEP = "copying", "in step"
-OWN = frozenset({paths.LOCK, paths.STANDBY, paths.STANDBY + paths.UNFINISHED})
+OWN = frozenset({paths.LOCK, paths.STANDBY, paths.STANDBY + paths.UNFINISHED, paths.LOST_AND_FOUND})
 OPEN_FILES_MAX = 256
 READ_BYTES = 1 << 20
 SYNC_BYTES = 32 << 20
@@ -91,7 +91,7 @@ def prepare(disk: Disk, root: str, *, overwrite: bool = False) -> FileId:
     make_folder(disk, root)
     lock = disk.lock(f"{root}/{paths.LOCK}")
     try:
-        strangers = [name for name in disk.listdir(root) if name != paths.LOCK]
+        strangers = [name for name in disk.listdir(root) if name not in (paths.LOCK, paths.LOST_AND_FOUND)]
         if strangers and state_of(disk, root) is None and not overwrite:
             raise Conflict(
                 f"{root} is not a standby's folder, or was served since: it may hold what the leader never had. "
