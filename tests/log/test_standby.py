@@ -163,6 +163,18 @@ def test_a_file_that_another_process_wrote_is_sent_when_it_is_taken_in(pair: Pai
     assert not Path(pair.copy, "logs", "segment").exists()
 
 
+def test_a_folder_goes_with_what_another_process_had_in_it_while_it_was_copied(pair: Pair) -> None:
+    folder = f"{pair.root}/{paths.TIERS}/1-t"
+    pair.disk.mkdir(folder)
+    Path(folder, "x.parquet.tmp").write_bytes(b"part")
+    pair.send()
+    assert pair.read(f"{paths.TIERS}/1-t/x.parquet.tmp") == b"part"
+    Path(folder, "x.parquet.tmp").unlink()
+    pair.disk.rmdir(folder)
+    pair.send()
+    assert not Path(pair.copy, paths.TIERS, "1-t").exists()
+
+
 def test_a_folder_may_be_the_root_of_a_filesystem(tmp_path: Path) -> None:
     for side in ("leader", "standby"):
         (tmp_path / side / "lost+found" / side).mkdir(parents=True)

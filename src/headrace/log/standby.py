@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from headrace.errors import Conflict, StorageError
 from headrace.log import paths
-from headrace.log.changes import Kept
+from headrace.log.changes import WRITTEN_BY_OTHERS, Kept
 from headrace.log.disk import Disk, FileId, make_folder, read_whole, write_atomically
 from headrace.log.frames import SYNCS, BadFrame, Frame, Kind, zeros
 from headrace.record.checksum import crc32c
@@ -267,9 +267,17 @@ class Standby:
             self._disk.mkdir(self._at(path))
         elif kind == Kind.REMOVE_FOLDER:
             with suppress(FileNotFoundError):
-                self._disk.rmdir(self._at(path))
+                self._remove_folder(path)
         else:
             raise BadFrame(f"a change of the kind {kind}: the leader's version of Headrace is another one")
+
+    def _remove_folder(self, path: str) -> None:
+        if path.partition("/")[0] in WRITTEN_BY_OTHERS:
+            # What was copied while another process wrote it, which took it away again and told nobody.
+            for name in self._disk.listdir(self._at(path)):
+                self._forget(f"{path}/{name}")
+                self._disk.unlink(self._at(f"{path}/{name}"))
+        self._disk.rmdir(self._at(path))
 
     def _make_last(self, kind: int, path: str) -> None:
         if kind == Kind.SYNC:
