@@ -67,8 +67,11 @@ class Standbys:
         self.confirms: Confirms | None = None
         self.changes: Changes | None = None
         if isinstance(broker.disk, RealDisk):
-            names = broker.disk.names
-            self.changes = Changes(broker.disk, names, broker.config.data_dir, broker.clock.monotonic)
+            names, clock = broker.disk.names, broker.clock
+            # From the time on, in microseconds: more than any start before it has counted to, so that of two standbys
+            # the one with the higher number is further, also if the other has not been here since.
+            first = clock.now_ms() * 1000
+            self.changes = Changes(broker.disk, names, broker.config.data_dir, clock.monotonic, first)
 
     def start(self) -> None:
         """From here on nobody is told of anything before the standbys have it."""

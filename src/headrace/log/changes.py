@@ -62,7 +62,9 @@ class Mark(NamedTuple):
 class Changes:
     """The watcher of a disk. As long as nobody listens it only counts."""
 
-    def __init__(self, disk: Disk, names: OpenPaths, root: str, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, disk: Disk, names: OpenPaths, root: str, monotonic: Callable[[], float], first: int = 1
+    ) -> None:
         self.disk = disk
         self.root = root
         self.monotonic = monotonic
@@ -70,7 +72,7 @@ class Changes:
         self.lock = names.lock
         self._inside = root + "/"
         self.feeds: tuple[Feed, ...] = ()
-        self.sequence = 1  # of the last change
+        self.sequence = first  # of the last change
 
     def attach(self, feed: "Feed") -> None:
         with self.lock:

@@ -3,12 +3,17 @@
 import contextlib
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from headrace.broker.rights import EVERYTHING
+from headrace.broker.standbys import Standbys
+from headrace.clock import ManualClock
+from headrace.config import Config
+from headrace.log.disk import RealDisk
 from headrace.log.frames import Frame, FrameReader, Kind
 from headrace.log.settings import LogSettings
 from tests.doors.amqp.running import eventually
@@ -86,6 +91,17 @@ def test_standbys_are_heard_while_those_who_wait_for_them_hold_all_the_room(live
         assert live.request("POST", "/standby/stream", json={**HELLO, "name": ""}).status_code == 400
     finally:
         budget.move("a publisher", -size)
+
+
+def test_changes_have_higher_numbers_after_a_restart(tmp_path: Path) -> None:
+    """Who takes over compares them: a standby that was away since must not look as if it had more."""
+    clock = ManualClock()
+    broker: Any = SimpleNamespace(clock=clock, disk=RealDisk(), config=Config(data_dir=str(tmp_path)))
+    before = Standbys(broker).changes
+    clock.advance(1)
+    after = Standbys(broker).changes
+    assert before is not None and after is not None
+    assert after.sequence > before.sequence + 100_000
 
 
 def test_a_broker_with_an_archive_elsewhere_has_no_standbys(own: type[Live], tmp_path: Path) -> None:
