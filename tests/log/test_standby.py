@@ -163,6 +163,21 @@ def test_a_file_that_another_process_wrote_is_sent_when_it_is_taken_in(pair: Pai
     assert not Path(pair.copy, "logs", "segment").exists()
 
 
+def test_a_file_that_another_process_wrote_is_synced_before_it_has_its_name(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it replaces is removed next."""
+    pair.send()
+    pair.disk.mkdir(f"{pair.root}/logs")
+    os.mkdir(f"{pair.root}/{paths.STAGING}")
+    Path(pair.root, paths.STAGING, "x").write_bytes(b"content")
+    pair.disk.rename(f"{pair.root}/{paths.STAGING}/x", f"{pair.root}/logs/segment")
+    synced: list[bytes] = []
+    monkeypatch.setattr(pair.other, "sync", lambda file: synced.append(os.pread(file, 100, 0)))
+    pair.send()
+    assert synced == [b"content"] and pair.read("logs/segment") == b"content"
+
+
 def test_a_folder_goes_with_what_another_process_had_in_it_while_it_was_copied(pair: Pair) -> None:
     folder = f"{pair.root}/{paths.TIERS}/1-t"
     pair.disk.mkdir(folder)

@@ -176,6 +176,7 @@ class Changes:
             if self.relative(source) is None or old.partition("/")[0] in WRITTEN_BY_OTHERS:
                 for feed in self.feeds:
                     self._send_content(feed, old, target)
+                self._put(Kind.SYNC, old)  # as whoever takes it in has done, where nobody was told
             self._put(Kind.RENAME, old, data=new.encode(errors="surrogateescape"))
             for feed in self.feeds:
                 if feed.is_copying:
