@@ -236,6 +236,18 @@ def test_a_standby_that_is_too_slow_is_lost_and_costs_no_more_memory(tmp_path: P
     assert pair.standby.is_in_step and pair.read("a") == b"29" * 500
 
 
+def test_what_is_sent_while_a_standby_copies_costs_no_memory(pair: Pair) -> None:
+    """It confirms nothing before it is in step, which may take hours."""
+    for number in range(20):
+        pair.write("a", b"%d" % number)
+        pair.give(pair.feed.take())
+    assert len(pair.feed._marks) == 1
+    assert pair.feed.bytes_behind > 0
+    pair.send()
+    pair.feed.confirm(pair.standby.position)
+    assert not pair.feed._marks and pair.feed.bytes_behind == 0
+
+
 def test_a_standby_that_comes_back_is_not_sent_what_it_has(pair: Pair) -> None:
     pair.disk.mkdir(f"{pair.root}/logs")
     sealed, same_name = os.urandom(2_000_000), os.urandom(1_000_000)

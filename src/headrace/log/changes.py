@@ -276,8 +276,15 @@ class Feed:
             frames.append(pack(Kind.IN_STEP, self.sent))
         if frames:
             self._sent_bytes += size
-            self._marks.append(Mark(self.sent, size, self._changes.monotonic()))
+            self._mark(size)
         return b"".join(frames)
+
+    def _mark(self, size: int) -> None:
+        at_s = self._changes.monotonic()
+        if self._marks and not self.is_told:  # one for all of the copy, which may take hours: nothing is confirmed
+            before = self._marks.pop()
+            size, at_s = size + before.bytes, before.at_s
+        self._marks.append(Mark(self.sent, size, at_s))
 
     def wait(self) -> bool:
         """Have the sender woken by the next change; False when there is something already."""
