@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import threading
 from pathlib import Path
@@ -69,6 +70,14 @@ class Pair:
 @pytest.fixture
 def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path)
+
+
+def test_a_disk_travels_to_other_processes(tmp_path: Path) -> None:
+    """Spark sends one to its workers."""
+    disk = RealDisk()
+    disk.open(str(tmp_path / "open here"), create=True)
+    there = pickle.loads(pickle.dumps(disk))
+    assert there.exists(str(tmp_path)) and there.names is not disk.names
 
 
 def test_frames_do_not_depend_on_how_bytes_arrive() -> None:

@@ -47,6 +47,10 @@ class OpenPaths:
         self._paths: dict[int, str] = {}
         self._folders: dict[str, dict[str, set[int]]] = {}  # folder -> name -> open files
 
+    def __reduce__(self) -> tuple[type["OpenPaths"], tuple[()]]:
+        """A disk is sent to Spark's workers; what is open here is not open there."""
+        return OpenPaths, ()
+
     def path(self, file: int) -> str | None:
         return self._paths.get(file)
 
