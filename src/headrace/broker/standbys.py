@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.clock import Clock
-from headrace.errors import Conflict, NotFound
+from headrace.errors import Conflict, InvalidInput, NotFound
 from headrace.log.changes import QUEUE_BYTES_MAX, Changes, Feed, Kept
 from headrace.log.confirms import Confirms
 from headrace.log.disk import RealDisk
@@ -31,10 +31,13 @@ QUEUE_SHARE = 8  # and never more than this part of the memory limit waits for o
 class Follower:
     """One standby that is connected."""
 
-    def __init__(self, changes: Changes, name: str, address: str, kept: dict[str, Kept], bytes_max: int) -> None:
+    def __init__(
+        self, changes: Changes, name: str, address: str, copy: str, kept: dict[str, Kept], bytes_max: int
+    ) -> None:
         self.id = secrets.token_hex(8)
         self.name = name
         self.address = address
+        self.copy = copy  # the folder that it writes to, over as many connections as it takes
         loop = asyncio.get_running_loop()
         self.news = asyncio.Event()
         self.feed = Feed(changes, kept, lambda: loop.call_soon_threadsafe(self.news.set), bytes_max)
@@ -75,6 +78,8 @@ class Standbys:
 
     def start(self) -> None:
         """From here on nobody is told of anything before the standbys have it."""
+        if self.wanted and (reason := self._why_not()) is not None:
+            raise InvalidInput(f"standby_confirms: {reason}")
         if self.wanted and self.changes is not None:
             self._disk.watcher = self.changes
             confirms = self.confirms = Confirms(self.changes, self.wanted)
@@ -103,17 +108,26 @@ class Standbys:
         with self._naming:
             return folder_id(self._broker.disk, self._broker.config.data_dir)
 
-    def attach(self, name: str, address: str, kept: dict[str, Kept]) -> Follower:
+    def _why_not(self) -> str | None:
         tier_root, data_dir = self._broker.shard.tier_root, self._broker.config.data_dir
         if self.changes is None:
-            raise Conflict("this broker's disk is none that a standby could follow")
+            return "this broker's disk is none that a standby could follow"
         if not tier_root.startswith(f"{data_dir}/"):
-            raise Conflict(
+            return (
                 f"archived segments lie in {tier_root}, outside of the data folder: a standby would not have them. "
                 "It can follow a broker whose tier_dir is `auto`"
             )
+        return None
+
+    def attach(self, name: str, address: str, copy: str, kept: dict[str, Kept]) -> Follower:
+        reason = self._why_not()
+        if reason is not None or self.changes is None:
+            raise Conflict(reason or "")
+        for other in self:
+            if other.copy == copy:  # its connection broke, and only it has noticed; one copy must not count as two
+                self.leave(other, "it has come again")
         limit = min(QUEUE_BYTES_MAX, self._broker.pressure.limits.memory_bytes // QUEUE_SHARE)
-        follower = Follower(self.changes, name, address, kept, limit)
+        follower = Follower(self.changes, name, address, copy, kept, limit)
         self._followers[follower.id] = follower
         self.changes.attach(follower.feed)
         self._disk.watcher = self.changes

@@ -122,7 +122,7 @@ class Following:
         from headrace.log.frames import FORMAT, BadFrame, FrameReader
 
         kept = {path: list(facts) for path, facts in self._standby.kept().items()}
-        body = encode({"name": self._name, "format": FORMAT, "kept": kept})
+        body = encode({"name": self._name, "copy": self._standby.copy, "format": FORMAT, "kept": kept})
         stream = self._connection.stream("/standby/stream", headers={"Content-Type": JSON}, body=body)
         reader = FrameReader()
         heard_s = time.monotonic()

@@ -10,9 +10,11 @@ journal entry which is not there.
 
 import json
 import sys
+import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 from headrace.errors import Conflict, StorageError
 from headrace.log import paths
@@ -38,25 +40,29 @@ class IncompleteCopy(StorageError):
 
 def state_of(disk: Disk, root: str) -> str | None:
     """What the marker says; None when there is none. One that cannot be read is no proof of a whole copy."""
-    return _marker(disk, root)[0]
+    return _marker(disk, root).state
 
 
-def _marker(disk: Disk, root: str) -> tuple[str | None, str]:
-    """State, and of which folder it is a copy; empty when that is not known."""
+class _Marker(NamedTuple):
+    state: str | None
+    folder: str = ""  # of which it is a copy; empty when that is not known
+    copy: str = ""  # which copy of it this is, for a leader that counts them
+
+
+def _marker(disk: Disk, root: str) -> _Marker:
     path = f"{root}/{paths.STANDBY}"
     if not disk.exists(path):
-        return None, ""
+        return _Marker(None)
     try:
         said = json.loads(read_whole(disk, path))
-        return (IN_STEP if said["state"] == IN_STEP else COPYING), str(said.get("folder", ""))
+        state = IN_STEP if said["state"] == IN_STEP else COPYING
+        return _Marker(state, str(said.get("folder", "")), str(said.get("copy", "")))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return COPYING, ""
+        return _Marker(COPYING)
 
 
 def folder_id(disk: Disk, root: str) -> str:
     """Of the folder of a leader, and of all copies of it."""
-    import uuid
-
     path = f"{root}/{paths.FOLDER_ID}"
     if not disk.exists(path):
         write_atomically(disk, path, uuid.uuid4().hex.encode())
@@ -82,8 +88,8 @@ def promote(disk: Disk, root: str) -> bool:
     return True
 
 
-def _mark(disk: Disk, root: str, state: str, folder: str) -> None:
-    write_atomically(disk, f"{root}/{paths.STANDBY}", json.dumps({"state": state, "folder": folder}).encode())
+def _mark(disk: Disk, root: str, marker: _Marker) -> None:
+    write_atomically(disk, f"{root}/{paths.STANDBY}", json.dumps(marker._asdict()).encode())
 
 
 def prepare(disk: Disk, root: str, *, overwrite: bool = False) -> FileId:
@@ -107,7 +113,9 @@ class Standby:
     """Used by one thread. `position` is the last change that was made, and, with the syncs among them, made to last."""
 
     def __init__(self, disk: Disk, root: str, lock: FileId, *, overwrite: bool = False) -> None:
-        self._folder = "" if overwrite else _marker(disk, root)[1]
+        marker = _marker(disk, root)
+        self._folder = "" if overwrite else marker.folder
+        self.copy = marker.copy or uuid.uuid4().hex
         self._disk = disk
         self._root = root
         self._lock = lock
@@ -117,6 +125,9 @@ class Standby:
         self.position = 0
         self.is_in_step = False
         self.copy_bytes = self.copied_bytes = self._copied_unsynced = 0
+
+    def _mark(self, state: str) -> None:
+        _mark(self._disk, self._root, _Marker(state, self._folder, self.copy))
 
     # What is here already.
 
@@ -174,7 +185,7 @@ class Standby:
                 self._change(frame)
             except FileNotFoundError as error:
                 if self.is_in_step:
-                    _mark(self._disk, self._root, COPYING, self._folder)
+                    self._mark(COPYING)
                     raise OutOfStep(f"change {frame.sequence:,} is about what is not here: {error}") from error
             self.position = frame.sequence
         elif frame.kind == Kind.HELLO:
@@ -215,13 +226,13 @@ class Standby:
         self.is_in_step = False
         self.position = frame.sequence
         self.copied_bytes = self.copy_bytes = 0
-        _mark(self._disk, self._root, COPYING, folder)
+        self._mark(COPYING)
 
     def _finish(self) -> None:
         """All of it is made to last before the marker says so."""
         self._unsynced.update(path for path in self._walk("") if not path.endswith("/"))
         self._sync_all()
-        _mark(self._disk, self._root, IN_STEP, self._folder)
+        self._mark(IN_STEP)
         self.is_in_step = True
 
     def _remove_others(self, listed: list[str]) -> None:

@@ -13,13 +13,14 @@ from headrace.broker.rights import EVERYTHING
 from headrace.broker.standbys import Standbys
 from headrace.clock import ManualClock
 from headrace.config import Config
+from headrace.errors import InvalidInput
 from headrace.log.disk import RealDisk
 from headrace.log.frames import Frame, FrameReader, Kind
 from headrace.log.settings import LogSettings
 from tests.doors.amqp.running import eventually
 from tests.doors.http.live import Live, code_of
 
-HELLO = {"name": "second", "format": 1, "kept": {}}
+HELLO = {"name": "second", "copy": "one", "format": 1, "kept": {}}
 PASSWORD = "no-password-of-anybody-else"
 
 
@@ -68,7 +69,10 @@ def test_a_standby_must_be_an_administrator(live: Live) -> None:
 
 @pytest.mark.parametrize(
     "hello",
-    [{}, {**HELLO, "name": ""}, {**HELLO, "format": 2}, {**HELLO, "kept": []}, {**HELLO, "kept": {"a": [1]}}],
+    [
+        {},
+        *({**HELLO, **odd} for odd in ({"name": ""}, {"copy": 1}, {"format": 2}, {"kept": []}, {"kept": {"a": [1]}})),
+    ],
     ids=str,
 )
 def test_a_hello_that_makes_no_sense_is_refused(live: Live, hello: dict[str, Any]) -> None:
@@ -110,6 +114,11 @@ def test_a_broker_with_an_archive_elsewhere_has_no_standbys(own: type[Live], tmp
     assert answer.status_code == 409 and "tier_dir" in answer.json()["detail"]
 
 
+def test_a_broker_that_no_standby_can_follow_does_not_wait_for_one(own: type[Live], tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="standby_confirms: archived segments lie in"):
+        own(log=LogSettings(journal_file_bytes=1 << 20, tier_dir=str(tmp_path / "elsewhere")), standby_confirms=1)
+
+
 def test_a_user_who_is_no_longer_an_administrator_follows_no_longer(own: type[Live]) -> None:
     live = own(log=LogSettings(journal_file_bytes=1 << 20))
     live.call(live.broker.users.put_user("second", password=PASSWORD, tags=["administrator"]))
@@ -118,6 +127,23 @@ def test_a_user_who_is_no_longer_an_administrator_follows_no_longer(own: type[Li
     live.call(live.broker.users.put_user("second", password=PASSWORD, tags=[]))
     assert follower.is_over.wait(60)
     assert live.get("/standby").json()["standbys"] == []
+
+
+def test_a_copy_that_comes_again_is_not_counted_twice(own: type[Live]) -> None:
+    """Its first connection may be dead, and only the standby has noticed."""
+    live = own(log=LogSettings(journal_file_bytes=1 << 20), standby_confirms=2)
+    first = Follower(live)
+    first.wait_in_step()
+    gone = live.get("/standby").json()["standbys"][0]["id"]
+    assert live.request("PUT", f"/standby/{gone}", json={"position": first.last()}).status_code == 200
+    again = Follower(live)
+    assert first.is_over.wait(60)
+    again.wait_in_step()
+    (only,) = live.get("/standby").json()["standbys"]
+    live.request("PUT", f"/standby/{only['id']}", json={"position": again.last()})
+    assert live.request("PUT", f"/standby/{gone}", json={"position": again.last()}).status_code == 404
+    assert live.get("/standby").json()["in_step"] == 1
+    assert "1 of 2 are in step" in live.get("/health").json()["reason"]
 
 
 def test_what_is_published_is_told_when_the_standby_has_it(own: type[Live]) -> None:

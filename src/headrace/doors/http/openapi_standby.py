@@ -31,6 +31,7 @@ def schemas() -> dict[str, Schema]:
         "StandbyHello": record(
             {
                 "name": {"type": "string", "minLength": 1, "maxLength": NAME_CHARS_MAX},
+                "copy": {"type": "string", "minLength": 1, "maxLength": NAME_CHARS_MAX},
                 "format": INT64,
                 "kept": {"type": "object", "additionalProperties": array(INT64, minItems=2, maxItems=2)},
             },

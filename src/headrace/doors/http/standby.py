@@ -32,11 +32,13 @@ async def follow(site: Site, request: Request) -> Response:
     """The data folder and everything that changes in it, for as long as somebody takes it."""
     Query(request)
     fields = await read_json(request, _share(), KEPT_BYTES_MAX)
-    if fields.keys() != {"name", "format", "kept"}:
-        raise MalformedJson('a standby says {"name": "it", "format": 1, "kept": {"path": [size, crc]}}')
-    name, kept = fields["name"], fields["kept"]
+    if fields.keys() != {"name", "copy", "format", "kept"}:
+        raise MalformedJson('a standby says {"name": "it", "copy": "id", "format": 1, "kept": {"path": [size, crc]}}')
+    name, copy, kept = fields["name"], fields["copy"], fields["kept"]
     if type(name) is not str or not 0 < len(name) <= NAME_CHARS_MAX or not name.isprintable():
         raise InvalidInput(f"the name of a standby has 1 to {NAME_CHARS_MAX} characters")
+    if type(copy) is not str or not 0 < len(copy) <= NAME_CHARS_MAX:
+        raise InvalidInput(f"the id of a copy has 1 to {NAME_CHARS_MAX} characters")
     if fields["format"] != FORMAT:
         raise InvalidInput(f"this broker sends format {FORMAT} of the stream: it and its standbys run one version")
     if type(kept) is not dict:
@@ -44,7 +46,8 @@ async def follow(site: Site, request: Request) -> Response:
     folder = await asyncio.get_running_loop().run_in_executor(None, site.broker.standbys.folder_id)
     client = request.client
     address = source_of(client.host if client else None)
-    follower = site.broker.standbys.attach(name, address, {path: _kept(facts) for path, facts in kept.items()})
+    known = {path: _kept(facts) for path, facts in kept.items()}
+    follower = site.broker.standbys.attach(name, address, copy, known)
     goes_on(site, follows, request)
     return Changes(site, request, follower, folder)
 
