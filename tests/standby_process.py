@@ -1,33 +1,27 @@
 """A real standby in a process of its own, to be killed."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, Self
 
+from tests.killable import Killable
+
 PATIENCE_S = 120.0
 
 
-class StandbyProcess:
+class StandbyProcess(Killable):
     """Keeps its folder over restarts."""
 
     def __init__(self, folder: Path, url: str) -> None:
+        folder.mkdir(exist_ok=True)
+        super().__init__(folder / "standby.txt")
         self.data = folder / "data"
         self._url = url
-        folder.mkdir(exist_ok=True)
-        self._output = folder / "standby.txt"
         self._begin = 0
-        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
-        self._begin = self._output.stat().st_size if self._output.exists() else 0
-        command = [sys.executable, "-m", "headrace", "standby", self._url, "--data-dir", str(self.data), "--json"]
-        with self._output.open("ab") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        self._begin = self._run("standby", self._url, "--data-dir", str(self.data), "--json")
         return self
 
     def events(self) -> list[dict[str, Any]]:
@@ -39,29 +33,9 @@ class StandbyProcess:
         deadline = time.monotonic() + PATIENCE_S
         while not (found := [event for event in self.events() if event["event"] == "in step"]):
             assert time.monotonic() < deadline, self.said()
-            assert self._process is not None and self._process.poll() is None, self.said()
+            assert self.is_running, self.said()
             time.sleep(0.02)
         return found[-1]
-
-    def kill(self) -> None:
-        assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(PATIENCE_S)
-        self._process = None
-
-    def stop(self) -> int:
-        assert self._process is not None
-        self._process.terminate()
-        code = self._process.wait(PATIENCE_S)
-        self._process = None
-        return code
-
-    def close(self) -> None:
-        if self._process is not None:
-            self.kill()
-
-    def said(self) -> str:
-        return self._output.read_text(errors="replace")[-4000:]
 
 
 def differences(leader: Path, standby: Path) -> list[str]:

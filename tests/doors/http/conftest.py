@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.doors.http.live import Live
+from tests.doors.http.registries import Registry
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +36,14 @@ def topic(request: pytest.FixtureRequest) -> str:
     import re
 
     return re.sub(r"[^a-zA-Z0-9._-]", "-", request.node.name)[:200]
+
+
+@pytest.fixture
+def registry(own: type[Live]) -> Registry:
+    return Registry(own())
+
+
+@pytest.fixture
+def shared(live: Live) -> Iterator[Registry]:
+    """For tests with subjects of their own."""
+    yield Registry(live)

@@ -4,7 +4,9 @@ import importlib
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import pika
 import pytest
 
 from tests.interop.kafka.broker import KafkaBroker
@@ -29,6 +31,14 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker
     yield started
     started.close()
     assert started.errors() == [], started.said()
+
+
+@pytest.fixture
+def channel(broker: KafkaBroker) -> Iterator[Any]:
+    """Of a broker whose AMQP door is open."""
+    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port))
+    yield connection.channel()
+    connection.close()
 
 
 @pytest.fixture

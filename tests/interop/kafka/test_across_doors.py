@@ -25,13 +25,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     assert started.errors() == [], started.said()
 
 
-@pytest.fixture
-def channel(broker: KafkaBroker) -> Iterator[Any]:
-    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port))
-    yield connection.channel()
-    connection.close()
-
-
 def from_start(broker: KafkaBroker, topic: str, count: int) -> list[Any]:
     reader = Consumer(
         {"bootstrap.servers": broker.address, "group.id": "across", "enable.auto.commit": False}

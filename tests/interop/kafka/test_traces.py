@@ -33,13 +33,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 
 @pytest.fixture
-def channel(broker: KafkaBroker) -> Iterator[Any]:
-    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port))
-    yield connection.channel()
-    connection.close()
-
-
-@pytest.fixture
 def queue(channel: Any, name: Name) -> str:
     made = name("traced")
     channel.queue_declare(made, durable=True)
