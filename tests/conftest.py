@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 SPARK = ("tests/spark/", "tests/pipelines/")
 # What takes longest begins first: nobody is left alone with it while the other processes have nothing more to do.
@@ -34,6 +36,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("curious", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("patient", settings.get_profile("curious"), derandomize=True)
 settings.load_profile("patient")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis draws strings and numbers of the modules that are loaded, which are others whenever the files are
+    divided otherwise: a run would meet what no run before it has met."""
+    if config.getoption("--hypothesis-profile") is None:
+        providers._get_local_constants = Constants
 
 
 def group_of(nodeid: str) -> str:
