@@ -6,20 +6,23 @@ that acknowledges from the page cache, how much is to be had by whoever waits fo
 
 kafka_nothing.c answers without a look at what came, and sends the same records over and over: what the system takes to
 bring the bytes there and back, with this load on this machine.
+
+Each is beside both Kafkas, by the clock and per CPU-second: where kafka_plain is not twice as cheap as a Kafka that
+flushes, what both have the system do for them is more than half of what Kafka costs.
 """
 
 import argparse
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench import machine
 from bench.cores import Cores, add_option, chosen
 from bench.kafka import WARM_UPS, Load, cheapest, raw_cases
-from bench.kafka_peers import KAFKA, OURS, Broker, Headrace, build_load, kafkas
-from bench.kafka_report import TWICE, Measured
+from bench.kafka_peers import KAFKA, KAFKA_FLUSH, OURS, Broker, Headrace, build_load, kafkas
+from bench.kafka_report import TWICE, Measured, Rows
 
 PLAIN_PROGRAM, NOTHING_PROGRAM = "kafka_plain", "kafka_nothing"
 PLAIN, NOTHING = "plain C", "nothing"
@@ -74,37 +77,47 @@ def measure(programs: Path, broker: Broker) -> Iterator[Measured]:
 def run(*, peers: bool = True, cores: Cores | None = None) -> None:
     cores = cores or Cores()
     print(f"machine    {machine.describe()}\ncores      {cores}", flush=True)
-    rates: dict[str, dict[str, float]] = {}
+    measured: dict[str, dict[str, Measured]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-kafka-load-") as folder:
         programs = Path(folder)
         build_load(programs)
         build(programs)
         brokers: list[Broker] = [Nothing(programs), Plain(programs), Headrace()]
         if peers:
-            brokers += kafkas(flush=[False])
+            brokers += kafkas(flush=[False, True])
         for broker in brokers:
             broker.cores = cores
             with broker.running():
-                rates[broker.name] = {}
+                measured[broker.name] = {}
                 for one in measure(programs, broker):
-                    rates[broker.name][one.work] = one.rate
+                    measured[broker.name][one.work] = one
                     print(one.line(), flush=True)
-    for line in report(rates):
-        print(line)
+    for beside in [name for name in (KAFKA, KAFKA_FLUSH) if name in measured] or [OURS]:
+        for line in report(measured, beside):
+            print(line)
 
 
-def report(rates: dict[str, dict[str, float]]) -> Iterator[str]:
-    """Each as so many times Kafka's rate; without Kafka, as so many times ours."""
-    beside = KAFKA if KAFKA in rates else OURS
+def report(measured: Mapping[str, Rows], beside: str) -> Iterator[str]:
+    """Each as so many times what another one does by the clock, and for a second of its CPU time."""
     others = [name for name in (NOTHING, PLAIN, OURS) if name != beside]
-    yield f"\n  {f'messages per second, of those of {beside}':<42}" + "".join(f"{name:>12}" for name in others)
-    for work, rate in rates[beside].items():
-        known = [rates[name].get(work) for name in others]
-        yield f"  {work:<42}" + "".join(f"{'-':>12}" if one is None else f"{one / rate:>11.2f}x" for one in known)
-    if beside is KAFKA:
+    yield f"\n  {f'beside {beside}: per s, per CPU-s':<42}" + "".join(f"{name:>18}" for name in others)
+    by_clock: dict[str, list[float]] = {name: [] for name in others}
+    by_cpu: dict[str, list[float]] = {name: [] for name in others}
+    for work, theirs in measured[beside].items():
+        cells = ""
         for name in others:
-            reached = [work for work, rate in rates[name].items() if rate >= TWICE * rates[KAFKA][work]]
-            yield f"  twice Kafka's rate is reached by {name} in {len(reached)} of {len(rates[name])} rows"
+            one = measured[name].get(work)
+            if one is None:
+                cells += f"{'-':>18}"
+                continue
+            by_clock[name].append(one.rate / theirs.rate)
+            by_cpu[name].append(theirs.cpu_per_million / one.cpu_per_million)
+            cells += f"{by_clock[name][-1]:>9.2f}x{by_cpu[name][-1]:>7.2f}x"
+        yield f"  {work:<42}{cells}"
+    if beside is not OURS:
+        for name in others:
+            clock, cpu = (sum(ratio >= TWICE for ratio in ratios[name]) for ratios in (by_clock, by_cpu))
+            yield f"  {name} is twice {beside} in {clock} of {len(by_clock[name])} rows, per CPU-second in {cpu}"
 
 
 def main() -> None:
