@@ -18,8 +18,19 @@ PATIENCE_S = 60
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Ours without whatever HEADRACE_* the machine has."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")} | extra
+    """Ours without whatever HEADRACE_* the machine has. One that does not end can be asked where it is: see `stop`."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
+    return ours | {"PYTHONFAULTHANDLER": "1"} | extra
+
+
+@contextmanager
+def closed_terminals(action: signal.Handlers) -> Iterator[None]:
+    """What SIGHUP means to whoever is started here: SIG_IGN as under nohup, SIG_DFL as everywhere else."""
+    before = signal.signal(signal.SIGHUP, action)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def headrace(
@@ -77,8 +88,12 @@ class Started:
         assert self.process.stdout is not None
         if self.process.poll() is None:
             self.process.send_signal(number)
+        patience = threading.Timer(PATIENCE_S, self.process.send_signal, [signal.SIGABRT])
+        patience.start()
         self.lines.extend(self.process.stdout)
         code = self.process.wait(PATIENCE_S)
+        patience.cancel()
+        assert code != -signal.SIGABRT, f"it did not end after signal {number}: {self.errors}"
         self._listener.join(PATIENCE_S)
         self.process.stdout.close()
         if self.process.stderr is not None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace import Client
-from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, headrace, serving
+from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, closed_terminals, headrace, serving
 
 
 def start_that_fails(*arguments: str, cwd: Path | None = None, **env: str) -> tuple[int, str]:
@@ -22,9 +22,16 @@ def start_that_fails(*arguments: str, cwd: Path | None = None, **env: str) -> tu
     return done.returncode, sentence
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_stop_is_clean_and_the_next_start_says_so(tmp_path: Path, number: int) -> None:
-    broker = Broker(tmp_path / "data")
+@pytest.mark.parametrize(
+    ("hangups", "number"),
+    [(signal.SIG_IGN, signal.SIGTERM), (signal.SIG_DFL, signal.SIGHUP)],
+    ids=["nohup", "terminal"],
+)
+def test_a_stop_is_clean_and_the_next_start_says_so(tmp_path: Path, hangups: signal.Handlers, number: int) -> None:
+    with closed_terminals(hangups):
+        broker = Broker(tmp_path / "data")
+    if hangups is signal.SIG_IGN:
+        broker.process.send_signal(signal.SIGHUP)
     broker.said("pub", "orders", "one", "two")
     assert broker.stop(number) == 0
     assert "stopped; everything is on disk\n" in broker.lines
