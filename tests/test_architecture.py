@@ -14,6 +14,7 @@ MAY_IMPORT = {
     "errors": (),
     "clock": (),
     "allocator": (),
+    "outlet": (),
     "config": ("errors", "log.settings"),
     "record": ("errors",),
     "log": ("errors", "clock", "config", "record"),
@@ -36,10 +37,13 @@ MAY_IMPORT = {
     ),
     "pipelines": ("errors", "record", "spark", "client", "log", "config"),
     "demo": ("errors", "record", "wire.amqp", "client", "pipelines"),
-    "server": ("errors", "clock", "allocator", "config", "record", "log", "wire", "broker", "doors", "version"),
+    "server": (
+        *("errors", "clock", "allocator", "config", "record", "log", "wire", "broker", "doors"),
+        *("version", "outlet"),
+    ),
     "cli": (
         *("errors", "clock", "config", "record", "log", "broker.offline"),
-        *("server", "client", "pipelines", "demo", "version"),
+        *("server", "client", "pipelines", "demo", "version", "outlet"),
     ),
 }
 

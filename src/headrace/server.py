@@ -20,6 +20,7 @@ from headrace.clock import Clock, SystemClock
 from headrace.config import Address, Config
 from headrace.doors.listener import Door
 from headrace.doors.tls import Tls, tls_of
+from headrace.outlet import Outlet
 from headrace.version import __version__
 
 logger = logging.getLogger("headrace")
@@ -105,7 +106,7 @@ def run(
     set_up_logging(config)
     _allow_many_files()
     keep_freed_memory()
-    speaker = (_JsonSpeaker if as_json else _TextSpeaker)(out or sys.stdout)
+    speaker = (_JsonSpeaker if as_json else _TextSpeaker)(Outlet(out or sys.stdout))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(config, speaker, beside))
     return 0
@@ -162,7 +163,7 @@ async def _serve(config: Config, speaker: "_TextSpeaker | _JsonSpeaker", beside:
 class _TextSpeaker:
     """For people, and scripts that wait for the line `ready`."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: Outlet) -> None:
         self._out = out
 
     def greet(self, server: Server, seconds: float, beside: Beside | None) -> None:
@@ -194,13 +195,13 @@ class _TextSpeaker:
         self._say("stopped; everything is on disk")
 
     def _say(self, line: str) -> None:
-        _say(self._out, line)
+        self._out.write(line + "\n")
 
 
 class _JsonSpeaker:
     """For programs: an object a line, each with its event."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: Outlet) -> None:
         self._out = out
 
     def greet(self, server: Server, seconds: float, beside: Beside | None) -> None:
@@ -225,13 +226,7 @@ class _JsonSpeaker:
         self._say("stopped")
 
     def _say(self, event: str, **facts: object) -> None:
-        _say(self._out, msgspec.json.encode({"event": event, **facts}).decode())
-
-
-def _say(out: TextIO, line: str) -> None:
-    """What people and scripts wait for must not sit in a buffer; nobody listening is no reason to stop."""
-    with contextlib.suppress(BrokenPipeError):
-        print(line, file=out, flush=True)
+        self._out.write(msgspec.json.encode({"event": event, **facts}).decode() + "\n")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -294,7 +289,7 @@ class _JsonFormat(logging.Formatter):
 
 
 def set_up_logging(config: Config) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(Outlet(sys.stderr))
     handler.setFormatter(_JsonFormat() if config.log_format == "json" else _TextFormat())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 from headrace.cli.folder import data_dir_option
 from headrace.cli.options import json_option, settings_file
 from headrace.errors import BrokerUnreachable, HeadraceError, StorageError, Unconfirmed
+from headrace.outlet import Outlet
 
 if TYPE_CHECKING:
     from headrace.client.connection import Connection
@@ -222,12 +224,13 @@ def _detail(response: Any) -> str:
 
 
 def speaker(as_json: bool) -> Say:
+    out = Outlet(sys.stdout)
+
     def say(event: str, text: str, **facts: object) -> None:
         if as_json:
             import msgspec
 
-            click.echo(msgspec.json.encode({"event": event, **facts}))
-        else:
-            click.echo(text)
+            text = msgspec.json.encode({"event": event, **facts}).decode()
+        out.write(text + "\n")
 
     return say

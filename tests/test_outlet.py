@@ -1,0 +1,67 @@
+"""What a process says, to readers that are gone or do not read."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TextIO
+
+import pytest
+
+from headrace import outlet
+from headrace.outlet import Outlet
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, TextIO]]:
+    reader, writer = os.pipe()
+    with open(writer, "w") as stream:
+        yield reader, stream
+    with suppress(OSError):
+        os.close(reader)
+
+
+def fill(stream: TextIO) -> None:
+    os.set_blocking(stream.fileno(), False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(stream.fileno(), bytes(outlet.PIECE_BYTES))
+    os.set_blocking(stream.fileno(), True)
+
+
+def empty(reader: int) -> bytes:
+    found = []
+    os.set_blocking(reader, False)
+    with suppress(BlockingIOError):
+        while data := os.read(reader, 1 << 20):
+            found.append(data)
+    return b"".join(found)
+
+
+def test_a_line_is_there_at_once_and_whole(pipe: tuple[int, TextIO]) -> None:
+    reader, stream = pipe
+    line = "ä" * 3 * outlet.PIECE_BYTES + "\n"
+    Outlet(stream).write(line)
+    assert empty(reader).decode() == line
+
+
+def test_nobody_waits_for_a_reader_that_does_not_read(
+    pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "PATIENCE_MS", 1)
+    reader, stream = pipe
+    out = Outlet(stream)
+    fill(stream)
+    out.write("left out\n")
+    empty(reader)
+    out.write("heard\n")
+    assert empty(reader) == b"heard\n"
+
+
+def test_nobody_minds_a_reader_that_is_gone(pipe: tuple[int, TextIO]) -> None:
+    reader, stream = pipe
+    os.close(reader)
+    Outlet(stream).write("to a closed pipe\n")
+    terminal, line = os.openpty()
+    os.close(terminal)
+    with open(line, "w") as stream:
+        Outlet(stream).write("to a closed terminal\n")
