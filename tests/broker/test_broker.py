@@ -1,6 +1,7 @@
 """Streams, publishing, cursors and housekeeping over a real shard, without a door."""
 
 import asyncio
+import errno
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -205,6 +206,35 @@ async def test_a_catalog_that_cannot_be_written_changes_nothing(tmp_path: Path) 
     disk.full = False
     await broker.streams.create("t")
     await broker.close()
+
+
+async def test_a_full_disk_keeps_nobody_from_stopping_and_the_next_start_stores_what_the_journal_holds(
+    tmp_path: Path,
+) -> None:
+    class Full(RealDisk):
+        full = False
+
+        def pwrite(self, file: int, buffers: Any, position: int) -> int:
+            if self.full and "/logs/" in (self.names.path(file) or ""):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().pwrite(file, buffers, position)
+
+    disk = Full()
+    broker = await Broker.open(config(tmp_path), disk=disk)
+    stream = await broker.streams.create("t")
+    await broker.publish(stream, [message(b"before")])
+    disk.full = True
+    publishing = asyncio.ensure_future(broker.publish(stream, [message(b"in the journal")]))
+    async with asyncio.timeout(60):
+        while not broker.shard.committer.is_stuck:
+            await asyncio.sleep(0.01)
+        await broker.close()
+    with pytest.raises(StorageError):
+        await publishing
+    disk.full = False
+    again = await Broker.open(config(tmp_path), disk=disk)
+    assert values(again, "t") == [b"before", b"in the journal"]
+    await again.close()
 
 
 async def test_a_folder_is_locked_against_a_second_broker(broker: Broker) -> None:

@@ -167,6 +167,7 @@ class Broker:
     async def close(self) -> None:
         """Everything in flight is finished and synced; the next start finds a clean stop."""
         self.is_stopping = True
+        self.shard.stop_waiting_for_room()
         self.standbys.close()
         for task in (self._maintenance, self._watch):
             if task is not None:

@@ -71,6 +71,8 @@ class Shard:
         self.ids = range(0)
         self.pending_truncations: list[tuple[Log, int]] = []
         self._closing: Callable[[BaseException | None], object] | None = None
+        self._waits_for_room = True
+        self._left_for_want_of_room = False
         self.is_closed = False
         self.was_standby = False
 
@@ -178,18 +180,29 @@ class Shard:
     def is_closing(self) -> bool:
         return self._closing is not None
 
+    def stop_waiting_for_room(self) -> None:
+        """For who is about to close, and has to wait for others who store something: on a full disk they would wait
+        for ever. They hear that it failed; what lies in the journal is stored by the next start."""
+        self._waits_for_room = False
+        self.close_when_idle()
+
     def close_when_idle(self) -> None:
-        if self._closing is None or self.checkpoints.is_running:
+        if self.checkpoints.is_running:
             return
         lacks_room = self.intake.waits_for_room  # there may never be any: it lies in the journal, or nobody was told
-        if not self.intake.is_idle and not lacks_room:
+        if lacks_room and not self._waits_for_room and self.failure is None:
+            self._left_for_want_of_room = True
+            self.fail(StorageFailed("the disk is full, and the broker stops: the next start stores what waits"))
+            return
+        if self._closing is None or (not self.intake.is_idle and not lacks_room):
             return
         closing, self._closing = self._closing, None
         self.worker.stop_watching()
         for log in self.logs.values():
             log.close()
         if self.failure is not None or lacks_room:
-            closing(self.failure)  # the next start recovers; a clean mark would be a lie
+            # The next start recovers; a clean mark would be a lie.
+            closing(None if self._left_for_want_of_room else self.failure)
             return
         # It may fail meanwhile: what is written to files whose folder is gone is written without an error.
         self.checkpoints.run(clean=True, done=lambda error: closing(error or self.failure))
