@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import Conflict
+from headrace.errors import Conflict, LogClosed
 from headrace.log.compaction import Rewritten
 from headrace.log.disk import RealDisk
 from headrace.log.log import Log
@@ -101,6 +101,30 @@ def test_keys_behind_those_that_one_pass_can_hold_are_compacted_too(bench: Bench
     assert gained.records_after == len(found)
     assert gained.bytes_after == sum(s.size for s in bench.shard.log(1).segments[:-1])
     bench.shard.close()
+
+
+@pytest.mark.parametrize("share", [0.5, 1.5], ids=["while it learns", "while it rewrites"])
+def test_a_shard_that_stops_does_not_wait_for_the_end_of_a_compaction(
+    bench: Bench, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.open(stream=StreamSettings(segment_size=600))
+    keyed(bench, lambda number: number % 3, 100)
+    files, log = bench.shard.files, bench.shard.log(1)
+    segments, reads, last = log.segments, 0, int(share * len(log.segments))
+
+    def read(*given: Any) -> Buffer:
+        nonlocal reads
+        reads += 1
+        files.is_ending = reads == last  # as Shard.join has it
+        return read_segment(*given)
+
+    read_segment = files.read_segment
+    monkeypatch.setattr(files, "read_segment", read)
+    with pytest.raises(LogClosed):
+        compact(bench)
+    assert reads == last and log.segments[-1] is segments[-1]
+    bench.shard.close()
+    assert files.is_ending
 
 
 def test_what_was_compacted_is_not_learnt_again(bench: Bench) -> None:

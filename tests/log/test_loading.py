@@ -2,13 +2,16 @@
 
 import errno
 import os
+import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from headrace.errors import CorruptLog, OffsetOutOfRange, StorageError
 from headrace.log.disk import RealDisk
-from headrace.log.loading import ReadWaits
+from headrace.log.loading import THREADS, Loader, ReadWaits
 from headrace.log.log import Log
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
@@ -254,6 +257,29 @@ def test_an_index_read_while_its_segment_grew_is_read_again_once_that_is_sealed(
     log.read(offset, 1)
     assert disk.bytes_read < 50_000
     bench.shard.close()
+
+
+def test_a_stop_waits_for_reads_that_have_begun_and_for_no_others() -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    done: list[int] = []
+
+    def read(number: int) -> None:
+        begun.release()
+        assert go_on.wait(60)
+        done.append(number)
+
+    loader = Loader(lambda told: told())
+    for number in range(100):
+        loader.submit(partial(read, number), lambda _result, _error: None)
+    for _ in range(THREADS):
+        assert begun.acquire(timeout=60)
+    closing = threading.Thread(target=loader.close)
+    closing.start()
+    while not loader._threads._jobs.qsize() <= THREADS:  # type: ignore[union-attr]
+        time.sleep(0.001)
+    go_on.set()
+    closing.join(60)
+    assert not closing.is_alive() and sorted(done) == list(range(THREADS))
 
 
 def test_batches_of_the_kernel_are_whole(tmp_path: object) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from headrace.errors import CorruptBatch, CorruptLog
+from headrace.errors import CorruptBatch, CorruptLog, LogClosed
 from headrace.log import kernel, paths
 from headrace.log.files import Files
 from headrace.log.segment import Segment, seal_of
@@ -80,6 +80,14 @@ def batches(files: Files, segment: Segment) -> Iterator[tuple[memoryview, BatchI
         want = _READ_BYTES
 
 
+def _unless_ending(files: Files, segment: Segment) -> Iterator[tuple[memoryview, BatchInfo]]:
+    """The same for work that may take hours: a broker that stops does not wait for it, and the next one begins anew."""
+    for found in batches(files, segment):
+        if files.is_ending:
+            raise LogClosed("the broker is stopping")
+        yield found
+
+
 def rewrite(files: Files, segments: Sequence[Segment], keep: Filter, interval: int) -> Rewritten:
     """Write one new segment for a run of neighbours, complete and synced, but not yet in the log.
 
@@ -97,7 +105,7 @@ def rewrite(files: Files, segments: Sequence[Segment], keep: Filter, interval: i
         file = disk.open(temporary, create=True, exclusive=True)
         try:
             for segment in segments:
-                for data, info in batches(files, segment):
+                for data, info in _unless_ending(files, segment):
                     kept = kept_of(data, info, keep)
                     if kept is not None:
                         disk.pwrite(file, [kept], walker.position)
@@ -261,7 +269,7 @@ class LatestByKey:
         for segment in segments:
             if segment.next_offset <= self._start:
                 continue
-            for data, info in batches(files, segment):
+            for data, info in _unless_ending(files, segment):
                 if info.last_offset < self._start:
                     continue
                 if info.base_offset >= end:

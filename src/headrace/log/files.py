@@ -57,6 +57,7 @@ class Files:
         self._dirty: set[str] = set()  # all of them open
         self._being_synced: Counter[str] = Counter()  # no longer dirty, and not known to be synced yet
         self._forgets = 0
+        self.is_ending = False  # no work is to be begun, or gone on with, that can as well be done another time
         # Folder -> number of its last change. It stays until a sync that began after that change has ended:
         # a round must not take a folder for synced while a checkpoint is only about to sync it.
         self._dirty_folders: dict[str, int] = {}

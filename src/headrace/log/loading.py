@@ -43,22 +43,25 @@ class Loader:
 
     def __init__(self, post: Post | None, inline: Worker | None = None) -> None:
         self._post = post
-        self._worker = inline
+        self._inline = inline
+        self._threads: ThreadWorker | None = None
         self._is_closed = False
 
     def submit(self, job: Job, done: Done) -> None:
         if self._is_closed:
             done(None, LogClosed("the log is closed"))
             return
-        if self._worker is None:
-            assert self._post is not None
-            self._worker = ThreadWorker("headrace-loader", self._post, THREADS)
-        self._worker.submit(job, done)
+        if self._post is not None and self._threads is None:
+            self._threads = ThreadWorker("headrace-loader", self._post, THREADS)
+        worker = self._threads or self._inline
+        assert worker is not None
+        worker.submit(job, done)
 
     def close(self) -> None:
+        """Whoever waits for what was not begun is gone: thousands may have asked."""
         self._is_closed = True
-        if self._worker is not None and self._post is not None:
-            self._worker.close()
+        if self._threads is not None:
+            self._threads.close(finish=False)
 
 
 class Loads:

@@ -211,6 +211,7 @@ class Shard:
         self._stop()
 
     def _stop(self) -> None:
+        self.files.is_ending = True
         self.is_closed = True
         if hasattr(self, "maintenance"):
             self.maintenance.close()

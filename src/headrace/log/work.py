@@ -3,8 +3,9 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from headrace.log.chain import Engine, Step, SyncFailure
@@ -52,7 +53,11 @@ class ThreadWorker:
                 error = caught
             self._post(partial(done, result, error))
 
-    def close(self) -> None:
+    def close(self, *, finish: bool = True) -> None:
+        """Without `finish` what was not begun is left out, and nobody is told."""
+        with suppress(Empty):
+            while not finish:
+                self._jobs.get_nowait()
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
