@@ -7,7 +7,7 @@ import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.manage import json_object, manage
-from headrace.cli.options import json_answer, url_option
+from headrace.cli.options import json_answer, json_option, url_option
 
 
 @click.group(cls=AliasGroup)
@@ -17,10 +17,13 @@ def definitions() -> None:
 
 @definitions.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
+@json_option
 @url_option
-def export(file: Path | None, url: str | None, config_file: Path | None) -> None:
-    """Write the definitions to FILE, or to stdout."""
+def export(file: Path | None, as_json: bool, url: str | None, config_file: Path | None) -> None:
+    """Write the definitions to FILE, or to stdout. They are JSON in any case."""
     import msgspec
+
+    from headrace.cli.output import show_json
 
     with manage(url, config_file) as client:
         document = client.call("GET", "definitions")
@@ -29,6 +32,8 @@ def export(file: Path | None, url: str | None, config_file: Path | None) -> None
         click.echo(text, nl=False)
     else:
         file.write_text(text)
+        if as_json:
+            show_json({"exported": str(file)})
 
 
 @definitions.command("import")

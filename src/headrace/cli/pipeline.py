@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.options import broker_url, json_option, living_broker, url_option
+from headrace.cli.options import broker_url, json_answer, json_option, living_broker, url_option
 from headrace.errors import AlreadyExists, InvalidInput
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ def pipeline() -> None:
 
 @pipeline.command("init")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default="pipeline.py")
-def init(file: Path) -> None:
+@json_option
+def init(file: Path, as_json: bool) -> None:
     """Write a commented sample pipeline to FILE."""
+    from headrace.cli.output import show_json
     from headrace.pipelines.sample import SAMPLE
 
     try:
@@ -34,6 +36,9 @@ def init(file: Path) -> None:
             target.write(SAMPLE.replace("THIS_FILE", str(file)))
     except FileExistsError:
         raise AlreadyExists(f"{file} is there already; say another name") from None
+    if as_json:
+        show_json({"written": str(file)})
+        return
     click.echo(f"{file}\nrun it with: headrace pipeline run {file}")
 
 
@@ -143,13 +148,15 @@ def status(name: str, as_json: bool, url: str | None, config_file: Path | None) 
 @pipeline.command("stop")
 @click.argument("name")
 @url_option
-def stop(name: str, url: str | None, config_file: Path | None) -> None:
+@json_answer
+def stop(name: str, url: str | None, config_file: Path | None) -> dict[str, object]:
     """Ask the pipeline NAME to stop after its batch, wherever it runs."""
     from headrace.pipelines.run import ask_to_stop
 
     answer = ask_to_stop(broker_url(url, config_file), name)
     if sys.stderr.isatty():
         click.echo(f"{name} is {answer['state']} and was asked to stop", err=True)
+    return {"stopping": [name], "state": answer["state"]}
 
 
 def _client(url: str | None, config_file: Path | None) -> "Client":
