@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.app import run
-from headrace.cli.schema import laid_out
+from headrace.cli.schema import check, laid_out, register
 from tests.cli.running import Broker
 
 
@@ -70,6 +70,10 @@ def test_a_deleted_subject_is_listed_when_asked_for_and_goes_for_good(broker: Br
     assert broker.run("schema", "rm", "gone", "--yes").returncode == 4
     broker.said("schema", "rm", "gone", "--permanent", "--yes")
     assert broker.run("schema", "rm", "gone", "--permanent", "--yes").returncode == 4
+
+
+def test_what_is_checked_is_said_as_what_is_registered() -> None:
+    assert [one.to_info_dict() for one in check.params] == [one.to_info_dict() for one in register.params]
 
 
 def test_levels_are_shown_set_and_taken_away(broker: Broker) -> None:

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -12,8 +13,6 @@ from headrace.cli.lazy import AliasGroup
 from headrace.cli.manage import ask, manage, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
 from headrace.errors import InvalidInput, NotFound
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 AVRO, JSON, PROTOBUF = "avro", "json", "protobuf"
 ENDINGS = {".avsc": AVRO, ".proto": PROTOBUF}  # what ends in .json may be either of the others
@@ -26,8 +25,15 @@ def schema() -> None:
     """List, look at, register, check and remove schemas."""
 
 
-def content_options(command: Command) -> Command:
-    """What a schema is besides its text."""
+def takes_a_schema(command: Callable[..., Any]) -> Callable[..., Any]:
+    """SUBJECT, FILE and what else says which schema is meant: the command gets it as the registry wants it."""
+
+    @json_option
+    @url_option
+    @wraps(command)
+    def reading(file: Path, kind: str | None, references: tuple[str, ...], **others: Any) -> Any:
+        return command(body=_content(file, kind, references), **others)
+
     kind = click.option(
         "--type",
         "kind",
@@ -43,7 +49,7 @@ def content_options(command: Command) -> Command:
         help="Another schema that this one needs, and what it calls it; repeat it.",
     )
     file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True, allow_dash=True))
-    return click.argument("subject")(file(kind(reference(command))))
+    return click.argument("subject")(file(kind(reference(reading))))
 
 
 @schema.command("ls")
@@ -100,17 +106,9 @@ def info(subject: str, version: int | None, as_json: bool, url: str | None, conf
 
 
 @schema.command("register")
-@content_options
-@json_option
-@url_option
+@takes_a_schema
 def register(
-    subject: str,
-    file: Path,
-    kind: str | None,
-    references: tuple[str, ...],
-    as_json: bool,
-    url: str | None,
-    config_file: Path | None,
+    subject: str, body: dict[str, object], as_json: bool, url: str | None, config_file: Path | None
 ) -> None:
     """Register the schema in FILE under SUBJECT; it is fine if it is there. - reads stdin.
 
@@ -123,7 +121,6 @@ def register(
     """
     from headrace.cli.output import show_json, show_rows
 
-    body = _content(file, kind, references)
     with manage(url, config_file) as client:
         made = {"subject": subject, **client.registry("POST", "subjects", subject, "versions", body=body)}
     if as_json:
@@ -133,25 +130,14 @@ def register(
 
 
 @schema.command("check")
-@content_options
-@json_option
-@url_option
-def check(
-    subject: str,
-    file: Path,
-    kind: str | None,
-    references: tuple[str, ...],
-    as_json: bool,
-    url: str | None,
-    config_file: Path | None,
-) -> int:
+@takes_a_schema
+def check(subject: str, body: dict[str, object], as_json: bool, url: str | None, config_file: Path | None) -> int:
     """Ask whether the schema in FILE may follow those of SUBJECT, and register nothing. - reads stdin.
 
     The exit code is 0 if it may and 5 if not, with the reasons, one a line.
     """
     from headrace.cli.output import show_json, show_rows
 
-    body = _content(file, kind, references)
     with manage(url, config_file) as client:
         path = ("compatibility", "subjects", subject, "versions")
         found = client.registry("POST", *path, body=body, query={"verbose": "true"})
