@@ -418,6 +418,14 @@ class LimitReached(HeadraceError):
     """One more would be over a limit: channels, bindings, consumers."""
 
 
+class QueueLimitReached(Conflict):
+    """In RabbitMQ's words, which its clients may look for."""
+
+    def __init__(self, vhost: str, name: str, limit: int) -> None:
+        super().__init__(f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached")
+        self.vhost, self.name, self.limit = vhost, name, limit
+
+
 class NotSupported(HeadraceError):
     """Asked for properly, but this kind of queue does not do it."""
 

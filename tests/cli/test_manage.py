@@ -88,6 +88,12 @@ def test_a_virtual_host_is_added_used_and_removed_with_either_tools_spelling(bro
     assert broker.said("list_queues", "-p", "cli-host", "name", "consumers") == "inside\t0\n"
     assert broker.said("list_queues", "-V", "cli-host") == "inside\t0\n"
     assert broker.run("list_queues", "-p", "cli-host", "name", "nonsense").returncode == 2
+    assert broker.said("vhost", "limit", "cli-host") == ""
+    assert broker.said("vhost", "limit", "cli-host", "--max-queues", "1") == "max-queues\t1\n"
+    assert broker.run("queue", "add", "more", "-p", "cli-host").returncode == 2
+    both = json.loads(broker.said("vhost", "limit", "cli-host", "--max-connections", "9", "--json"))
+    assert both == {"name": "cli-host", "limits": {"max-queues": 1, "max-connections": 9}}
+    assert broker.said("vhost", "limit", "cli-host", "--max-queues", "-1") == "max-connections\t9\n"
     broker.said("set_permissions", "-p", "cli-host", "guest", "^in", "", "")
     assert broker.said("list_permissions", "-p", "cli-host") == "guest\tcli-host\t\t^in\t\t\n"
     assert broker.run("vhost", "rm", "cli-host").returncode == 2, "nobody can be asked"

@@ -17,6 +17,7 @@ from headrace.broker.turns import Turns
 from headrace.broker.user_definitions import UserDefinitions
 from headrace.broker.user_definitions import export as export_users
 from headrace.broker.vhost import VirtualHost
+from headrace.broker.vhost_limits import LIMITS, QUEUES, Limits, bound, parse_limits
 from headrace.broker.vhost_metadata import FIELDS, Metadata, parse_metadata
 from headrace.errors import ArgumentMismatch, InvalidInput
 
@@ -39,7 +40,7 @@ LISTS = (
 # As in RabbitMQ: not for an import into one vhost. Topics are in the default one, whoever else is meant.
 OF_ALL_VHOSTS = ("vhosts", "users", "permissions", "topic_permissions", "topics")
 STREAM_ARGUMENT = "x-queue-type"
-OPERATOR = "operator_policy"  # the parameters that mean something here
+OPERATOR, VHOST_LIMITS = "operator_policy", "vhost-limits"  # the parameters that mean something here
 # What is not of its shape would be stored all the same, and the next start would take it for damage and refuse.
 SHAPES: dict[str, tuple[type, str]] = {
     "vhost": (str, "a name"),
@@ -71,6 +72,9 @@ async def export(broker: "Broker", vhost: str | None = None) -> Document:
             document["policies"].append(shape if named else _without_vhost(shape))
         for policy in broker.policies.list(host.name, operator=True):
             shape = {"component": OPERATOR, "vhost": policy.vhost, "name": policy.name, "value": _says(policy)}
+            document["parameters"].append(shape if named else _without_vhost(shape))
+        if host.limits:
+            shape = {"component": VHOST_LIMITS, "vhost": host.name, "name": "limits", "value": dict(host.limits)}
             document["parameters"].append(shape if named else _without_vhost(shape))
     if named:
         document["topics"] = [
@@ -152,8 +156,8 @@ def _bindings(host: VirtualHost) -> Iterable[Document]:
 
 
 class Report(dict[str, int]):
-    """How many of each kind the document had. Of parameters only operator policies mean something here; of a single
-    vhost users do not."""
+    """How many of each kind the document had. Of parameters only operator policies and the limits of vhosts mean
+    something here; of a single vhost users do not."""
 
 
 async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | None = None) -> Report:
@@ -168,6 +172,8 @@ async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | No
         if item.get("component") == OPERATOR
     ]
     _check(items, vhost)
+    limits = _limits(items["parameters"], vhost)
+    _check_room(broker, items["queues"], limits, vhost)
     about = [_metadata(item) for item in items["vhosts"]]
     users = UserDefinitions(broker.users, items)
     for item, metadata in zip(items["vhosts"], about, strict=True):
@@ -186,6 +192,9 @@ async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | No
     for policy, operator in policies:
         await host_of({"vhost": policy.vhost})
         await broker.policies.put(policy, operator=operator)
+    for name, value in limits.items():
+        await host_of({"vhost": name})
+        await broker.vhosts.set_limits(name, {limit: value.get(limit) for limit in LIMITS})
     await _import_declared(broker, items, host_of)
     return Report({name: len(items[name]) for name in (*LISTS, "topics")})
 
@@ -261,6 +270,34 @@ def _policy(item: Document, vhost: str | None, *, operator: bool = False) -> Pol
         raise InvalidInput(f"a policy has name, pattern and definition: {str(item)[:200]}") from None
     check(policy, operator=operator)
     return policy
+
+
+def _limits(parameters: list[Document], vhost: str | None) -> dict[str, Limits]:
+    """By vhost."""
+    found = {}
+    for item in parameters:
+        if item.get("component") == VHOST_LIMITS:
+            name = vhost if vhost is not None else item.get("vhost", "/")
+            if not isinstance(name, str):
+                raise InvalidInput(f"vhost is a name: {str(item)[:200]}")
+            found[name] = parse_limits(item.get("value"))
+    return found
+
+
+def _check_room(broker: "Broker", queues: list[Document], limits: Mapping[str, Limits], vhost: str | None) -> None:
+    """That every queue of the document fits under the limits that will hold."""
+    hosts = {host.name: host for host in broker.vhosts}
+    wanted: dict[str, set[str]] = {}
+    for item in queues:
+        wanted.setdefault(vhost if vhost is not None else item.get("vhost", "/"), set()).add(item["name"])
+    for name, names in wanted.items():
+        host = hosts.get(name)
+        limit = bound(limits.get(name, host.limits if host is not None else {}), QUEUES)
+        if limit is None:
+            continue
+        there = {queue for queue in host.queues if host.has_queue(queue)} if host is not None else set()
+        if names - there and len(names | there) > limit:
+            raise InvalidInput(f"with these definitions vhost '{name}' has more queues than its limit of {limit:,}")
 
 
 def _check(items: Mapping[str, list[Document]], vhost: str | None) -> None:

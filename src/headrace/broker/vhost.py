@@ -25,12 +25,14 @@ from headrace.broker.queue import Queue
 from headrace.broker.queue_store import QueueStore
 from headrace.broker.routing import Routing
 from headrace.broker.stream_queue import StreamQueue
+from headrace.broker.vhost_limits import QUEUES, Limits, bound
 from headrace.broker.vhost_metadata import Metadata
 from headrace.errors import (
     AccessRefused,
     HeadraceError,
     InUse,
     LimitReached,
+    QueueLimitReached,
     QueueNotFound,
     ResourceLocked,
     VirtualHostNotFound,
@@ -46,6 +48,7 @@ class VirtualHost:
     def __init__(self, broker: "Broker", name: str, store: QueueStore) -> None:
         self.name = name
         self.metadata = Metadata()
+        self.limits: Limits = {}
         self.is_leaving = False  # being deleted: what would be declared now, nobody would remove
         self.clock = broker.clock
         self.policies = broker.policies
@@ -224,6 +227,7 @@ class VirtualHost:
             check_not_reserved("queue", name)
         name = name or server_name()
         policy = declared.check(f"queue '{name}' in vhost '{self.name}'")
+        self._check_room(name)
         if not declared.is_stored and (Queue, name) not in self._storing:
             return self._add_queue(self.store.make_memory_queue(self, name, policy, declared, owner))
         async with self._changing:
@@ -231,6 +235,7 @@ class VirtualHost:
             found = self._declared(name, arguments)
             if found is not None:
                 return self._met(found, declared, owner)
+            self._check_room(name)
             if not declared.is_stored:  # the one that was being stored could not be
                 return self._add_queue(self.store.make_memory_queue(self, name, policy, declared, owner))
             topic = self.queues.get(name)
@@ -242,6 +247,20 @@ class VirtualHost:
             if topic is not None:
                 self.forget_queue(topic)
             return self._add_queue(queue)
+
+    def _check_room(self, name: str) -> None:
+        """For one more queue, where the vhost has a limit."""
+        limit = bound(self.limits, QUEUES)
+        on_their_way = sum(kind is Queue for kind, _ in self._storing)
+        if limit is None or len(self.queues) + on_their_way < limit:
+            return
+        if sum(map(self.has_queue, self.queues)) + on_their_way >= limit:
+            raise QueueLimitReached(self.name, name, limit)
+
+    def has_queue(self, name: str) -> bool:
+        """Not so for a topic that was only asked for: it is among the queues, and nobody declared it."""
+        found = self.queues.get(name)
+        return found is not None and not _is_topic(found)
 
     def _typed(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """With the type that queues of this vhost have when nobody says; one of before that was the type is met as it
@@ -263,8 +282,7 @@ class VirtualHost:
         found = self.queues.get(name) or self._topic(name)
         if found is None or found.is_deleted:
             return None
-        is_topic = isinstance(found, StreamQueue) and found.is_topic
-        return None if is_topic and arguments.get("x-queue-type", CLASSIC) != STREAM else found
+        return None if _is_topic(found) and arguments.get("x-queue-type", CLASSIC) != STREAM else found
 
     def _add_queue(self, queue: Queue) -> Queue:
         self.queues[queue.name] = queue
@@ -429,3 +447,7 @@ class VirtualHost:
         for task in list(self._tasks):
             await asyncio.gather(task, return_exceptions=True)
         self.delays.close()
+
+
+def _is_topic(queue: Queue) -> bool:
+    return isinstance(queue, StreamQueue) and queue.is_topic

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from msgspec import convert, to_builtins
+from msgspec import convert, field, to_builtins
 
 from headrace.broker.catalog import shaped
 from headrace.broker.changes import to_the_end
@@ -18,6 +18,7 @@ from headrace.broker.rounds import SETTLE_TABLE, Rounds
 from headrace.broker.stream_queue import StreamQueue
 from headrace.broker.streams import Stream
 from headrace.broker.vhost import VirtualHost
+from headrace.broker.vhost_limits import Limits, parse_limits
 from headrace.broker.vhost_metadata import Metadata
 from headrace.broker.view import View
 from headrace.errors import Conflict, HeadraceError, StorageError, VirtualHostNotFound
@@ -33,6 +34,7 @@ DEFAULT = "/"
 
 class _Stored(Metadata, frozen=True, kw_only=True):
     identity: tuple[str]
+    limits: Limits = field(default_factory=dict)
 
 
 class VirtualHosts:
@@ -47,7 +49,8 @@ class VirtualHosts:
         self._vhost_of(DEFAULT)
         for document in broker.catalog.load(CATALOG_KIND):
             stored = shaped(CATALOG_KIND, document, _Stored)
-            self._vhost_of(stored.identity[0]).metadata = convert(document, Metadata)
+            host = self._vhost_of(stored.identity[0])
+            host.metadata, host.limits = convert(document, Metadata), stored.limits
         self.store.load(self._vhost_of, self._hosts)
         broker.streams.before_delete(self._check_deletion)
         broker.streams.before_growth(self._check_growth)
@@ -142,13 +145,27 @@ class VirtualHosts:
         async with self._changing:
             found = self._hosts.get(name)
             if found is None or metadata not in (None, found.metadata):
-                document = to_builtins(metadata or Metadata())
-                await self._in_thread(lambda: self._broker.catalog.put(CATALOG_KIND, (name,), document))
+                await self._store(name, metadata or Metadata(), {} if found is None else found.limits)
             if found is None:
                 await self._broker.users.vhost_made(name, maker)
             host = self._vhost_of(name)
             host.metadata = metadata or host.metadata
             return host
+
+    @to_the_end
+    async def set_limits(self, name: str, changes: Mapping[str, int | None]) -> None:
+        """Those that are named change; None takes one away. Whoever is over a limit already stays."""
+        async with self._changing:
+            host = self.get(name)
+            limits = {limit: value for limit, value in {**host.limits, **changes}.items() if value is not None}
+            parse_limits(limits)
+            if limits != host.limits:
+                await self._store(name, host.metadata, limits)
+                host.limits = limits
+
+    async def _store(self, name: str, metadata: Metadata, limits: Limits) -> None:
+        document = to_builtins(metadata) | ({"limits": limits} if limits else {})
+        await self._in_thread(lambda: self._broker.catalog.put(CATALOG_KIND, (name,), document))
 
     def on_removal(self, watcher: Callable[[str], None]) -> None:
         """Called with the name of each vhost that is about to be removed."""

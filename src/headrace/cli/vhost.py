@@ -1,4 +1,4 @@
-"""`headrace vhost`: list, add and remove virtual hosts."""
+"""`headrace vhost`: list, add, limit and remove virtual hosts."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ COLUMNS = ("name", "messages_ready", "messages_unacknowledged")
 
 @click.group(cls=AliasGroup)
 def vhost() -> None:
-    """List, add and remove virtual hosts."""
+    """List, add, limit and remove virtual hosts."""
 
 
 @vhost.command("ls")
@@ -43,6 +43,44 @@ def add(name: str, url: str | None, config_file: Path | None) -> dict[str, objec
     with manage(url, config_file) as client:
         client.call("PUT", "vhosts", name, body={})
     return {"added": [name]}
+
+
+@vhost.command("limit")
+@click.argument("name")
+@click.option("--max-connections", type=int, metavar="N", help="Most AMQP connections; -1 is no limit.")
+@click.option("--max-queues", type=int, metavar="N", help="Most queues; -1 is no limit.")
+@json_option
+@url_option
+def limit(
+    name: str,
+    max_connections: int | None,
+    max_queues: int | None,
+    as_json: bool,
+    url: str | None,
+    config_file: Path | None,
+) -> None:
+    """Show how many connections and queues virtual host NAME may have; with options, set it.
+
+    Columns: limit, value.
+
+    \b
+    headrace vhost limit team --max-connections 100 --max-queues 500
+    headrace vhost limit team --max-queues -1
+    """
+    from headrace.cli.output import show_json, show_rows
+
+    with manage(url, config_file) as client:
+        for one, value in (("max-connections", max_connections), ("max-queues", max_queues)):
+            if value is not None and value < 0:
+                client.call("DELETE", "vhost-limits", name, one)
+            elif value is not None:
+                client.call("PUT", "vhost-limits", name, one, body={"value": value})
+        found = client.call("GET", "vhost-limits", name)
+    limits = found[0]["value"] if found else {}
+    if as_json:
+        show_json({"name": name, "limits": limits})
+    else:
+        show_rows([{"limit": one, "value": limits[one]} for one in limits], ("limit", "value"), empty="no limits")
 
 
 @vhost.command("rm")

@@ -450,6 +450,32 @@ def test_a_user_has_as_many_connections_as_its_limit_says(running: Running) -> N
     running.connect(credentials=credentials("few"))
 
 
+def test_a_vhost_has_as_many_connections_and_queues_as_its_limits_say(running: Running) -> None:
+    def limit(**limits: int) -> None:
+        named = {f"max-{name}": value for name, value in limits.items()}
+        work = running.server.broker.vhosts.set_limits("narrow", named)
+        asyncio.run_coroutine_threadsafe(work, running.loop).result(PATIENCE_S)
+
+    asyncio.run_coroutine_threadsafe(running.server.broker.vhosts.create("narrow"), running.loop).result(PATIENCE_S)
+    add(running, "tenant", None)
+    change(running, lambda users: users.set_permission("narrow", "tenant", EVERYTHING))
+    first = running.connect(credentials=credentials("tenant"), virtual_host="narrow")
+    limit(connections=1, queues=1)
+    with pytest.raises(ProbableAccessDeniedError) as refused:
+        running.connect(credentials=credentials("tenant"), virtual_host="narrow")
+    text = "access to vhost 'narrow' refused for user 'tenant': connection limit (1) is reached"
+    assert f'(530) "NOT_ALLOWED - {text}"' in str(refused.value)
+    running.connect()  # other vhosts have none
+    first.channel().queue_declare("one", exclusive=True)
+    with pytest.raises(ChannelClosedByBroker) as full:
+        first.channel().queue_declare("two")
+    text = "cannot declare queue 'two': queue limit in vhost 'narrow' (1) is reached"
+    assert (full.value.reply_code, full.value.reply_text) == (406, f"PRECONDITION_FAILED - {text}")
+    first.channel().queue_declare("one", exclusive=True)
+    first.close()
+    running.connect(credentials=credentials("tenant"), virtual_host="narrow")
+
+
 def test_a_user_has_as_many_channels_as_its_limit_says(running: Running) -> None:
     add(running, "narrow", EVERYTHING, limits={"max-channels": 3})
     one, other = (running.connect(credentials=credentials("narrow")) for _ in range(2))

@@ -1,5 +1,6 @@
 """Definitions from a RabbitMQ that runs here into ours, and from ours into another: nothing is lost on the way."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pika
 import pytest
 from bench.amqp_peers import RABBITMQ, rabbitmq
 
+from tests.doors.amqp.running import eventually
 from tests.doors.api.conftest import Served
 from tests.ports import free_port
 
@@ -57,6 +59,8 @@ def declare(client: httpx.Client) -> None:
     policy = {"pattern": "^bill-", "apply-to": "queues", "priority": 3, "definition": {"max-length": 1000}}
     put(TEAM.format("policies", "short"), policy)
     put(TEAM.format("operator-policies", "shorter"), policy | {"definition": {"max-length": 500}})
+    put(TEAM.format("vhost-limits", "max-queues"), {"value": 2})
+    put(TEAM.format("vhost-limits", "max-connections"), {"value": 1})
 
 
 def forget(client: httpx.Client) -> None:
@@ -82,6 +86,26 @@ def log_in(port: int, password: str) -> None:
     pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port, "team", credentials)).close()
 
 
+def told_at_the_limits(port: int) -> list[str]:
+    """Which are 1 connection and the 2 queues that there are."""
+    credentials = pika.PlainCredentials("bill", PASSWORD)
+    parameters = pika.ConnectionParameters("127.0.0.1", port, "team", credentials)
+
+    def enter() -> pika.BlockingConnection | None:
+        """RabbitMQ takes its moment to forget who has left."""
+        with contextlib.suppress(pika.exceptions.ProbableAccessDeniedError):
+            return pika.BlockingConnection(parameters)
+        return None
+
+    first = eventually(enter)
+    with pytest.raises(pika.exceptions.ProbableAccessDeniedError) as outside:
+        pika.BlockingConnection(parameters)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as inside:
+        first.channel().queue_declare("bill-more")
+    first.close()
+    return [str(outside.value), str(inside.value)]
+
+
 def test_definitions_travel_from_rabbitmq_to_ours_and_back(peer: tuple[httpx.Client, int], live: Served) -> None:
     theirs, their_port = peer
     declare(theirs)
@@ -99,3 +123,6 @@ def test_definitions_travel_from_rabbitmq_to_ours_and_back(peer: tuple[httpx.Cli
     assert answer.status_code in (201, 204), answer.text
     assert told(theirs.get("/api/definitions").json()) == told(exported)
     log_in(their_port, PASSWORD)
+    assert told_at_the_limits(live.amqp_port) == told_at_the_limits(their_port)
+    for path in ("/api/vhost-limits", "/api/vhost-limits/team"):
+        assert live.get(path, auth=("guest", "guest")).json() == theirs.get(path).json()

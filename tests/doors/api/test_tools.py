@@ -94,6 +94,9 @@ def test_the_new_rabbitmqadmin_makes_and_removes_users(live: Served) -> None:
     new(live, "declare", "user_limit", "--username", "new-user", "--name", "max-channels", "--value", "9")
     assert "max-channels" in new(live, "list", "user_limits", "--user", "new-user")
     new(live, "delete", "user_limit", "--username", "new-user", "--name", "max-channels")
+    new(live, "declare", "vhost_limit", "--name", "max-queues", "--value", "900")
+    assert "max-queues" in new(live, "list", "vhost_limits")
+    new(live, "delete", "vhost_limit", "--name", "max-queues")
     new(live, "delete", "permissions", "--username", "new-user")
     for name in ("new-user", "new-hashed"):
         new(live, "delete", "user", "--name", name)

@@ -161,6 +161,30 @@ def test_limits_are_set_listed_and_cleared_and_hold(live: Served) -> None:
     assert put(live, "user-limits/bounded/max-channels", {"value": "many"}).status_code == 400
 
 
+def test_limits_of_a_vhost_are_set_listed_and_cleared_and_hold(live: Served) -> None:
+    put(live, "vhosts/bounded", {})
+    assert put(live, "vhost-limits/bounded/max-connections", {"value": 0}).status_code == 204
+    assert put(live, "vhost-limits/bounded/max-queues", {"value": "1"}).status_code == 204
+    wanted = {"vhost": "bounded", "value": {"max-connections": 0, "max-queues": 1}}
+    assert wanted in ask(live, None, "GET", "vhost-limits").json()
+    assert ask(live, None, "GET", "vhost-limits/bounded").json() == [wanted]
+    assert ask(live, "management", "GET", "vhost-limits").json() == []
+    assert ask(live, "management", "GET", "vhost-limits/bounded").status_code == 403
+    with pytest.raises(pika.exceptions.AMQPError):
+        pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", live.amqp_port, "bounded"))
+    assert put(live, "queues/bounded/one", {}).status_code == 201
+    refused = put(live, "queues/bounded/two", {})
+    assert (refused.status_code, refused.json()["error"]) == (400, "bad_request")
+    assert refused.json()["reason"] == "cannot declare queue 'two': queue limit in vhost 'bounded' (1) is reached"
+    for _ in range(2):
+        assert ask(live, None, "DELETE", "vhost-limits/bounded/max-queues").status_code == 204
+    assert put(live, "queues/bounded/two", {}).status_code == 201
+    for path, body in (("max-fun", {"value": 1}), ("max-queues", {"value": "many"}), ("max-queues", {})):
+        assert put(live, f"vhost-limits/bounded/{path}", body).status_code == 400
+    assert put(live, "vhost-limits/never-was/max-queues", {"value": 1}).status_code == 404
+    assert ask(live, None, "DELETE", "vhosts/bounded").status_code == 204
+
+
 def test_a_removed_user_loses_its_connections(live: Served) -> None:
     put(live, "users/leaver", {"password": PASSWORD, "tags": ""})
     put(live, "permissions/%2F/leaver", ALL)
@@ -189,6 +213,8 @@ LEAST: tuple[tuple[str, str, str | None], ...] = (
     ("*", "/all-configuration", "administrator"),
     ("*", "/global-parameters", "administrator"),
     ("*", "/user-limits", "administrator"),
+    ("PUT", "/vhost-limits", "administrator"),
+    ("DELETE", "/vhost-limits", "administrator"),
     ("*", "/feature-flags", "administrator"),
     ("*", "/deprecated-features", "administrator"),
     ("*", "/rebalance", "administrator"),

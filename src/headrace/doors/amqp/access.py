@@ -12,6 +12,8 @@ from typing import Any
 from headrace.broker.exchanges import Exchange, Topic
 from headrace.broker.rights import DEFAULT_EXCHANGE, Rights
 from headrace.broker.users import Users
+from headrace.broker.vhost import VirtualHost
+from headrace.broker.vhost_limits import CONNECTIONS, bound
 from headrace.doors.amqp.errors import ChannelError
 from headrace.errors import AccessRefused
 from headrace.wire.amqp.protocol import NOT_ALLOWED
@@ -98,6 +100,12 @@ class Access:
                 else f"number of channels opened for user '{self._user}' has reached the maximum allowed user limit "
                 f"of {limit}",
             )
+
+    def check_vhost_limit(self, vhost: VirtualHost, count: Callable[[], int]) -> None:
+        limit = bound(vhost.limits, CONNECTIONS)
+        if limit is not None and count() >= limit:
+            refused = f"access to vhost '{vhost.name}' refused for user '{self._user}'"
+            raise ChannelError(NOT_ALLOWED, f"{refused}: connection limit ({limit}) is reached")
 
     def may_claim(self, user: str) -> bool:
         """Whether a message may say that it is from this user."""

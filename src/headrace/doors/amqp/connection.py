@@ -258,6 +258,7 @@ class Connection(Link):
             text = f"access to vhost '{vhost.name}' refused for user '{self.user}'"
             logger.warning("from %s: %s", self.peer, text)
             raise ChannelError(protocol.NOT_ALLOWED, text)
+        access.check_vhost_limit(vhost, lambda: len(self.door.running_in(vhost.name)))
         access.check_limit("connections", lambda: len(self.door.running_of(self.user)))
         self.vhost, self.access = vhost, access
 

@@ -83,15 +83,17 @@ class AmqpDoor:
     def running_of(self, user: str) -> list[Connection]:
         return [found for found in self.connections if found.user == user and found.stage is Stage.RUNNING]
 
+    def running_in(self, vhost: str) -> list[Connection]:
+        return [found for found in self.connections if found.stage is Stage.RUNNING and found.vhost.name == vhost]
+
     def _user_removed(self, name: str) -> None:
         for connection in list(self.connections):
             if connection.user == name:
                 connection.close(CONNECTION_FORCED, f"CONNECTION_FORCED - user '{name}' is deleted"[:255])
 
     def _vhost_removed(self, name: str) -> None:
-        for connection in list(self.connections):
-            if connection.stage is Stage.RUNNING and connection.vhost.name == name:
-                connection.close(CONNECTION_FORCED, f"CONNECTION_FORCED - vhost '{name}' is deleted"[:255])
+        for connection in self.running_in(name):
+            connection.close(CONNECTION_FORCED, f"CONNECTION_FORCED - vhost '{name}' is deleted"[:255])
 
     async def close(self) -> None:
         """Stops accepting; clients hear that the broker goes away, and may answer."""

@@ -4,6 +4,7 @@ import os
 import platform
 import resource
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from headrace.broker.posting import post
 from headrace.broker.queue import Queue
 from headrace.broker.turns import Turns
 from headrace.broker.vhost import VirtualHost
+from headrace.broker.vhost_limits import LIMIT_MAX
 from headrace.broker.vhost_metadata import parse_metadata
 from headrace.doors.http.access import MONITORING
 from headrace.doors.http.api import shapes, values
@@ -336,6 +338,34 @@ async def delete_vhost(site: Site, request: Request) -> Response:
     if host.name == "/":
         raise Conflict("the default virtual host is not deleted")
     await site.broker.vhosts.delete(host.name)
+    return values.no_content()
+
+
+# Their limits.
+
+
+def _limits(hosts: Iterable[VirtualHost]) -> list[Shape]:
+    return [{"vhost": host.name, "value": host.limits} for host in hosts if host.limits]
+
+
+async def vhost_limits(site: Site, request: Request) -> Response:
+    return await listing(site, request, _limits(hosts_seen(site, request)), lambda shape: shape)
+
+
+async def limits_of_vhost(site: Site, request: Request) -> Response:
+    return await listing(site, request, _limits([host_of(site, request)]), lambda shape: shape)
+
+
+async def put_vhost_limit(site: Site, request: Request) -> Response:
+    host, name = host_of(site, request), name_of(request, "limit")
+    value = values.number((await values.body_of(request)).get("value"), "value", least=-LIMIT_MAX, most=LIMIT_MAX)
+    await site.broker.vhosts.set_limits(host.name, {name: value})
+    return values.no_content()
+
+
+async def delete_vhost_limit(site: Site, request: Request) -> Response:
+    """Of one that is not set, too, as in RabbitMQ."""
+    await site.broker.vhosts.set_limits(host_of(site, request).name, {name_of(request, "limit"): None})
     return values.no_content()
 
 
