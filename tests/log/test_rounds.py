@@ -250,6 +250,39 @@ def test_no_room_to_make_a_file_of_the_journal_ahead_is_no_failure(tmp_path: Pat
     shard.close()
 
 
+def test_the_log_says_that_the_disk_is_full_and_when_it_is_not_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = RealDisk()
+    bench = Bench(tmp_path, disk)
+    shard = bench.open(settings=msgspec.structs.replace(SMALL, disk_reserve=64 << 20))
+    bench.append(1, [b"room"])
+    free_bytes = 1 << 20
+    disk.free_bytes = lambda path: free_bytes  # type: ignore[method-assign]
+
+    def told(seconds: float) -> list[str]:
+        caplog.clear()
+        bench.clock.advance(seconds)
+        for _ in range(3):
+            shard.tick()
+        return caplog.messages
+
+    full = f"the disk is full: {tmp_path} has 1.0 MB free, disk_reserve is 64.0 MB; publishes are refused"
+    assert told(1) == [full] and told(1) == []
+    with pytest.raises(DiskFull):
+        shard.log(1).append(batch([b"no room"]))
+    free_bytes = 65 << 20
+    assert told(1) == []
+    free_bytes = 1 << 20
+    assert told(1) == [], "full again at once is still full"
+    free_bytes = 65 << 20
+    assert told(1) == []
+    room = "the disk has room again: 65.0 MB are free; it was full for 4.0 s, refused: 1"
+    assert told(10) == [room] and told(10) == []
+    bench.append(1, [b"room again"])
+    shard.close()
+
+
 def test_a_full_journal_makes_rounds_wait_for_a_checkpoint_and_does_not_grow(bench: Bench) -> None:
     shard = bench.open()
     for i in range(400):

@@ -9,6 +9,7 @@ Also the clock of the shard: async logs are flushed, settles synced and full dis
 """
 
 import errno
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,11 @@ from headrace.log.state import Marker
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
+logger = logging.getLogger("headrace.log")
+
 ENDS = "ends"
+MB = 1 << 20
+ROOM_HOLDS_S = 5.0  # a disk that is full again within this time was full all along
 WRITE_BACK_BYTES = 1 << 20  # more at once keeps the disk from the sync of a round for longer
 WRITE_BACK_LOGS_MAX = 64
 
@@ -52,6 +57,9 @@ class Checkpoints:
         self._grown_bytes = 0
         self._is_writing_back = False
         self._is_making_journal = False
+        self._full_since: float | None = None  # as the log was told
+        self._full_until = 0.0
+        self._refused_before = 0
 
     def wrote(self, size: int, logs: Iterable[Log], *, is_synced: bool) -> None:
         for log in logs:
@@ -107,13 +115,15 @@ class Checkpoints:
         shard = self._shard
         now = shard.clock.monotonic()
         try:
-            has_room = shard.disk.free_bytes(shard.root) >= shard.settings.disk_reserve
+            free_bytes = shard.disk.free_bytes(shard.root)
         except OSError as error:  # what is written there now, nobody finds again
             shard.fail(StorageFailed(f"the data folder {shard.root} is out of reach: {error.strerror}"))
             return
+        has_room = free_bytes >= shard.settings.disk_reserve
         if not has_room:
             shard.is_full = True  # before the disk says so: checkpoints and deletions still need room
-        elif shard.is_full:
+        self._tell_of_room(now, free_bytes)
+        if has_room and shard.is_full:
             self._try_again()
         interval = shard.settings.settle_sync_interval_ms
         if shard.unsynced_since is not None and interval and (now - shard.unsynced_since) * 1000 >= interval:
@@ -127,6 +137,20 @@ class Checkpoints:
     def _synced(self, _result: object, error: BaseException | None) -> None:
         if error is not None:
             self._shard.fail(error)
+
+    def _tell_of_room(self, now: float, free_bytes: int) -> None:
+        shard = self._shard
+        if shard.is_full:
+            self._full_until = now
+            if self._full_since is None:
+                self._full_since, self._refused_before = now, shard.counters.refused_full
+                words = "the disk is full: %s has %.1f MB free, disk_reserve is %.1f MB; publishes are refused"
+                logger.error(words, shard.root, free_bytes / MB, shard.settings.disk_reserve / MB)
+        elif self._full_since is not None and now - self._full_until >= ROOM_HOLDS_S:
+            refused = shard.counters.refused_full - self._refused_before
+            words = "the disk has room again: %.1f MB are free; it was full for %.1f s, refused: %d"
+            logger.warning(words, free_bytes / MB, self._full_until - self._full_since, refused)
+            self._full_since = None
 
     def _try_again(self) -> None:
         shard = self._shard
