@@ -295,3 +295,18 @@ def test_batches_of_the_kernel_are_whole(tmp_path: object) -> None:
     disk.close(file)
     with pytest.raises(OSError):
         disk.pread_cached(file, 1, 0)
+
+
+def test_whoever_met_damage_finds_where_reading_goes_on(bench: Bench, disk: ColdDisk) -> None:
+    log = filled(bench, disk)
+    segments = log.tail.segments
+    last_of_first = segments[0].next_offset - 1
+    for offset in (3, 4, last_of_first, log.visible_end - 1):
+        damage(log, offset, b"%02d" % offset * 100)
+    disk.warm.clear()
+    for offset, behind in ((3, 5), (4, 5), (last_of_first, segments[1].base), (log.visible_end - 1, log.visible_end)):
+        with pytest.raises(CorruptLog):
+            log.read(offset)
+        assert log._waiting(lambda offset=offset: log.behind_now(offset)) == behind  # type: ignore[misc]
+    assert eventually(bench, log, 5) == b"05" * 100
+    bench.shard.close()

@@ -12,6 +12,7 @@ from headrace.doors.http.api import browse
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue
 from tests.doors.api.test_dead_letters import kill_all, make_mortal
+from tests.doors.api.test_readers import rot
 from tests.ui.conftest import View
 
 HIDDEN = """
@@ -273,3 +274,22 @@ def test_a_name_that_browsers_take_for_a_folder_is_said_to_be_out_of_reach(
     page.get_by_role("link", name=name, exact=True).click()
     view.sees("A browser cannot ask for a name of dots alone")
     amqp.queue_delete(name)
+
+
+def test_messages_around_damage_are_shown_and_the_damage_in_its_place(
+    live: Served, view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        live.publish("rotten", {"value": f"value {number}"})
+    rot(live, monkeypatch, "rotten", range(3, 5))
+    for order, shown in (("oldest", [0, 1, 2, 3, 5, 6, 7]), ("newest", [7, 6, 5, 3, 2, 1, 0])):
+        page = view.open(f"stream/%2F/rotten/messages?from={order}")
+        page.locator(".message.gap").wait_for()
+        lines = page.locator("ol.messages > li").all_inner_texts()
+        assert [("gap" if "cannot be read" in line else line.split()[0]) for line in lines] == [
+            "gap" if offset == 3 else f"0:{offset}" for offset in shown
+        ]
+        text = page.locator(".message.gap").inner_text()
+        assert "Offsets 3 to 4 cannot be read. a file is damaged at byte 1,234: a test." in text
+        assert "It goes on at offset 5." in text
+    assert page.locator(".banner.bad").count() == 0

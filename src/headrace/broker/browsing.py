@@ -8,7 +8,8 @@ from headrace.broker.aborts import NO_ABORTS, Aborts
 from headrace.broker.partition import when_loaded
 from headrace.broker.reading import committed
 from headrace.broker.view import View
-from headrace.errors import CorruptBatch, DecompressedTooLarge, OffsetOutOfRange
+from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, OffsetOutOfRange
+from headrace.log.reader import Chunk
 from headrace.record import codec
 from headrace.record.types import Record
 
@@ -16,8 +17,17 @@ READ_BYTES = 256 * 1024
 # One look goes through so much at most, since nobody else is served meanwhile; the answer says where to go on.
 SCAN_RECORDS_MAX = 20_000
 SCAN_BYTES_MAX = 64 << 20
+GAPS_MAX = 4  # to find a way around damage takes its time, too
 
 READY, OUT, DONE = "ready", "unacked", "settled"
+
+
+class Gap(NamedTuple):
+    """Offsets that cannot be read, up to the one from which it goes on; None where nothing behind them is served."""
+
+    start: int
+    end: int | None
+    reason: str
 
 
 class Found(NamedTuple):
@@ -36,20 +46,18 @@ async def browse(
     wanted: Callable[[Record], bool] | None = None,
     aborted: Aborts = NO_ABORTS,
     scan_max: int = SCAN_RECORDS_MAX,
+    gaps: list[Gap] | None = None,
 ) -> Found:
     """Committed records from an offset on that are wanted; stops at the limit, the end, or after scanning enough.
-    Others are served while the disk is read: what was wanted then may be somebody's by the end."""
+    Others are served while the disk is read: what was wanted then may be somebody's by the end. Damage is an error, or
+    is put into `gaps` and gone around."""
     found: list[Record] = []
     size = scanned = looked = 0
     offset = max(offset, log.start_offset)
     end = log.stable_end
-    while offset < end and len(found) < limit:
-        try:
-            chunk = await when_loaded(partial(log.read_now, offset, READ_BYTES))
-        except OffsetOutOfRange as error:  # retention was faster
-            if error.start <= offset:
-                raise
-            offset = error.start
+    while offset < end and len(found) < limit and len(gaps or ()) < GAPS_MAX:
+        offset, chunk = await _read(log, offset, end, gaps)
+        if chunk is None:
             continue
         if chunk.next_offset <= offset:
             break
@@ -79,6 +87,22 @@ async def browse(
                 return Found(found, max(offset, min(upto, info.next_offset)), scanned)
         offset = upto
     return Found(found, offset, scanned)
+
+
+async def _read(log: Any, offset: int, end: int, gaps: list[Gap] | None) -> tuple[int, Chunk | None]:
+    """What is at the offset; or nothing, and where else to look for it."""
+    try:
+        return offset, await when_loaded(partial(log.read_now, offset, READ_BYTES))
+    except OffsetOutOfRange as error:  # retention was faster
+        if error.start <= offset:
+            raise
+        return error.start, None
+    except CorruptLog as damage:
+        if gaps is None:
+            raise
+        behind = min(end, await when_loaded(partial(log.behind_now, offset)))
+        gaps.append(Gap(offset, behind, str(damage)))
+        return behind, None
 
 
 def state_of(view: View, offset: int) -> str:

@@ -140,6 +140,14 @@ class Log(LogEnd):
         except OSError as error:
             raise self._unreadable(error) from error
 
+    def behind_now(self, offset: int) -> int:
+        """For whoever met damage at an offset: the next one from which there is something to read, or the visible end.
+        ReadWaits when what has to be looked at is not in memory."""
+        try:
+            return self._reader.behind(offset, self.visible_end)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
     def part_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FilePart | None:
         """As read_now, but the batches stay in their file, for whoever sends them on as they are. None where they have
         to be read, or where read_now has something else to say."""

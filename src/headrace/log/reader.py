@@ -11,7 +11,8 @@ Runs on the owner thread and takes only what is in memory: everything else is a 
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from headrace.errors import CorruptBatch, CorruptLog, LogClosed
@@ -32,6 +33,7 @@ logger = logging.getLogger("headrace.log")
 
 RESUME_POINTS_MAX = 64
 _STALE_BYTES = 2 << 20
+_WAYS_MAX = 8  # entries of an index to try: each that leads into more damage costs a walk through the segment
 PART_BYTES_MIN = 64 << 10  # less is cheaper read and written than sent from its file
 
 
@@ -186,6 +188,28 @@ class Reader:
             except OSError:  # whoever reads on needs no index
                 return 0, 0
         return (0, 0) if found is None else (found[0], segment.base + found[1])
+
+    def behind(self, offset: int, stop: int) -> int:
+        """The next offset from which reading goes on, past one that cannot be read; `stop` where there is none. Only
+        an entry of an index or another segment is a way around damage: every other way leads through it."""
+        for found in self._ways_around(offset, stop):
+            try:
+                self.read(found, stop, 1)
+            except CorruptLog:
+                continue
+            return found
+        return stop
+
+    def _ways_around(self, offset: int, stop: int) -> Iterator[int]:
+        for segment in self._tail.segments:
+            if segment.next_offset <= offset or segment.base >= stop or segment.size == 0:
+                continue
+            if segment.base > offset:
+                yield segment.base
+            elif segment.tier is None:
+                entries = memoryview(self._index_entries(segment))
+                known = (segment.base + int.from_bytes(entries[at : at + 4], "big") for at in range(0, len(entries), 8))
+                yield from islice((entry for entry in known if offset < entry < stop), _WAYS_MAX)
 
     def read_segment(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk:
         """As read, but of this segment alone, whether or not it is still part of the log."""

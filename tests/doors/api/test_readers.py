@@ -8,6 +8,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from headrace.demo.kafka import KafkaClient
+from headrace.errors import CorruptLog
+from headrace.log.log import Log
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue, take
 
@@ -144,3 +146,53 @@ def test_live_numbers_come_as_events(live: Served) -> None:
     assert {"rates", "ready", "sync_ms", "alarms", "doors", "counts"} <= first.keys()
     history = live.get("/api/headrace/overview").json()["history"]
     assert len({len(column) for column in history.values()}) == 1
+
+
+def rot(live: Served, patch: pytest.MonkeyPatch, topic: str, *gaps: range) -> None:
+    """As if these offsets lay in damaged batches."""
+    read_now, rotten = Log.read_now, live.broker.streams.get(topic).partitions[0].log
+
+    def read(log: Log, offset: int, *arguments: Any, end: int | None = None) -> Any:
+        for gap in gaps if log is rotten else ():
+            if offset in gap:
+                raise CorruptLog("a file", 1234, "a test")
+            if offset < gap.start:
+                end = min(end or gap.start, gap.start)
+        return read_now(log, offset, *arguments, end=end)
+
+    patch.setattr(Log, "read_now", read)
+    patch.setattr(Log, "behind_now", lambda _, offset: next(gap.stop for gap in gaps if offset in gap))
+
+
+def test_a_look_at_messages_goes_around_damage_and_says_where_it_is(
+    live: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        live.publish("rotten", {"value": str(number)})
+    rot(live, monkeypatch, "rotten", range(3, 5), range(9, 10))
+    path = "/api/headrace/streams/%2F/rotten/messages"
+    for query in ("", "?offset=0", "?contains=", "?offset=0&limit=7"):
+        found = live.get(path + query).json()
+        assert [one["offset"] for one in found["messages"]] == [0, 1, 2, 5, 6, 7, 8], query
+    reason = "a file is damaged at byte 1,234: a test"
+    assert found["gaps"] == [{"start": 3, "end": 5, "reason": reason}] and found["next"] == 9
+    behind = live.get(f"{path}?offset=9").json()
+    assert behind["messages"] == [] and behind["gaps"] == [{"start": 9, "end": 10, "reason": reason}]
+    assert behind["next"] == behind["end"] == 10
+    monkeypatch.undo()
+    rot(live, monkeypatch, "rotten", *(range(odd, odd + 1) for odd in range(1, 10, 2)))
+    holes = live.get(path).json()
+    assert [gap["start"] for gap in holes["gaps"]] == [1, 3, 5, 7] and holes["next"] == 8, "then comes the next page"
+
+
+def test_a_look_at_messages_says_where_a_log_ends_that_a_start_found_damaged(live: Served) -> None:
+    for number in range(3):
+        live.publish("cut", {"value": str(number)})
+
+    async def damage() -> None:
+        live.broker.streams.get("cut").partitions[0].log.damaged_from(2, CorruptLog("a file", 7, "a test"))
+
+    live.call(damage())
+    found = live.get("/api/headrace/streams/%2F/cut/messages").json()
+    assert [one["offset"] for one in found["messages"]] == [0, 1]
+    assert found["gaps"] == [{"start": 2, "end": None, "reason": "a file is damaged at byte 7: a test"}]

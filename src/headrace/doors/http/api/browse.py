@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.aborts import NO_ABORTS, Aborts
-from headrace.broker.browsing import browse, contains, has_key, state_of
+from headrace.broker.browsing import Gap, browse, contains, has_key, state_of
 from headrace.broker.keys import KeyNotFound
 from headrace.broker.message import from_record, properties_of
 from headrace.broker.partition import when_loaded
@@ -86,6 +86,7 @@ async def messages(site: Site, request: Request) -> Response:
     limit = number(query.get("limit"), "limit", LIMIT, least=1, most=LIMIT_MAX)
     wanted = _wanted(query)
     offset = await when_loaded(lambda: _start(log, query, limit, newest=wanted is None))
+    gaps: list[Gap] = []
     found = await browse(
         log,
         offset,
@@ -94,7 +95,11 @@ async def messages(site: Site, request: Request) -> Response:
         decompressed_bytes_max=site.config.decompressed_bytes_max,
         wanted=wanted,
         aborted=aborted_of(site, row, log),
+        gaps=gaps,
     )
+    damage = None if row.stream is None else log.damage  # found by the start; a queue without a stream is in memory
+    if damage is not None and found.next_offset >= log.visible_end:
+        gaps.append(Gap(log.visible_end, None, str(damage)))
     return answer(
         {
             "messages": [record_shape(row, partition, record) for record in found.records],
@@ -104,6 +109,7 @@ async def messages(site: Site, request: Request) -> Response:
             "from": offset,
             "next": found.next_offset,
             "scanned": found.scanned,
+            "gaps": [gap._asdict() for gap in gaps],
         }
     )
 
