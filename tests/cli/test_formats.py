@@ -8,6 +8,7 @@ import pytest
 
 from headrace import Message, errors
 from headrace.cli import app as cli
+from headrace.cli import output
 from headrace.cli.formats import Where, compile_format, parse_time, parse_where, printable, unescape
 from headrace.cli.lazy import ALIASES
 from headrace.cli.pub import split
@@ -91,6 +92,16 @@ def test_a_bug_is_one_sentence_too(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(cli.root, "main", lambda **_: 1 / 0)
     assert cli.run(["x"]) == cli.BUG
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_narrow_terminal_breaks_values_and_no_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "for_people", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    row = {"name": "offset_checkpoint_interval", "value": "a/path" * 9, "origin": "from the environment"}
+    output.show_rows([row], ("name", "value", "origin"))
+    assert "offset_checkpoint_interval" in capsys.readouterr().out
 
 
 def test_the_light_commands_do_not_load_the_broker() -> None:

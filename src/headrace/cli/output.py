@@ -12,6 +12,7 @@ import msgspec
 
 Cell = str | int | float | bool | None
 Row = Mapping[str, Cell]
+NAME_WIDTH_MAX = 32  # of the first column: up to this it is whole, however narrow the terminal
 
 
 def for_people() -> bool:
@@ -41,6 +42,7 @@ def show_rows(rows: Sequence[Row], columns: Sequence[str], *, empty: str = "noth
     for column in columns:
         numbers = all(isinstance(row.get(column), int | float | None) for row in rows)
         table.add_column(column.replace("_", " "), justify="right" if numbers else "left", overflow="fold")
+    table.columns[0].min_width = min(NAME_WIDTH_MAX, max(len(_friendly(row.get(columns[0]))) for row in rows))
     for row in rows:
         table.add_row(*(Text(_friendly(row.get(column))) for column in columns))
     Console().print(table)
