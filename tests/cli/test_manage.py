@@ -114,6 +114,7 @@ def test_dead_letters_are_listed_looked_at_and_sent_back(broker: Broker) -> None
     assert "2 moved" in broker.said("dlq", "replay", "cli-dead", "--to", "cli-again", "-n", "2", "--yes")
     broker.said("dlq", "purge", "cli-dead", "--yes")
     assert broker.said("dlq", "peek", "cli-dead") == ""
+    assert json.loads(broker.said("dlq", "replay", "cli-dead", "--yes", "--json"))["matched"] == 0
 
 
 def test_a_peek_at_dead_letters_looks_through_all_of_them(broker: Broker) -> None:

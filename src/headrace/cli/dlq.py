@@ -120,25 +120,23 @@ def replay(
 
     A replay outlives a restart of the broker: it goes on where it was, and no message is lost or doubled.
     """
-    from headrace.cli.output import say, show_json
+    from headrace.cli.output import say_in_place, show_json
 
     wish = {"reason": reason, "origin": origin, "contains": contains, "count": count, "rate": rate, "to": to}
     body = {key: value for key, value in wish.items() if value is not None}
     path = ("headrace", "dead-letters", vhost, name, "replay")
     with manage(url, config_file) as client:
         plan = client.call("POST", *path, body={**body, "dry_run": True})
-        if dry_run:
+        if dry_run or not plan["matched"]:
             show_json(plan) if as_json else click.echo(_spell(plan))
-            return 0
-        if not plan["matched"]:
-            click.echo(_spell(plan))
             return 0
         ask(f"{_spell(plan)} Go on?", yes)
         begun = client.call("POST", *path, body={**body, "dry_run": False})
         while begun["state"] == "running" and not no_wait:
             time.sleep(POLL_S)
             begun = client.call("GET", "headrace", "replays", begun["id"])
-            say(f"{begun['moved']:,} of {begun['matched']:,}")
+            say_in_place(f"{begun['moved']:,} of {begun['matched']:,}")
+        say_in_place("")
     if as_json:
         show_json(begun)
     else:

@@ -65,6 +65,12 @@ def say(sentence: str) -> None:
         click.echo(sentence, err=True)
 
 
+def say_in_place(sentence: str) -> None:
+    """As say, in the place of what was said in it last: for what goes on. Nothing clears the line."""
+    if sys.stderr.isatty():
+        click.echo(f"\r{sentence}\033[K", err=True, nl=False)
+
+
 def _plain(cell: Cell) -> str:
     if cell is None:
         return ""
