@@ -267,6 +267,10 @@ class GroupFull(Conflict):
     """The group has as many members as are allowed."""
 
 
+class MembersFull(Conflict):
+    """Members of all groups together have said as much as the broker keeps."""
+
+
 class GroupNotEmpty(Conflict):
     """The group has members, so it can not be deleted."""
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.groups.room import Room
 from headrace.broker.share import Acquired
 from headrace.broker.share_groups import ShareGroups
 from headrace.broker.share_members import ShareMember
@@ -63,7 +64,7 @@ async def test_a_member_that_is_not_heard_of_after_a_restart_is_gone_when_its_se
         beat(shares, member_id="silent")
         clock = ManualClock()
         timers = ManualTimers(clock)
-        after = ShareGroups(broker.shard, clock, timers, lambda: {"t": 1})
+        after = ShareGroups(broker.shard, clock, timers, lambda: {"t": 1}, Room(1 << 20))
         await broker.shard.group().commit()
         after.load()
         timers.advance(40)
@@ -98,7 +99,7 @@ async def test_locks_that_ended_are_counted_after_a_restart(tmp_path: Path) -> N
         log = (await broker.streams.create("t")).partitions[0].log
         clock = ManualClock()
         timers = ManualTimers(clock)
-        shares = ShareGroups(broker.shard, clock, timers, lambda: {"t": 1})
+        shares = ShareGroups(broker.shard, clock, timers, lambda: {"t": 1}, Room(1 << 20))
         group = shares.group("s")
         await shares.begin(group, [log])
         assert shares.partition(group, log).acquire("m", 0, 1, 1, shares.lock_deadline(group))

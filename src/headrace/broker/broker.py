@@ -48,6 +48,7 @@ from headrace.log.shard import Shard
 from headrace.log.spill import Spill
 
 TICK_S = 0.05
+MEMBERS_SHARE = 8  # of the memory: what members of groups may have us keep is at most this part
 FOLDS = {SETTLE_TABLE: fold_settles}
 
 logger = logging.getLogger("headrace.broker")
@@ -120,9 +121,11 @@ class Broker:
             logger.warning("%s was a standby's copy: from here on it goes its own way", data_dir)
         broker.streams.attach(broker.shard)
         broker.cursors = Cursors(broker.streams, broker.shard, broker.clock)
+        broker.pressure = Pressure(broker.shard, config, broker.clock, broker.disk)
         groups = GroupSettings(
             session_timeout_ms_max=config.kafka_session_timeout_ms_max,
             migration_policy=config.kafka_migration_policy,
+            members_bytes_max=broker.pressure.limits.memory_bytes // MEMBERS_SHARE,
         )
         broker.coordination = Coordination(broker.shard, broker.streams, broker.clock, groups)
         broker.policies = Policies(broker.catalog)
@@ -130,7 +133,6 @@ class Broker:
         broker.staging = Staging(broker.disk, data_dir, broker.clock)
         broker.ledger = Ledger(broker.shard, broker.streams, broker.staging, broker.clock)
         broker.pipelines = Pipelines(broker.shard, broker.clock)
-        broker.pressure = Pressure(broker.shard, config, broker.clock, broker.disk)
         broker._connections_max = broker.pressure.connections_max
         broker.spill = Spill(broker.shard.files, broker.disk, data_dir, broker.shard.loader, broker.shard.counters)
         broker.vhosts = VirtualHosts(broker)
@@ -139,7 +141,8 @@ class Broker:
         indexes = Cache("indexes", broker.shard.index_cache)
         row_groups = Cache("row_groups", broker.shard.files.groups)
         recent = Cache("recent_reads", broker.shard.recent_reads)
-        for holder in (broker.spill, indexes, row_groups, recent, ReadAhead(broker.vhosts)):
+        members = broker.coordination.room
+        for holder in (broker.spill, indexes, row_groups, recent, ReadAhead(broker.vhosts), members):
             broker.pressure.add_holder(holder)
         broker.policies.attach(lambda: broker.vhosts, broker.streams)
         broker.dead_letters = DeadLetterOffice(broker)

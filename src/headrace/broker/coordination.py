@@ -5,6 +5,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
 from headrace.broker.groups.coordinator import Groups
+from headrace.broker.groups.room import Room
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import ForgivingTimers
 from headrace.broker.producer_registry import SNAPSHOT_INTERVAL_S, Producers
@@ -45,8 +46,11 @@ class Coordination:
     def __init__(self, shard: Shard, streams: Streams, clock: Clock, settings: GroupSettings) -> None:
         self._loop = asyncio.get_running_loop()
         self._topics, timers = TopicCounts(streams), ForgivingTimers(self._loop)
-        self.shares = ShareGroups(shard, clock, timers, self._counts)
-        self.groups = Groups(settings, clock, timers, shard.group, self._counts, self.shares.settings_of)
+        self.room = Room(settings.members_bytes_max)
+        self.shares = ShareGroups(shard, clock, timers, self._counts, self.room)
+        self.groups = Groups(
+            settings, clock, timers, shard.group, self._counts, self.shares.settings_of, self.room
+        )
         self.producers = Producers(shard, clock)
         self.transactions = Transactions(shard, clock, timers, self.producers, self.groups)
         self._tasks: set[asyncio.Task[Any]] = set()

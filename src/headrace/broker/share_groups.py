@@ -16,6 +16,7 @@ import msgspec
 
 from headrace.broker.group_config import DEFAULTS, EARLIEST, GroupConfig, decode, encode
 from headrace.broker.groups.coordinator import check_group_id
+from headrace.broker.groups.room import MEMBER_BYTES, NAME_BYTES, Room, topics_bytes
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.broker.partition import when_loaded
 from headrace.broker.share import SavedShare, SharePartition
@@ -57,8 +58,11 @@ class ShareGroup:
 class ShareGroups:
     """Owned by the broker; every method runs on the loop's thread."""
 
-    def __init__(self, shard: Shard, clock: Clock, timers: Timers, topics: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self, shard: Shard, clock: Clock, timers: Timers, topics: Callable[[], Mapping[str, int]], room: Room
+    ) -> None:
         self._shard = shard
+        self._room = room
         self._clock = clock
         self._timers = timers
         self._topics = topics
@@ -82,6 +86,7 @@ class ShareGroups:
             named, _, member_id = key.partition(b"\0")
             group, member = self.group(named.decode()), restored(member_id.decode(), value)
             group.members[member.member_id] = member
+            self._room.keep(member, _member_bytes(member.topics, len(member.assigned)))
             group.epoch = max(group.epoch, member.epoch)
             self._keep_alive(group, member)  # it has one session to be heard of
 
@@ -144,6 +149,8 @@ class ShareGroups:
     ) -> tuple[ShareMember, bool]:
         """(the member, whether its assignment is news to it)."""
         check_sizes(member_id, client_id, rack_id, topics)
+        if topics is not None:
+            self._check_room(group_id, member_id, topics)
         if epoch == JOIN_EPOCH:
             group, member = self._join(group_id, member_id, topics)
         else:
@@ -168,8 +175,15 @@ class ShareGroups:
             group.epoch += 1
             member.previous_epoch, member.epoch = epoch, group.epoch
             member.assigned = wanted
+            self._room.keep(member, _member_bytes(member.topics, len(wanted)))
         self._save_member(group, member)
         return member, is_news or epoch != member.epoch
+
+    def _check_room(self, group_id: str, member_id: str, topics: frozenset[str]) -> None:
+        group, counts = self._groups.get(group_id), self._topics()
+        before = None if group is None else group.members.get(member_id)
+        partitions = sum(counts.get(topic, 0) for topic in topics)
+        self._room.check(_member_bytes(topics, partitions) - (0 if before is None else before.kept_bytes))
 
     def _join(self, group_id: str, member_id: str, topics: frozenset[str] | None) -> tuple[ShareGroup, ShareMember]:
         check_group_id(group_id)
@@ -234,6 +248,7 @@ class ShareGroups:
             member.timer.cancel()
             member.timer = None
         group.members.pop(member.member_id, None)
+        self._room.keep(member, 0)
         self._stage(lambda entry: entry.delete(SHARE_MEMBERS, member_key(group, member)))
         group.epoch += 1
         self.release_member(group, member.member_id)
@@ -400,6 +415,10 @@ class ShareGroups:
     def _remove(self, group: ShareGroup, log_ids: list[int], entry: Entry) -> None:
         for log_id in log_ids:
             entry.delete(SHARES, share_key(group, log_id))
+
+
+def _member_bytes(topics: frozenset[str], partitions: int) -> int:
+    return MEMBER_BYTES + topics_bytes(topics) + NAME_BYTES * partitions
 
 
 def share_key(group: ShareGroup, log_id: int) -> bytes:

@@ -41,6 +41,7 @@ class ShareMember:
     deadline: float = 0.0
     is_outdated: bool = False  # it was told of a topic that is gone
     saved: bytes = b""
+    kept_bytes: int = 0  # see groups/room.py
 
     def save(self) -> bytes:
         counts: dict[str, int] = {}

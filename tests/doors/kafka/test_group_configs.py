@@ -7,6 +7,7 @@ import pytest
 
 from headrace.broker.group_config import GroupConfig, decode, encode
 from headrace.broker.groups.consumer import Heartbeat
+from headrace.broker.groups.room import Room
 from headrace.broker.share_groups import ShareGroups
 from headrace.clock import ManualClock
 from headrace.doors.kafka.configs import GROUP, SOURCE_DEFAULT, TOPIC
@@ -107,7 +108,7 @@ async def test_locks_of_one_group_end_though_those_of_another_last_longer(tmp_pa
         await (await world.client()).produce("t", batch(b"x"))
         clock = ManualClock()
         timers = ManualTimers(clock)
-        shares = ShareGroups(world.broker.shard, clock, timers, dict)
+        shares = ShareGroups(world.broker.shard, clock, timers, dict, Room(1 << 20))
         log = world.broker.streams.get("t").partition(0).log
         held = {}
         for group_id, lock_ms in (("slow", 60_000), ("quick", 15_000)):

@@ -133,3 +133,20 @@ async def test_offsets_of_a_topic_that_is_not_there_are_not_said_to_be_deleted(t
         asked = [{"name": name, "partitions": [{"partition_index": 0}]} for name in ("t", "nowhere")]
         answer = await client.call(Api.OFFSET_DELETE, 0, group_id="g", topics=asked)
         assert [one.partitions[0].error_code for one in answer.topics] == [0, Code.UNKNOWN_TOPIC_OR_PARTITION]
+
+
+async def test_where_members_have_no_room_left_those_of_every_kind_are_told_to_try_again(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        joins = (join_classic, beat_consumer, beat_share)
+        world.broker.coordination.room.bytes_max = 100
+        codes = [(await join(client, f"g{number}")).error_code for number, join in enumerate(joins)]
+        assert codes == [Code.COORDINATOR_NOT_AVAILABLE] * 3
+        assert await listed(client) == []
+        world.broker.coordination.room.bytes_max = 1 << 20
+        codes = [(await join(client, f"g{number}")).error_code for number, join in enumerate(joins)]
+        assert codes == [Code.MEMBER_ID_REQUIRED, 0, 0]
+        held = world.broker.coordination.room.held_bytes()
+        assert (await beat_share(client, "g2", -1)).error_code == 0
+        assert 0 < world.broker.coordination.room.held_bytes() < held

@@ -21,6 +21,7 @@ from headrace.broker.groups.members import (
     SyncAnswer,
     Synced,
 )
+from headrace.broker.groups.room import Room
 from headrace.broker.groups.roster import Roster
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
@@ -59,6 +60,7 @@ class ClassicGroup:
         settings: GroupSettings,
         clock: Clock,
         timers: Timers,
+        room: Room,
         changed: Callable[["ClassicGroup"], None] = lambda group: None,
     ) -> None:
         self.group_id = group_id
@@ -68,7 +70,7 @@ class ClassicGroup:
         self.leader = ""
         self.empty_since_ms = clock.now_ms()
         self._roster = Roster(
-            group_id, settings, timers, on_replaced=self._replaced, on_forgotten=self._maybe_complete_join
+            group_id, settings, timers, room, on_replaced=self._replaced, on_forgotten=self._maybe_complete_join
         )
         self.members: Mapping[str, Member] = self._roster.members
         self._settings = settings
@@ -142,6 +144,8 @@ class ClassicGroup:
                 raise RebalanceInProgress(self.group_id)
             if protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol):
                 raise InconsistentProtocol(f"group {self.group_id!r} speaks {self.protocol!r}")
+            if member_id == self.leader and self.state is COMPLETING:
+                self._roster.check_assignments(assignments)
         except HeadraceError as error:
             answer(error)
             return
@@ -379,7 +383,7 @@ class ClassicGroup:
         self._stop_rebalance_timer()
         self._move(STABLE)
         for member in self.members.values():
-            member.assignment = assignments.get(member.member_id, b"")
+            self._roster.assign(member, assignments.get(member.member_id, b""))
             member.answer_sync(Synced(self.protocol_type, self.protocol, member.assignment))
         self._changed(self)
 

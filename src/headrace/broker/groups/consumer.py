@@ -17,6 +17,7 @@ from headrace.broker.group_config import DEFAULTS, GroupConfig
 from headrace.broker.groups.assign import ASSIGNORS, DEFAULT_ASSIGNOR, TopicPartition
 from headrace.broker.groups.members import Protocols
 from headrace.broker.groups.patterns import compile_pattern
+from headrace.broker.groups.room import Room, classic_bytes, topics_bytes
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.clock import Clock
@@ -104,6 +105,7 @@ class ConsumerMember:
     is_outdated: bool = False  # it was told of a topic that is gone
     is_restored: bool = False  # from before a restart, and not heard of since
     classic: ClassicSide | None = None  # None: it speaks the new protocol
+    kept_bytes: int = 0  # see room.py
 
     @property
     def holds(self) -> set[TopicPartition]:
@@ -120,6 +122,7 @@ class ConsumerGroup:
         clock: Clock,
         timers: Timers,
         topics: Callable[[], Mapping[str, int]],
+        room: Room,
         changed: Callable[["ConsumerGroup"], None] = lambda group: None,
         told: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
     ) -> None:
@@ -139,6 +142,7 @@ class ConsumerGroup:
         self._matched: dict[str, frozenset[str]] = {}  # by pattern, of the topics in _matched_in
         self._matched_in: Mapping[str, int] | None = None
         self._instances: dict[str, str] = {}
+        self._room = room
         self._settings = settings
         self._clock = clock
         self._timers = timers
@@ -180,6 +184,7 @@ class ConsumerGroup:
             raise UnsupportedAssignor(f"{beat.assignor!r}; there are {', '.join(sorted(ASSIGNORS))}")
         if beat.pattern:
             compile_pattern(beat.pattern)
+        self._check_room(beat, None)
         leaves = beat.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH)
         answer = self._leave(beat) if leaves else self._beat(beat)
         self._changed(self)
@@ -198,6 +203,8 @@ class ConsumerGroup:
         self.touched.add(member.member_id)
         spoke_otherwise, member.classic = (member.classic is None) is not (classic is None), classic
         changed = self._update(member, beat)
+        if beat.topics is not None or classic is not None:
+            self._weigh(member)
         self._keep_alive(member)
         if spoke_otherwise or classic is not None:
             self._look_again(member)
@@ -232,6 +239,7 @@ class ConsumerGroup:
         check_sizes(beat)
         if sum(len(data) for _, data in classic.protocols) > NAMES_CHARACTERS_MAX:
             raise InvalidInput(f"metadata of more than {NAMES_CHARACTERS_MAX} bytes")
+        self._check_room(beat, classic)
         member = self._join(beat, speaks_classic=True)
         classic.due = self._clock.monotonic() + beat.rebalance_timeout_ms / 1000
         self._step(member, beat, classic)
@@ -310,6 +318,7 @@ class ConsumerGroup:
             self.target[member.member_id] = target
             if member.instance_id is not None:
                 self._instances[member.instance_id] = member.member_id
+            self._weigh(member)
             now = self._clock.monotonic()
             member.deadline = now + self._session_s(member)
             member.revoke_deadline = now + member.rebalance_timeout_ms / 1000
@@ -319,8 +328,18 @@ class ConsumerGroup:
         for member in self.members.values():
             if member.timer is not None:
                 member.timer.cancel()
+            self._room.keep(member, 0)
 
     # Members.
+
+    def _check_room(self, beat: Heartbeat, classic: ClassicSide | None) -> None:
+        if beat.topics is not None or beat.epoch == JOIN_EPOCH:
+            before = self.members.get(self._instances.get(beat.instance_id or "", beat.member_id))
+            held = 0 if before is None else before.kept_bytes
+            self._room.check(_member_bytes(beat.member_id, beat.topics or (), classic) - held)
+
+    def _weigh(self, member: ConsumerMember) -> None:
+        self._room.keep(member, _member_bytes(member.member_id, member.topics, member.classic))
 
     def _join(self, beat: Heartbeat, *, speaks_classic: bool = False) -> ConsumerMember:
         if beat.topics is None and beat.pattern is None:
@@ -400,6 +419,7 @@ class ConsumerGroup:
             member.timer.cancel()
             member.timer = None
         del self.members[member.member_id]
+        self._room.keep(member, 0)
         self.touched.add(member.member_id)
         self.target.pop(member.member_id, None)
         if member.instance_id is not None:
@@ -546,6 +566,10 @@ class ConsumerGroup:
     def _advance(self, member: ConsumerMember) -> None:
         if member.epoch != self.target_epoch:
             member.previous_epoch, member.epoch = member.epoch, self.target_epoch
+
+
+def _member_bytes(member_id: str, topics: Iterable[str], classic: ClassicSide | None) -> int:
+    return topics_bytes(topics) + classic_bytes(member_id, () if classic is None else classic.protocols)
 
 
 def check_sizes(beat: Heartbeat) -> None:

@@ -14,6 +14,7 @@ from headrace.broker.groups.embedded import CONSUMER
 from headrace.broker.groups.members import GroupState, Join, JoinAnswer, Member
 from headrace.broker.groups.mixed import Hosted
 from headrace.broker.groups.offsets import OFFSETS, Answer, Committed, OffsetStore, StagedEntry
+from headrace.broker.groups.room import Room
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.clock import Clock
@@ -75,9 +76,11 @@ class Groups:
         begin: Callable[[], StagedEntry],
         topics: Callable[[], Mapping[str, int]],
         told: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
+        room: Room | None = None,
     ) -> None:
         self.settings = settings
         self.told = told  # by group, what it was told about itself
+        self.room = room or Room(settings.members_bytes_max)
         self.offsets = OffsetStore(begin)
         self._consumers = ConsumerStore(begin)
         self._clock = clock
@@ -190,7 +193,7 @@ class Groups:
         return group
 
     def _make_classic(self, group_id: str) -> ClassicGroup:
-        return ClassicGroup(group_id, self.settings, self._clock, self._timers, self._save)
+        return ClassicGroup(group_id, self.settings, self._clock, self._timers, self.room, self._save)
 
     def heartbeat(self, group_id: str, beat: Heartbeat) -> consumer.Answer:
         """Of a member of the new protocol. The first that joins a classic group makes it one of the new; one that is
@@ -238,7 +241,14 @@ class Groups:
 
     def _make_consumer(self, group_id: str) -> ConsumerGroup:
         return ConsumerGroup(
-            group_id, self.settings, self._clock, self._timers, self._topics, self._consumer_changed, self.told
+            group_id,
+            self.settings,
+            self._clock,
+            self._timers,
+            self._topics,
+            self.room,
+            self._consumer_changed,
+            self.told,
         )
 
     def _consumer_changed(self, group: ConsumerGroup) -> None:

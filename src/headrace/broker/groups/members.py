@@ -82,6 +82,7 @@ class Member:
     sync_answer: SyncAnswer | None = None
     joined: bool = False  # has asked to be in the generation that is being made
     generation: int = 0  # the last one it was in
+    kept_bytes: int = 0  # see room.py
 
     @property
     def names(self) -> frozenset[str]:

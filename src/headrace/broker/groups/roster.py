@@ -2,9 +2,10 @@
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from headrace.broker.groups.members import Join, Member, Protocols
+from headrace.broker.groups.room import Room, classic_bytes
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.errors import (
@@ -31,6 +32,7 @@ class Roster:
         group_id: str,
         settings: GroupSettings,
         timers: Timers,
+        room: Room,
         *,
         on_replaced: Callable[[Member, str], None],
         on_forgotten: Callable[[], None],
@@ -40,6 +42,7 @@ class Roster:
         self._group_id = group_id
         self._settings = settings
         self._timers = timers
+        self._room = room
         self._on_replaced = on_replaced
         self._on_forgotten = on_forgotten
         self._speakers: Counter[str] = Counter()  # of each protocol: nobody is asked again for each that joins
@@ -47,9 +50,10 @@ class Roster:
         self._pending: dict[str, Timer] = {}
 
     def close(self) -> None:
-        for timer in self._pending.values():
-            timer.cancel()
-        self._pending.clear()
+        for member_id in list(self._pending):
+            self.forget_expected(member_id)
+        for member in self.members.values():
+            self._room.keep(member, 0)
 
     @property
     def is_expecting(self) -> bool:
@@ -64,11 +68,11 @@ class Roster:
         if not settings.session_timeout_ms_min <= join.session_timeout_ms <= settings.session_timeout_ms_max:
             raise InvalidSessionTimeout(f"{join.session_timeout_ms} ms")
         self._check_protocols(join)
+        self._check_bytes(join)
         if join.instance_id is not None:
             return self._admit_static(join)
         if join.member_id:
-            if join.member_id in self._pending:  # which has kept a place for it
-                self._pending.pop(join.member_id).cancel()
+            if self.forget_expected(join.member_id):  # which has kept a place for it
                 return self._add(join, join.member_id)
             return self.member(join.member_id)
         self._check_room()
@@ -106,6 +110,14 @@ class Roster:
         if len(self.members) + len(self._pending) >= self._settings.members_max:
             raise GroupFull(f"group {self._group_id!r} has {self._settings.members_max} members")
 
+    def _check_bytes(self, join: Join) -> None:
+        known = join.member_id if join.instance_id is None else self._instances.get(join.instance_id, "")
+        before = self.members.get(known)
+        if before is None:
+            self._room.check(classic_bytes(join.member_id, join.protocols))
+        else:
+            self._room.check(classic_bytes(known, join.protocols, before.assignment) - before.kept_bytes)
+
     def _check_protocols(self, join: Join) -> None:
         if not join.protocol_type or not join.protocols:
             raise InconsistentProtocol("a member names its protocols")
@@ -121,9 +133,10 @@ class Roster:
 
     def _expect(self, member_id: str, session_timeout_ms: int) -> None:
         def expire() -> None:
-            self._pending.pop(member_id, None)
+            self.forget_expected(member_id)
             self._on_forgotten()
 
+        self._room.take(classic_bytes(member_id, ()))
         self._pending[member_id] = self._timers.call_later(session_timeout_ms / 1000, expire)
 
     def _add(self, join: Join, member_id: str) -> Member:
@@ -144,6 +157,7 @@ class Roster:
     def restore(self, member: Member) -> None:
         self.members[member.member_id] = member
         self._speakers.update(member.names)
+        self._weigh(member)
         if member.instance_id is not None:
             self._instances[member.instance_id] = member.member_id
 
@@ -153,6 +167,24 @@ class Roster:
         self._forget_names(member.names)
         member.protocols = protocols
         self._speakers.update(member.names)
+        self._weigh(member)
+
+    def check_assignments(self, assignments: Mapping[str, bytes]) -> None:
+        """Raises if they are more than there is room for. They may name others than members: those are not kept."""
+        members = self.members.items()
+        self._room.check(
+            sum(
+                classic_bytes(member_id, member.protocols, assignments.get(member_id, b"")) - member.kept_bytes
+                for member_id, member in members
+            )
+        )
+
+    def assign(self, member: Member, assignment: bytes) -> None:
+        member.assignment = assignment
+        self._weigh(member)
+
+    def _weigh(self, member: Member) -> None:
+        self._room.keep(member, classic_bytes(member.member_id, member.protocols, member.assignment))
 
     def _forget_names(self, names: Collection[str]) -> None:
         self._speakers.subtract(names)
@@ -185,10 +217,12 @@ class Roster:
         timer = self._pending.pop(member_id, None)
         if timer is not None:
             timer.cancel()
+            self._room.take(-classic_bytes(member_id, ()))
         return timer is not None
 
     def remove(self, member: Member) -> None:
         del self.members[member.member_id]
         self._forget_names(member.names)
+        self._room.keep(member, 0)
         if member.instance_id is not None and self._instances.get(member.instance_id) == member.member_id:
             del self._instances[member.instance_id]

@@ -136,6 +136,8 @@ CODES: dict[type[errors.HeadraceError], Code] = {
     errors.FencedInstance: Code.FENCED_INSTANCE_ID,
     errors.UnreleasedInstance: Code.UNRELEASED_INSTANCE_ID,
     errors.GroupFull: Code.GROUP_MAX_SIZE_REACHED,
+    # Not the code of a full group, which ends a client: it can do nothing about the others, and may try again.
+    errors.MembersFull: Code.COORDINATOR_NOT_AVAILABLE,
     errors.GroupNotEmpty: Code.NON_EMPTY_GROUP,
     errors.GroupNotFound: Code.GROUP_ID_NOT_FOUND,
     errors.GroupKindMismatch: Code.INCONSISTENT_GROUP_PROTOCOL,
