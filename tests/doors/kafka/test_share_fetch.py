@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.broker.partition import Partition
-from headrace.doors.kafka import share
+from headrace.doors.kafka import door as kafka_door
+from headrace.doors.kafka import share, share_sessions
 from headrace.doors.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.test_share_offsets import beat, take
@@ -185,7 +186,7 @@ async def test_a_client_has_its_session_though_there_may_be_no_more(
         client = await world.client()
         await beat(client)
         await take(world, client)
-        monkeypatch.setattr(share, "SESSIONS_MAX", 1)
+        monkeypatch.setattr(share_sessions, "SESSIONS_MAX", 1)
         await take(world, client)  # anew, in the place of the one it had
 
 
@@ -195,12 +196,52 @@ async def test_a_client_for_which_there_is_no_session_is_told_that_it_is_so(
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
         await take(world, client)
-        monkeypatch.setattr(share, "SESSIONS_MAX", 1)
+        monkeypatch.setattr(share_sessions, "SESSIONS_MAX", 1)
         asked = {"group_id": "s", "max_wait": 10, "max_bytes": 1000, "max_records": 10, "topics": []}
         refused = await other.call(Api.SHARE_FETCH, 1, member_id="other", **asked)
         assert refused.error_code == Code.SHARE_SESSION_LIMIT_REACHED
         await gone(world, client)
         assert (await other.call(Api.SHARE_FETCH, 1, member_id="other", **asked)).error_code == 0
+
+
+async def test_one_connection_does_not_take_all_share_sessions(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        greedy, other = await two_members(world)
+        asked = {"group_id": "s", "max_wait": 0, "max_bytes": 1000, "max_records": 10, "topics": []}
+        codes = [(await greedy.call(Api.SHARE_FETCH, 1, member_id=f"m{n}", **asked)).error_code for n in range(6)]
+        assert codes == [0] * 4 + [Code.SHARE_SESSION_LIMIT_REACHED] * 2
+        await take(world, other, "other")
+        taken_over = await greedy.call(Api.SHARE_FETCH, 1, member_id="other", **asked)
+        assert taken_over.error_code == Code.SHARE_SESSION_LIMIT_REACHED, "nor those of others"
+        assert (await greedy.call(Api.SHARE_FETCH, 1, member_id="m0", **asked)).error_code == 0, "its own, anew"
+        ends = {"group_id": "s", "member_id": "m1", "share_session_epoch": -1, "topics": []}
+        assert (await greedy.call(Api.SHARE_ACKNOWLEDGE, 1, **ends)).error_code == 0
+        assert (await greedy.call(Api.SHARE_FETCH, 1, member_id="m5", **asked)).error_code == 0
+        await gone(world, greedy)
+        assert list(world.door.share_sessions) == [("s", "other")]
+
+
+async def test_a_share_session_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partitions are added to it by every fetch, if somebody likes, whether they exist or not."""
+    monkeypatch.setattr(kafka_door, "ELEMENTS_MAX", 100)
+    async with world_at(tmp_path) as world:
+        client, other = await two_members(world)
+        await client.produce("t", batch(b"a", b"b"))
+        assert await take(world, client) == [(0, 1)]
+        renews = {  # what does not exist is not looked at
+            "group_id": "s", "member_id": "m", "is_renew_ack": True, "max_wait": 0, "min_bytes": 0, "max_bytes": 0,
+            "max_records": 0,
+        }  # fmt: skip
+        codes = []
+        for epoch in range(1, 21):
+            parts = [{"partition_index": 20 * epoch + number} for number in range(20)]
+            wanted = [{"topic_id": bytes(16), "partitions": parts}]
+            answer = await client.call(Api.SHARE_FETCH, 2, **renews, share_session_epoch=epoch, topics=wanted)
+            codes.append(answer.error_code)
+        assert Code.SHARE_SESSION_LIMIT_REACHED in codes[1:]
+        assert world.door.share_session_partitions == 0 and not world.door.share_sessions
+        assert await take(world, other, "other") == [(0, 1)], "what it held is for the others"
+        assert world.door.share_session_partitions == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from headrace.doors.kafka import login
 from headrace.doors.kafka.pipe import Pipe, Request
 from headrace.doors.kafka.sending import FileSending, Piece, descriptor_of
 from headrace.doors.kafka.sessions import end_session
+from headrace.doors.kafka.share_sessions import end_session as end_share_session
 from headrace.errors import HeadraceError, MalformedRequest, StorageError
 from headrace.wire.kafka.frames import REQUEST_BYTES_MAX
 
@@ -42,7 +43,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         self.watches: dict[int, Any] = {}  # by log id, kept from one fetch to the next
         self.fetch_waiters: list[Callable[[], None]] = []
         self.fetch_sessions: set[int] = set()  # that end with it, see sessions.py
-        self.share_sessions: set[tuple[str, str]] = set()  # the same, by group and member, see share.py
+        self.share_sessions: set[tuple[str, str]] = set()  # the same, by group and member, see share_sessions.py
         self._descriptor = -1  # of the socket, if parts of files can be sent to it
 
     # What the event loop calls.
@@ -83,10 +84,9 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         self.watches.clear()
         for session_id in list(self.fetch_sessions):
             end_session(self._door, session_id)
-        for group_id, member_id in self.share_sessions:
-            self._door.share_sessions.pop((group_id, member_id), None)
-            self._door.coordination.shares.release(group_id, member_id)
-        self.share_sessions.clear()
+        for key in list(self.share_sessions):
+            end_share_session(self._door, self._door.share_sessions[key])
+            self._door.coordination.shares.release(*key)
         self._forget_requests()
         self._door.forget(self)
 

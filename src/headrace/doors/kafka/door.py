@@ -86,7 +86,8 @@ class KafkaDoor:
         broker.users.on_removed(self._user_removed)
         self.sessions: dict[int, Any] = {}  # fetch sessions, see sessions.py
         self.session_partitions = 0
-        self.share_sessions: dict[tuple[str, str], Any] = {}  # by group and member, see share.py
+        self.share_sessions: dict[tuple[str, str], Any] = {}  # by group and member, see share_sessions.py
+        self.share_session_partitions = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
         self._trimming: asyncio.TimerHandle | None = None

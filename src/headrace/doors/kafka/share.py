@@ -15,11 +15,11 @@ from headrace.broker.share_groups import ShareGroup
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.arrivals import Arrivals, Key
-from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.consumer_groups import by_topic
 from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.groups import described, group_refused
 from headrace.doors.kafka.pipe import Request
+from headrace.doors.kafka.share_sessions import FINAL, NEW, ShareSession, open_session, update
 from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import (
     AccessRefused,
@@ -35,20 +35,9 @@ if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
 UNKNOWN_OPERATIONS = -0x80000000
-NEW, FINAL = 0, -1
 RENEWS_FROM = 2  # ShareFetch may renew locks and do nothing else
-SESSIONS_MAX = 2000
 CHUNK_BYTES = 1 << 20
 ASSIGNOR = "simple"
-
-
-class ShareSession:
-    """One connection's, and gone with it: what the member held comes back then, as in Kafka."""
-
-    def __init__(self, owner: set[tuple[str, str]]) -> None:
-        self.owner = owner  # the sessions of its connection
-        self.epoch = 1
-        self.wanted: dict[Key, None] = {}
 
 
 async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
@@ -137,29 +126,6 @@ def describe(door: "KafkaDoor", allowed: Anybody, group_id: str) -> dict[str, An
     }
 
 
-def open_session(door: "KafkaDoor", connection: Connection, fields: Any) -> tuple[ShareSession | None, Code]:
-    key = (fields.group_id or "", fields.member_id or "")
-    session_or_none: ShareSession | None = door.share_sessions.get(key)
-    if fields.share_session_epoch == NEW:
-        if session_or_none is not None:
-            session_or_none.owner.discard(key)  # the member came back before we knew that it was gone
-        elif len(door.share_sessions) >= SESSIONS_MAX:
-            return None, Code.SHARE_SESSION_LIMIT_REACHED
-        session = door.share_sessions[key] = ShareSession(connection.share_sessions)
-        connection.share_sessions.add(key)
-        return session, Code.NONE
-    if session_or_none is None:
-        return None, Code.SHARE_SESSION_NOT_FOUND
-    if fields.share_session_epoch == FINAL:
-        door.share_sessions.pop(key)
-        session_or_none.owner.discard(key)
-        return session_or_none, Code.NONE
-    if fields.share_session_epoch != session_or_none.epoch:
-        return None, Code.INVALID_SHARE_SESSION_EPOCH
-    session_or_none.epoch = session_or_none.epoch + 1 if session_or_none.epoch < 0x7FFFFFFF else 1
-    return session_or_none, Code.NONE
-
-
 async def acknowledge_all(
     door: "KafkaDoor", readable: Topics, group: ShareGroup, member_id: str, topics: Any
 ) -> dict[Key, tuple[Code, str | None]]:
@@ -243,12 +209,8 @@ async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[
         group = shares.check_member(fields.group_id or "", member_id)
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error)}
-    for topic in fields.forgotten_topics_data:
-        for number in topic.partitions:
-            session.wanted.pop((topic.topic_id, number), None)
-    for topic in fields.topics:
-        for part in topic.partitions:
-            session.wanted[topic.topic_id, part.partition_index] = None
+    if not update(door, session, fields):
+        return {"error_code": Code.SHARE_SESSION_LIMIT_REACHED}
     readable = access.of(door, request).reads
     results = await acknowledge_all(door, readable, group, member_id, fields.topics)
     read: dict[Key, dict[str, Any]] = {}
