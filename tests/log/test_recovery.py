@@ -4,6 +4,7 @@ import errno
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from headrace.log.disk import RealDisk
 from headrace.log.journal import FILE_HEADER, FILE_MAGIC
 from headrace.log.repair import accept_loss
 from headrace.log.settings import StreamSettings
+from tests.crash.simdisk import SimulatedDisk
 from tests.log.helpers import SMALL, Bench, batch, records, values
 
 ROLLING = StreamSettings(segment_size=3000)
@@ -385,3 +387,16 @@ def test_a_compacted_segment_without_its_seal_reaches_to_the_one_behind_it(bench
     shard = bench.open(stream=stream)
     assert not bench.report.damaged
     shard.close()
+
+
+def test_a_log_whose_folder_was_made_by_a_broker_that_was_killed_survives_a_power_cut() -> None:
+    """Nothing was in it, so that nothing had to be written again, and the name of the folder itself was nobody's."""
+    disk = SimulatedDisk()
+    killed = Bench("/data", disk)
+    killed.open()
+    disk.mkdir("/data/logs/1-t")
+    bench = Bench("/data", disk.kill())
+    bench.open()
+    bench.append(1, [b"x" * 5000])  # past the journal
+    found = Bench("/data", bench.shard.disk.power_cut(Random(1), "lost"))
+    assert values(found.open().log(1)) == [b"x" * 5000]

@@ -91,7 +91,8 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
     replayed.secure()
     if not report.clean:
         # After a kill a name may be seen, or missed, that a power cut would change again: first make them last.
-        _sync_folders(shard, list(folders.values()))
+        # That of a log's folder, too, which its log takes for made.
+        _sync_folders(shard, [f"{shard.root}/{paths.LOGS}", *folders.values()])
     recoveries: list[LogRecovery] = []
     try:
         _recover_logs(shard, specs, folders, hints, replayed, report, recoveries)
