@@ -8,13 +8,12 @@ In three steps, because three threads know three things:
 Also the clock of the shard: async logs are flushed, settles synced and full disks tried again from here.
 """
 
-import errno
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import DiskFull, LogClosed, StorageFailed
-from headrace.log.files import Dirty
+from headrace.log.files import NO_FILES, Dirty
 from headrace.log.log import Log
 from headrace.log.state import Marker
 
@@ -50,7 +49,7 @@ class Checkpoints:
         self._touched: set[int] = set()
         self.bytes_since = 0
         self._last = shard.clock.monotonic()
-        self._leftover: dict[bytes, bytes | None] = {}  # records that found no room last time
+        self._leftover: dict[bytes, bytes | None] = {}  # changes that found no room last time
         self._flushing: set[int] = set()
         self._flushed: dict[int, float] = {}
         self._growing: set[Log] = set()
@@ -258,37 +257,42 @@ class Checkpoints:
             if log_id in shard.logs:
                 shard.state.apply_put(ENDS, log_id.to_bytes(8, "big"), saved)
         rewrite = shard.state.needs_rewrite
-        records = dict(
-            shard.state.take_all() if rewrite else [*self._leftover.items(), *shard.state.take_dirty()]
-        )
+        changes = dict([*self._leftover.items(), *shard.state.take_dirty()])
+        records = dict(shard.state.take_all()) if rewrite else changes
         marker = Marker(standing.sequence, shard.epoch, clean)
         shard.keeper.submit(
             lambda: self._write(standing, records, marker, rewrite),
-            lambda room, failed: self._written(standing, records, room, failed),
+            # Not what was to be written anew: that says nothing of keys which are gone.
+            lambda room, failed: self._written(standing, changes, room, failed),
         )
 
     def _write(
         self, standing: _Standing, records: dict[bytes, bytes | None], marker: Marker, rewrite: bool
     ) -> bool:
-        """False when the state found no room; a sync that fails is final and goes up."""
-        self._shard.files.sync_all(standing.dirty)
+        """False when the state found no room, or no descriptor was free; a sync that fails is final and goes up."""
+        try:
+            self._shard.files.sync_all(standing.dirty)
+        except OSError as error:
+            if error.errno not in NO_FILES:  # for a folder, which stays on the list
+                raise
+            return False
         try:
             self._shard.state.write(list(records.items()), marker, rewrite=rewrite)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not self._shard.committer.lacks_room(error):
                 raise
             return False
         return True
 
     def _written(
-        self, standing: _Standing, records: dict[bytes, bytes | None], room: bool, error: BaseException | None
+        self, standing: _Standing, changes: dict[bytes, bytes | None], room: bool, error: BaseException | None
     ) -> None:
         shard = self._shard
         if error is not None:
             self._finish(error)
             return
         if not room:
-            self._leftover = records
+            self._leftover = changes
             shard.is_full = True
             self._finish(None, DiskFull("no room for a checkpoint"))
             return

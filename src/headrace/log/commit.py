@@ -14,13 +14,12 @@ What belongs to a group is always in the entry, never written ahead: a crash bef
 nothing of it behind.
 """
 
-import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import DiskFull, StorageFailed
-from headrace.log.files import NO_ROOM, Files
+from headrace.log.files import NO_FILES, NO_ROOM, Files
 from headrace.log.journal import Journal, JournalFull
 from headrace.log.log import Log
 from headrace.log.plans import DirectPlan, InlinePlan, Plan
@@ -33,7 +32,6 @@ from headrace.record import codec
 if TYPE_CHECKING:
     from headrace.log.staging import Run
 
-NO_FILES = (errno.EMFILE, errno.ENFILE)
 # More is planned, and what goes through the journal checksummed, off the owner thread, which has others to serve.
 CHAIN_LOGS_MAX = 128
 # Of `inline_bytes_max`, for a round of one log. Below 64 KB the journal, which does not grow, is synced sooner.

@@ -13,7 +13,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from headrace.log.chain import SyncFailure
 from headrace.log.disk import Disk, FileId, is_untouched, sync_noting
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from headrace.log.segment import Segment
 
 Bytes = bytes | bytearray | memoryview
+T = TypeVar("T")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_FILES = (errno.EMFILE, errno.ENFILE)
 CROWD_SYNCED = 64  # where files can only be synced one by one, so many to make room
 
 
@@ -93,17 +95,20 @@ class Files:
         return entry
 
     def _open_file(self, path: str, create: bool, writes: bool) -> FileId:
+        return self._making_do(lambda: self.disk.open(path, create=create), writes=writes)
+
+    def _making_do(self, opening: Callable[[], T], *, writes: bool = False) -> T:
+        """When somebody else took the descriptors: make do with half of ours rather than fail."""
         try:
-            return self.disk.open(path, create=create)
+            return opening()
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if error.errno not in NO_FILES:
                 raise
-        # Somebody else took the descriptors: make do with half of ours rather than fail.
         if writes:
             self._sync_crowd()
         with self._lock:
             self._close_idle(len(self._open) // 2)
-        return self.disk.open(path, create=create)
+        return opening()
 
     def _release(self, entry: OpenFile, *, dirty: bool = False) -> None:
         with self._lock:
@@ -237,7 +242,7 @@ class Files:
             self._release(entry)
 
     def sync(self, path: str) -> None:
-        entry = self._acquire(path)
+        entry = self._acquire(path, writes=True)
         with self._lock:
             self._dirty.discard(path)
             self._being_synced[path] += 1
@@ -292,8 +297,11 @@ class Files:
     def sync_folder(self, folder: str) -> None:
         change = self._dirty_folders.get(folder)
         with suppress(FileNotFoundError):  # its log was deleted meanwhile
-            self.disk.sync_dir(folder)
+            self._making_do(lambda: self.disk.sync_dir(folder), writes=True)
         self._folder_synced(folder, change)
+
+    def listdir(self, folder: str) -> list[str]:
+        return self._making_do(lambda: self.disk.listdir(folder))
 
     def _folder_synced(self, folder: str, change: int | None) -> None:
         with self._lock:

@@ -88,7 +88,7 @@ class StateStore:
 
     @property
     def needs_rewrite(self) -> bool:
-        return self._files.size > max(4 * self._live_bytes, _REWRITE_BYTES_MIN)
+        return self._files.was_broken_off or self._files.size > max(4 * self._live_bytes, _REWRITE_BYTES_MIN)
 
     def take_all(self) -> list[tuple[bytes, bytes | None]]:
         self.take_dirty()

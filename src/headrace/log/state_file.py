@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.errors import CorruptBatch, CorruptLog
+from headrace.errors import CorruptBatch, CorruptLog, StorageFailed
 from headrace.log import paths
 from headrace.log.aside import set_aside
 from headrace.log.disk import Disk, FileId, read_whole
+from headrace.log.files import NO_FILES
 from headrace.record import codec
 from headrace.record.layout import LAST_OFFSET_DELTA_AT, MAGIC, MAGIC_AT, RECORDS_AT
 
@@ -59,6 +60,7 @@ class StateFiles:
         self._damaged: list[str] = []
         self.marker = Marker()
         self.is_new = True
+        self.was_broken_off = False  # of the next generation a name may be there: only a later one may be written
         self.restored: list[str] = []  # a sentence for each file that was damaged
 
     @property
@@ -73,6 +75,7 @@ class StateFiles:
             self.prepare(records, marker)
             self.put_in_place()
             return
+        assert not self.was_broken_off, "a start would take the files of the next generation"
         files, size, _ = self._current
         batches = self._numbered(_batches(records, marker, began=size))
         for file in files:
@@ -108,10 +111,15 @@ class StateFiles:
         try:
             for path in self._pair(self._generation + 1):
                 self._disk.rename(path + paths.UNFINISHED, path)
-            self._disk.sync_dir(self._folder)
+            self._sync_names()
         except OSError:
             self._close(prepared.files)
+            with suppress(OSError):
+                self.abandon()
+            self._generation += 1
+            self.was_broken_off = True
             raise
+        self.was_broken_off = False
         if self._current is not None:
             self._close(self._current.files)
         self._current = prepared
@@ -120,6 +128,14 @@ class StateFiles:
         for name in self._disk.listdir(self._folder):
             if paths.parse_state(name) not in (None, self._generation):
                 self._disk.unlink(f"{self._folder}/{name}")
+
+    def _sync_names(self) -> None:
+        try:
+            self._disk.sync_dir(self._folder)
+        except OSError as error:
+            if error.errno not in NO_FILES:  # then it has not even begun: any other answer is final
+                raise StorageFailed(f"{self._folder} cannot be synced: {error}") from error
+            raise
 
     def abandon(self) -> None:
         """Take back what was prepared, whole or in part."""
