@@ -160,6 +160,11 @@ class LogModel:
                 self.expendable.add(record.offset)
                 self.tombs[record.key] = record.offset
 
+    def forget_compaction_from(self, offset: int) -> None:
+        """Other records have these offsets next."""
+        self.expendable = {gone for gone in self.expendable if gone < offset}
+        self.tombs = {key: tomb for key, tomb in self.tombs.items() if tomb < offset}
+
     def _check_compacted(self, name: str, found: FoundLog, data: bytes) -> None:
         written = [r for r in codec.records(data) if r.offset >= found.start]
         kept = {r.offset: r for r in codec.records(found.data, verify_crc=True) if r.offset >= found.start}
@@ -189,6 +194,7 @@ class LogModel:
         else:
             del self.pieces[count:]
         self.former = None
+        self.forget_compaction_from(found.end)
         ends = self.ends()
         self.promise = Promise(len(self.pieces), found.end, found.end)
         self.start = found.start

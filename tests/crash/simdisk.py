@@ -96,8 +96,7 @@ class SimulatedDisk(Tree):
             self._step("create", path)
         else:
             self._step("open", path)
-        if len(self._files) >= self.files_limit:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        self._take_descriptor(path)
         if node is None:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -113,6 +112,11 @@ class SimulatedDisk(Tree):
         node.opened += 1
         self._files[file] = (node, path, readonly)
         return file
+
+    def _take_descriptor(self, path: str) -> None:
+        """A folder needs one, too, as long as it is synced or listed."""
+        if len(self._files) >= self.files_limit:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
     def close(self, file: int) -> None:
         node, _, _ = self._open_file(file)
@@ -247,6 +251,7 @@ class SimulatedDisk(Tree):
     def listdir(self, path: str) -> list[str]:
         self._step("listdir", path)
         node = self._node(path)
+        self._take_descriptor(path)
         if not isinstance(node, Folder):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return sorted(node.names)
@@ -265,6 +270,7 @@ class SimulatedDisk(Tree):
     def sync_dir(self, path: str) -> None:
         self._step("sync_dir", path)
         node = self._node(path)
+        self._take_descriptor(path)
         if not isinstance(node, Folder):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         later = []

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import DiskFull, HeadraceError, StorageError, StorageFailed
+from headrace.log import state
 from tests.crash.faults import READS, WRITES, Trial, calls_of, new_world, variants
 from tests.crash.model import Broken
 from tests.crash.world import look, open_shard
@@ -141,3 +142,37 @@ def test_errors_name_the_file_that_failed() -> None:
     ticket = log.append(bytearray(raw))
     world.shard.pump()
     assert isinstance(ticket.error, StorageFailed) and ".wal" in str(ticket.error)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_l8_descriptors_that_run_out_again_and_again_refuse_heal_and_keep_every_promise(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While there are so few that some are free once files are closed that nobody needs at the moment."""
+    monkeypatch.setattr(state, "_REWRITE_BYTES_MIN", 500)
+    world = new_world(seed)
+    world.open()
+    world.faulty = True
+    for step in range(160):
+        if step % 20 == 10:
+            world.disk.files_limit = len(world.disk.open_paths()) + 2 + step // 20 % 3
+        if step % 20 == 17:
+            world.disk.files_limit = 1 << 30
+        try:
+            world.step()
+        except (StorageError, OSError):
+            if not world.shard.is_closed and world.done[-1] != "read":
+                raise
+        if world.shard.is_closed:  # a restart without a descriptor may refuse to open
+            world.disk.files_limit = 1 << 30
+            world.go_on_from(world.disk.kill(), power_cut=False)
+        assert world.shard.failure is None, world.shard.failure
+    world.disk.files_limit = 1 << 30
+    for _ in range(3):
+        world.clock.advance(60)
+        world.shard.tick()
+        world.settle()
+    world.observe()
+    world.model.check(look(world.shard, clean=True), power_cut=False)
+    shard, clean = open_shard(world.disk.kill(), world.settings, world.model.specs(), world.clock)
+    world.model.check(look(shard, clean), power_cut=False)

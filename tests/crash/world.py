@@ -410,6 +410,7 @@ class World:
             if error is None:
                 log.former = None
                 log.promise.durable_end = ends[count]
+                log.forget_compaction_from(ends[count])
             elif isinstance(error, DiskFull) and log.former is not None:
                 log.pieces, log.former = log.former, None
                 log.promise.pieces = len(log.pieces)

@@ -16,7 +16,7 @@ from headrace.log import aborts, epochs, paths
 from headrace.log.aborts import Aborts
 from headrace.log.checkpoint import ENDS
 from headrace.log.compaction import Filter, LatestByKey, Rewritten, rewrite
-from headrace.log.files import NO_ROOM
+from headrace.log.files import NO_FILES, NO_ROOM
 from headrace.log.leases import Leases
 from headrace.log.log import Log
 from headrace.log.log_recovery import STARTS, TRUNCATIONS
@@ -77,7 +77,7 @@ class Maintenance:
                 try:
                     tail.roll(tail.next_offset)  # even the last one is too old: it goes, its end stays known
                 except OSError as error:
-                    if error.errno not in NO_ROOM:
+                    if error.errno not in NO_ROOM + NO_FILES:
                         raise
                     has_room = False
             gone = [
@@ -195,7 +195,12 @@ class Maintenance:
             files.disk.rename(folder, doomed)
             files.folder_changed(folder.rpartition("/")[0])
             # Listed by its new name, under which a compaction that still runs adds nothing any more.
-            names = files.disk.listdir(doomed)
+            try:
+                names = files.listdir(doomed)
+            except OSError as error:
+                if error.errno not in NO_FILES:
+                    raise
+                return None  # the next start removes it
             files.forget([f"{folder}/{name}" for name in names])
             return names
 
@@ -397,7 +402,7 @@ class Maintenance:
                 if not log.is_deleted:
                     raise
                 return None
-            disk.sync_dir(rewritten.segment.folder)
+            self._shard.files.sync_folder(rewritten.segment.folder)
         at = current.index(segments[0])
         log.tail.segments = (*current[:at], rewritten.segment, *current[at + len(segments) :])
         return list(segments)

@@ -6,7 +6,6 @@ slices of it), deleted. Index and time index are
 caches: they carry no checksum and are rebuilt whenever they disagree with the data.
 """
 
-import errno
 import struct
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import NamedTuple
 from headrace.errors import CorruptLog
 from headrace.log import kernel, paths
 from headrace.log.disk import Disk, read_whole, write_atomically
-from headrace.log.files import Files
+from headrace.log.files import NO_FILES, NO_ROOM, Files
 from headrace.log.paths import SegmentStem
 from headrace.log.tier import Tier
 from headrace.record.checksum import crc32c
@@ -208,14 +207,14 @@ class SegmentWriter:
         segment.next_offset = walker.next_offset
 
     def flush_index(self) -> None:
-        """Never synced: an index is rebuilt when it is wrong. Without room the entries wait in memory."""
+        """Never synced: an index is rebuilt when it is wrong. Without room, or a descriptor, the entries wait."""
         walker = self.walker
         if not walker.index:
             return
         try:
             self._write_index(walker)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in NO_ROOM + NO_FILES:
                 raise
 
     def _write_index(self, walker: kernel.Walker) -> None:

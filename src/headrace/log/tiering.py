@@ -15,7 +15,7 @@ from headrace.errors import CorruptBatch, CorruptLog, HeadraceError, InvalidInpu
 from headrace.log import paths
 from headrace.log.compaction import Rewritten, batches
 from headrace.log.disk import Disk, RealDisk, make_folder, read_whole, write_atomically
-from headrace.log.files import Files
+from headrace.log.files import NO_FILES, Files
 from headrace.log.paths import SegmentStem
 from headrace.log.rewriting import Written, adopt, plainly
 from headrace.log.segment import Segment
@@ -342,7 +342,13 @@ def remove_archived(disk: Disk, tier_root: str, doomed: str) -> bool:
     """Remove all that a deleted log has in the tier: what its manifests name, and its folder there. False when
     something is left: the log's own folder is to stay until it is not."""
     done = True
-    for name in disk.listdir(doomed):
+    try:
+        names = disk.listdir(doomed)
+    except OSError as error:
+        if error.errno not in NO_FILES:
+            raise
+        return False
+    for name in names:
         if name.endswith(paths.TIER):
             # One that cannot be read names nothing; its file goes with the folder below.
             with suppress(CorruptLog):

@@ -16,7 +16,7 @@ from headrace.errors import DiskFull
 from headrace.log import kernel, paths
 from headrace.log.compaction import batches
 from headrace.log.disk import write_atomically
-from headrace.log.files import NO_ROOM, Files
+from headrace.log.files import NO_FILES, NO_ROOM, Files
 from headrace.log.segment import Segment, seal_of
 from headrace.log.tail import Tail
 from headrace.record import codec
@@ -42,7 +42,7 @@ def cut_back(files: Files, tail: Tail, offset: int, replaced: Sequence[Segment])
     tail.writer = None
     if copy is not None:
         files.disk.rename(copy.path() + paths.UNFINISHED, copy.path())
-        files.disk.sync_dir(tail.folder)
+        files.sync_folder(tail.folder)
         # For good, while the intention stands: it holds what was cut off, and would be read if the copy went first.
         _unlink(files, kept[-1])
         gone.append(kept.pop())
@@ -69,7 +69,7 @@ def _shortened(batch: bytearray | None, info: BatchInfo, offset: int) -> bytearr
 
 def _unlink(files: Files, segment: Segment) -> None:
     _forget(files, segment)
-    files.disk.sync_dir(segment.folder)
+    files.sync_folder(segment.folder)
 
 
 def _forget(files: Files, segment: Segment) -> None:
@@ -92,8 +92,8 @@ def _copy(files: Files, old: Segment, offset: int, interval: int) -> Segment:
         files.write_derived(target.path(paths.TIME_INDEX), walker.time_index, 0)
     except OSError as error:
         _forget(files, target)
-        if error.errno in NO_ROOM:
-            raise DiskFull(f"no room to cut {old.folder} back: {error}") from error
+        if error.errno in NO_ROOM + NO_FILES:
+            raise DiskFull(f"{old.folder} cannot be cut back now: {error}") from error
         raise
     return Segment.sealed(old.folder, target.generation, seal)
 
