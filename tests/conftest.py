@@ -41,7 +41,7 @@ settings.load_profile("patient")
 def pytest_configure(config: pytest.Config) -> None:
     """Hypothesis draws strings and numbers of the modules that are loaded, which are others whenever the files are
     divided otherwise: a run would meet what no run before it has met."""
-    if config.getoption("--hypothesis-profile") is None:
+    if config.getoption("--hypothesis-profile", default=None) is None:
         providers._get_local_constants = Constants
 
 
