@@ -161,7 +161,8 @@ def test_trim_takes_no_further_batch_after_so_many_bytes() -> None:
     data, p = log([3, 4, 5], start=10)
     assert trim(data, 0, None, 10, MAX_OFFSET, 1) == (0, p[1], 13)
     assert trim(data, 0, None, 10, MAX_OFFSET, p[1]) == (0, p[1], 13)
-    assert trim(data, 0, None, 10, MAX_OFFSET, p[1] + 1) == (0, p[2], 17)
+    assert trim(data, 0, None, 10, MAX_OFFSET, p[2] - 1) == (0, p[1], 13), "not a byte more than was asked for"
+    assert trim(data, 0, None, 10, MAX_OFFSET, p[2]) == (0, p[2], 17)
     assert trim(data, 0, None, 14, MAX_OFFSET, 1) == (p[1], p[2], 17)
 
 

@@ -120,8 +120,8 @@ class Log(LogEnd):
                 cold.load()
 
     def read_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> Chunk:
-        """Whole batches from the one that holds offset, at least one, about max_bytes in all. ReadWaits when they
-        are not in memory.
+        """Whole batches from the one that holds offset, as many as max_bytes hold, but one at least. ReadWaits when
+        they are not in memory.
 
         An empty chunk at the visible end (or at `end`, if that comes first). The first batch may begin before
         offset: batches are never cut.

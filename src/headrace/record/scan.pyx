@@ -320,10 +320,11 @@ def trim(
     """(first position, end position, next offset) of the run of whole batches that hold [from_offset, to_offset).
 
     start is a batch boundary. The first batch may begin before from_offset and the last may end after to_offset;
-    each one returned has its checksum verified, unless that is known to be right; after bytes_max no further one is taken. A bad batch ends the run,
-    and raises CorruptBatch when it would be the first. Without any, first and end position are equal and the third
-    number is from_offset, except when the first wanted batch is longer than the buffer: then it is minus the
-    bytes needed, counted from first position (at least a header, when not even that is there).
+    each one returned has its checksum verified, unless that is known to be right; none but the first goes beyond
+    bytes_max. A bad batch ends the run, and raises CorruptBatch when it would be the first. Without any, first and end
+    position are equal and the third number is from_offset, except when the first wanted batch is longer than the
+    buffer: then it is minus the bytes needed, counted from first position (at least a header, when not even that is
+    there).
 
     No checksum covers a batch's base offset, but its neighbours do: each must begin where the one before ended
     (dense), or later; expected says where the batch at start has to begin. One that does not is a bad batch.
@@ -347,7 +348,7 @@ def trim(
                     fault = FAULT_ORDER
                     break
                 expected = batch.last_offset + 1
-                if batch.base_offset >= to_offset or (first >= 0 and at - first >= bytes_max):
+                if batch.base_offset >= to_offset or (first >= 0 and at - first + batch.size > bytes_max):
                     break
                 if batch.last_offset >= from_offset:
                     # The checksum only of what is returned: to find the place is cheap.

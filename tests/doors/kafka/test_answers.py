@@ -234,6 +234,25 @@ async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, clie
     assert world.door.stats.bytes_out - sent == 3 * len(one)
 
 
+async def test_only_the_first_batch_of_an_answer_is_larger_than_what_was_asked_for(
+    world: World, client: Client
+) -> None:
+    """librdkafka closes the connection at an answer larger than its fetch.max.bytes allows, and asks the same again.
+    What does not fit is not waited for, either."""
+    await world.topic("tight", 3)
+    for partition in range(3):
+        await client.produce("tight", batch(b"x" * 1000), partition=partition)
+        await client.produce("tight", batch(b"y" * 100), partition=partition)
+    for max_bytes, part_bytes, sizes in (
+        (1, 1 << 20, [1, 0, 0]), (1500, 1 << 20, [2, 0, 0]), (2400, 1 << 20, [2, 1, 0]), (1 << 20, 200, [1, 0, 0]),
+    ):  # fmt: skip
+        wanted = [{"partition": n, "fetch_offset": 0, "partition_max_bytes": part_bytes} for n in range(3)]
+        limits = {"max_wait": 10 * 60_000, "min_bytes": 1 << 20, "max_bytes": max_bytes, "session_epoch": -1}
+        answer = await client.call(Api.FETCH, 12, topics=[{"topic": "tight", "partitions": wanted}], **limits)
+        [topic] = answer.responses
+        assert [len(records.scan(part.records)) for part in topic.partitions] == sizes
+
+
 async def transaction(client: Client, name: str, topic: str) -> Any:
     producer = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id=name, transaction_timeout=60_000)
     await client.call(

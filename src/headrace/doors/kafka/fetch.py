@@ -80,6 +80,7 @@ class Fetch:
         self._cold: ReadWaits | None = None  # the first thing to read that is not in memory
         self._is_loading = self._is_final = False
         self._messages = 0  # found by the last look
+        self._is_full = False  # there was more than it has room for
 
     def start(self) -> None:
         if self.opened.error:
@@ -110,7 +111,7 @@ class Fetch:
             self._is_loading = True
             cold.then(self._loaded)
             return True
-        if not (final or has_error or size >= self.min_bytes):
+        if not (final or has_error or self._is_full or size >= self.min_bytes):
             return False
         if cold is not None:  # for the next fetch: something else may be in memory each time
             cold.then(lambda: None)
@@ -142,6 +143,7 @@ class Fetch:
         results: list[tuple[Key, Wanted, Result]] = []
         size, has_error = 0, False
         self._messages = 0
+        self._is_full = False
         incremental, committed = self.opened.is_incremental, self.isolation == READ_COMMITTED
         for key, wanted in self.opened.wanted.items():
             if (
@@ -171,9 +173,15 @@ class Fetch:
             end = stable if committed else log.visible_end
             records: Any = None
             next_offset = wanted.offset
-            # The first batch is sent whatever its size: a client that asks for less than it could never go on.
-            if (room > 0 or first) and wanted.offset != end:
-                records, next_offset = self._records(partition, wanted.offset, min(wanted.max_bytes, room), end)
+            if wanted.offset != end:
+                most = min(wanted.max_bytes, room)
+                if room > 0 or first:
+                    records, next_offset = self._records(partition, wanted.offset, most, end)
+                # The first batch is sent whatever its size: a client that asks for less than it could never go on.
+                # Another is not: librdkafka closes the connection at an answer larger than it can be, again and again.
+                if not first and (records is None or len(records) > most):
+                    records, next_offset = None, wanted.offset
+                    self._is_full = True
                 self._messages += max(0, next_offset - wanted.offset)
             aborted = self._aborted(log, wanted.offset, next_offset) if committed else None
             return number, Code.NONE, log.visible_end, stable, log.start_offset, aborted, records
