@@ -206,19 +206,23 @@ def validate(
     record without a key. The limits on decompressed bytes, records and headers hold for each batch.
     Raises CorruptBatch, BatchTooLarge, DecompressedTooLarge.
     """
-    return validated(buf, batch_bytes_max, decompressed_bytes_max, records_max, headers_max, deep, repair, keyed, NULL)
+    return validated(buf, batch_bytes_max, decompressed_bytes_max, records_max, headers_max, deep, repair, keyed, NULL, False)
 
 
 cdef list validated(
     object buf, Py_ssize_t batch_bytes_max, Py_ssize_t decompressed_bytes_max, int64_t records_max,
-    int64_t headers_max, bint deep, bint repair, bint keyed, Py_ssize_t* left_bytes,
+    int64_t headers_max, bint deep, bint repair, bint keyed, Py_ssize_t* left_bytes, bint in_thread,
 ):
     """As validate says. left_bytes, if it is not NULL, is what all batches may unfold to, and is counted down: with
-    less than that left, what would pass it is Overloaded."""
+    less than that left, what would pass it is Overloaded.
+
+    in_thread lets others have the interpreter meanwhile. On the loop that would only let it be taken away."""
     cdef Py_buffer view
     cdef Payload payload = Payload()
     cdef uint8_t* base
     cdef uint8_t* p
+    cdef const uint8_t* records
+    cdef const uint8_t* end = NULL
     cdef Py_ssize_t at = 0
     cdef int64_t max_timestamp = 0
     cdef Batch batch
@@ -232,7 +236,11 @@ cdef list validated(
             # Before the checksum: a size over the limit is refused without reading that far.
             if view.len - at >= PREFIX_SIZE and <int64_t><int32_t>get32(p + LENGTH_AT) + PREFIX_SIZE > batch_bytes_max:
                 raise BatchTooLarge(<int64_t><int32_t>get32(p + LENGTH_AT) + PREFIX_SIZE, batch_bytes_max)
-            fault = read_batch(p, base + view.len, True, &batch)
+            if in_thread:
+                with nogil:
+                    fault = read_batch(p, base + view.len, True, &batch)
+            else:
+                fault = read_batch(p, base + view.len, True, &batch)
             if fault == FAULT_NONE and (
                 batch.count == 0 or batch.last_offset - batch.base_offset != <int64_t>batch.count - 1
             ):
@@ -242,13 +250,18 @@ cdef list validated(
             if fault != FAULT_NONE:
                 raise CorruptBatch(fault_reason(fault), at)
             if not batch.attributes & CODEC_MASK:
-                fault = _walk(p + HEADER_SIZE, p + batch.size, &batch, headers_max, keyed, &max_timestamp)
+                records, end = p + HEADER_SIZE, p + batch.size
             elif deep:
                 open_within(payload, buf, base, at, &batch, decompressed_bytes_max, left_bytes)
-                fault = _walk(payload.start, payload.end, &batch, headers_max, keyed, &max_timestamp)
-                payload.close()
+                records, end = payload.start, payload.end
             else:
-                max_timestamp = batch.max_timestamp
+                records, max_timestamp = NULL, batch.max_timestamp
+            if records != NULL and in_thread:
+                with nogil:
+                    fault = _walk(records, end, &batch, headers_max, keyed, &max_timestamp)
+            elif records != NULL:
+                fault = _walk(records, end, &batch, headers_max, keyed, &max_timestamp)
+            payload.close()
             if fault == FAULT_NONE and max_timestamp != batch.max_timestamp and not (
                 batch.attributes & LOG_APPEND_TIME_BIT
             ):

@@ -7,6 +7,7 @@ import logging
 import secrets
 import uuid
 from collections.abc import Collection, Coroutine, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.broker.broker import Broker
@@ -88,6 +89,8 @@ class KafkaDoor:
         self.session_partitions = 0
         self.share_sessions: dict[tuple[str, str], Any] = {}  # by group and member, see share_sessions.py
         self.share_session_partitions = 0
+        # One thread: what it unfolds is many times what came, and the sum must stay bounded. See produce.pyx.
+        self.checking = ThreadPoolExecutor(1, "kafka-checking")
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
         self._trimming: asyncio.TimerHandle | None = None
@@ -132,6 +135,7 @@ class KafkaDoor:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await self.loop.run_in_executor(None, self.checking.shutdown)
 
     def admit(self, connection: Connection) -> bool:
         self.stats.connections_total += 1

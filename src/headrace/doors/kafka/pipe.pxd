@@ -50,6 +50,7 @@ cdef class Pipe:
     cdef public object login
     cdef public long long admitted_at       # the version of the users that let it in
     cdef bint is_publisher                  # it has sent a Produce request
+    cdef bint is_checking                   # one of its requests is with a thread: those behind it wait
     cdef object last_topic, last_stream     # that it was for
     cdef public str client_id
     cdef str _known_client                  # of the request before

@@ -264,6 +264,8 @@ cdef class Pipe:
         """What is asked already is enough: with answers that nobody reads, a few small requests would take it all."""
         if self._writing_paused or self._answer_bytes >= ANSWER_BYTES_AHEAD or len(self._waiting) >= REQUESTS_MAX:
             return True
+        if self.is_checking:
+            return True
         if self._files is not None and self._files.unsent_bytes >= ANSWER_BYTES_AHEAD:
             return True
         if self._waiting_bytes < FAIR_BYTES_MIN:

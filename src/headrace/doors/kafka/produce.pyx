@@ -1,5 +1,9 @@
 # cython: boundscheck=False, wraparound=False
-"""Produce: batches are checked and stored as they came, and answered when the log says they are safe."""
+"""Produce: batches are checked and stored as they came, and answered when the log says they are safe.
+
+What unfolds to much is checked in a thread, and with it all that comes behind it on the same connection waits: in the
+log, too, the order is that of the requests.
+"""
 
 from libc.stdint cimport int64_t
 
@@ -9,7 +13,7 @@ from headrace.wire.kafka.frames cimport BufferPool
 
 from headrace.broker import rewriting
 from headrace.doors.kafka.errors import Code, code_of
-from headrace.errors import CorruptBatch, HeadraceError, InvalidInput
+from headrace.errors import CorruptBatch, HeadraceError, InvalidInput, Overloaded, StreamNotFound
 from headrace.record import codec
 from headrace.record.layout import (
     CODECS, CONTROL_BIT, HEADERS_MAX, LOG_APPEND_TIME_BIT, MAGIC, MAGIC_AT, RECORDS_MAX, TRANSACTIONAL_BIT,
@@ -23,10 +27,14 @@ cdef int64_t MOST_RECORDS = RECORDS_MAX, MOST_HEADERS = HEADERS_MAX
 
 
 cdef enum:
-    # Times its size, or one batch as large as can be: what a request may unfold to. Nobody else has a turn meanwhile,
-    # and a megabyte of batches that hold nothing but zeros would take minutes.
+    # Times its size, or one batch as large as can be: what a request may unfold to. Others that unfold to much wait
+    # for the same thread, and a megabyte of batches that hold nothing but zeros would take minutes.
     UNFOLDING_MAX = 64
     LARGE_BYTES = 64 << 10  # may name more partitions than there are
+    # On the loop, of one request: a millisecond or two. To go to the thread and back takes a tenth of that.
+    LOOP_UNFOLDED_BYTES = 1 << 20
+    LOOP_PLAIN_BYTES = 8 << 20      # what need not be unfolded is checked ten times as fast
+    PACKING = 16                    # times as dear: gzip, if that is what the topic wants, takes 15 ms for a megabyte
 
 
 cdef class Pending:
@@ -38,8 +46,32 @@ cdef class Pending:
     cdef Py_ssize_t left  # one is held by the handler, so that tickets that are done at once do not answer early
     cdef bint keeps_buffer  # to be used again
 
+    cdef int begun(self) except -1:
+        """All is under way, or refused."""
+        if self.acks == 0:
+            self.request.answer(())
+        self.one_done()
+
     cdef int failed(self, list results, number, error, code) except -1:
         results.append((number, code_of(error) if code is None else code, -1, -1, -1, str(error)))
+
+    cdef object code_of_refusal(self, error, data):
+        return refusal(error, data) if -1 <= self.acks <= 1 else Code.INVALID_REQUIRED_ACKS
+
+    cdef int follow(
+        self, ticket, list results, number, partition, int64_t stamp_ms, int64_t messages, int64_t size
+    ) except -1:
+        cdef Stored stored = Stored.__new__(Stored)
+        stored.pending = self
+        stored.results = results
+        stored.number = number
+        stored.partition = partition
+        stored.stamp_ms = stamp_ms
+        stored.messages = messages
+        stored.size = size
+        self.left += 1
+        ticket.add_callback(stored)
+        return 0
 
     cdef int one_done(self) except -1:
         self.left -= 1
@@ -89,13 +121,84 @@ cdef class Stored:
             pending.request.fail(error)
 
 
+class ForThread(Exception):
+    """It would hold the loop for too long."""
+
+
+cdef class Part:
+    """What a request has for one partition, on its way through the thread."""
+    cdef object topic, number, stream, partition
+    cdef list results
+    cdef object data, codec  # None: of whatever it is
+    cdef bint keyed
+    cdef Py_ssize_t size, batch_bytes_max
+    cdef list infos
+    cdef object error
+
+    cdef int check(self, Py_ssize_t decompressed_bytes_max, Py_ssize_t* left_bytes) except -1:
+        """In the thread. Its settings were copied: they may change meanwhile, and then came earlier."""
+        try:
+            self.infos = validated(
+                self.data, self.batch_bytes_max, decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS, True, True,
+                self.keyed, left_bytes, True,
+            )
+            if self.codec is not None and is_packed_anew(self.infos, self.codec):
+                self.data = packed(self.data, self.infos, self.codec, decompressed_bytes_max)
+                self.infos = codec.scan(self.data, verify_crc=False)
+        except HeadraceError as error:
+            self.error = error
+
+
+def check_all(list parts not None, Py_ssize_t decompressed_bytes_max, Py_ssize_t left_bytes):
+    cdef Part part
+    for part in parts:
+        if part.error is None:
+            part.check(decompressed_bytes_max, &left_bytes)
+
+
+async def go_on(door, Pending pending not None, list parts not None, Py_ssize_t unfolded_bytes):
+    """With what the loop has not done of a request, and what it has unfolded of it."""
+    cdef Request request = pending.request
+    cdef Pipe connection = request.connection
+    cdef Py_ssize_t unfolded_max = door.config.decompressed_bytes_max
+    left_bytes = max(unfolded_max, UNFOLDING_MAX * request.size) - unfolded_bytes
+    try:
+        await door.loop.run_in_executor(door.checking, check_all, parts, unfolded_max, left_bytes)
+        if door.admits(request):
+            store_all(door, pending, connection, parts)
+            pending.begun()
+    finally:
+        connection.is_checking = False
+        connection.start_more()
+        connection.pause_or_resume()
+
+
+cdef int store_all(door, Pending pending, Pipe connection, list parts) except -1:
+    cdef Part part
+    cdef int64_t stamp_ms, messages = 0
+    access = connection.access
+    found = door.topics if access is None else access.writes
+    for part in parts:
+        try:
+            if part.error is not None:
+                raise part.error
+            if found.find(part.topic) is not part.stream:
+                raise StreamNotFound(part.topic)
+            stamp_ms = -1
+            ticket = put(door, part.stream, part.partition, part.data, part.infos, access, &stamp_ms, &messages)
+        except HeadraceError as error:
+            pending.failed(part.results, part.number, error, pending.code_of_refusal(error, part.data))
+            continue
+        pending.follow(ticket, part.results, part.number, part.partition, stamp_ms, messages, part.size)
+
+
 def produce(door, Request request not None):
     cdef Pipe connection = request.connection
     cdef Pending pending = Pending.__new__(Pending)
-    cdef Stored stored
     cdef list results
+    cdef list later = None
     cdef int64_t stamp_ms, messages = 0
-    cdef Py_ssize_t left_bytes
+    cdef Py_ssize_t left_bytes = LOOP_UNFOLDED_BYTES
     _, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
     if request.size > LARGE_BYTES:
         door.check_named(topics)
@@ -112,7 +215,8 @@ def produce(door, Request request not None):
     if broker.shard.intake.pending_bytes > broker.pressure.limits.pending_bytes:
         connection.throttle(1000)
     view = memoryview(request.buffer)
-    left_bytes = max(<Py_ssize_t>door.config.decompressed_bytes_max, UNFOLDING_MAX * request.size)
+    if request.size > LOOP_PLAIN_BYTES:
+        later = []
     access = connection.access
     found = door.topics if access is None else access.writes
     for topic, parts in topics:
@@ -132,41 +236,71 @@ def produce(door, Request request not None):
                 partitions = stream.partitions
                 partition = partitions[number] if 0 <= number < len(partitions) else stream.partition(number)
                 stamp_ms = -1
+                if later is not None:
+                    later.append(part_of(topic, number, stream, partition, results, view[start:end]))
+                    continue
                 ticket = append(door, stream, partition, view[start:end], access, &stamp_ms, &messages, &left_bytes)
             except HeadraceError as error:
-                code = refusal(error, view[start:end]) if -1 <= pending.acks <= 1 else Code.INVALID_REQUIRED_ACKS
-                pending.failed(results, number, error, code)
+                pending.failed(results, number, error, pending.code_of_refusal(error, view[start:end]))
                 continue
-            stored = Stored.__new__(Stored)
-            stored.pending = pending
-            stored.results = results
-            stored.number = number
-            stored.partition = partition
-            stored.stamp_ms = stamp_ms
-            stored.messages = messages
-            stored.size = end - start
-            pending.left += 1
-            ticket.add_callback(stored)
-    if pending.acks == 0:
-        request.answer(())
-    pending.one_done()
+            except ForThread:
+                later = [part_of(topic, number, stream, partition, results, view[start:end])]
+                continue
+            pending.follow(ticket, results, number, partition, stamp_ms, messages, end - start)
+    if later:
+        connection.is_checking = True
+        door.spawn(go_on(door, pending, later, LOOP_UNFOLDED_BYTES - left_bytes), request)
+    else:
+        pending.begun()
+
+
+cdef Part part_of(topic, number, stream, partition, list results, data):
+    cdef Part part = Part.__new__(Part)
+    settings = partition.log.settings
+    part.topic, part.number, part.stream, part.partition = topic, number, stream, partition
+    part.results = results
+    part.data = data
+    part.size = len(data)
+    part.codec = CODECS[stream.settings.compression] if "compression" in stream.document.config else None
+    part.keyed = "compact" in settings.cleanup_policy
+    part.batch_bytes_max = settings.batch_bytes_max
+    return part
 
 
 cdef object append(
     door, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages, Py_ssize_t* left_bytes
 ):
-    """Puts the broker's time into stamp_ms if that is what the records carry."""
+    """Puts the broker's time into stamp_ms if that is what the records carry. Raises ForThread if it is too much."""
     cdef list infos
+    cdef Py_ssize_t left = left_bytes[0]
+    log = partition.log
+    try:
+        infos = validated(
+            data, log.settings.batch_bytes_max, door.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
+            True,
+            True,  # sarama leaves the max timestamp empty; Kafka puts it right, too
+            "compact" in log.settings.cleanup_policy,  # what has no key could never be compacted away
+            left_bytes,
+            False,
+        )
+    except Overloaded:
+        left_bytes[0] = left  # it begins anew there
+        raise ForThread from None
+    if "compression" in stream.document.config and is_packed_anew(infos, CODECS[stream.settings.compression]):
+        left_bytes[0] -= PACKING * (left - left_bytes[0] + len(data))
+        if left_bytes[0] < 0:
+            left_bytes[0] = left
+            raise ForThread
+    return put(door, stream, partition, data, infos, access, stamp_ms, messages)
+
+
+cdef object put(
+    door, stream, partition, data, list infos, access, int64_t* stamp_ms, int64_t* messages
+):
+    """What was found to be sound goes to the log."""
     cdef int64_t attributes
     cdef Py_ssize_t batches
     log = partition.log
-    infos = validated(
-        data, log.settings.batch_bytes_max, door.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
-        True,
-        True,  # sarama leaves the max timestamp empty; Kafka puts it right, too
-        "compact" in log.settings.cleanup_policy,  # what has no key could never be compacted away
-        left_bytes,
-    )
     if not infos:
         raise CorruptBatch("no whole batch")
     messages[0] = 0
@@ -208,14 +342,29 @@ cdef object rewritten(door, stream, data, list infos, int64_t* stamp_ms):
     wanted = CODECS[stream.settings.compression] if "compression" in stream.document.config else None
     if stream.settings.timestamp_type == "append":
         stamp_ms[0] = door.broker.clock.now_ms()
+    if wanted is not None and is_packed_anew(infos, wanted):
+        data = packed(data, infos, wanted, door.config.decompressed_bytes_max)
+        infos = codec.scan(data, verify_crc=False)
+    if stamp_ms[0] >= 0:
+        data = bytearray(data)
+        for info in infos:
+            rewriting.stamp(memoryview(data)[info.position : info.end], stamp_ms[0])
+    return data
+
+
+cdef bint is_packed_anew(list infos, wanted) except -1:
+    for info in infos:
+        if info.codec != wanted:
+            return True
+    return False
+
+
+cdef object packed(data, list infos, wanted, Py_ssize_t decompressed_bytes_max):
+    """The batches, all of them under this codec."""
     result = bytearray()
     for info in infos:
         batch = data[info.position : info.end]
-        if wanted is not None and info.codec != wanted:
-            batch = rewriting.recompress(batch, wanted, door.config.decompressed_bytes_max)
-        if stamp_ms[0] >= 0:
-            rewriting.stamp(batch, stamp_ms[0])
-        result += batch
+        result += batch if info.codec == wanted else rewriting.recompress(batch, wanted, decompressed_bytes_max)
     return result
 
 
