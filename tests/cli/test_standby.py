@@ -3,8 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from headrace.cli.standby import Following, Stop, _detail, speaker
+from headrace.client.connection import Connection
+from headrace.client.exchange import Response, parse_url
 from headrace.log import paths
-from headrace.log.standby import COPYING
+from headrace.log.disk import RealDisk
+from headrace.log.frames import BadFrame, Frame, Kind
+from headrace.log.standby import COPYING, Standby, prepare
 from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, headrace, serving
 
 
@@ -45,6 +52,24 @@ def test_nothing_is_lost_by_stopping_the_leader_and_taking_over(tmp_path: Path) 
     assert promoted.stop() == 0
     for number in range(3):
         assert headrace("log", "dump", f"t{number}", "--data-dir", folder).stdout.count(b"yyyy") >= 1
+
+
+@pytest.mark.parametrize("said", [None, b'{"folder": "one"}', b"[]"])
+def test_nothing_is_taken_from_a_leader_that_does_not_say_who_it_is(tmp_path: Path, said: bytes | None) -> None:
+    disk, root = RealDisk(), str(tmp_path / "standby")
+    standby = Standby(disk, root, prepare(disk, root))
+    following = Following(Connection(parse_url("http://leader")), standby, "it", speaker(False), Stop.__new__(Stop))
+    with pytest.raises(BadFrame, match="does not say who it is"):
+        if said is not None:
+            following._take(Frame(Kind.HELLO, 1, 0, "", said))
+        following._take(Frame(Kind.CHUNK, 1, 0, "a", b"x"))
+    assert not (tmp_path / "standby" / "a").exists()
+    standby.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000])
+def test_a_refusal_that_says_nothing_is_told_by_its_status(body: bytes) -> None:
+    assert _detail(Response(503, {}, body)) == "status 503"
 
 
 def test_an_unfinished_copy_is_served_to_nobody(tmp_path: Path) -> None:

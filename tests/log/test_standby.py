@@ -6,6 +6,7 @@ import pickle
 import signal
 import threading
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -26,6 +27,27 @@ FRAMES = [
     pack(Kind.CREATE, 2, 1, b"a"),
     pack(Kind.WRITE, 3, 0, b"a", b"content"),
     pack(Kind.SYNC, 4, 0, b"a"),
+]
+
+NO_BROKERS = [
+    pack(Kind.HELLO, 2, data=b"{"),
+    pack(Kind.HELLO, 2, data=b"[]"),
+    pack(Kind.HELLO, 2, data=b'{"folder": 1}'),
+    pack(Kind.HELLO, 2, data=b'{"folder": "\xff"}'),
+    pack(Kind.HELLO, 2, data=b"[" * 60_000),
+    pack(Kind.LISTING, 1, data=b"1"),
+    pack(Kind.LISTING, 1, data=b'{"a": 1}'),
+    pack(Kind.LISTING, 1, data=b"[[1]]"),
+    pack(Kind.LISTING, 1, data=b'["\xff"]'),
+    pack(Kind.LISTING, 1, data=b'["\\ud800/"]'),
+    pack(Kind.LISTING, 1, data=b"[" * 1_000_000),
+    pack(Kind.IN_STEP, 1),
+    pack(Kind.WRITE, 2, 1 << 63, b"a", b"x"),
+    pack(Kind.TRUNCATE, 2, 1 << 63, b"a"),
+    pack(Kind.ZEROS, 2, 0, b"a", b"\xff\xff\xff\xff"),
+    pack(Kind.CHUNK, 1, 0, b"a", bytes((1 << 20) + 1)),
+    pack(Kind.CHUNK, 1, 0, b"a" * 300, b"x"),
+    pack(99, 1),
 ]
 
 
@@ -100,7 +122,42 @@ def test_a_frame_with_any_byte_changed_is_refused_or_awaits_more() -> None:
             continue
 
 
-@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a//b"])
+@pytest.mark.parametrize("frame", NO_BROKERS, ids=range(len(NO_BROKERS)))
+def test_what_no_broker_sends_is_a_bad_frame_and_no_bug_of_ours(pair: Pair, frame: bytes) -> None:
+    with pytest.raises(BadFrame):
+        pair.give(frame)
+
+
+@pytest.mark.parametrize("kind", [*Kind, 99])
+def test_a_declared_length_is_checked_before_the_bytes_have_come(kind: int) -> None:
+    most = 1 << 28 if kind == Kind.LISTING else 1 << 20
+    with pytest.raises(BadFrame):
+        list(FrameReader().feed(pack(kind, 1)[:-4] + (most + 1).to_bytes(4, "little")))
+
+
+def test_a_leader_that_sends_anything_at_all_breaks_nothing_of_ours(pair: Pair) -> None:
+    pair.send()
+    random = Random(7)
+    names = ["", "a", "b", "a/c", "a/c/d", "b/e", "..", "/", "lock", "standby", "\0", "x" * 300, "tiers/f"]
+    refused = 0
+    for _ in range(3000):
+        kind, path = random.choice([*Kind, 99]), random.choice(names).encode()
+        data = random.choice([b"", b"x", b"\1\0\0\0", random.choice(names).encode(), json.dumps(names[1:6]).encode()])
+        number = random.choice([0, 1, 1 << 20, 1 << 50, (1 << 64) - 1])
+        sequence = pair.standby.position + (kind >= Kind.CREATE)
+        try:
+            pair.give(pack(kind, sequence, number, path, data))
+        except BadFrame:
+            refused += 1
+            pair.reader = FrameReader()
+    assert 0 < refused < 3000
+    assert sorted(os.listdir(Path(pair.copy).parent)) == ["leader", "standby"]
+    pair.follow()
+    pair.send()
+    assert pair.standby.is_in_step and json.loads(pair.read(paths.STANDBY))["state"] == standby.IN_STEP
+
+
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a//b", "a\0b", paths.LOCK, paths.STANDBY])
 def test_a_path_outside_of_the_folder_is_refused(pair: Pair, path: str) -> None:
     with pytest.raises(BadFrame):
         pair.give(pack(Kind.BEGIN, 1, 0, path.encode()))

@@ -127,6 +127,7 @@ class Following:
         body = encode({"name": self._name, "copy": self._standby.copy, "format": FORMAT, "kept": kept})
         stream = self._connection.stream("/standby/stream", headers={"Content-Type": JSON}, body=body)
         reader = FrameReader()
+        self._id = ""
         heard_s = time.monotonic()
         try:
             while not self._stop.is_asked:
@@ -159,12 +160,14 @@ class Following:
         raise Lost(f"{self._connection.endpoint} has ended the stream")
 
     def _take(self, frame: Any) -> None:
-        from headrace.log.frames import Kind
+        from headrace.log.frames import BadFrame, Kind
 
+        if not self._id and frame.kind != Kind.HELLO:
+            raise BadFrame("the leader does not say who it is")
         was_in_step = self._standby.is_in_step
         self._standby.apply(frame)
         if frame.kind == Kind.HELLO:
-            self._meet(frame.data)
+            self._meet(frame)
         elif self._standby.is_in_step and not was_in_step:
             copied = self._standby.copied_bytes
             self._say("in step", f"in step; {copied:,} bytes were copied", copied_bytes=copied)
@@ -175,14 +178,14 @@ class Following:
             self._say("copying", f"copying: {copied:,} of {size:,} bytes", copied_bytes=copied, copy_bytes=size)
             self._confirm()
 
-    def _meet(self, said: bytes) -> None:
-        import msgspec
+    def _meet(self, frame: Any) -> None:
+        from headrace.log.standby import Hello
 
-        hello = msgspec.json.decode(said)
-        self._id, self._has_waiters = hello["id"], hello["waits"]
+        hello = Hello.of(frame)
+        self._id, self._has_waiters = hello.id, hello.waits
         self._confirmed, self._confirmed_s, self._said_s = 0, 0.0, 0.0
         endpoint = str(self._connection.endpoint)
-        self._say("copying", f"copying the data folder of {endpoint}", leader=endpoint, version=hello["version"])
+        self._say("copying", f"copying the data folder of {endpoint}", leader=endpoint, version=hello.version)
 
     def _confirm(self) -> None:
         """At once if somebody waits for it; else every now and then, which also says that we are there."""
@@ -219,7 +222,7 @@ def _detail(response: Any) -> str:
 
     try:
         return str(msgspec.json.decode(response.body)["detail"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
         return f"status {response.status}"
 
 

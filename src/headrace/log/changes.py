@@ -14,17 +14,19 @@ from typing import NamedTuple
 
 from headrace.log import paths
 from headrace.log.disk import Disk
-from headrace.log.frames import Kind, are_zeros, checksum, counted, pack
+from headrace.log.frames import PIECE_BYTES, Kind, are_zeros, checksum, counted, pack
 from headrace.log.watching import Bytes, OpenPaths
 from headrace.record.checksum import crc32c
 
 QUEUE_BYTES_MAX = 256 << 20
-PIECE_BYTES = 1 << 20
 SILENT_BYTES_MAX = 64 * PIECE_BYTES  # compared with what a standby has, and so not sent
 ITEM_BYTES = 200  # of a change in memory, besides its data
 # Of the process or the disk that has the folder, or made again from what is sent.
 LEFT_OUT = frozenset(
-    {paths.LOCK, paths.STAGING, paths.HELD, paths.SPILL, paths.KEYS, paths.STANDBY, paths.LOST_AND_FOUND}
+    {
+        *(paths.LOCK, paths.STAGING, paths.HELD, paths.SPILL, paths.KEYS, paths.LOST_AND_FOUND),
+        *(paths.STANDBY, paths.STANDBY + paths.UNFINISHED),
+    }
 )
 # What other processes write: of a file that comes from there nobody was told.
 WRITTEN_BY_OTHERS = frozenset({paths.STAGING, paths.TIERS})

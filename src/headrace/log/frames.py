@@ -16,7 +16,8 @@ from headrace.record.checksum import crc32c
 
 _HEAD = struct.Struct("<IBQQHI")
 _CRC_BYTES = 4
-DATA_BYTES_MAX = 1 << 28
+PIECE_BYTES = 1 << 20  # of a file, in one frame
+FILE_BYTES_MAX = 1 << 44
 FORMAT = 1
 
 
@@ -43,9 +44,20 @@ class Kind(IntEnum):
     ZEROS = 26  # a write of nothing else, as new journals are made of; number: position, data: how many
 
 
-_ZEROS = bytes(1 << 20)
+_ZEROS = bytes(PIECE_BYTES)
 _ZEROS_MIN = 4096
 _COUNT = struct.Struct("<I")
+_DATA_BYTES_MAX: dict[int, int] = {
+    **{int(kind): 0 for kind in Kind},
+    Kind.HELLO: 1 << 16,
+    Kind.LISTING: 1 << 28,
+    Kind.CHUNK: PIECE_BYTES,
+    Kind.ZERO_CHUNK: _COUNT.size,
+    Kind.WRITE: PIECE_BYTES,
+    Kind.ZEROS: _COUNT.size,
+    Kind.RENAME: 1 << 16,
+}
+_AT_POSITIONS = frozenset({Kind.CHUNK, Kind.ZERO_CHUNK, Kind.WRITE, Kind.ZEROS, Kind.TRUNCATE})
 SYNCS = frozenset({Kind.SYNC, Kind.SYNC_ALL, Kind.SYNC_FOLDER})
 
 
@@ -94,6 +106,15 @@ def zeros(data: bytes) -> bytes:
     return _ZEROS[:size]
 
 
+def _check(kind: int, number: int, data_bytes: int) -> None:
+    """Before anything is kept of it: the rest may be long in coming."""
+    if data_bytes > _DATA_BYTES_MAX.get(kind, -1):
+        what = f"a frame of the kind {kind} with {data_bytes:,} bytes"
+        raise BadFrame(f"{what}: it was damaged on its way, or comes from no broker of this version")
+    if kind in _AT_POSITIONS and number > FILE_BYTES_MAX:
+        raise BadFrame(f"a frame for byte {number:,} of a file: it was damaged on its way, or comes from no broker")
+
+
 class FrameReader:
     """Bytes as they come in, whole frames out."""
 
@@ -106,8 +127,7 @@ class FrameReader:
         try:
             while len(self._rest) - at >= _HEAD.size:
                 crc, kind, sequence, number, path_bytes, data_bytes = _HEAD.unpack_from(self._rest, at)
-                if data_bytes > DATA_BYTES_MAX:
-                    raise BadFrame(f"a frame of {data_bytes:,} bytes: it was damaged on its way, or is no broker's")
+                _check(kind, number, data_bytes)
                 path_at = at + _HEAD.size
                 data_at = path_at + path_bytes
                 end = data_at + data_bytes

@@ -8,13 +8,16 @@ Syncs are made where the leader made them, one by one: put together, a power cut
 journal entry which is not there.
 """
 
+import errno
 import json
 import sys
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+import msgspec
 
 from headrace.errors import Conflict, StorageError
 from headrace.log import paths
@@ -28,6 +31,27 @@ OWN = frozenset({paths.LOCK, paths.STANDBY, paths.STANDBY + paths.UNFINISHED, pa
 OPEN_FILES_MAX = 256
 READ_BYTES = 1 << 20
 SYNC_BYTES = 32 << 20
+PATH_CHARS_SHOWN = 200
+# Errors that say something of the folder, or of who sent the change, and nothing of the disk.
+IMPOSSIBLE = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.EINVAL}
+)
+
+
+class Hello(msgspec.Struct):
+    """What a leader says of itself."""
+
+    folder: str
+    id: str = ""  # of the connection
+    version: str = ""
+    waits: bool = False  # somebody does, for each of our confirms
+
+    @classmethod
+    def of(cls, frame: Frame) -> Self:
+        try:
+            return msgspec.json.decode(frame.data, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadFrame(f"the leader does not say who it is: {error}") from None
 
 
 class OutOfStep(BadFrame):
@@ -109,6 +133,19 @@ def prepare(disk: Disk, root: str, *, overwrite: bool = False) -> FileId:
     return lock
 
 
+def _listed(data: bytes) -> list[str]:
+    """The paths of a leader's folder. Not by msgspec: names that are no UTF-8 are half characters here."""
+    try:
+        listed = json.loads(data)
+        if type(listed) is not list:
+            raise TypeError
+        for path in listed:
+            path.encode(errors="surrogateescape")
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise BadFrame("what the leader says is in its folder is no list of paths") from None
+    return listed
+
+
 class Standby:
     """Used by one thread. `position` is the last change that was made, and, with the syncs among them, made to last."""
 
@@ -123,7 +160,7 @@ class Standby:
         self._unsynced: set[str] = set()
         self._known: dict[str, tuple[int, Kept]] = {}  # when it was modified, and what it was then
         self.position = 0
-        self.is_in_step = False
+        self.is_in_step = self._is_listed = False
         self.copy_bytes = self.copied_bytes = self._copied_unsynced = 0
 
     def _mark(self, state: str) -> None:
@@ -178,21 +215,30 @@ class Standby:
     # What comes.
 
     def apply(self, frame: Frame) -> None:
+        """BadFrame for whatever cannot be right; an OSError is the disk's."""
+        if frame.is_change and frame.sequence != self.position + 1:
+            raise OutOfStep(f"change {frame.sequence:,} came where {self.position + 1:,} was due")
+        try:
+            self._apply(frame)
+        except OSError as error:
+            if error.errno not in IMPOSSIBLE:
+                raise
+            if self.is_in_step or not (frame.is_change and isinstance(error, FileNotFoundError)):
+                self._mark(COPYING)
+                self.is_in_step = False
+                raise OutOfStep(f"change {frame.sequence:,} is about what is not here: {error}") from error
         if frame.is_change:
-            if frame.sequence != self.position + 1:
-                raise OutOfStep(f"change {frame.sequence:,} came where {self.position + 1:,} was due")
-            try:
-                self._change(frame)
-            except FileNotFoundError as error:
-                if self.is_in_step:
-                    self._mark(COPYING)
-                    raise OutOfStep(f"change {frame.sequence:,} is about what is not here: {error}") from error
             self.position = frame.sequence
+
+    def _apply(self, frame: Frame) -> None:
+        if frame.is_change:
+            self._change(frame)
         elif frame.kind == Kind.HELLO:
             self._begin(frame)
         elif frame.kind == Kind.LISTING:
             self.copy_bytes = frame.number
-            self._remove_others(json.loads(frame.data))
+            self._remove_others(_listed(frame.data))
+            self._is_listed = True
         elif frame.kind == Kind.BEGIN:
             self._start(frame.path)
         elif frame.kind in (Kind.CHUNK, Kind.ZERO_CHUNK):
@@ -211,10 +257,7 @@ class Standby:
             self._disk.sync(self._file(path))
 
     def _begin(self, frame: Frame) -> None:
-        try:
-            folder = str(json.loads(frame.data)["folder"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadFrame("the leader does not say whose folder it has") from error
+        folder = Hello.of(frame).folder
         if self._folder not in ("", folder):
             # Most likely it was started on an empty folder by mistake, and this copy is all there is.
             raise Conflict(
@@ -223,13 +266,15 @@ class Standby:
             )
         self._folder = folder
         self._close_files()
-        self.is_in_step = False
+        self.is_in_step = self._is_listed = False
         self.position = frame.sequence
         self.copied_bytes = self.copy_bytes = 0
         self._mark(COPYING)
 
     def _finish(self) -> None:
         """All of it is made to last before the marker says so."""
+        if not self._is_listed:
+            raise BadFrame("the leader says that all of its folder was sent, and has not said what is in it")
         self._unsynced.update(path for path in self._walk("") if not path.endswith("/"))
         self._sync_all()
         self._mark(IN_STEP)
@@ -357,9 +402,12 @@ class Standby:
     # Open files.
 
     def _at(self, path: str) -> str:
-        if any(part in ("", ".", "..") for part in path.split("/")) and path:
-            raise BadFrame(f"{path!r} is no path of a data folder")
-        return f"{self._root}/{path}" if path else self._root
+        if not path:
+            return self._root
+        parts = path.split("/")
+        if parts[0] in OWN or any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise BadFrame(f"{path[:PATH_CHARS_SHOWN]!r} is no path of a data folder")
+        return f"{self._root}/{path}"
 
     def _file(self, path: str, *, create: bool = False) -> FileId:
         file = self._files.get(path)
