@@ -489,6 +489,32 @@ def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
         sock.close()
 
 
+def test_a_standby_finds_a_place_when_all_connections_are_taken(own: type[Live]) -> None:
+    """Those who have them may be publishers that wait for it. Others who come do not take its places either."""
+    server = own(connections_max=3)
+
+    async def counts() -> tuple[int, int]:
+        return len(server.door._state.connections), len(next(iter(server.door._state.connections)).limits.reserve)
+
+    with ExitStack() as stack:
+        waiting = [stack.enter_context(server.connect()) for _ in range(3)]
+        eventually(lambda: server.call(counts()) == (3, 0), "they are in")
+        for _ in range(protocol.RESERVED + 1):
+            with server.connect() as sock:
+                sock.sendall(GET + b"\r\n")
+                assert status_of(read_all(sock)) == 503
+        eventually(lambda: server.call(counts()) == (3, 0), "they are gone")
+        with server.connect() as sock:
+            request = b"PUT /standby/nobody HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 14\r\n"
+            sock.sendall(request + b"Content-Type: application/json\r\n\r\n" + b'{"position":1}')
+            assert status_of(read_all(sock)) == 404
+        eventually(lambda: server.call(counts()) == (3, 0), "it is gone")
+        silent = [stack.enter_context(server.connect()) for _ in range(protocol.RESERVED)]
+        eventually(lambda: server.call(counts()) == (3 + len(silent), len(silent)), "they have its places for a moment")
+        assert b"too_many_connections" in server.raw(b"")
+        assert len(waiting) == 3
+
+
 def test_one_address_leaves_some_connections_to_others(own: type[Live], monkeypatch: pytest.MonkeyPatch) -> None:
     server, where = own(connections_max=4), ["203.0.113.7"]
     monkeypatch.setattr(protocol, "is_loopback", lambda host: where[0] == "here")

@@ -14,6 +14,7 @@ from headrace.doors.doorstep import Doorstep
 from headrace.doors.flow import Buffered, Buffers
 from headrace.doors.http.app import App
 from headrace.doors.http.protocol import (
+    RESERVED,
     SWEEP_INTERVAL_S,
     BoundedHttp,
     ConnectionLimits,
@@ -98,7 +99,7 @@ async def start(
     uvicorn_config = serve_config(App(site))
     state = ServerState()
     stats, connections_max = site.stats, min(config.connections_max, broker.pressure.connections_max)
-    limits = ConnectionLimits(connections_max, stats, patience or Patience())
+    limits = ConnectionLimits(connections_max, stats, set(), patience or Patience())
     crowd: Crowd[BoundedHttp] = Crowd(lambda: connections_max)
     broker.pressure.add_holder(Buffers("http", cast(Collection[Buffered], state.connections)))
 
@@ -107,7 +108,7 @@ async def start(
         return BoundedHttp(uvicorn_config, state, limits, crowd)
 
     def room() -> int:
-        return limits.connections_max - len(state.connections)
+        return limits.connections_max + RESERVED - len(state.connections)
 
     doorstep = None if tls is None else Doorstep("HTTP", tls, stats, room, refusal(400, "not_tls", NOT_TLS))
     listener = await listen(bind, accept, flag=FLAG, doorstep=doorstep)

@@ -32,6 +32,8 @@ URL_BYTES_MAX = 8 * 1024
 HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100
 PIPELINE_MAX = 16  # requests that wait for the answer before theirs while more are read
+RESERVED = 8  # connections over the limit, for standbys alone: those who have all the others may wait for one
+FOR_STANDBYS = b"/standby/"
 FRAMING = (b"content-length", b"transfer-encoding")
 
 HEAD_PATIENCE_S = 10.0  # for a whole head, from its first byte or from the connect
@@ -63,9 +65,13 @@ class Refused(Exception):
         self.status, self.code, self.detail = status, code, detail
 
 
+TOO_MANY = (503, "too_many_connections", "too many connections; try again in a moment")
+
+
 class ConnectionLimits(NamedTuple):
     connections_max: int
     stats: DoorStats
+    reserve: "set[BoundedHttp]"  # those that are over the limit, until it is known that they are no standbys
     patience: Patience = Patience()
 
 
@@ -118,13 +124,16 @@ class BoundedHttp(HttpToolsProtocol):
         self._polite = _PoliteTransport(self, transport)
         self._head_since = self.loop.time()
         host = self.client[0] if self.client else None
-        is_too_many = len(self.connections) > self.limits.connections_max
+        reserve = self.limits.reserve
+        is_too_many = len(self.connections) - len(reserve) > self.limits.connections_max
         if not is_loopback(host):  # who is here is all of one address, and so is who comes through a proxy here
             self._source = source_of(host)
             # The newcomer hears of it: one that is here already may be in the midst of a request.
             is_too_many |= self._crowd.enter(self._source, self) is not None
-        if is_too_many:
-            self._answer(503, "too_many_connections", "too many connections; try again in a moment")
+        if is_too_many and len(reserve) < RESERVED:
+            reserve.add(self)  # its first head says whether it is one of those that the places are for
+        elif is_too_many:
+            self._answer(*TOO_MANY)
 
     def connection_lost(self, exc: Exception | None) -> None:
         answering = self._answering
@@ -133,6 +142,7 @@ class BoundedHttp(HttpToolsProtocol):
             answering.message_event.set()
         if self._source is not None:
             self._crowd.leave(self._source, self)
+        self.limits.reserve.discard(self)
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -228,6 +238,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _linger(self) -> None:
         """Say that we are done, and go on reading for a moment: a close on unread bytes resets the
         connection, and the client would see the reset instead of the answer."""
+        self.limits.reserve.discard(self)
         if self._linger_until is None:
             self._linger_until = self.loop.time() + self.limits.patience.linger
             self.flow.resume_reading()
@@ -331,6 +342,8 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._body_follows:
             return
+        if self in self.limits.reserve and not self.url.startswith(FOR_STANDBYS):
+            self._stop(Refused(*TOO_MANY))
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             self._stop(Refused(400, "malformed_request", "a request has one Host header"))
