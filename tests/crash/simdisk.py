@@ -267,6 +267,9 @@ class SimulatedDisk(Tree):
         self._node(path)
         return 0  # this disk has no clock, and all that is written to it has a time
 
+    def is_link(self, path: str) -> bool:
+        return False
+
     def sync_dir(self, path: str) -> None:
         self._step("sync_dir", path)
         node = self._node(path)

@@ -358,6 +358,22 @@ def test_a_folder_that_was_served_is_not_overwritten_without_being_asked(pair: P
     pair.other.close(prepare(pair.other, pair.copy, overwrite=True))
 
 
+def test_a_folder_is_not_overwritten_through_a_link(tmp_path: Path) -> None:
+    disk, root, elsewhere = RealDisk(), tmp_path / "standby", tmp_path / "elsewhere"
+    for folder in (root / "logs", elsewhere):
+        folder.mkdir(parents=True)
+    (elsewhere / "precious").write_text("x")
+    (root / "to a file").symlink_to(elsewhere / "precious")
+    (root / "to nothing").symlink_to(tmp_path / "nowhere")
+    disk.close(prepare(disk, str(root), overwrite=True))
+    (root / "logs" / "link").symlink_to(elsewhere)
+    with pytest.raises(Conflict, match="logs/link is a symbolic link"):
+        prepare(disk, str(root), overwrite=True)
+    root_by_link = tmp_path / "data"
+    root_by_link.symlink_to(elsewhere)
+    disk.close(prepare(disk, str(root_by_link), overwrite=True))
+
+
 def test_a_leader_that_was_started_on_another_folder_takes_nothing_away(pair: Pair) -> None:
     """As one does who forgets --data-dir: the standby would be made as empty as that."""
     pair.write("a", b"all there is")

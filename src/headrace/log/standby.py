@@ -127,10 +127,26 @@ def prepare(disk: Disk, root: str, *, overwrite: bool = False) -> FileId:
                 f"{root} is not a standby's folder, or was served since: it may hold what the leader never had. "
                 "With --overwrite all of it is replaced by the leader's"
             )
+        if overwrite:
+            _check_links(disk, root)
     except BaseException:
         disk.close(lock)
         raise
     return lock
+
+
+def _check_links(disk: Disk, folder: str) -> None:
+    """What lies in another place, and may be somebody else's, is not this folder's to be replaced."""
+    for name in disk.listdir(folder):
+        path = f"{folder}/{name}"
+        with suppress(NotADirectoryError, FileNotFoundError):  # a file; a link that leads nowhere
+            if disk.is_link(path):
+                disk.listdir(path)
+                raise Conflict(
+                    f"{path} is a symbolic link: --overwrite would replace all that is in the folder it leads to. "
+                    "Remove the link first"
+                )
+            _check_links(disk, path)
 
 
 def _listed(data: bytes) -> list[str]:
