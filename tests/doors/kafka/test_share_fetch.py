@@ -11,6 +11,7 @@ from headrace.broker.partition import Partition
 from headrace.doors.kafka import door as kafka_door
 from headrace.doors.kafka import share, share_sessions
 from headrace.doors.kafka.errors import Code
+from headrace.record import codec
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.test_share_offsets import beat, take
 from tests.doors.kafka.world import Client, Closed, World, batch, world_at
@@ -309,3 +310,21 @@ async def test_only_the_batches_of_what_is_handed_out_are_sent(tmp_path: Path) -
         [part] = answer.responses[0].partitions
         assert [(one.first_offset, one.last_offset) for one in part.acquired_records] == [(0, 1)]
         assert len(part.records) == len(sent[0]) + len(sent[1])
+
+
+@pytest.mark.parametrize(("bytes_max", "batches"), [(0, [0, 0]), (1, [1, 0]), (400, [2, 0]), (550, [2, 1])])
+async def test_no_more_bytes_are_handed_out_than_were_asked_for_but_for_the_first_batch(
+    tmp_path: Path, bytes_max: int, batches: list[int]
+) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t", 2)
+        client = await world.client()
+        await beat(client)
+        for number in (0, 0, 1, 1):
+            await client.produce("t", batch(b"x" * 100), partition=number)
+        topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
+        wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": number} for number in (0, 1)]}]
+        limits = {"max_wait": 0, "max_records": 100, "max_bytes": bytes_max}
+        answer = await client.call(Api.SHARE_FETCH, 1, group_id="s", member_id="m", topics=wanted, **limits)
+        sent = {part.partition_index: part.records for topic in answer.responses for part in topic.partitions}
+        assert [len(codec.scan(sent.get(number, b""))) for number in (0, 1)] == batches

@@ -292,7 +292,7 @@ async def take_loaded(
     shares = door.coordination.shares
     topics = access.of(door, request).reads
     room = max(1, fields.max_records) if fields.max_records else 500
-    bytes_left = min(fields.max_bytes or CHUNK_BYTES, door.config.read_bytes_max)
+    bytes_max = bytes_left = min(fields.max_bytes, door.config.read_bytes_max)
     read: dict[Key, dict[str, Any]] = {}
     for key in keys:
         if room <= 0 or bytes_left <= 0:
@@ -307,6 +307,8 @@ async def take_loaded(
             if found is None:
                 continue
             first, chunk = found
+            if bytes_left < bytes_max and len(chunk.data) > bytes_left:
+                continue  # one batch is sent whatever its size, but not of every partition
             taken = share.acquire(member_id, first, chunk.next_offset, room, shares.lock_deadline(group))
         except HeadraceError as error:
             read[key] = {"error_code": code_of(error), "error_message": str(error)}
