@@ -317,6 +317,9 @@ async def test_a_compacted_topic_takes_no_record_without_a_key(world: World, cli
     refused = await client.produce(topic, keyless)
     assert refused.error_code == Code.INVALID_RECORD
     assert "key" in refused.error_message
+    # By that clients tell the senders of the others that theirs were good.
+    assert [one.batch_index for one in refused.record_errors] == [1]
+    assert (await client.produce(topic, keyless + b"and more")).error_code == Code.INVALID_RECORD
     keyed = records.build([(b"k", b"v", (), 1), (b"", None, (), 1)], codec=codec)
     assert (await client.produce(topic, keyed)).base_offset == 2
 

@@ -84,7 +84,7 @@ def test_produce_requests_name_their_records_by_position(version: int) -> None:
 def test_produce_answers_are_what_kio_reads(version: int) -> None:
     topic: str | bytes = TOPIC_ID.bytes if version >= 13 else "a"
     data = hot.produce_response(
-        version, 9, [(topic, [(3, 0, 42, -1, 5, None), (4, 2, -1, -1, -1, "no")])], 70
+        version, 9, [(topic, [(3, 0, 42, -1, 5, None, ()), (4, 2, -1, -1, -1, "no", [1, 300])])], 70
     )
     got = answer(data, Api.PRODUCE, version)
     [one, other] = got.responses[0].partition_responses
@@ -95,6 +95,7 @@ def test_produce_answers_are_what_kio_reads(version: int) -> None:
         assert one.log_start_offset == 5
     if version >= 8:
         assert other.error_message == "no"
+        assert [one.batch_index for one in other.record_errors] == [1, 300]
 
 
 def answer(data: bytes, api: Api, version: int) -> Any:

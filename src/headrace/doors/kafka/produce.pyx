@@ -21,6 +21,8 @@ from headrace.record.layout import (
 from headrace.wire.kafka import hot
 
 cdef object NO_BUFFER = bytearray()
+cdef str NO_KEY = "without a key"
+cdef int64_t LAST_OFFSET = 0x7FFFFFFFFFFFFFFF
 cdef str NOT_YOUR_TIME = "the log's append time is the broker's to say"
 cdef int64_t CONTROL = CONTROL_BIT, TRANSACTIONAL = TRANSACTIONAL_BIT, APPEND_TIME = LOG_APPEND_TIME_BIT
 cdef int64_t MOST_RECORDS = RECORDS_MAX, MOST_HEADERS = HEADERS_MAX
@@ -35,13 +37,14 @@ cdef enum:
     LOOP_UNFOLDED_BYTES = 1 << 20
     LOOP_PLAIN_BYTES = 8 << 20      # what need not be unfolded is checked ten times as fast
     PACKING = 16                    # times as dear: gzip, if that is what the topic wants, takes 15 ms for a megabyte
+    NAMED_MAX = 10_000  # looked at in a batch that is refused; those of librdkafka have no more
 
 
 cdef class Pending:
     """The results of one request, filled in as tickets resolve."""
     cdef object door
     cdef Request request
-    cdef list topics  # [(topic, [(partition, error code, base offset, append time, log start, message)])]
+    cdef list topics  # as hot.produce_response takes them
     cdef int64_t acks
     cdef Py_ssize_t left  # one is held by the handler, so that tickets that are done at once do not answer early
     cdef bint keeps_buffer  # to be used again
@@ -52,8 +55,8 @@ cdef class Pending:
             self.request.answer(())
         self.one_done()
 
-    cdef int failed(self, list results, number, error, code) except -1:
-        results.append((number, code_of(error) if code is None else code, -1, -1, -1, str(error)))
+    cdef int failed(self, list results, number, error, code, records) except -1:
+        results.append((number, code_of(error) if code is None else code, -1, -1, -1, str(error), records))
 
     cdef object code_of_refusal(self, error, data):
         return refusal(error, data) if -1 <= self.acks <= 1 else Code.INVALID_REQUIRED_ACKS
@@ -108,14 +111,14 @@ cdef class Stored:
         cdef Pending pending = self.pending
         try:
             if ticket.error is not None:
-                pending.failed(self.results, self.number, ticket.error, None)
+                pending.failed(self.results, self.number, ticket.error, None, ())
                 pending.keeps_buffer = False  # after a failure a write of it may still be under way
             else:
                 stats = pending.door.stats
                 stats.messages_in += self.messages
                 stats.bytes_in += self.size
                 start = self.partition.log.start_offset
-                self.results.append((self.number, 0, ticket.base_offset, self.stamp_ms, start, None))
+                self.results.append((self.number, 0, ticket.base_offset, self.stamp_ms, start, None, ()))
             pending.one_done()
         except Exception as error:  # as where requests are handled: nobody else waits here who could
             pending.request.fail(error)
@@ -133,7 +136,7 @@ cdef class Part:
     cdef bint keyed
     cdef Py_ssize_t size, batch_bytes_max
     cdef list infos
-    cdef object error
+    cdef object error, refused_records
 
     cdef int check(self, Py_ssize_t decompressed_bytes_max, Py_ssize_t* left_bytes) except -1:
         """In the thread. Its settings were copied: they may change meanwhile, and then came earlier."""
@@ -147,6 +150,7 @@ cdef class Part:
                 self.infos = codec.scan(self.data, verify_crc=False)
         except HeadraceError as error:
             self.error = error
+            self.refused_records = refused_records(decompressed_bytes_max, error, self.data)
 
 
 def check_all(list parts not None, Py_ssize_t decompressed_bytes_max, Py_ssize_t left_bytes):
@@ -187,7 +191,8 @@ cdef int store_all(door, Pending pending, Pipe connection, list parts) except -1
             stamp_ms = -1
             ticket = put(door, part.stream, part.partition, part.data, part.infos, access, &stamp_ms, &messages)
         except HeadraceError as error:
-            pending.failed(part.results, part.number, error, pending.code_of_refusal(error, part.data))
+            code = pending.code_of_refusal(error, part.data)
+            pending.failed(part.results, part.number, error, code, part.refused_records)
             continue
         pending.follow(ticket, part.results, part.number, part.partition, stamp_ms, messages, part.size)
 
@@ -241,7 +246,10 @@ def produce(door, Request request not None):
                     continue
                 ticket = append(door, stream, partition, view[start:end], access, &stamp_ms, &messages, &left_bytes)
             except HeadraceError as error:
-                pending.failed(results, number, error, pending.code_of_refusal(error, view[start:end]))
+                pending.failed(
+                    results, number, error, pending.code_of_refusal(error, view[start:end]),
+                    refused_records(door.config.decompressed_bytes_max, error, view[start:end]),
+                )
                 continue
             except ForThread:
                 later = [part_of(topic, number, stream, partition, results, view[start:end])]
@@ -259,6 +267,7 @@ cdef Part part_of(topic, number, stream, partition, list results, data):
     settings = partition.log.settings
     part.topic, part.number, part.stream, part.partition = topic, number, stream, partition
     part.results = results
+    part.refused_records = ()
     part.data = data
     part.size = len(data)
     part.codec = CODECS[stream.settings.compression] if "compression" in stream.document.config else None
@@ -378,3 +387,14 @@ cdef object refusal(error, data):
     if NOT_YOUR_TIME in reason:
         return Code.INVALID_TIMESTAMP
     return Code.CORRUPT_MESSAGE if "CRC" in reason or "checksum" in reason else Code.INVALID_RECORD
+
+
+cdef object refused_records(Py_ssize_t decompressed_bytes_max, error, data):
+    """Which records of the first bad batch are to blame, by their place in it: clients tell the senders of the others
+    that theirs were good."""
+    if not isinstance(error, CorruptBatch) or NO_KEY not in str(error):
+        return ()
+    start = error.position
+    _, end, _ = codec.trim(data, start, None, 0, LAST_OFFSET, 1, verify_crc=False)
+    found = codec.records(data, start, end, limit=NAMED_MAX, decompressed_bytes_max=decompressed_bytes_max)
+    return [place for place, record in enumerate(found) if record.key is None]

@@ -5,7 +5,7 @@ from typing_extensions import Buffer
 TopicKey = str | bytes  # a name, or from Produce 13 and Fetch 13 on an id of 16 bytes
 
 ProducePart = tuple[int, int, int]
-ProduceResult = tuple[int, int, int, int, int, str | None]
+ProduceResult = tuple[int, int, int, int, int, str | None, Sequence[int]]
 FetchPart = tuple[int, int, int, int]
 FetchResult = tuple[int, int, int, int, int, Sequence[tuple[int, int]] | None, Buffer | None]
 

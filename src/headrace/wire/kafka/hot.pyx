@@ -62,7 +62,10 @@ def parse_produce(buffer, Py_ssize_t position, Py_ssize_t end, int version):
 
 
 def produce_response(int version, int64_t correlation_id, list topics not None, int64_t throttle_ms):
-    """topics: [(name or id, [(partition, error, base offset, append time, log start, message or None)])]."""
+    """topics: [(name or id, [(partition, error, base offset, append time, log start, message or None, records)])].
+
+    records are the places in the batch of those that it was refused for, all for the reason that the message gives.
+    """
     cdef Writer writer = Writer()
     cdef bint flexible = version >= 9
     cdef bint by_id = version >= 13
@@ -77,7 +80,7 @@ def produce_response(int version, int64_t correlation_id, list topics not None, 
         else:
             writer.string(topic, flexible)
         writer.count(len(parts), flexible)
-        for index, error, base_offset, append_ms, log_start, message in parts:
+        for index, error, base_offset, append_ms, log_start, message, records in parts:
             writer.int32(index)
             writer.int16(error)
             writer.int64(base_offset)
@@ -86,7 +89,12 @@ def produce_response(int version, int64_t correlation_id, list topics not None, 
             if version >= 5:
                 writer.int64(log_start)
             if version >= 8:
-                writer.count(0, flexible)
+                writer.count(len(records), flexible)
+                for place in records:
+                    writer.int32(place)
+                    writer.message(None, flexible)
+                    if flexible:
+                        writer.int8(0)
                 writer.message(message, flexible)
             if flexible:
                 writer.int8(0)
