@@ -232,15 +232,16 @@ class Queue(QueueContents):
             view.reserve_past(view.next)
         self.wake()
 
-    def remove_consumer(self, consumer: Consumer) -> None:
+    def remove_consumer(self, consumer: Consumer) -> asyncio.Task[None] | None:
+        """What deletes the queue, where this was the last that it was for."""
         before = len(self.consumers)
         self.consumers.remove(consumer)
         self.last_used = self.vhost.clock.monotonic()
         if before and not len(self.consumers):
             self._stop_waiting()
             if self.auto_delete and not self.is_deleted:
-                self.vhost.delete_soon(self)
-            elif self.policy.expires_ms is not None:
+                return self.vhost.delete_soon(self)
+            if self.policy.expires_ms is not None:
                 self._arm_expires()
         else:
             self.wake()

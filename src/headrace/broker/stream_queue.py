@@ -1,5 +1,6 @@
 """A stream seen over AMQP: each consumer reads from its own offset, nothing is removed by reading."""
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -106,11 +107,11 @@ class StreamQueue(Queue):
     def reader(self, consumer: Consumer) -> Any:
         return self._readers[id(consumer)]
 
-    def remove_consumer(self, consumer: Consumer) -> None:
+    def remove_consumer(self, consumer: Consumer) -> asyncio.Task[None] | None:
         reader = self._readers.pop(id(consumer), None)
         if reader is not None and reader.waiter is not None:
             reader.waiter.cancel()
-        super().remove_consumer(consumer)
+        return super().remove_consumer(consumer)
 
     def dispatch(self) -> None:
         self._scheduled = False

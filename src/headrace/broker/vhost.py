@@ -356,12 +356,12 @@ class VirtualHost:
         self.routing.changed()
         self._after_unbind(gone)
 
-    def delete_soon(self, queue: Queue) -> None:
+    def delete_soon(self, queue: Queue) -> asyncio.Task[None] | None:
         """For timers and last consumers, which cannot wait for the disk."""
         if not self.store.is_stored(queue):
             self.forget_queue(queue)
-            return
-        self._spawn(self._delete_quietly(queue))
+            return None
+        return self._spawn(self._delete_quietly(queue))
 
     async def _delete_quietly(self, queue: Queue) -> None:
         def check() -> None:
@@ -376,10 +376,11 @@ class VirtualHost:
             logger.error("queue %r in vhost %r is not used any more and stays: %s", queue.name, self.name, error)
             queue.stays()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # Bindings.
 

@@ -203,6 +203,13 @@ def test_deleting_if_empty_and_if_unused_refuse_with_406(running: Running, name:
     assert code(caught) == 406
 
 
+def test_a_cancel_is_answered_when_the_auto_delete_queue_is_gone(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name, auto_delete=True, durable=True)
+    channel.basic_cancel(channel.basic_consume(name, lambda *_: None))
+    with pytest.raises(ChannelClosedByBroker, match="404"):
+        channel.queue_declare(name, passive=True)
+
+
 def test_an_auto_delete_queue_goes_with_its_last_consumer(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, auto_delete=True, durable=True)

@@ -102,11 +102,14 @@ def _consume_replies(channel: "Channel", method: commands.Basic.Consume, tag: st
         channel.connection.write(frame(channel.number, commands.Basic.ConsumeOk, consumer_tag=tag))
 
 
-def cancel(channel: "Channel", method: commands.Basic.Cancel) -> None:
-    """What was delivered stays out until it is settled; only new deliveries stop."""
+async def cancel(channel: "Channel", method: commands.Basic.Cancel) -> None:
+    """What was delivered stays out until it is settled; only new deliveries stop. The answer comes when a queue that
+    goes with its last consumer is gone: as in RabbitMQ, whoever has it may count on that."""
     consumer = channel.remove_consumer(str(method.consumer_tag))
     if consumer is not None:
-        consumer.queue.remove_consumer(consumer)
+        deletion = consumer.queue.remove_consumer(consumer)
+        if deletion is not None:
+            await deletion
     elif channel.reply_token is not None and channel.reply_tag == method.consumer_tag:
         channel.connection.door.replies.remove(channel.reply_token)
         channel.reply_token = None
