@@ -66,6 +66,11 @@ class Queue(QueueContents):
     def taken_at_once(self, most: int) -> int:
         return self.consumers.room(most)
 
+    def serve(self) -> None:
+        """Does now what waits for the end of the turn: basic.get is for what no consumer takes."""
+        if self._scheduled:
+            self.dispatch()
+
     def dispatch(self) -> None:
         self._scheduled = False
         if self.is_deleted or not self.consumers:
@@ -245,6 +250,7 @@ class Queue(QueueContents):
                 self._arm_expires()
         else:
             self.wake()
+        return None
 
     def _stop_waiting(self) -> None:
         for waiter in self._waits.values():

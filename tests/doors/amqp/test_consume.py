@@ -9,7 +9,8 @@ from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
-from tests.doors.amqp.raw import Raw
+from headrace.wire.amqp.methods import frame
+from tests.doors.amqp.raw import Raw, content_header, raw_frame
 from tests.doors.amqp.running import Running, depth, eventually
 
 
@@ -79,6 +80,24 @@ def test_a_global_prefetch_holds_for_all_consumers_of_the_channel(channel: Block
     channel.basic_ack(0, multiple=True)
     eventually(lambda: len(first.idle().got) + len(second.got) >= 8)
     assert len(first.got) + len(second.got) == 8
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_a_consumer_takes_is_not_there_for_basic_get(running: Running, name: str, durable: bool) -> None:
+    """In one write, so that nothing happens between the two."""
+    with closing(Raw(running.port).open().channel()) as client:
+        client.method(1, commands.Queue.Declare, queue=name, durable=durable, auto_delete=True)
+        client.expect(commands.Queue.DeclareOk)
+        client.method(1, commands.Basic.Consume, queue=name, consumer_tag="all")
+        client.expect(commands.Basic.ConsumeOk)
+        client.send(
+            frame(1, commands.Basic.Publish, routing_key=name)
+            + raw_frame(2, 1, content_header(0))
+            + frame(1, commands.Basic.Get, queue=name)
+        )
+        client.expect(commands.Basic.Deliver)
+        client.frame()
+        client.expect(commands.Basic.GetEmpty)
 
 
 def test_what_was_fetched_takes_nothing_of_a_global_prefetch(channel: BlockingChannel, name: str) -> None:

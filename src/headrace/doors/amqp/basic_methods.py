@@ -19,6 +19,7 @@ async def get(channel: "Channel", method: commands.Basic.Get) -> None:
     connection = channel.connection
     await connection.flushed()
     queue = find_to_read(channel, method.queue)
+    queue.serve()
     await queue.prepare_get()
     if not channel.is_open:
         return  # gone while we waited: a message handed out now would be out for ever
