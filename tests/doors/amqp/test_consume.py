@@ -82,6 +82,19 @@ def test_a_global_prefetch_holds_for_all_consumers_of_the_channel(channel: Block
     assert len(first.got) + len(second.got) == 8
 
 
+def test_a_consumer_without_acks_waits_for_the_global_prefetch_too(channel: BlockingChannel, name: str) -> None:
+    other = f"{name}.no-ack"
+    fill(channel, name, 1)
+    fill(channel, other, 3)
+    channel.basic_qos(prefetch_count=1, global_qos=True)
+    acked = Inbox(channel, name).wait(1)
+    free = Inbox(channel, other, auto_ack=True)
+    assert free.idle().got == []
+    assert depth(channel, other) == 3
+    channel.basic_ack(acked.got[0][0])
+    free.wait(3)
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_what_a_consumer_takes_is_not_there_for_basic_get(running: Running, name: str, durable: bool) -> None:
     """In one write, so that nothing happens between the two."""

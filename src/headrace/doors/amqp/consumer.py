@@ -66,12 +66,10 @@ class AmqpConsumer:
         channel = self.channel
         if not channel.can_deliver:
             return 0
-        if self.no_ack:
-            return UNLIMITED
-        credit = (self.prefetch or UNACKED_MAX) - self.in_flight
-        if channel.prefetch_global:
-            credit = min(credit, channel.prefetch_global - channel.out_to_consumers)
-        return credit
+        room = channel.prefetch_global - channel.out_to_consumers if channel.prefetch_global else UNLIMITED
+        if self.no_ack:  # takes nothing of the channel's prefetch, and waits for it all the same, as in RabbitMQ
+            return UNLIMITED if room > 0 else 0
+        return min((self.prefetch or UNACKED_MAX) - self.in_flight, room)
 
     def deliver(
         self, view: View, data: Any, start: int, end: int, count_max: int, redelivered_below: int, expired_until: int
