@@ -95,6 +95,20 @@ def test_a_consumer_without_acks_waits_for_the_global_prefetch_too(channel: Bloc
     free.wait(3)
 
 
+def test_a_global_prefetch_goes_round_the_queues_of_the_channel(channel: BlockingChannel, name: str) -> None:
+    queues = [f"{name}.{number}" for number in range(3)]
+    for queue in queues:
+        fill(channel, queue, 10, durable=False)
+    channel.basic_qos(prefetch_count=1, global_qos=True)
+    inboxes = [Inbox(channel, queue) for queue in queues]
+    for turn in range(9):
+        eventually(
+            lambda turn=turn: channel.connection.process_data_events(0.02) or sum(len(i.got) for i in inboxes) > turn
+        )
+        channel.basic_ack(max(i.got[-1][0] for i in inboxes if i.got))
+    assert [min(3, len(inbox.got)) for inbox in inboxes] == [3, 3, 3]
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_what_a_consumer_takes_is_not_there_for_basic_get(running: Running, name: str, durable: bool) -> None:
     """In one write, so that nothing happens between the two."""

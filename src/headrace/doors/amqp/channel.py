@@ -94,10 +94,12 @@ class Channel:
         self._credit_came(woken)
 
     def _credit_came(self, woken: set[Queue]) -> None:
+        if self.prefetch_global and woken:  # credit of one consumer is credit of all, and who had it last comes last
+            for tag in [tag for tag, consumer in self.consumers.items() if consumer.queue in woken]:
+                self.consumers[tag] = self.consumers.pop(tag)
+            self.wake()
         for queue in woken:
             queue.wake()
-        if self.prefetch_global:  # credit of one consumer is credit of all
-            self.wake()
 
     def take(self, tag: int, multiple: bool) -> list[tuple[Source, int, int]]:
         """What was out under the tags, as runs of offsets: a client without a prefetch has a million when it goes."""
