@@ -1,6 +1,7 @@
 """The nouns of the management API, as people type them, against a broker in a process of its own."""
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,6 +178,14 @@ def test_top_shows_the_streams_once_when_nobody_watches(broker: Broker) -> None:
 def test_connections_are_listed(broker: Broker) -> None:
     at_last(broker, "connection", "ls", until=lambda said: said == "")  # the last one may still be on its way out
     assert broker.run("connection", "rm", "nobody", "--yes").returncode == 4
+
+
+def test_the_doctor_says_that_a_port_is_taken_in_few_words(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = headrace("doctor", "--json", "--data-dir", str(tmp_path / "data"), HEADRACE_HTTP=f"127.0.0.1:{port}")
+    checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["port of http"]["found"] == f"{port}: address already in use"
 
 
 def test_the_doctor_says_what_is_there(tmp_path: Path) -> None:

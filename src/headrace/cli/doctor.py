@@ -128,7 +128,8 @@ def _ports(config: object) -> Iterator[Finding]:
             with socket.create_server((host, address.port)):
                 yield Finding(f"port of {door}", GOOD, f"{address.port} is free")
         except OSError as error:
-            reason = f"{address.port}: {(error.strerror or str(error)).lower()}"
+            # Not its strerror: create_server adds to it what it tried, in words for programmers.
+            reason = f"{address.port}: {os.strerror(error.errno).lower() if error.errno else error}"
             advice = f"a broker runs already, or choose another: --{door} HOST:PORT"
             yield Finding(f"port of {door}", WARN, reason, advice)
 
