@@ -47,6 +47,21 @@ def test_rot_in_a_parquet_file_is_reported_and_never_served(bench: Bench, byte: 
     shard.close()
 
 
+def test_what_there_is_to_verify_is_known_before_though_it_is_archived(bench: Bench) -> None:
+    shard = bench.open(stream=ROLLING)
+    fill(bench)
+    archive(shard)
+    shard.close()
+    inspector, moved = Inspector(bench.root), list[int]()
+    (facts,) = inspector.logs()
+    assert facts.archived and inspector.verify(None, moved.append).is_sound
+    assert sum(moved) == facts.batch_bytes != facts.size_bytes
+    moved.clear()
+    inspector.reindex(None, moved.append)
+    assert sum(moved) == sum(segment.size for _, segment in inspector.indexed(None))
+    inspector.close()
+
+
 def test_a_parquet_file_that_is_gone_is_damage_and_nothing_is_deleted(bench: Bench) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)

@@ -76,7 +76,7 @@ class Folder:
         return {self.find(name).id for name in names} if names else None
 
     def size_bytes(self, chosen: set[int] | None) -> int:
-        return sum(f.size_bytes for f in self.inspector.logs() if chosen is None or f.id in chosen)
+        return sum(f.batch_bytes for f in self.inspector.logs() if chosen is None or f.id in chosen)
 
     def __enter__(self) -> "Folder":
         return self

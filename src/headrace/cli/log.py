@@ -195,7 +195,7 @@ def reindex(
 
     with Folder(data_dir, config_file, quiet=True) as folder:
         chosen = folder.choose(log_names)
-        size = folder.size_bytes(chosen)
+        size = sum(segment.size for _, segment in folder.inspector.indexed(chosen))
         if is_for_spark(on, size):
             from headrace.pipelines.upkeep import reindex as reindex_logs
 

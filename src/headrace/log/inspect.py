@@ -40,6 +40,11 @@ class LogFacts:
         return sum(segment.stored_bytes for segment in self.segments)
 
     @property
+    def batch_bytes(self) -> int:
+        """What its batches are, unpacked: what it takes to look at all of them."""
+        return sum(segment.size for segment in self.segments)
+
+    @property
     def archived(self) -> int:
         """How many of its segments are in the tier."""
         return sum(segment.tier is not None for segment in self.segments)
