@@ -8,6 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from headrace.broker.rights import EVERYTHING
+from headrace.broker.standbys import Standbys
 from headrace.doors.http.api import browse
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue
@@ -293,3 +294,17 @@ def test_messages_around_damage_are_shown_and_the_damage_in_its_place(
         assert "Offsets 3 to 4 cannot be read. a file is damaged at byte 1,234: a test." in text
         assert "It goes on at offset 5." in text
     assert page.locator(".banner.bad").count() == 0
+
+
+def test_standbys_are_on_the_overview_as_they_stand(
+    live: Served, view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.publish("anything", {"value": "so that there is something to see"})
+    numbers = {"seconds_behind": 0.42, "copied_bytes": 1 << 20, "copy_bytes": 4 << 20}
+    second, third = {"name": "second", "state": "in step"}, {"name": "third", "state": "copying"}
+    monkeypatch.setattr(Standbys, "describe", lambda _: {"standbys": [second | numbers, third | numbers]})
+    page = view.open("overview")
+    shown = page.locator("dt", has_text="Standbys").locator("xpath=following-sibling::dd[1]")
+    assert shown.inner_text().splitlines() == ["second in step, 0.4 s behind", "third copying, 1 MB of 4 MB"]
+    monkeypatch.undo()
+    page.locator("dt", has_text="Standbys").wait_for(state="detached")

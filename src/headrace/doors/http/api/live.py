@@ -93,6 +93,7 @@ def live_shape(site: Site) -> Shape:
             "cursors": len(broker.cursors),
             "pipelines": len(broker.pipelines),
         },
+        "standby": broker.standbys.describe(),
     }
 
 

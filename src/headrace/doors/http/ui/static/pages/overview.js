@@ -26,6 +26,9 @@ export const snippets = (addresses, tls) => {
   return found;
 };
 
+const standing = (one) => one.state === "in step" ? `in step, ${one.seconds_behind.toFixed(1)} s behind`
+  : `copying, ${bytes(one.copied_bytes)} of ${bytes(one.copy_bytes)}`;
+
 export function Overview() {
   const state = useLive();
   const first = useData("/api/headrace/overview", 30);
@@ -43,6 +46,7 @@ export function Overview() {
   const now = state.data || first.data;
   if (!now) return html`<h1>Overview</h1><${Failure} error=${first.error} />${!first.error && html`<p class="muted">Loading.</p>`}`;
   const about = first.data || {};
+  const standbys = now.standby ? now.standby.standbys : [];
   const quiet = now.counts.streams === 0 && now.counts.queues === 0;
   return html`
     <div class="head"><h1>Overview</h1>
@@ -84,6 +88,7 @@ export function Overview() {
           <dt><a href="#/streams?kind=queue">Queues</a></dt><dd>${count(now.counts.queues)}</dd>
           <dt><a href="#/readers">Readers</a></dt><dd>${count(now.counts.groups)} groups, ${count(now.counts.cursors)} cursors</dd>
           <dt><a href="#/pipelines">Pipelines</a></dt><dd>${count(now.counts.pipelines)}</dd>
+          ${standbys.length > 0 && html`<dt>Standbys</dt><dd>${standbys.map((one) => html`<div><span class="name">${one.name}</span> ${standing(one)}</div>`)}</dd>`}
           <dt>Data</dt><dd class="name">${about.data_dir}</dd>
           <dt>Last start</dt><dd>${about.recovery}</dd>
         </dl>
