@@ -181,3 +181,26 @@ async def test_a_batch_too_large_to_be_kept_unfolded_is_read_all_the_same(
     batch = codec.build([(None, value, (), 1) for value in sent], codec=ZSTD, timestamp_ms=1)
     await broker.streams.get("q").partitions[0].append(batch)
     assert bodies(queue) == sent
+
+
+async def test_a_look_by_time_unfolds_the_batch_that_it_ends_in_and_no_other(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte that is read at once may unfold to gigabytes, and each look decoded all of it."""
+    await broker.streams.create("timed")
+    partition = broker.streams.get("timed").partitions[0]
+    for number in range(10):
+        times = (10 * number, 10 * number + 5)
+        messages = [(b"", b"a" * 1000, (), at) for at in times]
+        await partition.append(codec.build(messages, codec=ZSTD, timestamp_ms=times[0]))
+    unfolded: list[int] = []
+
+    def counted(*args: Any) -> bytes:
+        unfolded.append(1)
+        return decompress(*args)
+
+    monkeypatch.setattr(unfold, "decompress", counted)
+    for timestamp, wanted in ((0, (0, 0)), (1, (1, 5)), (55, (11, 55)), (56, (12, 60)), (95, (19, 95)), (96, None)):
+        unfolded.clear()
+        assert partition.log.offset_for_timestamp_now(timestamp) == wanted
+        assert len(unfolded) == (wanted is not None)

@@ -7,6 +7,7 @@ from headrace.record.codec import (
     build,
     columns,
     epochs_until,
+    first_at,
     patch,
     patch_run,
     records,
@@ -290,3 +291,25 @@ def test_records_are_limited_by_offset_and_number() -> None:
 def test_a_header_name_that_is_not_utf8_is_shown_as_well_as_can_be() -> None:
     batch = build([(None, None, [(b"\xff\xfeab", b"x")], 1)])
     assert records(batch)[0].headers == (("\ufffd\ufffdab", b"x"),)
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_the_first_record_at_a_time_is_the_one_that_decoding_all_finds(number: int) -> None:
+    times = [50, 10, 70, 30, 70, 90]
+    batch = build([(None, bytes(1000), (), at) for at in times], codec=number, timestamp_ms=50)
+    patch(batch, 0, 100, 0)
+    for timestamp in (0, 10, 31, 70, 71, 90, 91):
+        for start, end in ((0, 200), (101, 105), (103, 104), (106, 200)):
+            found = records(batch, from_offset=start, to_offset=end)
+            expected = next(((one.offset, one.timestamp) for one in found if one.timestamp >= timestamp), None)
+            assert first_at(batch, 0, timestamp, from_offset=start, to_offset=end) == expected
+
+
+def test_a_time_is_not_looked_for_in_half_a_batch_or_outside_the_buffer() -> None:
+    batch = build([(None, b"a", (), 1)], timestamp_ms=1)
+    for cut in range(len(batch)):
+        with pytest.raises(CorruptBatch):
+            first_at(batch[:cut], 0, 1)
+    for position in (-1, len(batch) + 1):
+        with pytest.raises(InvalidInput):
+            first_at(batch, position, 1)

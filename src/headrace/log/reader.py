@@ -400,9 +400,14 @@ class Reader:
                 chunk = self._read_segment(segment, offset, stop, 1 << 20)
                 if chunk is None:
                     break
-                for record in codec.records(chunk.data, from_offset=offset, to_offset=stop):
-                    if record.timestamp >= timestamp_ms:
-                        return record.offset, record.timestamp
+                for info in codec.scan(chunk.data, verify_crc=False):
+                    if info.max_timestamp < timestamp_ms or info.is_control:
+                        continue
+                    found = codec.first_at(
+                        chunk.data, info.position, timestamp_ms, from_offset=offset, to_offset=stop
+                    )
+                    if found is not None:
+                        return found
                 offset = chunk.next_offset
         return None
 

@@ -241,9 +241,9 @@ class LogFiles:
             for data, info in self.headers(log_id, first, min(segment.next_offset, end)):
                 if info.max_timestamp < timestamp_ms or info.is_control:
                     continue
-                for record in codec.records(data, info.position, info.end, from_offset=first, to_offset=end):
-                    if record.timestamp >= timestamp_ms:
-                        return record.offset
+                found = codec.first_at(data, info.position, timestamp_ms, from_offset=first, to_offset=end)
+                if found is not None:
+                    return found[0]
         return None
 
     def epoch_before(self, log_id: int, offset: int, start: int) -> int | None:

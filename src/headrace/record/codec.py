@@ -2,7 +2,7 @@
 
 from headrace.record.build import BatchWriter, build, encode_headers
 from headrace.record.columns import columns
-from headrace.record.decode import records
+from headrace.record.decode import first_at, records
 from headrace.record.latest import LatestOffsets, keep_latest, keep_listed
 from headrace.record.partition import murmur2, partition_for
 from headrace.record.rewrite import filter_batch
@@ -16,6 +16,7 @@ __all__ = [
     "encode_headers",
     "epochs_until",
     "filter_batch",
+    "first_at",
     "keep_latest",
     "keep_listed",
     "murmur2",

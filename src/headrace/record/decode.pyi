@@ -12,3 +12,12 @@ def records(
     verify_crc: bool = False,
     control: bool = False,
 ) -> list[Record]: ...
+def first_at(
+    buf: Buffer,
+    position: int,
+    timestamp_ms: int,
+    *,
+    from_offset: int = 0,
+    to_offset: int = ...,
+    decompressed_bytes_max: int = ...,
+) -> tuple[int, int] | None: ...

@@ -117,3 +117,47 @@ cdef int _append_records(
         found.append(Record(
             offset, timestamp, _bytes(record.key, record.key_size), _bytes(record.value, record.value_size), headers))
     return 0
+
+
+def first_at(
+    buf, Py_ssize_t position, int64_t timestamp_ms, *, int64_t from_offset=0, int64_t to_offset=MAX_OFFSET,
+    Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
+):
+    """(offset, timestamp) of the first record of [from_offset, to_offset) in the whole batch at position that is at or
+    after a time, or None. No record becomes an object: there may be millions before it."""
+    cdef Py_buffer view
+    cdef Payload payload = Payload()
+    cdef const uint8_t* p
+    cdef RecordView record
+    cdef Batch batch
+    cdef int64_t offset, timestamp = 0
+    cdef int32_t i
+    cdef Fault fault
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        if not 0 <= position <= view.len:
+            raise InvalidInput(f"byte {position} is not inside a buffer of {view.len}")
+        fault = read_batch(<uint8_t*>view.buf + position, <uint8_t*>view.buf + view.len, False, &batch)
+        if fault != FAULT_NONE:
+            raise CorruptBatch(fault_reason(fault), position)
+        payload.open(buf, <uint8_t*>view.buf, position, &batch, decompressed_bytes_max)
+        p = payload.start
+        for i in range(batch.count):
+            p = read_record(p, payload.end, &record)
+            if p == NULL:
+                raise CorruptBatch("a record does not fit its length", position)
+            if record.offset_delta < 0 or record.offset_delta > batch.last_offset - batch.base_offset:
+                raise CorruptBatch("a record lies outside the offsets of its batch", position)
+            offset = batch.base_offset + record.offset_delta
+            if offset < from_offset or offset >= to_offset:
+                continue
+            if batch.attributes & LOG_APPEND_TIME_BIT:
+                timestamp = batch.max_timestamp
+            elif add_overflows(batch.base_timestamp, record.timestamp_delta, &timestamp):
+                raise CorruptBatch("the timestamps do not agree", position)
+            if timestamp >= timestamp_ms:
+                return offset, timestamp
+        return None
+    finally:
+        payload.close()
+        PyBuffer_Release(&view)
