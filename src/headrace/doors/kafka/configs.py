@@ -270,7 +270,7 @@ async def incremental_alter_configs(door: "KafkaDoor", request: Request, fields:
 async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Changes) -> dict[str, Any]:
     responses = []
     named = Counter((resource.resource_type, resource.resource_name) for resource in fields.resources)
-    for resource in fields.resources:
+    async for resource in Turns().each(fields.resources):
         answer: dict[str, Any] = {
             "resource_type": resource.resource_type,
             "resource_name": resource.resource_name,

@@ -52,10 +52,16 @@ def collect(
     for topic in topics:
         key = topic.topic_id if version >= by_id_from else topic.name
         parts: list[dict[str, Any]] = []
+        try:
+            stream = readable.find(key)
+        except HeadraceError as error:
+            refused = {"error_code": code_of(error)}
+            parts = [{"partition_index": one.partition_index, **refused} for one in topic.partitions]
+            answers.append({"topic_id" if version >= by_id_from else "name": key, "partitions": parts})
+            continue
         for one in topic.partitions:
             answer: dict[str, Any] = {"partition_index": one.partition_index, "error_code": Code.NONE}
             try:
-                stream = readable.find(key)
                 if not 0 <= one.partition_index < len(stream.partitions):
                     raise PartitionNotFound(stream.name, one.partition_index, len(stream.partitions))
                 metadata = one.committed_metadata or ""
@@ -124,7 +130,7 @@ async def offset_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict
         except AccessRefused as error:
             return fetch_refused(fields.topics, code_of(error))
         await commits_seen(door, fields.group_id)
-        topics = fetch_group(
+        topics = await fetch_group(
             door, allowed, fields.group_id, fields.topics, fields.require_stable, request.version
         )
         return {"topics": topics}
@@ -140,7 +146,7 @@ async def offset_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict
             allowed.group(group.group_id)
             check_member(door, group)
             await commits_seen(door, group.group_id)
-            answer["topics"] = fetch_group(
+            answer["topics"] = await fetch_group(
                 door, allowed, group.group_id, group.topics, fields.require_stable, request.version
             )
         except HeadraceError as error:
@@ -184,15 +190,16 @@ def check_member(door: "KafkaDoor", group: Any) -> None:
         raise StaleMemberEpoch(f"epoch {epoch}") if member.classic is None else IllegalGeneration(f"generation {epoch}")
 
 
-def fetch_group(
+async def fetch_group(
     door: "KafkaDoor", allowed: Anybody, group_id: str, topics: Any, require_stable: bool, version: int
 ) -> list[dict[str, Any]]:
     pending = door.coordination.transactions.pending_offsets(group_id) if require_stable else set()
     answers = []
-    for key, stream, numbers, code in wanted_topics(door, allowed, group_id, topics, version):
+    turns = Turns()
+    async for key, stream, numbers, code in turns.each(wanted_topics(door, allowed, group_id, topics, version)):
         name = stream.name if stream is not None else str(key)
         parts = []
-        for number in numbers:
+        async for number in turns.each(numbers):
             answer: dict[str, Any] = {
                 "partition_index": number,
                 "committed_offset": NO_OFFSET,

@@ -127,9 +127,10 @@ async def offset_for_leader_epoch(door: "KafkaDoor", request: Request, fields: A
 async def delete_records(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     found = access.of(door, request).configures
     topics = []
+    turns = Turns()
     for topic in fields.topics:
         parts = []
-        for wanted in topic.partitions:
+        async for wanted in turns.each(topic.partitions):
             answer: dict[str, Any] = {"partition_index": wanted.partition_index, "low_watermark": NONE}
             try:
                 partition = found.partition(topic.name, wanted.partition_index)
@@ -146,4 +147,5 @@ async def delete_records(door: "KafkaDoor", request: Request, fields: Any) -> di
                 answer["error_code"] = code_of(error)
             parts.append(answer)
         topics.append({"name": topic.name, "partitions": parts})
+        await turns.rest()
     return {"topics": topics}

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.streams import Stream, check_topic_name
+from headrace.broker.turns import Turns
 from headrace.config import InvalidSetting
 from headrace.doors.kafka import access, configs
 from headrace.doors.kafka.errors import Code, UnknownTopicId, code_of
@@ -23,7 +24,7 @@ async def create_topics(door: "KafkaDoor", request: Request, fields: Any) -> dic
     named = Counter(topic.name for topic in fields.topics)
     allowed = access.of(door, request).configures
     answers = []
-    for topic in fields.topics:
+    async for topic in Turns().each(fields.topics):
         answer: dict[str, Any] = {"name": topic.name}
         if named[topic.name] > 1:
             answer.update(error_code=Code.INVALID_REQUEST, error_message="Duplicate topic name.")
@@ -123,7 +124,7 @@ async def delete_topics(door: "KafkaDoor", request: Request, fields: Any) -> dic
         wanted = [(one.name, one.topic_id) for one in fields.topics]
     allowed = access.of(door, request).configures
     answers = []
-    for name, topic_id in wanted:
+    async for name, topic_id in Turns().each(wanted):
         answer: dict[str, Any] = {"name": name}
         if topic_id is not None:
             answer["topic_id"] = topic_id
@@ -151,7 +152,7 @@ async def delete_topic(door: "KafkaDoor", stream: Stream, topic_id: bytes | None
 async def create_partitions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     allowed = access.of(door, request).configures
     answers = []
-    for topic in fields.topics:
+    async for topic in Turns().each(fields.topics):
         answer: dict[str, Any] = {"name": topic.name}
         try:
             stream = allowed.find(topic.name)
@@ -180,7 +181,7 @@ async def describe_topic_partitions(door: "KafkaDoor", request: Request, fields:
     if fields.cursor is not None:
         first, start = fields.cursor.topic_name, fields.cursor.partition_index
     topics: list[dict[str, Any]] = []
-    for name in names:
+    async for name in Turns().each(names):
         if name < first:
             continue
         if limit <= 0:
