@@ -9,6 +9,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.message import Message
 from headrace.clock import ManualClock
 from headrace.config import Config
+from headrace.log.intake import Intake
 from headrace.log.log import Log
 from headrace.log.paths import HELD, held_name
 from headrace.log.settings import LogSettings, StreamSettings
@@ -268,4 +269,30 @@ async def test_what_cannot_be_swept_does_not_end_housekeeping(tmp_path: Path) ->
         await asyncio.sleep(0.01)
     assert broker.stats.maintenance_errors > 0
     assert barred.exists() and not free.exists()
+    await broker.close()
+
+
+async def test_a_chore_that_waits_for_room_does_not_keep_retention_from_making_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = StreamSettings(segment_size=2048, retention_bytes=4096)
+    log = LogSettings(journal_file_bytes=1 << 20)
+    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, log=log, stream=stream)
+    broker = await Broker.open(config, clock=ManualClock())
+    topic = await broker.streams.create("t")
+    waiting = asyncio.Event()
+
+    async def wait_for_room() -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(broker.cursors, "expire", wait_for_room)
+    running = asyncio.create_task(broker.housekeeping.run(0.001))
+    await waiting.wait()
+    for _ in range(30):
+        await broker.publish(topic, [(None, b"x" * 300, (), None, -1)])
+    monkeypatch.setattr(Intake, "waits_for_room", True)
+    await until(lambda: topic.partitions[0].start_offset > 0)
+    running.cancel()
+    monkeypatch.undo()
     await broker.close()

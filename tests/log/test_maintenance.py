@@ -13,6 +13,7 @@ from headrace.log.retention import Limits, new_start
 from headrace.log.segment import Segment
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
+from tests.crash.simdisk import SimulatedDisk
 from tests.log.helpers import Bench, batch, records, values
 
 ROLLING = StreamSettings(segment_size=1000)
@@ -364,3 +365,53 @@ def test_compaction_never_makes_a_segment_larger_than_a_full_one() -> None:
     sizes = [40, 50, 20, 100, 130, 10]
     runs = runs_of([segment(i, i + 1, size, 0) for i, size in enumerate(sizes)], 100)
     assert [[s.size for s in run] for run in runs] == [[40, 50], [20], [100], [130], [10]]
+
+
+@pytest.fixture
+def stuck() -> Bench:
+    """A disk without any room, more of a log than it should keep, and a round that is only in the journal."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    bench.open(stream=StreamSettings(segment_size=3000, retention_bytes=4000, retention_ms=-1))
+    for i in range(12):
+        bench.append(1, [b"%d" % i * 1000])
+    bench.shard.checkpoint()
+    bench.shard.pump()
+    disk.capacity = disk.used
+    ticket = bench.shard.log(1).append(batch([b"late" * 200]))
+    bench.shard.pump()
+    assert not ticket.done and bench.shard.committer.is_stuck
+    return bench
+
+
+def test_retention_makes_the_room_that_a_round_waits_for(stuck: Bench) -> None:
+    """It waited behind the round, and the round for it."""
+    log = stuck.shard.log(1)
+    ticket = stuck.shard.maintenance.apply_retention(log, stuck.clock.now_ms())
+    assert ticket is not None
+    stuck.shard.tick()
+    stuck.shard.pump()
+    assert ticket.done and ticket.error is None and log.start_offset > 0
+    stuck.shard.tick()
+    stuck.shard.pump()
+    assert not stuck.shard.committer.is_stuck and values(log)[-1] == b"late" * 200
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_start_that_passed_a_round_without_room_is_found_with_it(stuck: Bench, checkpointed: bool) -> None:
+    log = stuck.shard.log(1)
+    stuck.shard.maintenance.apply_retention(log, stuck.clock.now_ms())
+    stuck.shard.tick()
+    stuck.shard.pump()
+    if checkpointed:
+        stuck.shard.checkpoint()
+        stuck.shard.pump()
+        assert stuck.shard.journal.sequence - stuck.shard.state.marker.sequence == 2
+    assert stuck.shard.committer.is_stuck
+    start, expected = log.start_offset, [b"%d" % i * 1000 for i in range(log.start_offset, 12)]
+    assert start > 0
+    disk = stuck.shard.disk.kill()
+    disk.capacity = 1 << 50
+    found = Bench("/data", disk)
+    log = found.open(stream=StreamSettings(segment_size=3000)).log(1)
+    assert log.damage is None and log.start_offset == start and values(log) == [*expected, b"late" * 200]

@@ -31,17 +31,24 @@ class Housekeeping:
         self._chores.append(chore)
 
     async def run(self, interval_s: float) -> None:
-        """Compaction beside the rest: one that takes an hour must not keep the disk from being emptied elsewhere."""
+        """Compaction beside the rest: one that takes an hour must not keep the disk from being emptied elsewhere. Nor
+        must a chore that waits for room."""
         compacting: asyncio.Task[None] | None = None
+        emptying: asyncio.Task[None] | None = None
         try:
             while True:
                 await asyncio.sleep(interval_s)
                 if compacting is None or compacting.done():
                     compacting = asyncio.create_task(self._safely(self._compact_all), name="compaction")
-                await self._safely(self._make_room)
+                if emptying is None or emptying.done():
+                    emptying = asyncio.create_task(self._safely(self._make_room), name="housekeeping")
+                    await asyncio.wait([emptying], timeout=interval_s)
+                elif self._shard.intake.waits_for_room:
+                    await self._each_log(self._begin_retention)
         finally:
-            if compacting is not None:
-                compacting.cancel()
+            for task in (compacting, emptying):
+                if task is not None:
+                    task.cancel()
 
     async def once(self) -> None:
         await self._make_room()
@@ -93,6 +100,10 @@ class Housekeeping:
         ticket = self._shard.maintenance.apply_retention(log, self._clock.now_ms())
         if ticket is not None:
             await ticket
+
+    async def _begin_retention(self, log: Log) -> None:
+        """It goes on when it is stored: see Intake.let_starts_pass."""
+        self._shard.maintenance.apply_retention(log, self._clock.now_ms())
 
     async def _compact_if_due(self, log: Log) -> None:
         if "compact" in log.settings.cleanup_policy and await self._is_due(log):

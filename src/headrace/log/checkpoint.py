@@ -124,6 +124,7 @@ class Checkpoints:
         self._tell_of_room(now, free_bytes)
         if has_room and shard.is_full:
             self._try_again()
+        shard.intake.let_starts_pass()
         interval = shard.settings.settle_sync_interval_ms
         if shard.unsynced_since is not None and interval and (now - shard.unsynced_since) * 1000 >= interval:
             shard.unsynced_since = None
@@ -243,8 +244,7 @@ class Checkpoints:
             if saved is not None:
                 ends.append((log.id, saved.pack(), saved.next_offset))
         # A round that found no room is in the journal and nowhere else: the marker must not include it.
-        sequence = self._shard.journal.sequence - self._shard.committer.is_stuck
-        return _Standing(sequence, ends, self._shard.files.take_dirty())
+        return _Standing(self._shard.committer.applied, ends, self._shard.files.take_dirty())
 
     def _collect(self, standing: _Standing, error: BaseException | None, clean: bool) -> None:
         # After a failure the files hold less than their writers believe: no marker may say otherwise.

@@ -23,7 +23,7 @@ from headrace.log.files import NO_FILES, NO_ROOM, Files
 from headrace.log.journal import Journal, JournalFull
 from headrace.log.log import Log
 from headrace.log.plans import DirectPlan, InlinePlan, Plan
-from headrace.log.rounds import Bytes, Committed
+from headrace.log.rounds import Bytes, Committed, StateChange
 from headrace.log.slots import Ends, Slots
 from headrace.log.staging import Part, Round, by_log, encode
 from headrace.log.tail import SavedTail
@@ -54,10 +54,16 @@ class Committer:
         self._inline_bytes_max = min(inline_bytes_max, journal.capacity // 8)
         self._monotonic = monotonic
         self.unapplied: deque[Run] = deque()  # in the journal, not in the segments yet: the disk is full
+        self._entry = 0  # that holds them
 
     @property
     def is_stuck(self) -> bool:
         return bool(self.unapplied)
+
+    @property
+    def applied(self) -> int:
+        """The last entry of which all is in the segments, and of every one before it."""
+        return self._entry - 1 if self.unapplied else self.journal.sequence
 
     def commit(self, batch: Round) -> Committed:
         result = Committed()
@@ -70,11 +76,23 @@ class Committer:
         self._write(runs, body, result)
         self._sync(batch, runs, result)
         result.has_entry = bool(body)
-        self.unapplied.extend(by_log(inline))
+        self.leave_unapplied(by_log(inline))
         self.apply_rest(result)
         for log, _ in runs:
             self.tell(log)
         return result
+
+    def leave_unapplied(self, runs: "Sequence[Run]") -> None:
+        """Of the last entry."""
+        self._entry = self.journal.sequence
+        self.unapplied.extend(runs)
+
+    def note(self, changes: list[StateChange]) -> None:
+        """Durable on return, in an entry of their own, also behind a round that waits for room."""
+        body = encode([], changes, [])
+        self._reserve(sum(map(len, body)))
+        self._write([], body, Committed())
+        self.sync_journal()
 
     def plan(self, batch: Round) -> Plan | None:
         """The round as a chain; None when it takes more than that."""

@@ -10,8 +10,9 @@ from headrace.log import epochs
 from headrace.log.disk import Ran
 from headrace.log.journal import JournalFull
 from headrace.log.log import Log, wake_all
+from headrace.log.log_recovery import STARTS
 from headrace.log.plans import Plan
-from headrace.log.rounds import END_BYTES, Committed
+from headrace.log.rounds import END_BYTES, PUT, Committed, StateChange
 from headrace.log.staging import Round, Staging, Unit, resolve_all
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Intake(Staging):
         self._waits_for_journal = False
         self._drained: list[Callable[[], object]] = []
         self._direct_ends: dict[int, tuple[int, int, int]] = {}  # by log: proven, in no entry and no checkpoint yet
+        self._is_passing = False
         self._stuck = Committed()  # what became of a round that waits for room in its segments
 
     @property
@@ -130,6 +132,39 @@ class Intake(Staging):
             committer, stuck = self.shard.committer, self._stuck
             self.shard.worker.submit(lambda: committer.apply_rest(stuck), partial(self._round_done, self.in_flight))
 
+    def let_starts_pass(self) -> None:
+        """While a round waits for room in its segments: to move the start of a log takes none, and makes some.
+
+        Unless the round moves it, too: what that one says would be applied last."""
+        if self.in_flight is None or not self.shard.committer.is_stuck or self._is_passing:
+            return
+        moved = {change.key for change in self.in_flight.changes if change.table == STARTS}
+        passing = [unit for unit in self.pending if _moves_starts(unit, moved)]
+        if not passing:
+            return
+        self._is_passing = True
+        self._set_pending(unit for unit in self.pending if unit not in passing)
+        changes = [change for unit in passing for change in unit.changes]
+        self.shard.worker.submit(lambda: self.shard.committer.note(changes), partial(self._passed, passing, changes))
+
+    def _passed(
+        self, passing: list[Unit], changes: list[StateChange], _result: object, error: BaseException | None
+    ) -> None:
+        self._is_passing = False
+        if error is not None:
+            self._set_pending([*passing, *self.pending])
+            if not isinstance(error, JournalFull | DiskFull):
+                self.shard.fail(error)
+            return
+        self.pending_bytes -= sum(unit.size for unit in passing)
+        self.shard.apply_changes(changes)
+        resolve_all(passing)
+
+    def _set_pending(self, units: Iterable[Unit]) -> None:
+        units = list(units)
+        self.pending.clear()
+        self.pending.extend(units)
+
     def journal_freed(self) -> None:
         if self._waits_for_journal and self.in_flight is not None:
             self._waits_for_journal = False
@@ -149,9 +184,7 @@ class Intake(Staging):
         """Appends that wait behind a round that was refused go with it, as those do that come now: they were numbered
         as if it were there, and what a producer sent first must not be stored last, or never."""
         behind = [unit for unit in self.pending if unit.parts]
-        rest = [unit for unit in self.pending if not unit.parts]
-        self.pending.clear()
-        self.pending.extend(rest)
+        self._set_pending(unit for unit in self.pending if not unit.parts)
         self.pending_bytes -= sum(unit.size for unit in behind)
         return behind
 
@@ -235,3 +268,10 @@ class Intake(Staging):
         finally:
             for callback in drained:
                 callback()
+
+
+def _moves_starts(unit: Unit, without: set[bytes]) -> bool:
+    """And does nothing else."""
+    return not unit.parts and all(
+        change.table == STARTS and change.kind == PUT and change.key not in without for change in unit.changes
+    )

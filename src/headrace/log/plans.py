@@ -99,7 +99,7 @@ class InlinePlan(Plan):
             journal.synced_all()
             result.syncs = 1
             result.has_entry = True
-            self._committer.unapplied.extend(self.runs[applied:])
+            self._committer.leave_unapplied(self.runs[applied:])
         elif ran.done == 1 and ran.error is not None:
             journal.sync_failed(ran.error)
         return result
