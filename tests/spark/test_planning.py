@@ -8,7 +8,7 @@ from headrace.broker.catalog import Catalog
 from headrace.errors import CorruptCatalog, InvalidInput
 from headrace.log.disk import RealDisk
 from headrace.pipelines.progress import lag_of
-from headrace.spark.access import State
+from headrace.spark.access import DataLoss, State
 from headrace.spark.broker_access import BrokerAccess
 from headrace.spark.folder_access import FolderAccess
 from headrace.spark.offsets import Partition, Position, from_json, to_json
@@ -106,3 +106,22 @@ def test_a_limited_stream_does_not_count_records_that_are_gone() -> None:
     start = {A: Position(100, 1, 0)}
     end = planner.limited(start, planner.latest(start, states), states, rows=10)
     assert end == {A: Position(5_000_010, 1, 0)}
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_records_of_a_new_partition_that_went_before_the_stream_saw_them_are_told_of(is_planned: bool) -> None:
+    """It came while the query was down, and retention was there first."""
+    access = BrokerAccess("127.0.0.1:1", committed=True, fail_on_data_loss=True)
+    chosen = {"bootstrap": "127.0.0.1:1", "topic": "a"}
+    start, states = {A: Position(5, 1, 0)}, {A: State(1, 0, 0, 5), B: State(2, 0, 10, 50)}
+
+    def follow(planner: Planner) -> object:
+        return (
+            planner.pieces(start, {A: start[A], B: Position(50, 2, 0)}, states)
+            if is_planned
+            else planner.latest(start, states)
+        )
+
+    with pytest.raises(DataLoss, match="partition 1 of 'a' is new to this stream, and begins at 10"):
+        follow(Planner(read_options(chosen), access))
+    assert follow(Planner(read_options({**chosen, "failOnDataLoss": "false"}), access))

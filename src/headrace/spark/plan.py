@@ -115,6 +115,8 @@ class Planner:
                 self._loss(f"partition {place.number} of {place.topic!r} ends at {state.end}, not {at.offset}")
             if at is not None and at.log_id != state.log_id:
                 self._loss(f"topic {place.topic!r} was deleted and made anew")
+            if at is None:
+                self._new(place, state.start)
             found[place] = Position(state.end, state.log_id, state.epoch)
         return found
 
@@ -205,13 +207,19 @@ class Planner:
 
     def _checked_start(self, place: Partition, at: Position | None, state: State) -> int:
         if at is None:
-            return self.access.start(place, state)
+            return self._new(place, self.access.start(place, state))
         reason = lost(self.access, place, at, state)
         if reason is None:
             return at.offset
         self._loss(reason)
         start = self.access.start(place, state)
         return max(start, min(at.offset, state.end)) if at.log_id == state.log_id else start
+
+    def _new(self, place: Partition, start: int) -> int:
+        """A partition or topic that came while the stream was under way is read from its first record on."""
+        if start > 0:
+            self._loss(f"partition {place.number} of {place.topic!r} is new to this stream, and begins at {start}")
+        return start
 
     def _loss(self, reason: str) -> None:
         if self.options.fail_on_data_loss:
