@@ -13,6 +13,7 @@ from headrace.log.disk import RealDisk
 from headrace.log.journal import JournalFull
 from headrace.log.settings import StreamSettings
 from headrace.log.work import Done, Job
+from tests.crash.simdisk import Fault, SimulatedDisk
 from tests.log.helpers import SMALL, Bench, batch, values
 
 
@@ -499,3 +500,15 @@ def test_without_a_descriptor_for_the_next_journal_file_a_round_is_refused_and_n
     bench.append(1, [b"later"])
     assert log.visible_end == stored + 1
     shard.close()
+
+
+def test_a_journal_file_whose_name_cannot_be_synced_is_not_left_behind() -> None:
+    """Each try would leave another, of 64 MB."""
+    disk = SimulatedDisk()
+    shard = Bench("/data", disk).open()
+    shard.journal.reserve(1)
+    before = disk.listdir("/data/journal")
+    disk.arm(Fault("sync_dir", 1, errno.EMFILE, within="/journal"))
+    with pytest.raises(OSError, match="Too many open files"):
+        shard.journal.make_ahead()
+    assert disk.listdir("/data/journal") == before

@@ -109,16 +109,18 @@ class Journal:
         self._next_name += 1
         file = self._disk.open(path, create=True, exclusive=True)
         try:
-            chunk = bytes(min(self._file_bytes, 1 << 20))
-            for position in range(0, self._file_bytes, len(chunk)):
-                self._disk.pwrite(file, [chunk[: self._file_bytes - position]], position)
-            self._disk.sync(file)
+            try:
+                chunk = bytes(min(self._file_bytes, 1 << 20))
+                for position in range(0, self._file_bytes, len(chunk)):
+                    self._disk.pwrite(file, [chunk[: self._file_bytes - position]], position)
+                self._disk.sync(file)
+            finally:
+                self._disk.close(file)
+            self._disk.sync_dir(self._folder)
         except OSError:
-            self._disk.close(file)
-            self._disk.unlink(path)  # a file of half the size would be taken for a smaller setting
+            # One of half the size would be taken for a smaller setting; a whole one would be left at every try.
+            self._disk.unlink(path)
             raise
-        self._disk.close(file)
-        self._disk.sync_dir(self._folder)
         self._free.append(path)
 
     @property
