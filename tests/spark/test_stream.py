@@ -124,7 +124,7 @@ def test_a_cursor_shows_lag_and_its_pin_holds_retention_until_it_is_too_old(
         # Nobody moves it any more: past its age the pin falls, and retention does what it is for.
         broker.ok(
             "PUT", "/cursors/job",
-            {"topic": "pinned", "partitions": [{"partition": 0, "offset": 0}], "max_age_ms": 1},
+            {"topic": "pinned", "partitions": [{"partition": 0, "offset": 0}], "max_age_ms": 1000},
         )  # fmt: skip
         wait_until(lambda: broker.ends("pinned")[0][0] > 0, "a dead job's pin held retention for ever")
     finally:
