@@ -85,10 +85,12 @@ def test_03_before_tune_a_frame_of_8_kb_is_the_limit(client: Raw) -> None:
     [
         (raw_frame(1, 1, b"\x00\x3c\x00\x0a\0\0\0\0\0\0\0", end=b"\0"), 501),
         (raw_frame(7, 1, b"x"), 501),
-        (raw_frame(8, 1, b""), 501),
-        (raw_frame(2, 0, content_header(1)), 504),
-        (raw_frame(3, 0, b"x"), 504),
-        (raw_frame(3, 77, b"x"), 504),
+        (raw_frame(8, 1, b""), 505),
+        (raw_frame(8, 0, b"x"), 501),
+        (publish() + raw_frame(2, 1, content_header(0, b"\0")), 501),
+        (raw_frame(2, 0, content_header(1)), 505),
+        (raw_frame(3, 0, b"x"), 505),
+        (raw_frame(3, 77, b"x"), 505),
         (frame(5000, commands.Channel.Open), 504),
         (frame(2, commands.Basic.Qos), 504),
         (frame(1, commands.Channel.Open), 504),
@@ -150,6 +152,36 @@ def test_06_content_out_of_step_is_505(client: Raw, frames: bytes) -> None:
     assert client.expect(commands.Connection.Close).reply_code == 505
 
 
+@pytest.mark.parametrize(
+    ("sent", "text", "method"),
+    [
+        (raw_frame(3, 1, b"x"), "expected method frame, got non method frame instead", (0, 0)),
+        (
+            publish() + raw_frame(3, 1, b"x"),
+            "expected content header for class 60, got non content header frame instead",
+            (60, 40),
+        ),
+        (
+            publish() + raw_frame(2, 1, content_header(3)) * 2,
+            "expected content body, got non content body frame instead",
+            (60, 40),
+        ),
+        (
+            publish() + raw_frame(2, 1, content_header(0, class_id=61)),
+            "expected content header for class 60, got one for class 61 instead",
+            (60, 40),
+        ),
+    ],
+)
+def test_06_content_out_of_step_is_said_in_rabbitmqs_words(
+    client: Raw, sent: bytes, text: str, method: tuple[int, int]
+) -> None:
+    client.open().channel().send(sent)
+    found = client.expect(commands.Connection.Close)
+    assert (found.reply_code, found.reply_text) == (505, f"UNEXPECTED_FRAME - {text}")
+    assert (found.class_id, found.method_id) == method
+
+
 def test_06_an_empty_body_out_of_nowhere_is_505_and_no_message(running: Running, client: Raw) -> None:
     """No byte is over what was announced, so only the channel's state tells that it does not belong."""
     before = running.call(lambda: running.queue("innocent").published)
@@ -186,7 +218,7 @@ def test_07_tables_that_lie_about_themselves_are_502(running: Running, table: by
             assert client.expect(commands.Connection.Close).reply_code == 502
 
 
-@pytest.mark.parametrize("properties", [b"\xff\xff", b"\x80\x00\x05abc", b"\x00\x00x", b"\x00", b"\x00\x40\x00"])
+@pytest.mark.parametrize("properties", [b"\xff\xff", b"\x80\x00\x05abc", b"\x00\x00x", b"\x00\x40\x00"])
 def test_07_properties_that_do_not_add_up_are_502(client: Raw, properties: bytes) -> None:
     client.open().channel().send(publish() + raw_frame(2, 1, content_header(0, properties)))
     assert client.expect(commands.Connection.Close).reply_code == 502

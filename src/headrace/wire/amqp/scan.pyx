@@ -53,6 +53,17 @@ cdef enum:
 cdef uint64_t BODY_MAX = MESSAGE_BYTES_MAX
 
 
+cdef out_of_step(int state):
+    """What a frame that is not the one expected is told, in RabbitMQ's words."""
+    if state == WANTS_HEADER:
+        text = "expected content header for class 60, got non content header frame instead"
+    elif state == WANTS_BODY:
+        text = "expected content body, got non content body frame instead"
+    else:
+        return ProtocolError(UNEXPECTED_FRAME, "expected method frame, got non method frame instead")
+    return ProtocolError(UNEXPECTED_FRAME, text, CLASS_BASIC, METHOD_PUBLISH)
+
+
 cdef class Target:
     """Where a publish goes: its queues, and whether each message needs a decision in Python.
 
@@ -245,8 +256,10 @@ cdef class Scanner:
                 stop = self.on_header_frame(number, payload, size)
             elif p[0] == FRAME_HEARTBEAT:
                 p = payload + size + 1
-                if number != 0 or size != 0:
-                    raise ProtocolError(FRAME_ERROR, "a heartbeat belongs to channel 0 and is empty")
+                if size != 0:
+                    raise ProtocolError(FRAME_ERROR, "a heartbeat is empty")
+                if number != 0:
+                    raise ProtocolError(UNEXPECTED_FRAME, "type 8, all octets = <<>>")
                 stop = False
             else:
                 raise ProtocolError(FRAME_ERROR, f"unknown frame type {p[0]}")
@@ -268,12 +281,7 @@ cdef class Scanner:
                 if class_id != CLASS_CHANNEL or method_id not in (METHOD_CHANNEL_CLOSE, METHOD_CHANNEL_CLOSE_OK):
                     return False        # sent before the peer learned that the channel is closed
             elif channel.state != IDLE:
-                raise ProtocolError(
-                    UNEXPECTED_FRAME,
-                    "expected content header for class 60, got non content header frame instead"
-                    if channel.state == WANTS_HEADER
-                    else "expected content body, got non content body frame instead",
-                    class_id, method_id)
+                raise out_of_step(channel.state)
             elif class_id == CLASS_BASIC:
                 if method_id == METHOD_PUBLISH:
                     return self.on_publish(channel, p, size)
@@ -329,13 +337,17 @@ cdef class Scanner:
         cdef uint64_t body_size
         cdef int kind
         if number == 0 or channel is None:
-            raise ProtocolError(504, "content on a channel that is not open")
+            raise out_of_step(IDLE)
         if channel.closing:
             return False
         if channel.state != WANTS_HEADER:
-            raise ProtocolError(UNEXPECTED_FRAME, "content header without a method that carries content")
-        if size < 14 or get16(p) != CLASS_BASIC:
-            raise ProtocolError(SYNTAX_ERROR, "content header cut short or of another class")
+            raise out_of_step(channel.state)
+        if size < 14:
+            raise ProtocolError(FRAME_ERROR, "content header cut short")
+        if get16(p) != CLASS_BASIC:
+            raise ProtocolError(
+                UNEXPECTED_FRAME, f"expected content header for class 60, got one for class {get16(p)} instead",
+                CLASS_BASIC, METHOD_PUBLISH)
         body_size = get64(p + 4)
         if body_size > BODY_MAX:
             channel.drop_content()
@@ -357,11 +369,11 @@ cdef class Scanner:
         cdef bytes properties
         cdef bint stop
         if number == 0 or channel is None:
-            raise ProtocolError(504, "content on a channel that is not open")
+            raise out_of_step(IDLE)
         if channel.closing:
             return False
         if channel.state != WANTS_BODY:
-            raise ProtocolError(UNEXPECTED_FRAME, "content body without a content header")
+            raise out_of_step(channel.state)
         if size > channel.body_left:
             raise ProtocolError(UNEXPECTED_FRAME, "content body is longer than its header said")
         properties = channel.properties
