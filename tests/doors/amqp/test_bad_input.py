@@ -96,7 +96,7 @@ def test_03_before_tune_a_frame_of_8_kb_is_the_limit(client: Raw) -> None:
         (frame(1, commands.Channel.Open), 504),
         (raw_frame(1, 1, b"\0"), 502),
         (raw_frame(1, 1, b"\x00\x3c\x03\xe7"), 503),
-        (frame(0, commands.Basic.Qos), 503),
+        (frame(0, commands.Basic.Qos), 504),
         (frame(1, commands.Queue.DeclareOk), 503),
     ],
 )
@@ -243,7 +243,9 @@ def test_12_one_channel_more_than_agreed_is_refused(client: Raw) -> None:
     for number in range(1, 11):
         client.channel(number)
     client.method(11, commands.Channel.Open)
-    assert client.expect(commands.Connection.Close).reply_code == 504
+    found = client.expect(commands.Connection.Close)
+    said = "NOT_ALLOWED - number of channels opened (10) has reached the negotiated channel_max (10)"
+    assert (found.reply_code, found.reply_text) == (530, said)
 
 
 @pytest.mark.parametrize(

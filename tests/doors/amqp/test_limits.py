@@ -78,7 +78,7 @@ def test_08_a_name_with_a_nul_in_it_is_406(client: Raw) -> None:
     assert client.expect(commands.Channel.Close).reply_code == 406
 
 
-def test_12_the_2048th_channel_is_504_and_costs_nothing(running: Running, client: Raw) -> None:
+def test_12_the_2048th_channel_is_530_and_costs_nothing(running: Running, client: Raw) -> None:
     client.open(channel_max=CHANNELS_MAX)
     for number in range(1, CHANNELS_MAX + 1):
         client.method(number, commands.Channel.Open)
@@ -87,7 +87,7 @@ def test_12_the_2048th_channel_is_504_and_costs_nothing(running: Running, client
     more = b"".join(frame(number, commands.Channel.Open) for number in range(CHANNELS_MAX + 1, 60_000))
     with Traced() as memory:
         client.send(more)
-        assert client.expect(commands.Connection.Close).reply_code == 504
+        assert client.expect(commands.Connection.Close).reply_code == 530
         client.close()
         nobody_is_left(running)
     assert memory.kept_bytes < KEPT_BYTES_MAX

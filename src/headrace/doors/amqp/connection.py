@@ -383,7 +383,10 @@ class Connection(Link):
         if isinstance(method, commands.Channel.Open):
             if channel is not None:
                 raise ProtocolError(protocol.CHANNEL_ERROR, "second 'channel.open' seen", class_id, method_id)
-            if number > self.channel_max or len(self.channels) >= self.channel_max:
+            if len(self.channels) >= self.channel_max:
+                text = f"number of channels opened ({len(self.channels)}) has reached the negotiated channel_max"
+                raise ProtocolError(protocol.NOT_ALLOWED, f"{text} ({self.channel_max})")
+            if number > self.channel_max:
                 raise ProtocolError(
                     protocol.CHANNEL_ERROR,
                     f"channel {number} is over the negotiated channel_max {self.channel_max}", class_id, method_id,

@@ -13,6 +13,7 @@ from headrace.doors.amqp import auth
 from headrace.version import __version__
 from headrace.wire.amqp.protocol import (
     ACCESS_REFUSED,
+    CHANNEL_ERROR,
     COMMAND_INVALID,
     FRAME_MIN,
     NOT_ALLOWED,
@@ -114,6 +115,8 @@ def check_tune(method: commands.Connection.TuneOk, config: Config) -> None:
 
 
 def unexpected(stage: Stage, class_id: int, method_id: int) -> ProtocolError:
+    if stage is Stage.RUNNING:
+        return ProtocolError(CHANNEL_ERROR, "unexpected method in connection state running", class_id, method_id)
     return ProtocolError(
         COMMAND_INVALID, f"method {class_id}.{method_id} is not allowed now ({stage.value})", class_id, method_id
     )
