@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import LogClosed, OffsetOutOfRange, Overloaded
+from headrace.errors import LogClosed, OffsetOutOfRange, Overloaded, StorageFailed
 from headrace.log.inspect import Inspector
+from headrace.log.journal import JournalFull
 from headrace.log.leases import Key, Leases
 from headrace.log.maintenance import runs_of
 from headrace.log.retention import Limits, new_start
@@ -415,3 +416,48 @@ def test_a_start_that_passed_a_round_without_room_is_found_with_it(stuck: Bench,
     found = Bench("/data", disk)
     log = found.open(stream=StreamSettings(segment_size=3000)).log(1)
     assert log.damage is None and log.start_offset == start and values(log) == [*expected, b"late" * 200]
+
+
+@pytest.fixture
+def unpassable(stuck: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """And the journal has no room for what would pass the round."""
+
+    def refuse(_changes: object) -> None:
+        raise JournalFull
+
+    monkeypatch.setattr(stuck.shard.committer, "note", refuse)
+    return stuck
+
+
+def test_whoever_cannot_pass_a_round_is_told_when_the_broker_stops(unpassable: Bench) -> None:
+    """It was neither of the round nor behind it just then."""
+    shard = unpassable.shard
+    ticket = shard.maintenance.starts.retire_before(shard.log(1), 9)
+    shard.tick()
+    shard.stop_waiting_for_room()
+    shard.pump()
+    assert ticket.done and isinstance(ticket.error, StorageFailed)
+
+
+def test_a_start_that_could_not_pass_a_round_is_stored_behind_it(unpassable: Bench) -> None:
+    """The round may have its room by then, and nobody else come to begin another."""
+    shard = unpassable.shard
+    ticket = shard.maintenance.starts.retire_before(shard.log(1), 9)
+    shard.disk.capacity = 1 << 50
+    shard.tick()
+    shard.pump()
+    assert ticket.done and ticket.error is None and shard.intake.is_idle
+
+
+def test_a_start_that_could_not_pass_a_round_comes_before_one_for_a_pin(unpassable: Bench) -> None:
+    """It was stored last, and took what the pin needs."""
+    shard, log = unpassable.shard, unpassable.shard.log(1)
+    shard.maintenance.starts.retire_before(log, 9)
+    shard.disk.capacity = 1 << 50
+    shard.tick()
+    log.set_retention_hold("pin", 0)
+    shard.pump()
+    shard.tick()
+    unpassable.append(1, [b"another round"])
+    bench = Bench("/data", shard.disk.kill())
+    assert log.start_offset == 0 and bench.open().log(1).start_offset == 0

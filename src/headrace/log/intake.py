@@ -30,7 +30,7 @@ class Intake(Staging):
 
     @property
     def is_idle(self) -> bool:
-        return self.in_flight is None and not self.pending
+        return self.in_flight is None and not self.pending and not self._is_passing
 
     @property
     def waits_for_room(self) -> bool:
@@ -50,7 +50,7 @@ class Intake(Staging):
 
     def start_round(self) -> None:
         self.is_scheduled = False
-        if self.in_flight is not None or self.shard.failure is not None or not self.pending:
+        if self.in_flight is not None or self._is_passing or self.shard.failure is not None or not self.pending:
             return
         batch = Round()
         # Half the journal's file: what the entry adds to the parts (headers, ends, epochs) has the other half.
@@ -151,14 +151,19 @@ class Intake(Staging):
         self, passing: list[Unit], changes: list[StateChange], _result: object, error: BaseException | None
     ) -> None:
         self._is_passing = False
-        if error is not None:
+        failure = self.shard.failure or error
+        try:
+            if failure is None:
+                self.pending_bytes -= sum(unit.size for unit in passing)
+                self.shard.apply_changes(changes)
+                resolve_all(passing)
+                return
             self._set_pending([*passing, *self.pending])
-            if not isinstance(error, JournalFull | DiskFull):
-                self.shard.fail(error)
-            return
-        self.pending_bytes -= sum(unit.size for unit in passing)
-        self.shard.apply_changes(changes)
-        resolve_all(passing)
+            if not isinstance(failure, JournalFull | DiskFull):
+                self.shard.fail(failure)  # maybe not for the first time: these were not told then
+        finally:
+            if self.in_flight is None:
+                self._next()
 
     def _set_pending(self, units: Iterable[Unit]) -> None:
         units = list(units)
@@ -172,6 +177,8 @@ class Intake(Staging):
 
     def _next(self) -> None:
         self.in_flight = None
+        if self._is_passing:
+            return  # it goes on when that is known: no later start may be stored before
         if self.pending:
             self.start_round()
         elif self._drained:
