@@ -512,3 +512,27 @@ def test_a_journal_file_whose_name_cannot_be_synced_is_not_left_behind() -> None
     with pytest.raises(OSError, match="Too many open files"):
         shard.journal.make_ahead()
     assert disk.listdir("/data/journal") == before
+
+
+def test_a_round_on_its_way_into_the_segments_does_not_lack_room(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker stops while the worker is at it: the round was refused, and the stop no clean one."""
+    shard = bench.open(1, 2)
+    tail, data, group = shard.log(1).tail, batch([b"a"]), shard.group()
+    append = tail.append
+
+    def stop_first(*args: Any, **kwargs: Any) -> Any:
+        shard.stop_waiting_for_room()
+        return append(*args, **kwargs)
+
+    monkeypatch.setattr(tail, "append", stop_first)
+    group.append(shard.log(1), data)
+    group.append(shard.log(2), data)  # the same bytes: a job for the worker
+    ticket = group.commit()
+    shard.pump()
+    assert ticket.done and ticket.error is None
+    shard.close()
+    bench.open(1, 2)
+    assert bench.report.clean
+    bench.shard.close()

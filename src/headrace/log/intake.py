@@ -26,7 +26,9 @@ class Intake(Staging):
         self._drained: list[Callable[[], object]] = []
         self._direct_ends: dict[int, tuple[int, int, int]] = {}  # by log: proven, in no entry and no checkpoint yet
         self._is_passing = False
-        self._stuck = Committed()  # what became of a round that waits for room in its segments
+        # What became of a round that waits for room in its segments. The committer's own list says less: while the
+        # worker brings a round there, it is on it, too.
+        self._stuck: Committed | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -35,7 +37,7 @@ class Intake(Staging):
     @property
     def waits_for_room(self) -> bool:
         """On the disk: for a round that lies in the journal and not in its segments, or has no place in the journal."""
-        return self.in_flight is not None and (self.shard.committer.is_stuck or self._waits_for_journal)
+        return self.in_flight is not None and (self._stuck is not None or self._waits_for_journal)
 
     def begin(self) -> None:
         """For who knows that nothing more comes in this turn of the loop: the disk need not wait for the next."""
@@ -106,6 +108,7 @@ class Intake(Staging):
             # It was told already: by a failure of another job, or by the first of two retries. What is in flight
             # by now has not been written, and must not be taken for this one.
             return
+        self._stuck = None
         if isinstance(error, JournalFull):
             # Back-pressure: the round waits for the checkpoint that frees a journal file.
             self._waits_for_journal = True
@@ -128,15 +131,15 @@ class Intake(Staging):
             self._tell(batch, None, touched, is_synced=len(result.direct_ends) == len(touched))
 
     def retry_stuck(self) -> None:
-        if self.in_flight is not None and self.shard.committer.is_stuck:
-            committer, stuck = self.shard.committer, self._stuck
+        committer, stuck = self.shard.committer, self._stuck
+        if self.in_flight is not None and stuck is not None:
             self.shard.worker.submit(lambda: committer.apply_rest(stuck), partial(self._round_done, self.in_flight))
 
     def let_starts_pass(self) -> None:
         """While a round waits for room in its segments: to move the start of a log takes none, and makes some.
 
         Unless the round moves it, too: what that one says would be applied last."""
-        if self.in_flight is None or not self.shard.committer.is_stuck or self._is_passing:
+        if self.in_flight is None or self._stuck is None or self._is_passing:
             return
         moved = {change.key for change in self.in_flight.changes if change.table == STARTS}
         passing = [unit for unit in self.pending if _moves_starts(unit, moved)]
