@@ -227,8 +227,8 @@ class VirtualHost:
             check_not_reserved("queue", name)
         name = name or server_name()
         policy = declared.check(f"queue '{name}' in vhost '{self.name}'")
-        self._check_room(name)
         if not declared.is_stored and (Queue, name) not in self._storing:
+            self._check_room(name)
             return self._add_queue(self.store.make_memory_queue(self, name, policy, declared, owner))
         async with self._changing:
             self._check_stays()

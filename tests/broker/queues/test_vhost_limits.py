@@ -40,6 +40,18 @@ async def test_queues_that_are_declared_at_once_share_the_room_there_is(broker: 
     assert len(host.queues) == 2
 
 
+async def test_the_last_queue_there_is_room_for_may_be_declared_by_many_at_once(broker: Broker) -> None:
+    """As consumers do that start together."""
+    host = broker.vhosts.get("/")
+    await broker.vhosts.set_limits("/", {"max-queues": 1})
+
+    async def a_moment_later() -> object:
+        await asyncio.sleep(0)  # the first is being stored
+        return await declare(host, "jobs")
+
+    assert len(set(await asyncio.gather(declare(host, "jobs"), a_moment_later(), a_moment_later()))) == 1
+
+
 async def test_a_topic_that_somebody_asked_for_takes_no_room_of_queues(broker: Broker) -> None:
     host = broker.vhosts.get("/")
     await broker.streams.create("clicks", 1, {})
