@@ -14,6 +14,7 @@ import headrace
 from headrace.errors import CorruptLog, DataFolderLocked, InvalidInput, LogClosed, OffsetOutOfRange, StorageError
 from headrace.log import shard as shard_module
 from headrace.log.disk import RealDisk
+from headrace.log.loading import Loads, ReadWaits
 from headrace.record.types import Record
 from tests.cli.running import serving
 
@@ -407,3 +408,20 @@ def test_a_read_that_waits_for_the_disk_keeps_no_append_waiting(
         answers.set()
         reader.join()
     assert [record.value for record in found[0]] == [b"on disk"]
+
+
+def test_whoever_waits_for_the_disk_when_the_log_is_closed_is_told(
+    log: headrace.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop leaves out the reads that were not begun; of so many threads some waited for ever."""
+    loader = log._shard.loader
+    asked = threading.Event()
+    monkeypatch.setattr(loader, "submit", lambda job, done: asked.set())  # and left out
+
+    def read() -> None:
+        raise ReadWaits(Loads(loader), "what lies on the disk", lambda: None)
+
+    closing = threading.Thread(target=lambda: asked.wait(60) and log.close(), daemon=True)
+    closing.start()
+    with pytest.raises(LogClosed):
+        assert ended(lambda: log._when_loaded(read))

@@ -311,7 +311,8 @@ class Log:
             except ReadWaits as cold:
                 loaded = threading.Event()
                 self._on_owner(partial(cold.then, loaded.set))
-                loaded.wait()
+                while not loaded.wait(TICK_S) and not self._closed:  # then it may be left out
+                    pass
 
     def _on_owner(self, work: Callable[[], T]) -> T:
         if self._is_parents:
