@@ -267,7 +267,8 @@ class Log:
 
     @staticmethod
     def _kept_house(error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, Conflict):  # somebody asked for it at the same time
+        # Somebody asked for it at the same time, or the log was closed meanwhile.
+        if error is not None and not isinstance(error, Conflict | LogClosed):
             logger.error("housekeeping failed: %s", error)
 
     def _apply_retention(self, done: Callable[[BaseException | None], object]) -> int:
