@@ -418,6 +418,21 @@ def test_a_start_that_passed_a_round_without_room_is_found_with_it(stuck: Bench,
     assert log.damage is None and log.start_offset == start and values(log) == [*expected, b"late" * 200]
 
 
+def test_more_starts_than_an_entry_holds_pass_a_round_one_part_after_the_other(stuck: Bench) -> None:
+    """All at once were more than a file of the journal takes, and that was taken for a failure of the disk."""
+    shard, log = stuck.shard, stuck.shard.log(1)
+    tickets = [shard.maintenance.starts.retire_before(log, 9) for _ in range(3000)]
+    shard.tick()
+    shard.pump()
+    assert tickets[0].done and not tickets[-1].done
+    shard.disk.capacity = 1 << 50
+    for _ in range(10):
+        shard.tick()
+        shard.pump()
+    assert shard.failure is None
+    assert all(ticket.done and ticket.error is None for ticket in tickets) and log.start_offset == 9
+
+
 @pytest.fixture
 def unpassable(stuck: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """And the journal has no room for what would pass the round."""

@@ -142,11 +142,17 @@ class Intake(Staging):
         if self.in_flight is None or self._stuck is None or self._is_passing:
             return
         moved = {change.key for change in self.in_flight.changes if change.table == STARTS}
-        passing = [unit for unit in self.pending if _moves_starts(unit, moved)]
+        passing: list[Unit] = []
+        others: list[Unit] = []
+        room = self.shard.journal.capacity // 2  # as in a round: the rest of them have the next turn
+        for unit in self.pending:
+            may_pass = _moves_starts(unit, moved)
+            room -= unit.size if may_pass else 0
+            (passing if may_pass and room >= 0 else others).append(unit)
         if not passing:
             return
         self._is_passing = True
-        self._set_pending(unit for unit in self.pending if unit not in passing)
+        self._set_pending(others)
         changes = [change for unit in passing for change in unit.changes]
         self.shard.worker.submit(lambda: self.shard.committer.note(changes), partial(self._passed, passing, changes))
 
