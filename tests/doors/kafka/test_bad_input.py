@@ -198,6 +198,16 @@ async def test_a_broken_batch_is_refused_with_kafkas_code_and_the_connection_liv
     assert (await client.produce("t", batch(b"fine"))).error_code == 0
 
 
+async def test_one_without_keys_for_a_compacted_topic_is_refused_so_though_the_rest_cannot_be_read(
+    world: World, client: Client
+) -> None:
+    await world.topic("compacted")
+    await world.broker.streams.configure("compacted", {"cleanup_policy": "compact"})
+    refused = await client.produce("compacted", broken({SECOND_DELTA_AT: b"\4"}))
+    assert refused.error_code == Code.INVALID_RECORD
+    assert "key" in refused.error_message
+
+
 async def test_a_batch_over_the_topics_limit_is_too_large(client: Client) -> None:
     assert (await client.produce("small", batch(b"x" * 3000))).error_code == Code.MESSAGE_TOO_LARGE
     assert (await client.produce("small", batch(b"x" * 100))).error_code == 0

@@ -396,5 +396,8 @@ cdef object refused_records(Py_ssize_t decompressed_bytes_max, error, data):
         return ()
     start = error.position
     _, end, _ = codec.trim(data, start, None, 0, LAST_OFFSET, 1, verify_crc=False)
-    found = codec.records(data, start, end, limit=NAMED_MAX, decompressed_bytes_max=decompressed_bytes_max)
+    try:
+        found = codec.records(data, start, end, limit=NAMED_MAX, decompressed_bytes_max=decompressed_bytes_max)
+    except CorruptBatch:
+        return ()  # what comes behind the first without a key was not looked at
     return [place for place, record in enumerate(found) if record.key is None]
