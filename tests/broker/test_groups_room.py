@@ -106,6 +106,13 @@ def test_members_of_the_new_protocol_have_the_same_room(world: World) -> None:
     assert held(world) == 0
 
 
+def test_a_member_that_names_no_topic_but_a_pattern_is_counted(world: World) -> None:
+    world.groups.heartbeat("g", Heartbeat(member_id="m", epoch=0, pattern="t.*"))
+    assert held(world) > MEMBER_BYTES
+    world.groups.heartbeat("g", Heartbeat(member_id="m", epoch=LEAVE_EPOCH))
+    assert held(world) == 0
+
+
 def test_a_restart_and_a_change_of_protocol_count_what_is_there(world: World) -> None:
     subscription = b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"
     joined = world.join("g", protocols=(("range", subscription), ("other", bytes(MB)))).result

@@ -203,7 +203,7 @@ class ConsumerGroup:
         self.touched.add(member.member_id)
         spoke_otherwise, member.classic = (member.classic is None) is not (classic is None), classic
         changed = self._update(member, beat)
-        if beat.topics is not None or classic is not None:
+        if beat.topics is not None or classic is not None or beat.epoch == JOIN_EPOCH:
             self._weigh(member)
         self._keep_alive(member)
         if spoke_otherwise or classic is not None:
