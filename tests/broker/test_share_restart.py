@@ -140,3 +140,18 @@ async def test_who_is_not_let_in_makes_no_group(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(GroupFull):
             beat(shares, member_id="other")
         beat(shares)  # it is in
+
+
+async def test_names_of_topics_that_are_not_there_take_room_also_when_they_come_later(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (broker, _):
+        clock, room = ManualClock(), Room(1 << 20)
+        shares = ShareGroups(broker.shard, clock, ManualTimers(clock), dict, room)
+        epoch = beat(shares)[0].epoch
+        before = room.held_bytes()
+        shares.heartbeat(
+            "s", "m", epoch, client_id="c", client_host="/h", rack_id=None, topics=frozenset({"x" * 1000})
+        )
+        assert room.held_bytes() > before + 1000
+        beat(shares, -1)
+        assert room.held_bytes() == 0
+        shares.close()

@@ -175,6 +175,7 @@ class ShareGroups:
             group.epoch += 1
             member.previous_epoch, member.epoch = epoch, group.epoch
             member.assigned = wanted
+        if is_news or topics is not None:  # of names that no topic has nobody has news
             self._room.keep(member, _member_bytes(member.topics, len(wanted)))
         self._save_member(group, member)
         return member, is_news or epoch != member.epoch
