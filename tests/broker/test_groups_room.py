@@ -129,6 +129,21 @@ def test_a_restart_and_a_change_of_protocol_count_what_is_there(world: World) ->
     assert held(world) == 0
 
 
+def test_a_group_changes_its_protocol_though_there_is_no_room_for_two_of_it(world: World) -> None:
+    subscription = b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"
+    joined = world.join("g", protocols=(("range", subscription), ("other", bytes(3 * MB)))).result
+    world.sync("g", joined).result  # noqa: B018
+    before = held(world)
+    newcomer = Heartbeat(member_id="m", epoch=0, topics=frozenset({"t"}))
+    world.groups.room.bytes_max = before
+    with pytest.raises(MembersFull):
+        world.groups.heartbeat("g", newcomer)
+    assert held(world) == before, "who is refused changes nothing"
+    world.groups.room.bytes_max = 10 * MB
+    world.groups.heartbeat("g", newcomer)
+    assert held(world) < before + 2 * MEMBER_BYTES
+
+
 def test_nobody_is_asked_again_for_each_that_joins(world: World) -> None:
     """A walk over all members for each of them would be a quadratic start of a large group."""
     looked = 0

@@ -199,6 +199,14 @@ class ClassicGroup:
         for member in self.members.values():
             self._stop(member, why or UnknownMember("the broker stops"))
 
+    def give_room(self) -> None:
+        """A group of the new protocol is about to host the members, and counts them."""
+        self._roster.give_room()
+
+    def take_room(self) -> None:
+        """It could not."""
+        self._roster.take_room()
+
     # Membership.
 
     def _replaced(self, member: Member, old_id: str) -> None:

@@ -208,10 +208,13 @@ class Groups:
         group = self._make_consumer(group_id)
         try:
             if before is not None and before.members:
+                before.give_room()
                 mixed.host(before, group, self.settings)
             answer = group.heartbeat(beat)
         except HeadraceError:
             group.close()
+            if before is not None:
+                before.take_room()
             raise
         self._groups[group_id] = group
         if before is not None:

@@ -52,8 +52,16 @@ class Roster:
     def close(self) -> None:
         for member_id in list(self._pending):
             self.forget_expected(member_id)
+        self.give_room()
+
+    def give_room(self) -> None:
+        """To whoever counts the members from now on."""
         for member in self.members.values():
             self._room.keep(member, 0)
+
+    def take_room(self) -> None:
+        for member in self.members.values():
+            self._weigh(member)
 
     @property
     def is_expecting(self) -> bool:
