@@ -14,7 +14,7 @@ from headrace.record import codec
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.schema import response_struct
-from tests.doors.kafka.world import Client, World, batch, world_at
+from tests.doors.kafka.world import Client, Closed, World, batch, world_at
 
 GZIP, ZSTD = 1, 4
 MB = 1 << 20
@@ -181,3 +181,22 @@ async def test_a_client_that_is_gone_meanwhile_has_sent_it_all_the_same(world: W
     while not sizes(world):
         await other.call(Api.API_VERSIONS, 3)
     assert sizes(world) == [8 * MB]
+
+
+async def test_what_waits_behind_one_that_our_bug_ends_is_not_stored(
+    world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    client, other = await world.client(), await world.client()
+    monkeypatch.setattr(gate, "submit", lambda *_: ThreadPoolExecutor.submit(gate, fail))
+    sent: list[bytes] = []
+    with monkeypatch.context() as together:  # in one read: it waits here, not in the socket
+        together.setattr(client, "send_bytes", sent.append)
+        send(client, (0, LARGE))
+        send(client, (0, bytes(batch(b"behind it"))))
+    client.send_bytes(b"".join(sent))
+    with pytest.raises(Closed):
+        await client.receive()
+    assert (await other.produce("t", batch(b"of another"))).base_offset == 0

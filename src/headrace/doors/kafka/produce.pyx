@@ -171,6 +171,8 @@ async def go_on(door, Pending pending not None, list parts not None, Py_ssize_t 
         if door.admits(request):
             store_all(door, pending, connection, parts)
             pending.begun()
+    except Exception as error:  # here: what waits behind it must not be started on a connection that ends
+        request.fail(error)
     finally:
         connection.is_checking = False
         connection.start_more()
