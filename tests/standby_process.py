@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.killable import Killable
+from tests.listing import listed
 
 PATIENCE_S = 120.0
 
@@ -43,7 +44,7 @@ def differences(leader: Path, standby: Path) -> list[str]:
     from headrace.log.changes import LEFT_OUT
 
     def files(root: Path) -> dict[str, Path]:
-        found = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
+        found = {str(path.relative_to(root)): path for path in listed(root, "**/*") if path.is_file()}
         return {name: path for name, path in found.items() if name.partition("/")[0] not in LEFT_OUT}
 
     theirs, ours = files(leader), files(standby)

@@ -10,6 +10,7 @@ import pytest
 from headrace.errors import InvalidInput
 from headrace.pipelines import Pipeline, Sink, Source, blocks
 from headrace.pipelines.run import PipelineFailed, Running, Where
+from tests.listing import listed
 from tests.spark.world import RunningBroker
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def test_rows_are_enriched_routed_and_recompressed(
     known = results(shared_broker, "route.known")
     assert len(known) == 100 and {r["name"] for r in known} == {"Germany", "France"}
     assert results(shared_broker, "route.unknown")[0] == {"country": "xx", "n": 2}
-    [segment] = shared_broker.data.glob("logs/*-route-known/*.log")
+    [segment] = listed(shared_broker.data, "logs/*-route-known/*.log")
     from headrace.record import codec
 
     assert {info.codec for info in codec.scan(segment.read_bytes())} == {4}

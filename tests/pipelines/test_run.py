@@ -19,6 +19,7 @@ from headrace.pipelines.java import JavaMissing, check_java, parse_version
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.run import START_ATTEMPTS, PipelineFailed, Running, Where
 from headrace.pipelines.sample import SAMPLE
+from tests.listing import listed
 from tests.spark.world import QUICK, RunningBroker, numbered, wait_until
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def test_killing_everything_three_times_neither_loses_nor_repeats_a_record(
     assert broker.count("out") < total, "it was over before the last kill: the test proves too little"
     # The rest in the session that is there already: what was killed is in the checkpoint, not in a process.
     checkpoints = tmp_path / "headrace-checkpoints"
-    assert list((checkpoints / "copy" / "copy" / "commits").glob("[0-9]*"))
+    assert listed(checkpoints / "copy" / "copy" / "commits", "[0-9]*")
     copy.write_text(COPY.replace("LIMIT", str(total)))
     where = Where(broker.url, local=True)
     Running(load_pipeline(copy), spark, where, checkpoints, once=True, say=print).run()
@@ -273,7 +274,7 @@ def test_a_signal_stops_a_pipeline_after_the_batch_that_is_under_way(
         signal.signal(signal.SIGTERM, before[0])
         signal.signal(signal.SIGINT, before[1])
     checkpoint = tmp_path / "term" / "copy"
-    planned, done = ({p.name for p in (checkpoint / kind).glob("[0-9]*")} for kind in ("offsets", "commits"))
+    planned, done = ({p.name for p in listed(checkpoint / kind, "[0-9]*")} for kind in ("offsets", "commits"))
     assert planned == done and broker.count("term.out") == 5 * len(done) < total
     assert broker.ok("GET", "/pipelines/term")["state"] == "stopped"
     assert broker.ok("GET", "/cursors/term.copy.rows")["lag"] == total - 5 * len(done)

@@ -8,6 +8,7 @@ import pytest
 from headrace.errors import NotFound
 from headrace.log import parquet
 from headrace.pipelines.upkeep import Upkeep
+from tests.listing import listed
 from tests.spark.test_size import planned
 from tests.spark.test_source import WAYS, load, options
 from tests.spark.test_stream import run_to_end, seen, stream
@@ -43,7 +44,7 @@ def test_archived_and_live_records_are_read_as_one(
         assert rows(spark, broker, way, topic) == before[way], way
     split = options(broker, "path", topic=topic, splitBytes="64KB")
     assert load(spark, split).rdd.getNumPartitions() > sealed + 2, "slices are cut between row groups"
-    plain = spark.read.parquet(*map(str, Path(upkeep.tier_root).glob("*-tiered-*")))
+    plain = spark.read.parquet(*map(str, listed(Path(upkeep.tier_root), "*-tiered-*")))
     assert plain.where("length(value) >= 300").count() == sum(written.records for written in done.written)
     upkeep.link.close()
     query = run_to_end(stream(spark, broker, topic, maxBytesPerTrigger="256KB"), tmp_path)
@@ -63,7 +64,7 @@ def test_tiering_and_restoring_on_spark_changes_no_record(spark: "SparkSession",
     assert len(upkeep.restore(topic).written) == sealed == len(upkeep.sealed(topic))
     assert {p: broker.messages(topic, p) for p in broker.ends(topic)} == before
     upkeep.link.close()
-    assert not list(broker.data.glob("staging/*"))
+    assert not listed(broker.data, "staging/*")
 
 
 def test_only_old_segments_are_archived_when_asked_to(shared_broker: RunningBroker) -> None:
@@ -96,6 +97,6 @@ def test_a_task_reads_the_archived_file_it_was_planned_on_though_that_went_meanw
     upkeep.restore(topic)
     upkeep.link.close()
     broker.ok("DELETE", f"/topics/{topic}/partitions/0/records?before={len(before)}")
-    wait_until(lambda: not list(broker.data.glob(f"tier/*-{topic}-*/*")), "the files are still there")
+    wait_until(lambda: not listed(broker.data, f"tier/*-{topic}-*/*"), "the files are still there")
     batches = [batch for piece in pieces for batch in reader.read(piece)]
     assert [(r["offset"], r["value"].decode()) for batch in batches for r in batch.to_pylist()] == before

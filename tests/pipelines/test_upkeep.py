@@ -11,6 +11,7 @@ from headrace.log.inspect import Inspector
 from headrace.pipelines.upkeep import Upkeep, Where, reindex, verify
 from headrace.spark.broker import BrokerLink
 from headrace.spark.rows import Rows
+from tests.listing import listed
 from tests.spark.test_doors import transactional
 from tests.spark.world import RunningBroker, numbered, wait_until
 
@@ -51,7 +52,7 @@ def test_recompressing_keeps_every_record_where_it_is(
     with pytest.raises(InvalidInput, match="a codec is one of"):
         upkeep.recompress(topic, "rar")
     upkeep.link.close()
-    assert not list(broker.data.glob("staging/*"))
+    assert not listed(broker.data, "staging/*")
 
 
 def test_rewritten_segments_survive_a_kill_and_a_bad_file_is_refused(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_what_the_broker_compacts_meanwhile_stays_as_it_made_it(
     assert len(outcome.left) + len(outcome.written) == len(sealed)
     reasons = ("gone", "has no segment", "one before it was changed")
     assert all(any(reason in said for reason in reasons) for said in outcome.left)
-    assert not list(broker.data.glob("staging/*"))
+    assert not listed(broker.data, "staging/*")
 
 
 def test_compacting_on_spark_keeps_exactly_what_compacting_here_keeps(spark: "SparkSession", tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_indexes_are_rebuilt_here_and_on_spark(spark: "SparkSession", tmp_path: 
         with pytest.raises(HeadraceError):
             reindex(broker.path, None, on=on, session=spark)  # a broker has the folder
         broker.stop()
-        sealed = [p.with_suffix(".index") for p in sorted(broker.data.glob("logs/*-t/*.seal"))]
+        sealed = [p.with_suffix(".index") for p in sorted(listed(broker.data, "logs/*-t/*.seal"))]
         right = [p.read_bytes() for p in sealed]
         assert len(sealed) >= 3
         for path in sealed:
@@ -220,11 +221,11 @@ def test_verifying_on_spark_finds_what_verifying_here_finds(spark: "SparkSession
             broker.publish("hurt", numbered(200, first=part * 200, size=300))
     finally:
         broker.stop()
-    damaged = min(broker.data.glob("logs/*-hurt/*.log"))
+    damaged = min(listed(broker.data, "logs/*-hurt/*.log"))
     raw = bytearray(damaged.read_bytes())
     raw[5000] ^= 1
     damaged.write_bytes(raw)
-    ids = [int(p.name.partition("-")[0]) for p in broker.data.glob("logs/*")]
+    ids = [int(p.name.partition("-")[0]) for p in listed(broker.data, "logs/*")]
     spark.sparkContext.setJobGroup("verifying", "")
     here, there = verify(broker.path, ids, on="local"), verify(broker.path, ids, on="spark", session=spark)
     jobs = spark.sparkContext.statusTracker()
@@ -240,8 +241,8 @@ def test_verifying_on_spark_finds_what_verifying_here_finds(spark: "SparkSession
     assert here == there and here.logs == 4 and not here.is_sound
     assert all(str(damaged) in problem for problem in there.problems)
     # A segment goes: those beside it do not join, which neither can tell by itself.
-    gone = sorted(broker.data.glob("logs/*-hurt/*.log"))[2]
-    for file in gone.parent.glob(f"{gone.stem}.*"):
+    gone = sorted(listed(broker.data, "logs/*-hurt/*.log"))[2]
+    for file in listed(gone.parent, f"{gone.stem}.*"):
         file.unlink()
     parted = verify(broker.path, ids, on="spark", session=spark)
     assert len(parted.problems) == 2 and "was expected" in parted.problems[1]
@@ -307,7 +308,7 @@ def test_a_replay_copies_what_was_there_when_it_began(
 
 
 def _held(broker: RunningBroker) -> set[Path]:
-    return set(broker.data.glob("held/*"))
+    return set(listed(broker.data, "held/*"))
 
 
 def test_a_replay_that_fails_leaves_no_uploads(shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +318,7 @@ def test_a_replay_that_fails_leaves_no_uploads(shared_broker: RunningBroker, mon
     held = _held(broker)
 
     def refuse(link: BrokerLink, *given: Any) -> Any:
-        assert list(broker.data.glob("staging/*.staged"))
+        assert listed(broker.data, "staging/*.staged")
         raise HeadraceError("no such luck")
 
     monkeypatch.setattr(BrokerLink, "commit", refuse)
@@ -325,7 +326,7 @@ def test_a_replay_that_fails_leaves_no_uploads(shared_broker: RunningBroker, mon
     with pytest.raises(HeadraceError, match="no such luck"):
         upkeep.replay("unlucky", "lucky")
     upkeep.link.close()
-    assert not list(broker.data.glob("staging/*.staged")) and not _held(broker) - held
+    assert not listed(broker.data, "staging/*.staged") and not _held(broker) - held
 
 
 def test_a_replay_under_a_name_that_is_taken_says_what_was_stored(shared_broker: RunningBroker) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.log.reading import Ends, LogFiles
+from tests.listing import listed
 from tests.spark.test_size import planned
 from tests.spark.test_source import WAYS, load, options
 from tests.spark.world import RunningBroker, wait_until
@@ -124,7 +125,7 @@ def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_a
     # Planned, then removed before a task came to it: its markers went with it, and are still minded.
     reader, pieces = planned(broker, topic="paid")
     broker.ok("DELETE", f"/topics/paid/partitions/0/records?before={broker.ends('paid')[0][1]}")
-    wait_until(lambda: not list(broker.data.glob(f"logs/*-paid/{0:020d}.log")), "it was not removed")
+    wait_until(lambda: not listed(broker.data, f"logs/*-paid/{0:020d}.log"), "it was not removed")
     assert texts(reader, pieces) == ["a1", "a2", "plain", "c1", "d1", "behind"]
     # The same through the broker. Each piece ends before the marker of the transaction that begins in it.
     broker.create("owed", segment_size="64KB")
@@ -170,7 +171,7 @@ def test_markers_of_a_transaction_that_lie_in_a_later_piece_are_minded_though_al
     assert len(pieces) > 3
     doors.ok("DELETE", f"/topics/later/partitions/0/records?before={doors.ends('later')[0][1]}")
     first = f"logs/*-later/{0:020d}.log"
-    wait_until(lambda: not list(doors.data.glob(first)), "they were not removed")
+    wait_until(lambda: not listed(doors.data, first), "they were not removed")
     assert [text[:2] for text in texts(reader, pieces)] == ["h1", "h2", "j1"]
 
 
@@ -204,5 +205,5 @@ def test_a_transaction_is_read_to_its_end_though_its_topic_was_deleted_meanwhile
     reader, pieces = planned(doors, topic="dropped", splitBytes="64KB")
     assert len(pieces) > 1
     doors.ok("DELETE", "/topics/dropped")
-    wait_until(lambda: not list(doors.data.glob("logs/*-dropped")), "it was not deleted")
+    wait_until(lambda: not listed(doors.data, "logs/*-dropped"), "it was not deleted")
     assert [text[:5] for text in texts(reader, pieces)] == ["k1xxx", "k2", "plain"]

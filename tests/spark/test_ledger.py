@@ -22,6 +22,7 @@ from headrace.spark.broker import BrokerLink
 from headrace.spark.options import write_options
 from headrace.spark.writer import BatchWriter
 from tests.doors.http.live import Live
+from tests.listing import listed
 from tests.spark.world import RunningBroker, wait_until
 
 RAW = "application/octet-stream"
@@ -43,7 +44,7 @@ def part(name: str, data: bytes, partition: int = 0, topic: str = "t") -> dict[s
 
 
 def staged_files(broker: RunningBroker) -> list[Path]:
-    return list(broker.data.glob("staging/*"))
+    return listed(broker.data, "staging/*")
 
 
 def test_a_batch_is_stored_once_and_answers_the_same_when_repeated(shared_broker: RunningBroker) -> None:

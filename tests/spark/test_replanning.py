@@ -14,6 +14,7 @@ from headrace.record.slice import Slice
 from headrace.spark.access import Hold, Piece
 from headrace.spark.folder_access import FolderAccess
 from headrace.spark.offsets import Partition
+from tests.listing import listed
 from tests.spark.test_size import planned, publish_all_keys, rows
 from tests.spark.world import RunningBroker, wait_until
 
@@ -32,7 +33,7 @@ def test_a_batch_from_the_earliest_on_begins_later_when_retention_is_faster_than
             held.append(len(pieces))
             if len(held) == 1:
                 broker.ok("DELETE", "/topics/short/partitions/0/records?before=1000")
-                wait_until(lambda: not list(broker.data.glob(f"logs/*/{0:020d}.log")), "retention left it there")
+                wait_until(lambda: not listed(broker.data, f"logs/*/{0:020d}.log"), "retention left it there")
             return hold(self, pieces, for_ms)
 
         monkeypatch.setattr(FolderAccess, "hold", overtaken)
@@ -85,13 +86,13 @@ def test_a_segment_that_is_rewritten_while_they_are_listed_is_not_left_out(
         broker.create("long", segment_size="64KB")
         publish_all_keys(broker, "long")
         broker.stop()
-        [folder] = broker.data.glob("logs/*-long")
-        old = sorted(file.name.removesuffix(".log") for file in folder.glob("*.log"))[number]
+        [folder] = listed(broker.data, "logs/*-long")
+        old = sorted(file.name.removesuffix(".log") for file in listed(folder, "*.log"))[number]
         segment = LogFiles._segment
 
         def swapped(self: LogFiles, path: str, stem: SegmentStem) -> Segment | None:
             if str(stem) == old:
-                for file in folder.glob(f"{old}.*"):
+                for file in listed(folder, f"{old}.*"):
                     file.rename(folder / f"{old}-000001{file.suffix}")
             return segment(self, path, stem)
 

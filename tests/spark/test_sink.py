@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.listing import listed
 from tests.spark.proxy import Proxy
 from tests.spark.world import WAIT_S_MAX, RunningBroker, numbered, started
 
@@ -135,12 +136,12 @@ def test_faults_around_the_commit_neither_lose_nor_repeat_a_row(
             assert values(broker, "out") == expected, f"after {fault}"
         assert proxy.broken == [each for fault in faults for each in fault]
     # What Spark did last is done once more: its commit record is gone, the batch runs again.
-    last = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda p: int(p.name))
+    last = max(listed(tmp_path / "checkpoint" / "commits", "[0-9]*"), key=lambda p: int(p.name))
     last.unlink()
     copy(source(spark, broker, "in"), broker.url, "out", tmp_path / "checkpoint")
     assert values(broker, "out") == [str(n) for n in range(1700)]
     # Only what the last abort was not allowed to remove is left, for the broker to sweep.
-    assert len(list(broker.data.glob("staging/*.staged"))) == 1, "committed and aborted uploads stay behind"
+    assert len(listed(broker.data, "staging/*.staged")) == 1, "committed and aborted uploads stay behind"
 
 
 def test_a_batch_larger_than_a_journal_entry_is_stored_whole(
@@ -157,4 +158,4 @@ def test_a_batch_larger_than_a_journal_entry_is_stored_whole(
     found = spark.read.format("headrace").options(path=broker.path, topic="big").load()
     row = found.selectExpr("count(*)", "count(distinct key)", "sum(length(value))").first()
     assert row is not None and tuple(row) == (40_000, 40_000, 40_000 * 1000 + sum(len(str(n)) for n in range(40_000)))
-    assert not list(broker.data.glob("staging/*.staged"))
+    assert not listed(broker.data, "staging/*.staged")

@@ -9,6 +9,7 @@ import pytest
 from headrace.record.partitioned import BinaryRows, PartitionedWriter
 from headrace.spark.access import DataLoss
 from headrace.spark.broker import BrokerLink
+from tests.listing import listed
 from tests.spark.world import RunningBroker, numbered, wait_until
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def test_a_lease_keeps_files_that_retention_is_done_with(tmp_path: "Path") -> No
         link.lease([(kept.log_id, kept.segment, kept.generation)], 600_000, "test")
         broker.ok("DELETE", f"/topics/short/partitions/0/records?before={pieces[-1].base_offset}")
         wait_until(
-            lambda: not list(broker.data.glob(f"logs/*/{gone.segment:020d}.log")), "what nobody leased is still there"
+            lambda: not listed(broker.data, f"logs/*/{gone.segment:020d}.log"), "what nobody leased is still there"
         )
         with files.open(kept) as source:
             assert len(source.read(1 << 20)) > 0
@@ -99,7 +100,7 @@ def test_a_task_reads_what_was_planned_though_it_was_removed_or_rewritten_meanwh
         broker.ok("DELETE", f"/topics/short/partitions/0/records?before={end}")
         for part in range(6):  # all keys again, in segments of their own: what was planned on is out of date
             broker.publish("keyed", numbered(200, first=part * 200, size=300, keys=1200))
-        wait_until(lambda: not list(broker.data.glob(f"logs/*-short/{0:020d}.log")), "retention left it there")
+        wait_until(lambda: not listed(broker.data, f"logs/*-short/{0:020d}.log"), "retention left it there")
         wait_until(lambda: broker.messages("keyed")[0]["offset"] > 0, "nothing was compacted")
         for topic, (reader, pieces) in plans.items():
             assert len(pieces) > 4
@@ -109,7 +110,7 @@ def test_a_task_reads_what_was_planned_though_it_was_removed_or_rewritten_meanwh
                 assert found == [(m["offset"], m["value"]) for m in before[topic]], topic
         # A reader that died cannot release what it held: the broker does when its time is over.
         planned(broker, topic="keyed", pinMaxAge="1ms")
-        wait_until(lambda: len(list(broker.data.glob("held/*"))) == 2, "what a dead reader held stays for ever")
+        wait_until(lambda: len(listed(broker.data, "held/*")) == 2, "what a dead reader held stays for ever")
     finally:
         broker.close()
 
@@ -222,9 +223,9 @@ def test_a_stream_gives_back_to_the_broker_what_it_leased(tmp_path: "Path") -> N
             broker.ok("DELETE", f"/topics/released/partitions/0/records?before={end}")
             first = f"logs/*-released/{start:020d}.log"
             time.sleep(0.3)  # several rounds of retention
-            assert list(broker.data.glob(first)), "what is being read was removed"
+            assert listed(broker.data, first), "what is being read was removed"
             done(until)
-            wait_until(lambda first=first: not list(broker.data.glob(first)), "what was read is still held")
+            wait_until(lambda first=first: not listed(broker.data, first), "what was read is still held")
             reached = until
     finally:
         broker.close()
@@ -271,11 +272,11 @@ def test_a_stream_releases_what_it_held_when_its_batch_is_done(shared_broker: Ru
     broker.publish("released", numbered(10))
     source = HeadraceSource({"path": broker.path, "topic": "released", "startingOffsets": "earliest"})
     stream = source.streamReader(StructType().add("offset", "long"))
-    others = set(broker.data.glob("held/*"))
+    others = set(listed(broker.data, "held/*"))
 
     def held() -> int:
         """By this one: Python processes of earlier queries may still be about to release what they held."""
-        return len(set(broker.data.glob("held/*")) - others)
+        return len(set(listed(broker.data, "held/*")) - others)
 
     first = stream.initialOffset()
     second = stream.latestOffset(first, stream.getDefaultReadLimit())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.spark.folder_access import FolderAccess
+from tests.listing import listed
 from tests.spark.world import RunningBroker, numbered
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def test_a_torn_tail_is_not_looked_at(spark: "SparkSession", broker: RunningBrok
     """Half a batch behind the visible end, as a writer leaves it for a moment: readers stop before it."""
     broker.create("torn")
     broker.publish("torn", numbered(100))
-    [segment] = broker.data.glob("logs/*-torn/*.log")
+    [segment] = listed(broker.data, "logs/*-torn/*.log")
     whole = segment.read_bytes()
     with segment.open("ab") as file:
         file.write(whole[: len(whole) // 2])
@@ -201,7 +202,7 @@ def test_a_damaged_batch_is_reported_and_its_records_are_not_invented(
 ) -> None:
     broker.create("damaged")
     broker.publish("damaged", numbered(100))
-    [segment] = broker.data.glob("logs/*-damaged/*.log")
+    [segment] = listed(broker.data, "logs/*-damaged/*.log")
     raw = bytearray(segment.read_bytes())
     raw[-20] ^= 0xFF
     segment.write_bytes(raw)

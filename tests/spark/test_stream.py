@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.listing import listed
 from tests.spark.world import WAIT_S_MAX, RunningBroker, numbered, started, wait_until
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def test_batches_keep_to_the_limit_and_a_restart_goes_on_behind_the_last(
     run_to_end(stream(spark, broker, "rows", maxOffsetsPerTrigger=300, **where), tmp_path)
     assert seen(spark, tmp_path) == (1500, 1500)
     # The last batch again, as after a crash between its output and its commit.
-    last = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda p: int(p.name))
+    last = max(listed(tmp_path / "checkpoint" / "commits", "[0-9]*"), key=lambda p: int(p.name))
     last.unlink()
     run_to_end(stream(spark, broker, "rows", maxOffsetsPerTrigger=300, **where), tmp_path)
     assert seen(spark, tmp_path) == (1500, 1500)
@@ -146,7 +147,7 @@ def test_lost_records_stop_the_stream_by_name_unless_told_otherwise(
     run_to_end(stream(spark, broker, "again", failOnDataLoss="false"), tmp_path)
     assert seen(spark, tmp_path)[0] == 30
     # An offset that its epoch's records never reached, as after a power cut in async mode.
-    offsets = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name))
+    offsets = max(listed(tmp_path / "checkpoint" / "offsets", "[0-9]*"), key=lambda p: int(p.name))
     lines = offsets.read_text().splitlines()
     position = json.loads(lines[-1])
     position["again"]["0"]["offset"] = 25
@@ -176,7 +177,7 @@ def test_records_that_took_the_place_of_lost_ones_are_told_by_their_epoch(broker
     assert reached["unsafe"]["0"]["offset"] == 10
     stream.stop()
     broker.kill()
-    [segment] = broker.data.glob("logs/*-unsafe/*.log")
+    [segment] = listed(broker.data, "logs/*-unsafe/*.log")
     segment.write_bytes(b"")
     broker.start()
     broker.publish("unsafe", numbered(30, first=100))

@@ -30,6 +30,7 @@ from headrace.doors.amqp import opening
 from headrace.record.properties import encode_table
 from tests.doors.amqp.raw import Closed, Raw
 from tests.doors.amqp.running import PATIENCE_S, Running, bodies, eventually
+from tests.listing import listed
 
 NOTHING = Permission(configure="", write="", read="")
 
@@ -564,7 +565,7 @@ def test_36_no_secret_is_ever_in_the_log(tmp_path: Path) -> None:
         process.wait(PATIENCE_S)
     written = log.read_bytes()
     assert b"login refused" in written and b"'nobody'" in written  # it did say what it saw
-    stored = b"".join(path.read_bytes() for path in folder.rglob("*.json"))
+    stored = b"".join(path.read_bytes() for path in listed(folder, "**/*.json"))
     for secret in secrets:
         assert secret not in written
         assert secret not in stored

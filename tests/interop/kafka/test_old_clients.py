@@ -11,6 +11,7 @@ import pytest
 
 from tests.interop.kafka.broker import KafkaBroker
 from tests.interop.kafka.jars import KAFKA_VERSION_OLD, classpath, kafka_tools, pip_gives, run_java
+from tests.listing import listed
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 Name = Callable[[str], str]
@@ -72,7 +73,7 @@ def test_librdkafka_of_2021(broker: KafkaBroker, name: Name) -> None:
         pytest.skip("SKIPPED FOR WANT OF a librdkafka 1.7 for this machine")
     wheel = ("--only-binary=:all:", "--python-version", "3.8", "--implementation", "cp", "--abi", "cp38")
     library = pip_gives("confluent-kafka==1.7.0", *wheel, "--platform", "manylinux2010_x86_64")
-    [file] = (library / "confluent_kafka.libs").glob("librdkafka*")
+    [file] = listed(library / "confluent_kafka.libs", "librdkafka*")
     said = run_python("librdkafka_of_2021.py", str(file), broker.address, name("t"), name("g"))
     assert said.split() == ["1.7.0", ",".join(map(str, range(10))), "10", "0", "10"]
 

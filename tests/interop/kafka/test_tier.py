@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.interop.kafka.broker import KafkaBroker
+from tests.listing import listed
 from tests.spark.world import wait_until
 
 TOPIC, QUEUE = "mixed", "work"
@@ -221,5 +222,5 @@ def test_restoring_and_deleting_leave_nothing_in_the_tier(filled: KafkaBroker) -
     tier(filled, QUEUE)
     ask(filled, "DELETE", f"/topics/{QUEUE}")
     folder = Path(ask(filled, "GET", "/status")["tier_dir"])
-    wait_until(lambda: not list(folder.rglob("*.parquet")), "Parquet files are left")
+    wait_until(lambda: not listed(folder, "**/*.parquet"), "Parquet files are left")
     by_command(filled, "log", "verify", "--data-dir", str(filled.data))
