@@ -161,3 +161,10 @@ def make(schema: Any, fields: dict[str, Any]) -> Any:
 
 def batch(*values: bytes, **options: Any) -> bytearray:
     return records.build([(None, value, (), 1_700_000_000_000) for value in values], **options)
+
+
+async def alive(world: World) -> None:
+    """Somebody else is served as if nothing had happened."""
+    other = await world.client()
+    assert (await other.call(Api.API_VERSIONS, 3)).error_code == 0
+    other.close()
