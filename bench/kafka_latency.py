@@ -3,8 +3,10 @@
 Messages come on a schedule, whether the broker keeps up or not, and the time of each counts from the moment it was due
 until it was acknowledged. For every work the highest rate is looked for whose 99th percentile stays within a limit: by
 doubling, then by halving the step. A trial is long enough that one hiccup of the machine (30 ms) is less than one
-percent of it, and a rate that fails is tried once more: two hiccups at a low rate would end the search there. The rate
-that is found is run twice more, and the run that cost the broker least says what it costs.
+percent of it, and a rate that fails is tried twice more: hiccups of the disk at a low rate would end the search there,
+for either broker. Trials from which the host took CPU away (steal) are not held against a broker, up to a number. The
+rate that is found is run twice more, and the run that cost the broker least says what it costs.
+How busy the client was is told for that rate and for the lowest one that was not held: a full one is the limit.
 The brokers take turns, work by work, on the same cores and the same disk, since a machine is faster in one minute than
 in another; the others are idle meanwhile, and what they wrote is on the disk before the next one begins. What each
 spent is told beside its rate.
@@ -30,9 +32,11 @@ from bench.kafka_report import PAIRS, TWICE
 
 LIMIT_MS = 20.0
 TRIAL_S = 4.0
-TRIALS = 2
+TRIALS = 3
+TRIALS_MAX = 5  # with those that the host disturbed
+STOLEN_S_MAX = 0.02
 RUNS_MORE = 2
-HALVINGS = 2  # of a step of 2: to 19 %
+HALVINGS = 3  # of a step of 2: to 9 %
 RATE_MIN = 100
 
 
@@ -78,6 +82,8 @@ class Trial:
     rate: int
     p99_ms: float
     cpu_s: float  # of the broker, for each second
+    client_cpu_s: float
+    stolen_s: float
 
     @property
     def per_cpu_s(self) -> float:
@@ -93,6 +99,7 @@ class Search:
         self._case = case
         self._topic = topic
         self._limit_ms = limit_ms
+        self.too_much: Trial | None = None  # the lowest rate that was not held, at its best
 
     def highest(self) -> Trial | None:
         """None when no rate is held."""
@@ -121,20 +128,29 @@ class Search:
         return best
 
     def _held(self, rate: int) -> Trial | None:
-        for _ in range(TRIALS):
-            trial = self._run(rate)
-            if trial.p99_ms <= self._limit_ms:
-                return trial
+        trials: list[Trial] = []
+        while len(trials) < TRIALS_MAX and sum(one.stolen_s <= STOLEN_S_MAX for one in trials) < TRIALS:
+            trials.append(self._run(rate))
+            if trials[-1].p99_ms <= self._limit_ms:
+                return trials[-1]
+        if self.too_much is None or rate < self.too_much.rate:
+            self.too_much = min(trials, key=lambda trial: trial.p99_ms)
         return None
 
     def _run(self, rate: int) -> Trial:
         case = self._case
         self._load.warm(int(rate * TRIAL_S), case.size)
-        before, began = self._broker.cpu_s(), time.monotonic()
+        stolen_s, began = machine.stolen_s(), time.monotonic()
         done = self._load.run("", MILLION, "produce", *case.arguments(self._topic, rate), program=case.program)
-        cpu_s = (self._broker.cpu_s() - before) / (time.monotonic() - began)
+        seconds = time.monotonic() - began
         assert done.latency_ms is not None
-        return Trial(rate, done.latency_ms[1], cpu_s)
+        return Trial(
+            rate,
+            done.latency_ms[1],
+            done.cpu_per_million / seconds,
+            done.client_cpu_per_million / seconds,
+            machine.stolen_s() - stolen_s,
+        )
 
 
 Found = dict[str, Trial | None]
@@ -153,10 +169,11 @@ def measure(programs: Path, brokers: Sequence[Broker], limit_ms: float, only: st
             broker.make_topic(topic)
             time.sleep(LEADER_S)
             os.sync()
-            trial = Search(load, broker, case, topic, limit_ms).highest()
+            search = Search(load, broker, case, topic, limit_ms)
+            trial = search.highest()
             broker.drop_topic(topic)
             found[broker.name][case.work] = trial
-            print(f"  {broker.name:<24} {_said(trial)}", flush=True)
+            print(f"  {broker.name:<24} {_said(trial)}{_beyond(search.too_much)}", flush=True)
     return found
 
 
@@ -188,7 +205,15 @@ def run(
 def _said(trial: Trial | None) -> str:
     if trial is None:
         return "at no rate"
-    return f"{trial.rate:>10,}/s  p99 {trial.p99_ms:6.2f} ms  {trial.cpu_s * MILLION / trial.rate:7.3f} CPU-s/M"
+    cost = f"{trial.cpu_s * MILLION / trial.rate:7.3f} CPU-s/M"
+    return f"{trial.rate:>10,}/s  p99 {trial.p99_ms:6.2f} ms  {cost}  client {trial.client_cpu_s:4.0%}"
+
+
+def _beyond(trial: Trial | None) -> str:
+    if trial is None:
+        return ""
+    stolen = f", {trial.stolen_s * 1000:.0f} ms stolen" if trial.stolen_s > STOLEN_S_MAX else ""
+    return f"  (not {trial.rate:,}/s: p99 {trial.p99_ms:.0f} ms, client {trial.client_cpu_s:.0%}{stolen})"
 
 
 def report(found: dict[str, Found]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
+STEAL_FIELD = 8  # of the first line of /proc/stat, behind its name
 MB = 1 << 20
 
 
@@ -45,6 +46,12 @@ def warm_page_cache(folder: str, size_mb: int = 1024) -> None:
         for _ in range(size_mb):
             file.write(block)
     os.sync()
+
+
+def stolen_s() -> float:
+    """CPU that the host gave to others while this machine wanted it, since it started."""
+    line = Path("/proc/stat").read_text().splitlines()[0]
+    return int(line.split()[STEAL_FIELD]) / os.sysconf("SC_CLK_TCK")
 
 
 def fdatasync_ms(folder: str, count: int = 300) -> list[float]:
