@@ -47,9 +47,15 @@ def differences(leader: Path, standby: Path) -> list[str]:
         found = {str(path.relative_to(root)): path for path in listed(root, "**/*") if path.is_file()}
         return {name: path for name, path in found.items() if name.partition("/")[0] not in LEFT_OUT}
 
+    def content(path: Path) -> bytes | None:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:  # removed since it was listed
+            return None
+
     theirs, ours = files(leader), files(standby)
     return sorted(
         name
         for name in theirs.keys() | ours.keys()
-        if name not in theirs or name not in ours or theirs[name].read_bytes() != ours[name].read_bytes()
+        if name not in theirs or name not in ours or content(theirs[name]) != content(ours[name])
     )
