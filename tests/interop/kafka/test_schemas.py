@@ -142,7 +142,7 @@ def test_protobuf_is_written_and_read(broker: KafkaBroker, registry: SchemaRegis
     assert reader(stored, context(topic)) == payment(id=7, who="ann")
     found = registry.get_latest_version(f"{topic}-value")
     assert found.schema.schema_type == "PROTOBUF"
-    shown = httpx.get(f"{url(broker)}/subjects/{topic}-value/versions/1/schema").text
+    shown = httpx.get(f"{url(broker)}/subjects/{topic}-value/versions/1/schema", timeout=SECONDS).text
     assert "message Payment {" in shown and "string who = 2;" in shown, shown
     narrower = 'syntax = "proto3"; package shop; message Payment { string id = 1; string who = 2; }'
     assert not registry.test_compatibility(f"{topic}-value", Schema(narrower, "PROTOBUF"))

@@ -145,7 +145,7 @@ def test_the_only_message_of_an_http_request_goes_on_with_its_trace(
         kind = {"content": body} if isinstance(body, bytes) else {"json": body}
         headers = {**trace, "content-type": "text/plain"} if isinstance(body, bytes) else trace
         url = f"http://127.0.0.1:{broker.http_port}/topics/{queue}/messages"
-        httpx.post(url, headers=headers, **kind).raise_for_status()
+        httpx.post(url, headers=headers, timeout=SECONDS, **kind).raise_for_status()
 
     post(b"raw")
     post({"value": "json"})
