@@ -8,8 +8,9 @@ from tests.doors.kafka.world import Client
 
 
 async def join_classic(client: Client, group: str, member_id: str = "") -> SimpleNamespace:
+    # Nobody sends heartbeats here.
     return await client.call(
-        Api.JOIN_GROUP, 5, group_id=group, session_timeout=10_000, rebalance_timeout=10_000, member_id=member_id,
+        Api.JOIN_GROUP, 5, group_id=group, session_timeout=60_000, rebalance_timeout=60_000, member_id=member_id,
         protocol_type="consumer", protocols=[{"name": "range", "metadata": subscription()}],
     )  # fmt: skip
 

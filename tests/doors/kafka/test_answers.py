@@ -466,7 +466,7 @@ async def test_offsets_of_a_group_with_members_that_are_no_consumers_stay(world:
     part = {"partition_index": 0, "committed_offset": 3}
     await client.call(Api.OFFSET_COMMIT, 8, group_id="workers", topics=[{"name": "worked", "partitions": [part]}])
     joined = await client.call(
-        Api.JOIN_GROUP, 3, group_id="workers", session_timeout=10_000, rebalance_timeout=10_000,
+        Api.JOIN_GROUP, 3, group_id="workers", session_timeout=60_000, rebalance_timeout=60_000,
         protocol_type="connect", protocols=[{"name": "sessioned", "metadata": b""}],
     )  # fmt: skip
     assert joined.error_code == 0

@@ -63,9 +63,9 @@ async def beat(client: Client, epoch: int = 0) -> int:
 
 
 async def join(client: Client) -> Any:
-    """Into a classic group, between join and sync."""
+    """Into a classic group, between join and sync. Nobody sends heartbeats here."""
     return await client.call(
-        Api.JOIN_GROUP, 3, group_id="g", session_timeout=10_000, rebalance_timeout=60_000,
+        Api.JOIN_GROUP, 3, group_id="g", session_timeout=60_000, rebalance_timeout=60_000,
         protocol_type="consumer", protocols=[{"name": "range", "metadata": b""}],
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ async def beat(client: Client, member_id: str, epoch: int = 0, **fields: Any) ->
 
 async def join(client: Client, member_id: str = "", metadata: bytes = subscription()) -> Any:
     return await client.call(
-        Api.JOIN_GROUP, 3, group_id="g", member_id=member_id, session_timeout=10_000, rebalance_timeout=60_000,
+        Api.JOIN_GROUP, 3, group_id="g", member_id=member_id, session_timeout=60_000, rebalance_timeout=60_000,
         protocol_type="consumer", protocols=[{"name": "range", "metadata": metadata}],
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from headrace.record import codec
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.schema import response_struct
-from tests.doors.kafka.world import Client, Closed, World, batch, world_at
+from tests.doors.kafka.world import SECONDS, Client, Closed, World, batch, world_at
 
 GZIP, ZSTD = 1, 4
 MB = 1 << 20
@@ -30,7 +30,7 @@ class Gate(ThreadPoolExecutor):
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         def wait_and_work() -> Any:
-            assert self.opened.wait(20)
+            assert self.opened.wait(SECONDS)
             return work(*args, **named)
 
         self.asked += 1
