@@ -76,7 +76,7 @@ def test_a_user_is_made_given_rights_and_removed(live: Served, view: View) -> No
     view.until("document.querySelector('main h1').innerText === 'Users'")
     assert "bill" not in {one["name"] for one in live.get("/api/users").json()}
     # A refused pattern, and a page that may have asked once more while the user went: the browser remarks on both.
-    view.complaints = [text for text in view.complaints if "status of 400" not in text and "status of 404" not in text]
+    view.forgive("status of 400", "status of 404")
 
 
 @pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
