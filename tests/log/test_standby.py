@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from pathlib import Path
 from random import Random
 
@@ -413,8 +414,10 @@ def test_nobody_is_told_before_as_many_standbys_as_wanted_have_the_change(tmp_pa
     confirms.then(lambda: told.append(0))
     pair.write("a", b"x")
     confirms.then(lambda: told.append(1))
-    waiting = threading.Thread(target=confirms.wait)
+    waiting = threading.Thread(target=confirms.wait, daemon=True)
     waiting.start()
+    while not confirms._threads:  # then it knows what it waits for: not for what is written next
+        time.sleep(0.001)
     pair.write("a", b"y")
     confirms.then(lambda: told.append(2))
     first = pair.changes.sequence
