@@ -425,6 +425,8 @@ def test_whoever_waits_for_the_disk_when_the_log_is_closed_is_told(
     closing.start()
     with pytest.raises(LogClosed):
         assert ended(lambda: log._when_loaded(read))
+    closing.join(60)  # or it would go on in a folder that is removed with this test
+    assert not closing.is_alive()
 
 
 def test_a_compaction_that_a_close_broke_off_is_no_failure(
