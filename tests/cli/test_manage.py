@@ -19,6 +19,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield running
 
 
+def post_lines(path: str, lines: str) -> None:
+    headers = {"content-type": "application/x-ndjson"}
+    httpx.post(path, content=lines, headers=headers, timeout=PATIENCE_S).raise_for_status()
+
+
 def at_last(broker: Broker, *arguments: str, until: Callable[[str], bool]) -> str:
     """What is said once the broker has come so far: what a command sets off goes on after it was answered."""
     deadline = time.monotonic() + PATIENCE_S
@@ -48,7 +53,7 @@ def test_a_peek_looks_through_all_of_a_long_log(broker: Broker) -> None:
         hay = (f"needle {n}" if n in (7, 24_999) else "hay" for n in range(first, first + 10_000))
         lines = "".join(json.dumps({"value": value}) + "\n" for value in hay)
         path = f"{broker.url}/topics/haystack/messages"
-        httpx.post(path, content=lines, headers={"content-type": "application/x-ndjson"}).raise_for_status()
+        post_lines(path, lines)
     peek = ("queue", "peek", "haystack", "--contains", "needle")
     assert [line.split("\t")[0] for line in broker.said(*peek).splitlines()] == ["7", "24999"]
     found = json.loads(broker.said(*peek, "--json"))
@@ -126,7 +131,7 @@ def test_a_peek_at_dead_letters_looks_through_all_of_them(broker: Broker) -> Non
             hay = ("needle" if n == last - 1 else "hay" for n in range(first, first + 10_000))
             lines = "".join(json.dumps({"value": value, "partition": partition}) + "\n" for value in hay)
             path = f"{broker.url}/topics/cli-graveyard/messages"
-            httpx.post(path, content=lines, headers={"content-type": "application/x-ndjson"}).raise_for_status()
+            post_lines(path, lines)
     peek = ("dlq", "peek", "cli-graveyard", "--contains", "needle")
     assert [line.split("\t")[0] for line in broker.said(*peek).splitlines()] == ["29999", "9999"]
     found = json.loads(broker.said(*peek, "--json"))
