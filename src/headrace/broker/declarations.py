@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from headrace.broker.exchanges import Exchange
 from headrace.broker.message import KEY_BYTES_MAX, to_bytes
-from headrace.broker.policy import CLASSIC, QueuePolicy, check_equivalent, parse_arguments
+from headrace.broker.policy import CLASSIC, QueuePolicy, check_declared, check_equivalent, parse_arguments
 from headrace.broker.queue import Queue
 from headrace.errors import AccessRefused, ArgumentMismatch, InvalidInput
 
@@ -77,6 +77,7 @@ class QueueDeclared(NamedTuple):
         return self.durable and not self.exclusive
 
     def check(self, where: str) -> QueuePolicy:
+        check_declared(where, self.arguments)
         policy = parse_arguments(where, self.arguments)
         if policy.kind != CLASSIC and (self.exclusive or not self.durable or self.auto_delete):
             wrong = "non-durable" if not self.durable else "exclusive" if self.exclusive else "auto-delete"
@@ -89,6 +90,7 @@ class QueueDeclared(NamedTuple):
             ("auto_delete", self.auto_delete, found.auto_delete),
         )
         _check_facts(where, facts)
+        check_declared(where, self.arguments)
         parse_arguments(where, self.arguments)
         check_equivalent(where, self.arguments, found.arguments)
 

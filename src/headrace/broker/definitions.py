@@ -12,7 +12,7 @@ import msgspec
 from headrace.broker.declarations import PREDECLARED
 from headrace.broker.exchanges import is_kind
 from headrace.broker.policies import Policy, check
-from headrace.broker.policy import parse_arguments
+from headrace.broker.policy import check_declared, parse_arguments
 from headrace.broker.turns import Turns
 from headrace.broker.user_definitions import UserDefinitions
 from headrace.broker.user_definitions import export as export_users
@@ -321,7 +321,9 @@ def _check(items: Mapping[str, list[Document]], vhost: str | None) -> None:
         if not is_kind(item["type"]):
             raise InvalidInput(f"unknown exchange type {item['type'][:80]!r} of {item['name'][:80]!r}")
     for item in items["queues"]:
+        where, arguments = f"queue '{item['name'][:80]}'", item.get("arguments") or {}
         try:
-            parse_arguments(f"queue '{item['name'][:80]}'", item.get("arguments") or {})
+            check_declared(where, arguments)
+            parse_arguments(where, arguments)
         except ArgumentMismatch as error:
             raise InvalidInput(str(error)) from None

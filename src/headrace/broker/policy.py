@@ -137,21 +137,32 @@ CHECKS: dict[str, tuple[str | None, Callable[[Any], str | None]]] = {
 }
 # What RabbitMQ compares when a queue is declared again; the rest may differ.
 COMPARED = tuple(name for name in CHECKS if name not in ("x-queue-master-locator", "x-queue-leader-locator"))
-REFUSED = {
-    QUORUM: ("x-max-priority", "x-queue-mode"),
-    STREAM: (
-        "x-max-priority",
-        "x-message-ttl",
-        "x-expires",
-        "x-dead-letter-exchange",
-        "x-dead-letter-routing-key",
-        "x-overflow",
-        "x-max-length",
-        "x-delivery-limit",
-        "x-single-active-consumer",
-        "x-queue-mode",
-    ),
+# What RabbitMQ has for other types of queues only. A delivery limit of classic queues is ours.
+_QUORUM_ONLY = (
+    "x-dead-letter-strategy",
+    "x-max-in-memory-length",
+    "x-max-in-memory-bytes",
+    "x-quorum-initial-group-size",
+)
+_STREAM_ONLY = ("x-initial-cluster-size", "x-max-age", "x-stream-max-segment-size-bytes")
+_CLASSIC_ONLY = ("x-max-priority", "x-queue-mode", "x-queue-version", "x-queue-master-locator")
+_NO_STREAM = (
+    *("x-message-ttl", "x-expires", "x-dead-letter-exchange", "x-dead-letter-routing-key", "x-overflow"),
+    *("x-max-length", "x-delivery-limit", "x-single-active-consumer"),
+)
+REFUSED: dict[str, tuple[str, ...]] = {
+    CLASSIC: _QUORUM_ONLY + _STREAM_ONLY,
+    QUORUM: _CLASSIC_ONLY + _STREAM_ONLY,
+    STREAM: _CLASSIC_ONLY + _QUORUM_ONLY + _NO_STREAM,
 }
+
+
+def check_declared(where: str, arguments: Mapping[str, Any]) -> None:
+    """What a client may not declare. A policy may say it: it is for queues of several types."""
+    kind = arguments.get("x-queue-type", CLASSIC)
+    for name in REFUSED.get(kind, ()) if isinstance(kind, str) else ():
+        if name in arguments:
+            raise ArgumentMismatch(f"invalid arg '{name}' for {where} of queue type rabbit_{kind}_queue")
 
 
 def parse_arguments(where: str, arguments: Mapping[str, Any]) -> QueuePolicy:
@@ -166,10 +177,6 @@ def parse_arguments(where: str, arguments: Mapping[str, Any]) -> QueuePolicy:
             raise ArgumentMismatch(f"invalid arg '{name}' for {where}: {fault}")
         if field is not None:
             fields[field] = max_age_ms(value) if field == "max_age_ms" else value
-    kind = fields.get("kind", CLASSIC)
-    for name in REFUSED.get(kind, ()):
-        if name in arguments:
-            raise ArgumentMismatch(f"invalid arg '{name}' for {where} of queue type {kind}")
     if "dead_letter_key" in fields and "dead_letter_exchange" not in fields:
         raise ArgumentMismatch(
             f"invalid arg 'x-dead-letter-routing-key' for {where}: routing_key_but_no_dlx_defined"

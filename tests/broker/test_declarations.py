@@ -1,0 +1,66 @@
+"""What may be declared, as RabbitMQ 3.10 was seen to answer the same."""
+
+from typing import Any
+
+import pytest
+
+from headrace.broker.declarations import QueueDeclared
+from headrace.broker.policies import limits
+from headrace.errors import ArgumentMismatch
+
+VALUES: dict[str, Any] = {
+    "x-dead-letter-exchange": "dlx",
+    "x-dead-letter-strategy": "at-most-once",
+    "x-delivery-limit": 5,
+    "x-expires": 60_000,
+    "x-initial-cluster-size": 1,
+    "x-max-age": "1D",
+    "x-max-in-memory-bytes": 1000,
+    "x-max-in-memory-length": 10,
+    "x-max-length": 10,
+    "x-max-priority": 5,
+    "x-message-ttl": 1000,
+    "x-overflow": "drop-head",
+    "x-queue-master-locator": "client-local",
+    "x-queue-mode": "lazy",
+    "x-queue-version": 2,
+    "x-quorum-initial-group-size": 1,
+    "x-single-active-consumer": True,
+    "x-stream-max-segment-size-bytes": 1_000_000,
+}
+OF_OTHER_TYPES = {
+    "classic": {
+        *("x-dead-letter-strategy", "x-initial-cluster-size", "x-max-age", "x-max-in-memory-bytes"),
+        *("x-max-in-memory-length", "x-quorum-initial-group-size", "x-stream-max-segment-size-bytes"),
+    },
+    "quorum": {
+        *("x-initial-cluster-size", "x-max-age", "x-max-priority", "x-queue-master-locator", "x-queue-mode"),
+        *("x-queue-version", "x-stream-max-segment-size-bytes"),
+    },
+    "stream": VALUES.keys() - {"x-initial-cluster-size", "x-max-age", "x-stream-max-segment-size-bytes"},
+}
+
+
+def declared(**arguments: Any) -> QueueDeclared:
+    return QueueDeclared(durable=True, exclusive=False, auto_delete=False, arguments=arguments)
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("kind", OF_OTHER_TYPES)
+def test_an_argument_of_another_queue_type_is_refused(kind: str, name: str) -> None:
+    queue = declared(**{name: VALUES[name], "x-queue-type": kind})
+    if name not in OF_OTHER_TYPES[kind]:
+        queue.check("queue 'q'")
+        return
+    with pytest.raises(ArgumentMismatch) as caught:
+        queue.check("queue 'q'")
+    assert str(caught.value) == f"invalid arg '{name}' for queue 'q' of queue type rabbit_{kind}_queue"
+
+
+def test_the_type_is_looked_at_before_the_value() -> None:
+    with pytest.raises(ArgumentMismatch, match="of queue type rabbit_classic_queue"):
+        declared(**{"x-dead-letter-strategy": "never"}).check("queue 'q'")
+
+
+def test_a_policy_may_say_what_only_some_of_its_queues_can_do() -> None:
+    assert limits({"max-age": "1D", "dead-letter-strategy": "at-least-once"}).max_age_ms == 86_400_000
