@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.declarations import QueueDeclared
+from headrace.broker.message import expiration_fault
 from headrace.broker.policies import limits
 from headrace.errors import ArgumentMismatch
 
@@ -64,3 +65,30 @@ def test_the_type_is_looked_at_before_the_value() -> None:
 
 def test_a_policy_may_say_what_only_some_of_its_queues_can_do() -> None:
     assert limits({"max-age": "1D", "dead-letter-strategy": "at-least-once"}).max_age_ms == 86_400_000
+
+
+TEN_YEARS_MS = 315_360_000_000
+
+
+@pytest.mark.parametrize("name", ["x-message-ttl", "x-expires"])
+def test_a_time_of_more_than_ten_years_is_refused(name: str) -> None:
+    declared(**{name: TEN_YEARS_MS}).check("queue 'q'")
+    with pytest.raises(ArgumentMismatch) as caught:
+        declared(**{name: TEN_YEARS_MS + 1}).check("queue 'q'")
+    assert str(caught.value) == f"invalid arg '{name}' for queue 'q': {{value_too_large,315360000001}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        *[(fine, None) for fine in ("0", "+5", "-0", "00000000000000000005", "315360000000")],
+        *[(word, "no_integer") for word in ("soon", "", " 5", "\u0663", 5)],
+        ("1.5", '{leftover_string,".5"}'),
+        ("5\n", '{leftover_string,"\n"}'),
+        ("-1", "{value_negative,-1}"),
+        ("315360000001", "{value_too_large,315360000001}"),
+        ("9" * 5000, f"{{value_too_large,{'9' * 5000}}}"),
+    ],
+)
+def test_an_expiration_is_what_rabbitmq_takes_for_one(text: object, fault: str | None) -> None:
+    assert expiration_fault(text) == fault

@@ -1,5 +1,6 @@
 """A message taken out of its batch, for the few that need a decision: the rest never become objects."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +12,10 @@ from headrace.record.traces import traces_of
 from headrace.record.types import Record
 
 NO_PROPERTIES = b"\x00\x00"
-EXPIRES_MS_MAX = 2**53
-EXPIRATION_DIGITS_MAX = 16
+TTL_MS_MAX = 315_360_000_000  # ten years: what RabbitMQ takes of a client
+DIGITS_MAX = 255  # more do not fit the property
 KEY_BYTES_MAX = 255
+_NUMBER = re.compile(r"[+-]?[0-9]+")
 HASHED = ("message_id", "correlation_id", "timestamp")
 
 
@@ -32,9 +34,16 @@ def keys_in(found: Iterable[object]) -> list[str]:
     return [to_text(key) if isinstance(key, bytes) else key for key in found if isinstance(key, str | bytes)]
 
 
-def is_expiration(text: object) -> bool:
-    """What the property may be: milliseconds, in digits."""
-    return isinstance(text, str) and text.isdecimal() and len(text) <= EXPIRATION_DIGITS_MAX
+def expiration_fault(text: object) -> str | None:
+    """Why the property cannot be an expiration, in RabbitMQ's words: it is milliseconds, in digits."""
+    found = _NUMBER.match(text) if isinstance(text, str) else None
+    if found is None:
+        return "no_integer"
+    if rest := found.string[found.end() :]:
+        return f'{{leftover_string,"{rest}"}}'
+    if len(found[0]) > DIGITS_MAX or int(found[0]) > TTL_MS_MAX:
+        return f"{{value_too_large,{found[0]}}}"
+    return f"{{value_negative,{found[0]}}}" if int(found[0]) < 0 else None
 
 
 @dataclass(slots=True)
@@ -97,7 +106,7 @@ class Message:
 
     def expiration_ms(self) -> int | None:
         text = self.expiration()
-        return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 20 else None
+        return int(text) if expiration_fault(text) is None else None
 
     def hashable(self, name: str) -> str:
         """A property that a consistent hash may be asked to use."""

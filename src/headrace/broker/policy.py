@@ -1,10 +1,11 @@
 """What a queue's arguments ask for, checked and typed once when it is declared."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
+from headrace.broker.message import TTL_MS_MAX
 from headrace.errors import ArgumentMismatch
 
 CLASSIC, QUORUM, STREAM = "classic", "quorum", "stream"
@@ -61,7 +62,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _number(value: Any) -> bool:
+def _number(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -158,11 +159,16 @@ REFUSED: dict[str, tuple[str, ...]] = {
 
 
 def check_declared(where: str, arguments: Mapping[str, Any]) -> None:
-    """What a client may not declare. A policy may say it: it is for queues of several types."""
+    """What a client may not declare. A policy may say it: it is for queues of several types, and RabbitMQ
+    takes any number there."""
     kind = arguments.get("x-queue-type", CLASSIC)
     for name in REFUSED.get(kind, ()) if isinstance(kind, str) else ():
         if name in arguments:
             raise ArgumentMismatch(f"invalid arg '{name}' for {where} of queue type rabbit_{kind}_queue")
+    for name in ("x-message-ttl", "x-expires"):
+        value = arguments.get(name)
+        if _number(value) and value > TTL_MS_MAX:
+            raise ArgumentMismatch(f"invalid arg '{name}' for {where}: {{value_too_large,{value}}}")
 
 
 def parse_arguments(where: str, arguments: Mapping[str, Any]) -> QueuePolicy:

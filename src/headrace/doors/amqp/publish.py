@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from pamqp import commands
 
 from headrace.broker.exchanges import Exchange
-from headrace.broker.message import Message, is_expiration, to_text
+from headrace.broker.message import Message, expiration_fault, to_text
 from headrace.broker.queue import Queue
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.replies import PREFIX, PSEUDO_QUEUE
@@ -134,9 +134,9 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
 
 def _check(connection: "Connection", found: Message) -> None:
     if found.has_expiration:
-        text = property_of(found.properties, "expiration")
-        if not is_expiration(text):
-            raise ChannelError(protocol.PRECONDITION_FAILED, f"invalid expiration {text!r:.60}")
+        text = found.expiration()
+        if fault := expiration_fault(text):
+            raise ChannelError(protocol.PRECONDITION_FAILED, f"invalid expiration '{text}': {fault}")
     if found.has_user_id:
         claimed = property_of(found.properties, "user_id")
         if not connection.access.may_claim(str(claimed)):

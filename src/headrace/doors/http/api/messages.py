@@ -5,7 +5,7 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.broker.message import NO_PROPERTIES, Message, is_expiration
+from headrace.broker.message import NO_PROPERTIES, Message, expiration_fault
 from headrace.doors.http.api.values import Shape
 from headrace.doors.http.requests import whole_number
 from headrace.errors import CorruptProperties, InvalidInput
@@ -83,7 +83,7 @@ def parse_properties(given: Mapping[str, Any]) -> bytes:
                 raise InvalidInput("headers is a JSON object")
         else:
             value = str(value)
-        if name == "expiration" and not is_expiration(value):
+        if name == "expiration" and expiration_fault(value):
             raise InvalidInput(f"invalid expiration {value!r:.60}")
         known[name] = value
     return encode_properties(known) if known else NO_PROPERTIES
