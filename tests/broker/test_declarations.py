@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.declarations import QueueDeclared
+from headrace.broker.declarations import ExchangeDeclared, QueueDeclared
 from headrace.broker.message import expiration_fault
 from headrace.broker.policies import limits
 from headrace.errors import ArgumentMismatch
@@ -92,3 +92,23 @@ def test_a_time_of_more_than_ten_years_is_refused(name: str) -> None:
 )
 def test_an_expiration_is_what_rabbitmq_takes_for_one(text: object, fault: str | None) -> None:
     assert expiration_fault(text) == fault
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"hash-property": "app_id"}, "Unsupported property: app_id"),
+        ({"hash-property": ""}, "Unsupported property: "),
+        ({"hash-header": "a", "hash-property": "message_id"}, "hash-header and hash-property are mutually exclusive"),
+    ],
+)
+def test_a_consistent_hash_of_what_it_cannot_hash_is_refused(arguments: dict[str, str], sentence: str) -> None:
+    def exchange(kind: str, **more: str) -> ExchangeDeclared:
+        return ExchangeDeclared(kind, durable=True, auto_delete=False, internal=False, arguments=arguments | more)
+
+    exchange("direct").check("exchange 'e'")
+    delayed = exchange("x-delayed-message", **{"x-delayed-type": "x-consistent-hash"})
+    for wrong in (exchange("x-consistent-hash"), delayed):
+        with pytest.raises(ArgumentMismatch) as caught:
+            wrong.check("exchange 'e'")
+        assert str(caught.value) == sentence

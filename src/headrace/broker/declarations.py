@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from headrace.broker.exchanges import Exchange
-from headrace.broker.message import KEY_BYTES_MAX, to_bytes
+from headrace.broker.message import HASHED, KEY_BYTES_MAX, to_bytes
 from headrace.broker.policy import CLASSIC, QueuePolicy, check_declared, check_equivalent, parse_arguments
 from headrace.broker.queue import Queue
 from headrace.errors import AccessRefused, ArgumentMismatch, InvalidInput
@@ -53,6 +53,15 @@ class ExchangeDeclared(NamedTuple):
         for name in ("hash-header", "hash-property"):
             if not isinstance(self.arguments.get(name, ""), str):
                 raise ArgumentMismatch(f"invalid arg '{name}' for {where}: a name is expected")
+        if "x-consistent-hash" in (self.kind, self.arguments.get("x-delayed-type")):
+            self._check_hash()
+
+    def _check_hash(self) -> None:
+        if "hash-header" in self.arguments and "hash-property" in self.arguments:
+            raise ArgumentMismatch("hash-header and hash-property are mutually exclusive")
+        hashed = self.arguments.get("hash-property", HASHED[0])
+        if hashed not in HASHED:
+            raise ArgumentMismatch(f"Unsupported property: {hashed}")
 
     def check_same(self, where: str, found: Exchange) -> None:
         facts = (

@@ -202,8 +202,6 @@ class ConsistentHash(Exchange):
         self._free_numbers: list[int] = []
         self._header = self.arguments.get("hash-header")
         self.hash_property = self.arguments.get("hash-property")
-        if self._header and self.hash_property:
-            raise InvalidInput("hash-header and hash-property exclude each other")
 
     @property
     def hashes_headers(self) -> bool:
