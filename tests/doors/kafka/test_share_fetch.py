@@ -320,11 +320,34 @@ async def test_no_more_bytes_are_handed_out_than_were_asked_for_but_for_the_firs
         await world.topic("t", 2)
         client = await world.client()
         await beat(client)
+        await client.produce("t", batch(b"the first answer is of one partition"), partition=1)
+        assert await take_of(world, client, 2) == [1]
         for number in (0, 0, 1, 1):
             await client.produce("t", batch(b"x" * 100), partition=number)
-        topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
-        wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": number} for number in (0, 1)]}]
-        limits = {"max_wait": 0, "max_records": 100, "max_bytes": bytes_max}
-        answer = await client.call(Api.SHARE_FETCH, 1, group_id="s", member_id="m", topics=wanted, **limits)
+        limits = {"max_wait": 0, "max_records": 100, "max_bytes": bytes_max, "share_session_epoch": 1}
+        answer = await client.call(Api.SHARE_FETCH, 1, group_id="s", member_id="m", **limits)
         sent = {part.partition_index: part.records for topic in answer.responses for part in topic.partitions}
         assert [len(codec.scan(sent.get(number, b""))) for number in (0, 1)] == batches
+
+
+async def take_of(world: World, client: Client, count: int, *, epoch: int = 0, member: str = "m") -> list[int]:
+    """Those of so many partitions of which the member is handed something."""
+    topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
+    wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": number} for number in range(count)]}]
+    limits = {"max_wait": 0, "max_records": 100, "max_bytes": 1 << 20, "share_session_epoch": epoch}
+    answer = await client.call(Api.SHARE_FETCH, 1, group_id="s", member_id=member, topics=wanted, **limits)
+    return [part.partition_index for topic in answer.responses for part in topic.partitions if part.acquired_records]
+
+
+async def test_who_comes_first_leaves_something_to_those_that_come_with_it(tmp_path: Path) -> None:
+    """One of them took all that there was, of every partition, before the others had asked."""
+    async with world_at(tmp_path) as world:
+        await world.topic("t", 4)
+        first, second = await world.client(), await world.client()
+        await beat(first, member="a")
+        await beat(second, member="b")
+        for number in range(4):
+            await first.produce("t", batch(b"x"), partition=number)
+        assert await take_of(world, first, 4, member="a") == [0]
+        assert await take_of(world, second, 4, member="b") == [1]
+        assert await take_of(world, first, 4, epoch=1, member="a") == [2, 3], "and then there is room for all"

@@ -332,6 +332,11 @@ async def take_loaded(
         if key in session.wanted:  # it may be forgotten by now; who was served goes to the end
             del session.wanted[key]
             session.wanted[key] = None
+        if session.is_new:
+            # Members start together, and the first would have it all: as in Kafka, which answers with the partition
+            # whose state is there first, the others find something.
+            session.is_new = False
+            break
     return read
 
 

@@ -25,6 +25,7 @@ class ShareSession:
         self.key = key
         self.owner = owner  # the sessions of its connection
         self.epoch = 1
+        self.is_new = True  # and nothing was handed out in it
         self.wanted: dict[Key, None] = {}
         self.counted = 0  # of these, in door.share_session_partitions
 
