@@ -1,6 +1,7 @@
 """What members of all groups together may have the broker keep, however many groups they spread over."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,26 @@ def test_a_member_that_names_no_topic_but_a_pattern_is_counted(world: World) -> 
     world.groups.heartbeat("g", Heartbeat(member_id="m", epoch=0, pattern="t.*"))
     assert held(world) > MEMBER_BYTES
     world.groups.heartbeat("g", Heartbeat(member_id="m", epoch=LEAVE_EPOCH))
+    assert held(world) == 0
+
+
+@pytest.mark.parametrize("says", [{"pattern": ".*"}, {"topics": frozenset({"wide"})}], ids=["pattern", "names"])
+def test_what_members_of_the_new_protocol_are_assigned_is_counted(world: World, says: dict[str, Any]) -> None:
+    """Three characters of each made the broker keep the partitions of all topics, for every group."""
+    world.topics = {"t": 1, "wide": 10_000}
+    count = fill(lambda number: world.groups.heartbeat(f"g{number}", Heartbeat(member_id="m", epoch=0, **says)))
+    assert 2 <= count <= 10
+    before = held(world)
+    assert before > count * MB
+    world.groups.heartbeat("g0", Heartbeat(member_id="other", epoch=0, **says))
+    assert held(world) < before + 2 * MEMBER_BYTES, "what two of a group share is assigned once"
+    world.groups.heartbeat("narrow", Heartbeat(member_id="m", epoch=0, topics=frozenset({"t"})))
+    with pytest.raises(MembersFull):
+        world.groups.heartbeat("narrow", Heartbeat(member_id="m", epoch=1, **says))
+    before = held(world)
+    world.restart()
+    assert held(world) == before
+    world.timers.advance(100)
     assert held(world) == 0
 
 

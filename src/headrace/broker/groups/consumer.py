@@ -17,7 +17,7 @@ from headrace.broker.group_config import DEFAULTS, GroupConfig
 from headrace.broker.groups.assign import ASSIGNORS, DEFAULT_ASSIGNOR, TopicPartition
 from headrace.broker.groups.members import Protocols
 from headrace.broker.groups.patterns import compile_pattern
-from headrace.broker.groups.room import Room, classic_bytes, topics_bytes
+from headrace.broker.groups.room import Room, assigned_bytes, classic_bytes, topics_bytes
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.clock import Clock
@@ -143,6 +143,7 @@ class ConsumerGroup:
         self._matched_in: Mapping[str, int] | None = None
         self._instances: dict[str, str] = {}
         self._room = room
+        self.kept_bytes = 0  # of what is assigned, see room.py
         self._settings = settings
         self._clock = clock
         self._timers = timers
@@ -311,6 +312,7 @@ class ConsumerGroup:
         up, and until then is taken to want what it wanted."""
         self.epoch, self.target_epoch = epoch, target_epoch
         self._seen = () if seen is None else (seen,)
+        self._room.keep(self, assigned_bytes(seen or {}))
         for member, target, hidden in members:
             member.is_restored = True
             member.may_read = lambda topic, shown=frozenset(seen or ()) - hidden: topic in shown
@@ -329,14 +331,28 @@ class ConsumerGroup:
             if member.timer is not None:
                 member.timer.cancel()
             self._room.keep(member, 0)
+        self._room.keep(self, 0)
 
     # Members.
 
     def _check_room(self, beat: Heartbeat, classic: ClassicSide | None) -> None:
-        if beat.topics is not None or beat.epoch == JOIN_EPOCH:
-            before = self.members.get(self._instances.get(beat.instance_id or "", beat.member_id))
-            held = 0 if before is None else before.kept_bytes
-            self._room.check(_member_bytes(beat.member_id, beat.topics or (), classic) - held)
+        if beat.topics is None and not beat.pattern and beat.epoch != JOIN_EPOCH:
+            return
+        before = self.members.get(self._instances.get(beat.instance_id or "", beat.member_id))
+        topics, held = (frozenset(), 0) if before is None else (before.topics, before.kept_bytes)
+        if beat.topics is not None:
+            topics = beat.topics
+        if not self._seen:  # all is assigned anew
+            held += self.kept_bytes
+        more = assigned_bytes(self._new_topics(beat, topics))
+        self._room.check(more + _member_bytes(beat.member_id, topics, classic) - held)
+
+    def _new_topics(self, beat: Heartbeat, topics: frozenset[str]) -> dict[str, int]:
+        """Those that the group does not read yet, and their partitions."""
+        if beat.pattern:
+            topics |= self._readable(beat.pattern, beat.may_read)
+        counts, seen = self._topics(), self._seen[0] if self._seen else {}
+        return {topic: counts[topic] for topic in topics if topic in counts and topic not in seen}
 
     def _weigh(self, member: ConsumerMember) -> None:
         self._room.keep(member, _member_bytes(member.member_id, member.topics, member.classic))
@@ -457,9 +473,12 @@ class ConsumerGroup:
     def _wanted(self, member: ConsumerMember) -> frozenset[str]:
         if not member.pattern:
             return member.topics
-        matching, may_read = self._matching(member.pattern), member.may_read
-        found = matching if may_read is None else frozenset(topic for topic in matching if may_read(topic))
+        found = self._readable(member.pattern, member.may_read)
         return member.topics | found if member.topics else found
+
+    def _readable(self, pattern: str, may_read: Callable[[str], bool] | None) -> frozenset[str]:
+        matching = self._matching(pattern)
+        return matching if may_read is None else frozenset(topic for topic in matching if may_read(topic))
 
     def _matching(self, pattern: str) -> frozenset[str]:
         """Members mostly say the same pattern, and topics seldom change: it is tried once."""
@@ -519,6 +538,7 @@ class ConsumerGroup:
         if not changed and self._seen == (seen,):
             return
         self._seen = (seen,)
+        self._room.keep(self, assigned_bytes(seen))
         self.epoch += 1
         held = {member_id: self.target.get(member_id, set()) for member_id in self.members}
         self.target = ASSIGNORS[self.assignor](wanted, seen, held)

@@ -4,7 +4,7 @@ One request is bounded, and so is one group; but groups cost nothing, and a memb
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from headrace.broker.groups.members import Protocols
@@ -14,6 +14,8 @@ logger = logging.getLogger("headrace.broker")
 
 MEMBER_BYTES = 2000  # of one that says nothing: itself, its timer, the names of its client
 NAME_BYTES = 100  # of a topic that it names, or is assigned, besides the characters
+ASSIGNED_TOPIC_BYTES = 600  # of a topic in the assignment of a group of the new protocol, besides the characters
+ASSIGNED_BYTES = 250  # of each of its partitions: in the target, with a member, as it was saved
 COPIES = 2  # the member's own, and the one in the journal's state
 
 
@@ -66,3 +68,10 @@ def classic_bytes(member_id: str, protocols: Protocols, assignment: bytes = b"")
 
 def topics_bytes(topics: Iterable[str]) -> int:
     return sum(NAME_BYTES + COPIES * len(name) for name in topics)
+
+
+def assigned_bytes(partitions: Mapping[str, int]) -> int:
+    """Of topics, with how many partitions each has, that a group of the new protocol reads."""
+    return sum(
+        ASSIGNED_TOPIC_BYTES + COPIES * len(name) + ASSIGNED_BYTES * count for name, count in partitions.items()
+    )
