@@ -243,8 +243,11 @@ class ShareGroups:
             member.timer = self._timers.call_later(left_s, lambda: self._session_over(group, member))
         else:
             self._drop(group, member)
+            self.release_member(group, member.member_id)
 
     def _drop(self, group: ShareGroup, member: ShareMember) -> None:
+        """What it holds is its own until its share session ends, or its locks do: it may leave first, and then say
+        what became of that."""
         if member.timer is not None:
             member.timer.cancel()
             member.timer = None
@@ -252,7 +255,6 @@ class ShareGroups:
         self._room.keep(member, 0)
         self._stage(lambda entry: entry.delete(SHARE_MEMBERS, member_key(group, member)))
         group.epoch += 1
-        self.release_member(group, member.member_id)
         if not group.members and not group.partitions:
             self._groups.pop(group.group_id, None)
 

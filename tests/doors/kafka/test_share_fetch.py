@@ -294,6 +294,25 @@ async def test_a_fetch_that_only_renews_locks_takes_nothing(tmp_path: Path) -> N
         assert await take(world, client) == [(2, 2)]
 
 
+async def test_who_leaves_the_group_may_still_say_what_became_of_what_it_holds(tmp_path: Path) -> None:
+    """librdkafka leaves before it acknowledges on close: what was accepted was handed out again."""
+    async with world_at(tmp_path) as world:
+        client, other = await two_members(world)
+        await client.produce("t", batch(b"a", b"b"))
+        assert await take(world, client) == [(0, 1)]
+        await beat(client, epoch=-1)
+        assert await take(world, other, "other") == []
+        topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
+        accepted = [{"first_offset": 0, "last_offset": 0, "acknowledge_types": [1]}]
+        parts = [{"partition_index": 0, "acknowledgement_batches": accepted}]
+        answer = await client.call(
+            Api.SHARE_ACKNOWLEDGE, 1, group_id="s", member_id="m", share_session_epoch=-1,
+            topics=[{"topic_id": topic_id, "partitions": parts}],
+        )  # fmt: skip
+        assert answer.responses[0].partitions[0].error_code == 0
+        assert await take(world, other, "other") == [(1, 1)], "the rest comes back when the session ends"
+
+
 async def test_only_the_batches_of_what_is_handed_out_are_sent(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
