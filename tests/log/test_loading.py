@@ -17,6 +17,7 @@ from headrace.log.settings import StreamSettings
 from headrace.record import codec
 from tests.log.helpers import Bench, batch, records
 
+ZSTD = 4
 ROLLING = StreamSettings(segment_size=3000, index_interval=100)
 
 
@@ -104,6 +105,49 @@ def test_who_may_wait_reads_and_waits(bench: Bench, disk: ColdDisk) -> None:
     assert [record.offset for record in records(log)] == list(range(40))
     assert log.offset_for_timestamp(0) == (0, 1000)
     bench.shard.close()
+
+
+def timed(*times_ms: int, size: int) -> bytearray:
+    return codec.build([(None, bytes(size), (), time_ms) for time_ms in times_ms], codec=ZSTD)
+
+
+def test_a_look_by_time_does_not_unfold_much_on_the_owner_thread(bench: Bench) -> None:
+    bench.open()
+    log = bench.shard.log(1)
+    for data in (timed(10, 11, size=100), timed(20, 30, size=2 << 20), timed(40, size=2 << 20)):
+        log.append(data)
+    bench.shard.pump()
+    assert log.offset_for_timestamp_now(11) == (1, 11)
+    for when, found in ((25, (3, 30)), (40, (4, 40))):
+        with pytest.raises(ReadWaits) as cold:
+            log.offset_for_timestamp_now(when)
+        cold.value.then(lambda: None)
+        bench.shard.pump()
+        assert log.offset_for_timestamp_now(when) == found
+    assert log.offset_for_timestamp(30) == (3, 30), "who may wait does"
+    bench.shard.close()
+
+
+def test_a_look_by_time_that_unfolds_several_batches_comes_to_an_end(bench: Bench) -> None:
+    """What the time is in was cut off the first one, whose header still says it: every retry comes by it."""
+    bench.open()
+    log = bench.shard.log(1)
+    for data in (timed(90, 10, size=2 << 20), timed(80, size=2 << 20)):
+        log.append(data)
+    bench.shard.pump()
+    log.start_offset = 1
+    assert eventually_at(bench, log, 50) == (2, 80)
+    bench.shard.close()
+
+
+def eventually_at(bench: Bench, log: Log, when: int) -> tuple[int, int] | None:
+    for _ in range(10):
+        try:
+            return log.offset_for_timestamp_now(when)
+        except ReadWaits as cold:
+            cold.then(lambda: None)
+            bench.shard.pump()
+    raise AssertionError("the look never came to an end")
 
 
 def test_what_is_thrown_out_of_memory_before_the_retry_is_read_all_the_same(bench: Bench, disk: ColdDisk) -> None:

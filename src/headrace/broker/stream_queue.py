@@ -79,9 +79,10 @@ class StreamQueue(Queue):
         if stream is not None:
             stream.bound(policy.max_age_ms, policy.bytes_max)
 
-    def start_offset(self, wanted: Any) -> int:
+    def start_offset(self, wanted: Any, now_ms: int) -> int:
         """What x-stream-offset asks for: first, last, next, a number, a time, or how long ago ("1h"). ReadWaits where
-        that is to be looked up in something that is not in memory."""
+        that is to be looked up in something that is not in memory; it is asked again with the same now_ms, or what was
+        loaded would not be what it needs then."""
         log = self.view.log
         if wanted is None or wanted == "next":
             return int(log.stable_end)
@@ -93,7 +94,7 @@ class StreamQueue(Queue):
             return int(log.read_now(end - 1).base_offset) if end > log.start_offset else int(end)
         age_ms = max_age_ms(wanted)
         if isinstance(wanted, Timestamp) or age_ms is not None:
-            since = int(wanted) * 1000 if age_ms is None else max(0, self.vhost.clock.now_ms() - age_ms)
+            since = int(wanted) * 1000 if age_ms is None else max(0, now_ms - age_ms)
             found = log.offset_for_timestamp_now(since)
             return int(log.stable_end if found is None else found[0])
         if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:

@@ -39,20 +39,24 @@ class ReadWaits(Exception):
 
 
 class Loader:
-    """The threads; made when the first read has to wait. Without `post` there are none: jobs go to `inline`."""
+    """The threads; made when the first read has to wait. Without `post` there are none: jobs go to `inline`.
 
-    def __init__(self, post: Post | None, inline: Worker | None = None) -> None:
+    What `alone` is given is done one after the other, by a thread beside them: for jobs that take much memory."""
+
+    def __init__(self, post: Post | None, inline: Worker | None = None, threads: int = THREADS) -> None:
         self._post = post
         self._inline = inline
+        self._count = threads
         self._threads: ThreadWorker | None = None
         self._is_closed = False
+        self.alone = self if threads == 1 else Loader(post, inline, 1)
 
     def submit(self, job: Job, done: Done) -> None:
         if self._is_closed:
             done(None, LogClosed("the log is closed"))
             return
         if self._post is not None and self._threads is None:
-            self._threads = ThreadWorker("headrace-loader", self._post, THREADS)
+            self._threads = ThreadWorker("headrace-loader", self._post, self._count)
         worker = self._threads or self._inline
         assert worker is not None
         worker.submit(job, done)
@@ -62,6 +66,8 @@ class Loader:
         self._is_closed = True
         if self._threads is not None:
             self._threads.close(finish=False)
+        if self.alone is not self:
+            self.alone.close()
 
 
 class Loads:

@@ -206,6 +206,11 @@ class Log(LogEnd):
         except OSError as error:
             raise self._unreadable(error) from error
 
+    @property
+    def max_timestamp(self) -> int:
+        """Of all batches, also of transactions' ends and of what nobody sees yet, or any more; -1 without any."""
+        return max((segment.max_timestamp for segment in self.tail.segments), default=-1)
+
     def forget_positions(self) -> None:
         self._reader.forget_positions()
 

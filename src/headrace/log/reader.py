@@ -12,10 +12,12 @@ import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from headrace.errors import CorruptBatch, CorruptLog, LogClosed
+from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, LogClosed
 from headrace.log import kernel, paths
 from headrace.log.counters import Counters
 from headrace.log.files import NO_ROOM, Files
@@ -28,12 +30,14 @@ from headrace.log.tiered import within
 from headrace.record import codec
 from headrace.record.layout import HEADER_BYTES
 from headrace.record.slice import Slice
+from headrace.record.types import BatchInfo
 
 logger = logging.getLogger("headrace.log")
 
 RESUME_POINTS_MAX = 64
 _STALE_BYTES = 2 << 20
 _WAYS_MAX = 8  # entries of an index to try: each that leads into more damage costs a walk through the segment
+UNFOLDED_BYTES_MAX = 1 << 20  # of a batch, while everybody waits: a millisecond or two
 PART_BYTES_MIN = 64 << 10  # less is cheaper read and written than sent from its file
 
 
@@ -101,6 +105,7 @@ class Reader:
         self._files = files
         self._recent = recent
         self._loads = Loads(loader)
+        self._unfolds = Loads(loader.alone)
         self._read = CachedFiles(files, self._loads, counters).read
         self._index_cache = cache
         self._tail = tail
@@ -403,13 +408,27 @@ class Reader:
                 for info in codec.scan(chunk.data, verify_crc=False):
                     if info.max_timestamp < timestamp_ms or info.is_control:
                         continue
-                    found = codec.first_at(
-                        chunk.data, info.position, timestamp_ms, from_offset=offset, to_offset=stop
-                    )
+                    found = self._first_at(segment, chunk, info, timestamp_ms, offset, stop)
                     if found is not None:
                         return found
                 offset = chunk.next_offset
         return None
+
+    def _first_at(
+        self, segment: Segment, chunk: Chunk, info: BatchInfo, timestamp_ms: int, start: int, stop: int
+    ) -> tuple[int, int] | None:
+        """As codec.first_at. What unfolds to much does so in a thread."""
+        # As far as it is the batch's: the end moves on, and the retry would look for something else.
+        start, stop = max(start, info.base_offset), min(stop, info.next_offset)
+        look = partial(codec.first_at, timestamp_ms=timestamp_ms, from_offset=start, to_offset=stop)
+        if info.size <= UNFOLDED_BYTES_MAX:
+            with suppress(DecompressedTooLarge):
+                return look(chunk.data, info.position, decompressed_bytes_max=UNFOLDED_BYTES_MAX)
+        key = (segment.base, segment.generation, info.base_offset, timestamp_ms, start, stop)
+        found: tuple[int, int] | None = self._unfolds.result(
+            key, lambda: look(chunk.data, info.position, in_thread=True)
+        )
+        return found
 
     def slices(self, log_id: int, start: int, end: int, split_bytes: int) -> list[Slice]:
         found = []

@@ -20,4 +20,5 @@ def first_at(
     from_offset: int = 0,
     to_offset: int = ...,
     decompressed_bytes_max: int = ...,
+    in_thread: bool = False,
 ) -> tuple[int, int] | None: ...

@@ -7,8 +7,8 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from headrace.record.batch cimport (
-    CONTROL_BIT, FAULT_INCOMPLETE, FAULT_NONE, LOG_APPEND_TIME_BIT, Batch, Fault, HeaderView, RecordView,
-    fault_reason, read_batch, read_header, read_record,
+    CONTROL_BIT, FAULT_DELTA, FAULT_INCOMPLETE, FAULT_NONE, FAULT_RECORD, FAULT_TIMESTAMP, LOG_APPEND_TIME_BIT, Batch,
+    Fault, HeaderView, RecordView, fault_reason, read_batch, read_header, read_record,
 )
 from headrace.record.raw cimport add_overflows
 from headrace.record.unfold cimport Payload
@@ -119,19 +119,44 @@ cdef int _append_records(
     return 0
 
 
+cdef Fault _find_at(
+    const uint8_t* p, const uint8_t* end, const Batch* batch, int64_t timestamp_ms, int64_t from_offset,
+    int64_t to_offset, int64_t* offset, int64_t* timestamp,
+) noexcept nogil:
+    """Fill offset, with -1 if there is none, and timestamp."""
+    cdef RecordView record
+    cdef int32_t i
+    for i in range(batch.count):
+        p = read_record(p, end, &record)
+        if p == NULL:
+            return FAULT_RECORD
+        if record.offset_delta < 0 or record.offset_delta > batch.last_offset - batch.base_offset:
+            return FAULT_DELTA
+        offset[0] = batch.base_offset + record.offset_delta
+        if offset[0] < from_offset or offset[0] >= to_offset:
+            continue
+        if batch.attributes & LOG_APPEND_TIME_BIT:
+            timestamp[0] = batch.max_timestamp
+        elif add_overflows(batch.base_timestamp, record.timestamp_delta, timestamp):
+            return FAULT_TIMESTAMP
+        if timestamp[0] >= timestamp_ms:
+            return FAULT_NONE
+    offset[0] = -1
+    return FAULT_NONE
+
+
 def first_at(
     buf, Py_ssize_t position, int64_t timestamp_ms, *, int64_t from_offset=0, int64_t to_offset=MAX_OFFSET,
-    Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
+    Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX, bint in_thread=False,
 ):
     """(offset, timestamp) of the first record of [from_offset, to_offset) in the whole batch at position that is at or
-    after a time, or None. No record becomes an object: there may be millions before it."""
+    after a time, or None. No record becomes an object: there may be millions before it.
+
+    in_thread lets others have the interpreter meanwhile."""
     cdef Py_buffer view
     cdef Payload payload = Payload()
-    cdef const uint8_t* p
-    cdef RecordView record
     cdef Batch batch
-    cdef int64_t offset, timestamp = 0
-    cdef int32_t i
+    cdef int64_t offset = -1, timestamp = 0
     cdef Fault fault
     PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
     try:
@@ -141,23 +166,16 @@ def first_at(
         if fault != FAULT_NONE:
             raise CorruptBatch(fault_reason(fault), position)
         payload.open(buf, <uint8_t*>view.buf, position, &batch, decompressed_bytes_max)
-        p = payload.start
-        for i in range(batch.count):
-            p = read_record(p, payload.end, &record)
-            if p == NULL:
-                raise CorruptBatch("a record does not fit its length", position)
-            if record.offset_delta < 0 or record.offset_delta > batch.last_offset - batch.base_offset:
-                raise CorruptBatch("a record lies outside the offsets of its batch", position)
-            offset = batch.base_offset + record.offset_delta
-            if offset < from_offset or offset >= to_offset:
-                continue
-            if batch.attributes & LOG_APPEND_TIME_BIT:
-                timestamp = batch.max_timestamp
-            elif add_overflows(batch.base_timestamp, record.timestamp_delta, &timestamp):
-                raise CorruptBatch("the timestamps do not agree", position)
-            if timestamp >= timestamp_ms:
-                return offset, timestamp
-        return None
+        if in_thread:
+            with nogil:
+                fault = _find_at(
+                    payload.start, payload.end, &batch, timestamp_ms, from_offset, to_offset, &offset, &timestamp)
+        else:
+            fault = _find_at(
+                payload.start, payload.end, &batch, timestamp_ms, from_offset, to_offset, &offset, &timestamp)
+        if fault != FAULT_NONE:
+            raise CorruptBatch(fault_reason(fault), position)
+        return None if offset < 0 else (offset, timestamp)
     finally:
         payload.close()
         PyBuffer_Release(&view)

@@ -70,7 +70,8 @@ async def _consume_stream(consumer: AmqpConsumer, queue: StreamQueue, method: co
             PRECONDITION_FAILED,
             f"consumer prefetch count is not set for 'queue '{queue.name}' in vhost '{queue.vhost.name}''",
         )
-    offset = await when_loaded(partial(queue.start_offset, consumer.arguments.get("x-stream-offset")))
+    wanted, now_ms = consumer.arguments.get("x-stream-offset"), queue.vhost.clock.now_ms()
+    offset = await when_loaded(partial(queue.start_offset, wanted, now_ms))
     if not channel.is_open:
         return  # gone while we waited
     if queue.is_deleted:

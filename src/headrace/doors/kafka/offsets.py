@@ -43,9 +43,7 @@ async def list_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict
                 if check is not None:
                     answer["error_code"] = check
                 else:
-                    timestamp, offset = await when_loaded(
-                        partial(find_offset, partition, wanted.timestamp, committed)
-                    )
+                    timestamp, offset = await find_offset(partition, wanted.timestamp, committed)
                     epoch = partition.log.epoch if offset >= 0 else NONE
                     answer.update(timestamp=timestamp, offset=offset, leader_epoch=epoch)
                     answer["old_style_offsets"] = [offset] if offset >= 0 else []  # version 0 could ask for several
@@ -57,7 +55,7 @@ async def list_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict
     return {"topics": topics}
 
 
-def find_offset(partition: Partition, timestamp: int, committed: bool) -> tuple[int, int]:
+async def find_offset(partition: Partition, timestamp: int, committed: bool) -> tuple[int, int]:
     """(timestamp, offset), (-1, -1) if there is none."""
     log = partition.log
     end = log.stable_end if committed else log.visible_end
@@ -67,25 +65,32 @@ def find_offset(partition: Partition, timestamp: int, committed: bool) -> tuple[
         return NONE, log.start_offset
     if timestamp < 0 and timestamp != MAX_TIMESTAMP:
         return NONE, NONE
-    found = newest(partition) if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp_now(timestamp)
+    found = await (newest(partition) if timestamp == MAX_TIMESTAMP else first_at(partition, timestamp))
     if found is None or found[0] >= end:
         return NONE, NONE
     offset, at = found
     return at, offset
 
 
-def newest(partition: Partition) -> tuple[int, int] | None:
-    """(offset, timestamp) of the record with the largest one. Halves the range of times, as the index answers 'first
-    at or after'."""
-    log = partition.log
-    low, found = 0, log.offset_for_timestamp_now(0)
-    if found is None:
+async def first_at(partition: Partition, timestamp: int) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record at or after a time."""
+    return await when_loaded(partial(partition.log.offset_for_timestamp_now, timestamp))
+
+
+async def newest(partition: Partition) -> tuple[int, int] | None:
+    """(offset, timestamp) of the record with the largest one. Where what says it is no record that can be read, halves
+    the range of times, as the index answers 'first at or after'."""
+    high = partition.log.max_timestamp
+    best = await first_at(partition, max(0, high))
+    if best is not None:
+        return best
+    best = await first_at(partition, 0)
+    if best is None:
         return None
-    best = found
-    high = 1 << 62
+    low = best[1]
     while low < high:
         middle = (low + high + 1) // 2
-        found = log.offset_for_timestamp_now(middle)
+        found = await first_at(partition, middle)
         if found is None:
             high = middle - 1
         else:
