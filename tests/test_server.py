@@ -29,14 +29,22 @@ except HeadraceError as error:
     print(error, file=sys.stderr)
     sys.exit(2)
 """
+ENDLESS_RECOVERY = """
+import time
+from headrace.log import recovery
+def recover_for_long(*_):
+    print("recovering", flush=True)
+    time.sleep(3600)
+recovery._make_durable = recover_for_long
+"""
 
 
 class Process:
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, first: str = "", **settings: Any) -> None:
         config = {"data_dir": str(folder), "http": {"host": "localhost", "port": 0}, "amqp": None, "kafka": None}
         config["log"] = {"journal_file_bytes": 8 << 20}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", RUN, json.dumps({**config, **settings})],
+            [sys.executable, "-c", first + RUN, json.dumps({**config, **settings})],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -45,12 +53,15 @@ class Process:
         self.said: list[str] = []
 
     def wait_until_ready(self) -> None:
+        self.wait_until_said("ready")
+        match = re.search(r"http +http://127\.0\.0\.1:(\d+)", "\n".join(self.said))
+        self.port = int(match[1]) if match else 0
+
+    def wait_until_said(self, start: str) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.said.append(line.rstrip("\n"))
-            if line.startswith("ready"):
-                match = re.search(r"http +http://127\.0\.0\.1:(\d+)", "\n".join(self.said))
-                self.port = int(match[1]) if match else 0
+            if line.startswith(start):
                 return
         raise AssertionError("\n".join(self.said) + self.wait()[1])
 
@@ -121,6 +132,23 @@ def test_what_was_confirmed_is_there_after_a_kill(start: Any) -> None:
     assert [m["offset"] for m in messages] == places == list(range(100))
     assert [m["value"] for m in messages] == [f"{i}.{j}" for i in range(20) for j in range(5)]
     assert again.request("GET", "/status")["recovery"]["clean"] is False
+
+
+def test_a_signal_ends_a_long_recovery_and_the_next_start_recovers_again(start: Any) -> None:
+    process = start()
+    process.request("POST", "/topics/t/messages", {"value": "kept"})
+    process.signal(signal.SIGKILL)
+    process.wait()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        recovering = start(ready=False, first=ENDLESS_RECOVERY)
+        recovering.wait_until_said("recovering")
+        recovering.signal(number)
+        assert recovering.wait() == (0, "")
+        assert recovering.said[-1].startswith("stopped before it was ready")
+    again = start()
+    assert any("unclean stop" in line for line in again.said), again.said
+    [message] = again.request("GET", "/topics/t/messages")["messages"]
+    assert message["value"] == "kept"
 
 
 def test_a_request_under_way_gets_its_answer_before_the_end(start: Any) -> None:

@@ -142,13 +142,20 @@ async def _serve(config: Config, speaker: "_TextSpeaker | _JsonSpeaker", beside:
             os._exit(1)  # the second time somebody means it; a start after that recovers
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ask_to_stop)
+    def give_up(_number: int, _frame: object) -> None:
+        speaker.gave_up()
+        os._exit(0)  # to recovery a kill changes nothing, so there is nothing to wait for
+
+    numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it: then a closed terminal means nothing
-        loop.add_signal_handler(signal.SIGHUP, ask_to_stop)
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        signal.signal(number, give_up)  # not of the loop: recovery holds it, for minutes where there is much
     clock = SystemClock()
     started = clock.monotonic()
     server = await Server.start(config, clock=clock)
+    for number in numbers:
+        loop.add_signal_handler(number, ask_to_stop)
     _tune_garbage_collection()
     _watch_garbage_collection(server.broker)
     speaker.greet(server, clock.monotonic() - started, beside)
@@ -194,6 +201,9 @@ class _TextSpeaker:
     def stopped(self) -> None:
         self._say("stopped; everything is on disk")
 
+    def gave_up(self) -> None:
+        self._say("stopped before it was ready; nothing is lost, the next start begins again")
+
     def _say(self, line: str) -> None:
         self._out.write(line + "\n")
 
@@ -224,6 +234,9 @@ class _JsonSpeaker:
 
     def stopped(self) -> None:
         self._say("stopped")
+
+    def gave_up(self) -> None:
+        self._say("gave_up")
 
     def _say(self, event: str, **facts: object) -> None:
         self._out.write(msgspec.json.encode({"event": event, **facts}).decode() + "\n")
