@@ -421,7 +421,7 @@ def test_a_start_that_passed_a_round_without_room_is_found_with_it(stuck: Bench,
 def test_more_starts_than_an_entry_holds_pass_a_round_one_part_after_the_other(stuck: Bench) -> None:
     """All at once were more than a file of the journal takes, and that was taken for a failure of the disk."""
     shard, log = stuck.shard, stuck.shard.log(1)
-    tickets = [shard.maintenance.starts.retire_before(log, 9) for _ in range(3000)]
+    tickets = [shard.maintenance.starts._move(log, 9) for _ in range(3000)]
     shard.tick()
     shard.pump()
     assert tickets[0].done and not tickets[-1].done
@@ -442,6 +442,22 @@ def unpassable(stuck: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
     monkeypatch.setattr(stuck.shard.committer, "note", refuse)
     return stuck
+
+
+def test_a_start_that_cannot_pass_is_staged_once_however_often_it_is_asked_for(unpassable: Bench) -> None:
+    """As housekeeping does, every time, for as long as the disk is full."""
+    shard, log = unpassable.shard, unpassable.shard.log(1)
+    tickets = set()
+    for _ in range(3):
+        tickets.add(shard.maintenance.apply_retention(log, unpassable.clock.now_ms()))
+        shard.tick()
+        shard.pump()
+    assert len(shard.intake.pending) == 1
+    shard.disk.capacity = 1 << 50
+    shard.tick()
+    shard.pump()
+    [ticket] = tickets
+    assert ticket is not None and ticket.done and ticket.error is None and log.start_offset > 0
 
 
 def test_whoever_cannot_pass_a_round_is_told_when_the_broker_stops(unpassable: Bench) -> None:

@@ -22,7 +22,7 @@ class Starts:
     def __init__(self, shard: "Shard", others: "Maintenance") -> None:
         self._shard = shard
         self._others = others
-        self._asked: dict[int, list[int]] = {}  # log -> starts under way, in the order of the journal
+        self._asked: dict[int, list[tuple[int, Ticket]]] = {}  # log -> starts under way, in the order of the journal
         self._deleted: dict[int, int] = {}  # log -> the highest of them that is not retention's
 
     def apply_retention(self, log: Log, now_ms: int) -> Ticket | None:
@@ -46,8 +46,10 @@ class Starts:
         is durable. For a pin that comes until then it is moved back."""
         if not log.start_offset <= offset <= log.visible_end:
             raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
-        # Two may be under way: the later one must not move the start back.
-        return self._move(log, max(offset, self._asked[log.id][-1] if log.id in self._asked else 0))
+        asked = self._asked.get(log.id)
+        if asked is not None and asked[-1][0] >= offset:
+            return asked[-1][1]  # a later one must not move the start back, and the same is not stored again and again
+        return self._move(log, offset)
 
     def delete_before(self, log: Log, offset: int) -> Ticket:
         """As retire_before, because somebody wants it so: whoever needs it."""
@@ -62,22 +64,22 @@ class Starts:
         needed = min(log.holds.values())
         start = max((segment.base for segment in log.segments if segment.base <= needed), default=0)
         start = max(start, log.start_offset, self._deleted.get(log.id, 0))
-        if start < self._asked[log.id][-1]:
+        if start < self._asked[log.id][-1][0]:
             self._move(log, start)
 
     def _move(self, log: Log, offset: int) -> Ticket:
         group = self._shard.group()
         group.put(STARTS, log.id.to_bytes(8, "big"), offset.to_bytes(8, "big"))
         ticket = group.commit()
-        self._asked.setdefault(log.id, []).append(offset)
+        self._asked.setdefault(log.id, []).append((offset, ticket))
         ticket.add_callback(lambda done: self._moved(log, offset, done))
         return ticket
 
     def _moved(self, log: Log, offset: int, done: Ticket) -> None:
         asked = self._asked[log.id]
-        asked.remove(offset)  # one of equals, if there are several
+        asked.remove((offset, done))
         # Never more than what the journal says from here on: a start would take a missing segment for damage.
-        start = min([offset, *asked])
+        start = min([offset, *(later for later, _ in asked)])
         if not asked:
             del self._asked[log.id]
             self._deleted.pop(log.id, None)
