@@ -6,14 +6,17 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.errors import CorruptLog, OffsetOutOfRange, StorageError
+from headrace.errors import CorruptLog, LogClosed, OffsetOutOfRange, StorageError
+from headrace.log import loading
 from headrace.log.disk import RealDisk
 from headrace.log.loading import THREADS, Loader, ReadWaits
 from headrace.log.log import Log
 from headrace.log.settings import StreamSettings
+from headrace.log.work import ThreadWorker
 from headrace.record import codec
 from tests.log.helpers import Bench, batch, records
 
@@ -324,6 +327,24 @@ def test_a_stop_waits_for_reads_that_have_begun_and_for_no_others() -> None:
     go_on.set()
     closing.join(60)
     assert not closing.is_alive() and sorted(done) == list(range(THREADS))
+
+
+def test_a_first_read_that_meets_the_stop_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read and stop come from different threads: the stop saw no threads, and those made then were ended by nobody."""
+    loader = Loader(lambda told: told())
+    made: list[ThreadWorker] = []
+
+    def make_while_it_is_closed(*args: Any) -> ThreadWorker:
+        loader.close()
+        made.append(ThreadWorker(*args))
+        return made[0]
+
+    monkeypatch.setattr(loading, "ThreadWorker", make_while_it_is_closed)
+    told: list[BaseException | None] = []
+    loader.submit(lambda: None, lambda _, error: told.append(error))
+    assert not any(thread.is_alive() for thread in made[0]._threads)
+    [error] = told
+    assert isinstance(error, LogClosed)
 
 
 def test_batches_of_the_kernel_are_whole(tmp_path: object) -> None:

@@ -52,11 +52,13 @@ class Loader:
         self.alone = self if threads == 1 else Loader(post, inline, 1)
 
     def submit(self, job: Job, done: Done) -> None:
+        if self._post is not None and self._threads is None and not self._is_closed:
+            self._threads = ThreadWorker("headrace-loader", self._post, self._count)
+            if self._is_closed:
+                self._threads.close()  # whoever closed it, on another thread, may have found none to end
         if self._is_closed:
             done(None, LogClosed("the log is closed"))
             return
-        if self._post is not None and self._threads is None:
-            self._threads = ThreadWorker("headrace-loader", self._post, self._count)
         worker = self._threads or self._inline
         assert worker is not None
         worker.submit(job, done)
