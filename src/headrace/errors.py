@@ -77,6 +77,8 @@ class DiskFull(StorageError):
 class CorruptLog(StorageError):
     """Bytes below the durable end that fail their checks. Nothing is cut, nothing is served past them."""
 
+    offset: int | None = None  # in the log, of a search that met it; who reads at an offset knows that
+
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path} is damaged at byte {position:,}: {reason}")
         self.path, self.position, self.reason = path, position, reason

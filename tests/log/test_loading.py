@@ -374,4 +374,8 @@ def test_whoever_met_damage_finds_where_reading_goes_on(bench: Bench, disk: Cold
             log.read(offset)
         assert log._waiting(lambda offset=offset: log.behind_now(offset)) == behind  # type: ignore[misc]
     assert eventually(bench, log, 5) == b"05" * 100
+    with pytest.raises(CorruptLog) as met:
+        log._waiting(lambda: log.offset_for_timestamp_now(1000, 3))
+    assert met.value.offset == 3
+    assert log._waiting(lambda: log.offset_for_timestamp_now(1000, 5)) == (5, 1000)
     bench.shard.close()

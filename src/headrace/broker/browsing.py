@@ -30,6 +30,12 @@ class Gap(NamedTuple):
     reason: str
 
 
+def unserved(log: Any) -> list[Gap]:
+    """What a start found damaged: nothing behind it is served. A queue in memory has no such thing."""
+    damage = getattr(log, "damage", None)
+    return [] if damage is None else [Gap(log.visible_end, None, str(damage))]
+
+
 class Found(NamedTuple):
     records: list[Record]
     next_offset: int
@@ -89,6 +95,22 @@ async def browse(
     return Found(found, offset, scanned)
 
 
+async def find_time(log: Any, timestamp_ms: int, gaps: list[Gap]) -> int:
+    """The offset of the first record at or after a time, or the end. Damage on the way may hide an earlier one: it is
+    put into `gaps` and gone around."""
+    start, end = log.start_offset, int(log.stable_end)
+    while start < end and len(gaps) < GAPS_MAX:
+        try:
+            found = await when_loaded(partial(log.offset_for_timestamp_now, timestamp_ms, start))
+        except CorruptLog as damage:
+            if damage.offset is None:
+                raise
+            start = await _behind(log, damage.offset, end, damage, gaps)
+        else:
+            return end if found is None else int(found[0])
+    return int(start)
+
+
 async def _read(log: Any, offset: int, end: int, gaps: list[Gap] | None) -> tuple[int, Chunk | None]:
     """What is at the offset; or nothing, and where else to look for it."""
     try:
@@ -100,9 +122,13 @@ async def _read(log: Any, offset: int, end: int, gaps: list[Gap] | None) -> tupl
     except CorruptLog as damage:
         if gaps is None:
             raise
-        behind = min(end, await when_loaded(partial(log.behind_now, offset)))
-        gaps.append(Gap(offset, behind, str(damage)))
-        return behind, None
+        return await _behind(log, offset, end, damage, gaps), None
+
+
+async def _behind(log: Any, offset: int, end: int, damage: CorruptLog, gaps: list[Gap]) -> int:
+    behind: int = min(end, await when_loaded(partial(log.behind_now, offset)))
+    gaps.append(Gap(offset, behind, str(damage)))
+    return behind
 
 
 def state_of(view: View, offset: int) -> str:

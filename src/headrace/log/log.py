@@ -198,11 +198,12 @@ class Log(LogEnd):
         """As offset_for_timestamp_now, for those who may wait for the disk."""
         return self._waiting(lambda: self.offset_for_timestamp_now(timestamp_ms))
 
-    def offset_for_timestamp_now(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record at or after timestamp_ms, None when there is none. ReadWaits when
-        what has to be looked at is not in memory."""
+    def offset_for_timestamp_now(self, timestamp_ms: int, start: int = 0) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record at or after timestamp_ms, and at or behind `start`; None when there
+        is none. ReadWaits when what has to be looked at is not in memory."""
+        start = max(start, self.start_offset)
         try:
-            return self._reader.offset_for_timestamp(timestamp_ms, self.start_offset, self.visible_end)
+            return self._reader.offset_for_timestamp(timestamp_ms, start, self.visible_end)
         except OSError as error:
             raise self._unreadable(error) from error
 

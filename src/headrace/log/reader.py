@@ -393,6 +393,7 @@ class Reader:
         return bytes(walker.index)
 
     def offset_for_timestamp(self, timestamp_ms: int, start: int, stop: int) -> tuple[int, int] | None:
+        """CorruptLog with the offset behind which a search can go on: before it there is none."""
         for segment in self._tail.segments:
             if segment.max_timestamp < timestamp_ms or segment.next_offset <= start or segment.base >= stop:
                 continue
@@ -402,7 +403,11 @@ class Reader:
                 entries = self._time_index(segment)
                 offset = max(segment.base + kernel.find_offset_for_time(entries, segment.base, timestamp_ms), start)
             while offset < min(segment.next_offset, stop):
-                chunk = self._read_segment(segment, offset, stop, 1 << 20)
+                try:
+                    chunk = self._read_segment(segment, offset, stop, 1 << 20)
+                except CorruptLog as damage:
+                    damage.offset = offset
+                    raise
                 if chunk is None:
                     break
                 for info in codec.scan(chunk.data, verify_crc=False):

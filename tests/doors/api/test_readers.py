@@ -150,7 +150,8 @@ def test_live_numbers_come_as_events(live: Served) -> None:
 
 def rot(live: Served, patch: pytest.MonkeyPatch, topic: str, *gaps: range) -> None:
     """As if these offsets lay in damaged batches."""
-    read_now, rotten = Log.read_now, live.broker.streams.get(topic).partitions[0].log
+    rotten = live.broker.streams.get(topic).partitions[0].log
+    read_now, search_now = Log.read_now, Log.offset_for_timestamp_now
 
     def read(log: Log, offset: int, *arguments: Any, end: int | None = None) -> Any:
         for gap in gaps if log is rotten else ():
@@ -160,7 +161,17 @@ def rot(live: Served, patch: pytest.MonkeyPatch, topic: str, *gaps: range) -> No
                 end = min(end or gap.start, gap.start)
         return read_now(log, offset, *arguments, end=end)
 
+    def search(log: Log, timestamp_ms: int, start: int = 0) -> Any:
+        found = search_now(log, timestamp_ms, start)
+        for gap in gaps if log is rotten else ():
+            if found is None or start <= gap.start <= found[0]:
+                damage = CorruptLog("a file", 1234, "a test")
+                damage.offset = gap.start
+                raise damage
+        return found
+
     patch.setattr(Log, "read_now", read)
+    patch.setattr(Log, "offset_for_timestamp_now", search)
     patch.setattr(Log, "behind_now", lambda _, offset: next(gap.stop for gap in gaps if offset in gap))
 
 
@@ -168,7 +179,7 @@ def test_a_look_at_messages_goes_around_damage_and_says_where_it_is(
     live: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(10):
-        live.publish("rotten", {"value": str(number)})
+        live.publish("rotten", {"value": str(number), "timestamp": 1000 + number})
     rot(live, monkeypatch, "rotten", range(3, 5), range(9, 10))
     path = "/api/headrace/streams/%2F/rotten/messages"
     for query in ("", "?offset=0", "?contains=", "?offset=0&limit=7"):
@@ -179,10 +190,29 @@ def test_a_look_at_messages_goes_around_damage_and_says_where_it_is(
     behind = live.get(f"{path}?offset=9").json()
     assert behind["messages"] == [] and behind["gaps"] == [{"start": 9, "end": 10, "reason": reason}]
     assert behind["next"] == behind["end"] == 10
+    by_time = live.get(f"{path}?timestamp=1004").json()
+    assert [one["offset"] for one in by_time["messages"]] == [5, 6, 7, 8] and by_time["from"] == 5
+    assert [(gap["start"], gap["end"]) for gap in by_time["gaps"]] == [(3, 5), (9, 10)]
     monkeypatch.undo()
     rot(live, monkeypatch, "rotten", *(range(odd, odd + 1) for odd in range(1, 10, 2)))
     holes = live.get(path).json()
     assert [gap["start"] for gap in holes["gaps"]] == [1, 3, 5, 7] and holes["next"] == 8, "then comes the next page"
+
+
+def test_whoever_follows_is_told_of_damage_and_goes_on_behind_it(
+    live: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.publish("followed-rot", {"value": "0"})
+    path = "/api/headrace/streams/%2F/followed-rot/stream"
+    for number in range(1, 6):
+        live.publish("followed-rot", {"value": str(number)})
+    rot(live, monkeypatch, "followed-rot", range(2, 4))
+    with live.events(path, headers={"last-event-id": "1"}) as events:
+        seen = next(events)[2]
+        assert [one["offset"] for one in seen["messages"]] == [1, 4, 5] and seen["partition"] == 0
+        assert [(gap["start"], gap["end"]) for gap in seen["gaps"]] == [(2, 4)]
+        live.publish("followed-rot", {"value": "6"})
+        assert [one["offset"] for one in next(events)[2]["messages"]] == [6]
 
 
 def test_a_look_at_messages_says_where_a_log_ends_that_a_start_found_damaged(live: Served) -> None:

@@ -10,10 +10,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.aborts import NO_ABORTS, Aborts
-from headrace.broker.browsing import Gap, browse, contains, has_key, state_of
+from headrace.broker.browsing import Gap, browse, contains, find_time, has_key, state_of, unserved
 from headrace.broker.keys import KeyNotFound
 from headrace.broker.message import from_record, properties_of
-from headrace.broker.partition import when_loaded
 from headrace.broker.vhosts import DEFAULT
 from headrace.doors.http.api.messages import properties_shape
 from headrace.doors.http.api.own import Row, partition_log, row_of
@@ -85,8 +84,8 @@ async def messages(site: Site, request: Request) -> Response:
     log = partition_log(row, partition)
     limit = number(query.get("limit"), "limit", LIMIT, least=1, most=LIMIT_MAX)
     wanted = _wanted(query)
-    offset = await when_loaded(lambda: _start(log, query, limit, newest=wanted is None))
     gaps: list[Gap] = []
+    offset = await _start(log, query, limit, gaps, newest=wanted is None)
     found = await browse(
         log,
         offset,
@@ -97,9 +96,8 @@ async def messages(site: Site, request: Request) -> Response:
         aborted=aborted_of(site, row, log),
         gaps=gaps,
     )
-    damage = None if row.stream is None else log.damage  # found by the start; a queue without a stream is in memory
-    if damage is not None and found.next_offset >= log.visible_end:
-        gaps.append(Gap(log.visible_end, None, str(damage)))
+    if found.next_offset >= log.visible_end:
+        gaps += unserved(log)
     return answer(
         {
             "messages": [record_shape(row, partition, record) for record in found.records],
@@ -141,12 +139,11 @@ def _wanted(query: dict[str, str]) -> Callable[[Record], bool] | None:
     return lambda record: all(test(record) for test in tests)
 
 
-def _start(log: Any, query: dict[str, str], limit: int, *, newest: bool) -> int:
+async def _start(log: Any, query: dict[str, str], limit: int, gaps: list[Gap], *, newest: bool) -> int:
     if query.get("offset"):
         return number(query["offset"], "offset")
     if query.get("timestamp") and hasattr(log, "offset_for_timestamp_now"):
-        found = log.offset_for_timestamp_now(number(query["timestamp"], "timestamp"))
-        return int(log.stable_end if found is None else found[0])
+        return await find_time(log, number(query["timestamp"], "timestamp"), gaps)
     start = int(log.start_offset)
     return max(start, int(log.stable_end) - limit) if newest else start
 
@@ -233,6 +230,7 @@ class Tail(Response):
             if start >= end:
                 continue
             first = max(start, end - TAIL_MESSAGES)
+            gaps: list[Gap] = []
             found = await browse(
                 log,
                 first,
@@ -240,12 +238,15 @@ class Tail(Response):
                 bytes_max=BYTES_MAX,
                 decompressed_bytes_max=self._site.config.decompressed_bytes_max,
                 aborted=aborted_of(self._site, self._row, log),
+                gaps=gaps,
             )
             # Large messages are more than one answer may hold: the rest of them is the next one's.
             self._at[partition] = min(end, found.next_offset) if found.next_offset > first else end
             content = {
                 "messages": [record_shape(self._row, partition, record) for record in found.records],
                 "skipped": first - start,
+                "partition": partition,
+                "gaps": [gap._asdict() for gap in gaps],
             }
             data.append(events.event(encode(content), ",".join(map(str, self._at))))
         return data

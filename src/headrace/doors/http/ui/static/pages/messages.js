@@ -59,7 +59,9 @@ export function Message({ message, vhost, name, extra }) {
 }
 
 // What cannot be read, in its place among the messages.
-const Damage = ({ gap }) => html`<li class="message gap" role="note"><p>
+export const inPlace = (messages, gaps, partition) =>
+  [...messages, ...(gaps || []).map((gap) => ({ gap, partition: gap.partition ?? partition, offset: gap.start }))];
+export const Damage = ({ gap }) => html`<li class="message gap" role="note"><p>
     <strong>${gap.end === null ? `Nothing from offset ${count(gap.start)} on can be read.`
       : gap.end - gap.start === 1 ? `Offset ${count(gap.start)} cannot be read.`
       : `Offsets ${count(gap.start)} to ${count(gap.end - 1)} cannot be read.`}</strong>
@@ -89,7 +91,7 @@ export function Messages({ vhost, name, partitions, indexed, params }) {
     source.onmessage = (event) => {
       const news = parse(event.data);
       setSkipped((n) => n + news.skipped);
-      setTailed((old) => [...news.messages.reverse(), ...old].slice(0, KEPT));
+      setTailed((old) => [...inPlace(news.messages, news.gaps, news.partition).sort((a, b) => b.offset - a.offset), ...old].slice(0, KEPT));
     };
     source.onerror = (event) => {
       if (!event.data && source.readyState !== EventSource.CLOSED) return;  // the browser tries again by itself
@@ -98,7 +100,7 @@ export function Messages({ vhost, name, partitions, indexed, params }) {
     };
     return () => source.close();
   }, [tail, base]);
-  const found = data && !lacksKey ? [...data.messages, ...(data.gaps || []).map((gap) => ({ gap, partition: data.partition, offset: gap.start }))].sort((a, b) => a.offset - b.offset) : [];
+  const found = data && !lacksKey ? inPlace(data.messages, data.gaps, data.partition).sort((a, b) => a.offset - b.offset) : [];
   const list = tail ? tailed : from === "newest" && !params.contains ? found.reverse() : found;
   const apply = (event) => { event.preventDefault(); search({ at }); };
   return html`
@@ -116,7 +118,7 @@ export function Messages({ vhost, name, partitions, indexed, params }) {
     <p class="muted">Looking changes nothing: no message is taken, none is marked as delivered.
       ${tail && (skipped ? ` Too fast to show all: ${count(skipped)} left out.` : tailed.length ? "" : " Waiting for new messages.")}</p>
     <${Failure} error=${error} stale=${!!data} />
-    <ol class="messages">${list.map((message) => message.gap ? html`<${Damage} key=${"gap:" + message.offset} gap=${message.gap} />` : html`<${Message} key=${message.partition + ":" + message.offset} message=${message} vhost=${vhost} name=${name} />`)}</ol>
+    <ol class="messages">${list.map((message) => message.gap ? html`<${Damage} key=${"gap:" + message.partition + ":" + message.offset} gap=${message.gap} />` : html`<${Message} key=${message.partition + ":" + message.offset} message=${message} vhost=${vhost} name=${name} />`)}</ol>
     ${!tail && lacksKey && html`<${Empty} title="Which key?"><p>Its last message is found by the topic's index of keys, in whatever partition it is.</p><//>`}
     ${!tail && isLast && !lacksKey && data && !list.length && html`<${Empty} title="No message has this key."><p>Or the last one that had it is a tombstone.</p><//>`}
     ${!tail && !isLast && data && !list.length && html`<${Empty} title="No messages here."><p>${data.end > data.start ? `Offsets ${data.start} to ${data.end} exist; ${count(data.scanned)} were looked at.` : "The log is empty."}</p><//>`}
