@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from headrace.broker.browsing import READY, Found, browse, state_of
+from headrace.broker.browsing import READY, Found, Gap, browse, state_of, unserved
 from headrace.broker.dead_letter import routing_keys
 from headrace.broker.message import Message, from_record
 from headrace.broker.queue import Queue
@@ -109,12 +109,25 @@ class Replay(msgspec.Struct, kw_only=True):
     ended_ms: int = 0
 
 
+class Unread(NamedTuple):
+    """Dead letters that cannot be read, and stay where they are."""
+
+    level: int
+    gap: Gap
+
+    def __str__(self) -> str:
+        start, end, reason = self.gap
+        where = f"from offset {start} on" if end is None else f"at offsets {start} to {end - 1}"
+        return f"what lies {where} cannot be read and stays: {reason}"
+
+
 class Plan(NamedTuple):
     matched: int
     until: dict[int, int]
     targets: dict[str, int]  # queue: how many would go there
     missing: dict[str, int]  # origins that are not there: their messages stay
     is_cut: bool  # more were there than were asked for
+    unread: list[Unread]
 
 
 class DeadLetterOffice:
@@ -164,11 +177,13 @@ class DeadLetterOffice:
         # Keys are those of the messages, so every queue bound to the exchange can be meant.
         return [b.destination for b in exchange.bindings.values() if b.to_queue]
 
-    async def summary(self, queue: Queue) -> tuple[list[dict[str, Any]], int]:
-        """How many died of what and where, of the first so many that are ready; and how many were looked at."""
+    async def summary(self, queue: Queue) -> tuple[list[dict[str, Any]], int, list[Unread]]:
+        """How many died of what and where, of the first so many that are ready; how many were looked at; and which
+        could not be."""
         groups: dict[tuple[str, str], dict[str, Any]] = {}
         looked = 0
-        async for death in self._deaths(queue, SUMMARY_RECORDS_MAX):
+        unread: list[Unread] = []
+        async for death in self._deaths(queue, SUMMARY_RECORDS_MAX, unread):
             looked += 1
             key = (death.queue, death.reason) if death is not None else ("", "")
             group = groups.setdefault(
@@ -179,28 +194,33 @@ class DeadLetterOffice:
                 group["deaths_max"] = max(group["deaths_max"], death.deaths)
                 group["last"] = max(group["last"], death.time_s * 1000)
                 group["exchange"] = death.exchange
-        return sorted(groups.values(), key=lambda group: -group["messages"]), looked
+        return sorted(groups.values(), key=lambda group: -group["messages"]), looked, unread
 
-    async def _deaths(self, queue: Queue, limit: int) -> AsyncIterator[Death | None]:
+    async def _deaths(self, queue: Queue, limit: int, unread: list[Unread]) -> AsyncIterator[Death | None]:
         turns = Turns()
         for view in queue.views:
-            async for record in self._ready(view, view.log.stable_end, limit, turns):
+            async for record in self._ready(view, view.log.stable_end, limit, turns, unread):
                 yield death_of(from_record(record))
 
-    async def _ready(self, view: View, until: int, limit: int, turns: Turns) -> AsyncIterator[Record]:
+    async def _ready(
+        self, view: View, until: int, limit: int, turns: Turns, unread: list[Unread]
+    ) -> AsyncIterator[Record]:
         """Ready messages of a view in order, a page in memory at a time."""
         offset = view.low
         while offset < until and limit > 0:
-            page = await self._look(view, offset, until, min(limit, BATCH_MESSAGES))
+            page = await self._look(view, offset, until, min(limit, BATCH_MESSAGES), unread)
             limit -= len(page.records)
             async for record in turns.each(page.records):
                 yield record
             if page.next_offset <= offset:
                 return
             offset = page.next_offset
+        if limit > 0:
+            unread += (Unread(view.level, gap) for gap in unserved(view.log))
 
-    async def _look(self, view: View, offset: int, until: int, limit: int) -> Found:
-        return await browse(
+    async def _look(self, view: View, offset: int, until: int, limit: int, unread: list[Unread]) -> Found:
+        gaps: list[Gap] = []
+        found = await browse(
             view.log,
             offset,
             limit=limit,
@@ -208,7 +228,10 @@ class DeadLetterOffice:
             decompressed_bytes_max=self._broker.config.decompressed_bytes_max,
             wanted=lambda record: record.offset < until and state_of(view, record.offset) == READY,
             aborted=view.aborted(),
+            gaps=gaps,
         )
+        unread += (Unread(view.level, gap) for gap in gaps)
+        return found
 
     # Replaying.
 
@@ -219,9 +242,9 @@ class DeadLetterOffice:
         matched, targets, missing = 0, {}, {}  # type: int, dict[str, int], dict[str, int]
         until: dict[int, int] = {view.level: view.log.stable_end for view in queue.views}
         is_cut = False
-        turns = Turns()
+        turns, unread = Turns(), []  # type: Turns, list[Unread]
         for view in queue.views:
-            async for record in self._ready(view, until[view.level], 1 << 60, turns):
+            async for record in self._ready(view, until[view.level], 1 << 60, turns, unread):
                 message = from_record(record)
                 death = death_of(message)
                 if not wanted.fits(message, death):
@@ -241,7 +264,7 @@ class DeadLetterOffice:
                 for later in queue.views[queue.views.index(view) + 1 :]:
                     until[later.level] = 0
                 break
-        return Plan(matched, until, targets, missing, is_cut)
+        return Plan(matched, until, targets, missing, is_cut, unread)
 
     async def replay(
         self,
@@ -319,21 +342,25 @@ class DeadLetterOffice:
         try:
             host = self._broker.vhosts.get(replay.vhost)
             queue = host.queue(replay.queue)
+            unread: list[Unread] = []
             for view in queue.views:
-                await self._move_all(replay, queue, view)
-            await self._end(replay, DONE)
+                await self._move_all(replay, queue, view, unread)
+            if unread:
+                logger.error("replay %s of %r: %s", replay.id, replay.queue, unread[0])
+            await self._end(replay, FAILED if unread else DONE, str(unread[0]) if unread else None)
         except HeadraceError as error:
             logger.error("replay %s of %r failed: %s", replay.id, replay.queue, error)
             await self._end(replay, FAILED, str(error))
 
-    async def _move_all(self, replay: Replay, queue: Queue, view: View) -> None:
+    async def _move_all(self, replay: Replay, queue: Queue, view: View, unread: list[Unread]) -> None:
+        """What cannot be read is gone around: what lies behind it need not wait until somebody has seen to it."""
         clock = self._broker.clock
         saved_at = clock.monotonic()
         offset, until = view.low, replay.until.get(view.level, 0)
         while offset < until:
             share = min(BATCH_MESSAGES, max(1, round(replay.rate * TICK_S))) if replay.rate else BATCH_MESSAGES
             began = clock.monotonic()
-            page = await self._look(view, offset, until, share)
+            page = await self._look(view, offset, until, share, unread)
             offset = max(page.next_offset, offset + 1)
             author, rounds = Author(), queue.vhost.rounds
             with rounds.written_by(author):

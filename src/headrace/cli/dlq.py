@@ -76,10 +76,11 @@ def peek(
         while answer.get("next") is not None and len(answer["messages"]) < limit:
             rest = {**query, **answer["next"], "limit": limit - len(answer["messages"])}
             more = client.call("GET", "headrace", "dead-letters", vhost, name, "messages", query=rest)
-            answer = {**more, "messages": answer["messages"] + more["messages"]}
+            answer = {**more, **{both: answer[both] + more[both] for both in ("messages", "gaps")}}
     if as_json:
         show_json(answer)
         return
+    _say_gaps(answer)
     rows = []
     for message in answer["messages"]:
         death = message["death"] or {}
@@ -129,7 +130,9 @@ def replay(
         plan = client.call("POST", *path, body={**body, "dry_run": True})
         if dry_run or not plan["matched"]:
             show_json(plan) if as_json else click.echo(_spell(plan))
+            _say_gaps(plan)
             return 0
+        _say_gaps(plan)
         ask(f"{_spell(plan)} Go on?", yes)
         begun = client.call("POST", *path, body={**body, "dry_run": False})
         while begun["state"] == "running" and not no_wait:
@@ -141,8 +144,15 @@ def replay(
         show_json(begun)
     else:
         stayed = f", {begun['skipped']:,} stayed" if begun["skipped"] else ""
-        click.echo(f"{begun['state']}: {begun['moved']:,} moved{stayed}")
+        why = f"; {begun['error']}" if begun["error"] else ""
+        click.echo(f"{begun['state']}: {begun['moved']:,} moved{stayed}{why}")
     return FAILED if begun["state"] == "failed" else 0
+
+
+def _say_gaps(answer: dict[str, Any]) -> None:
+    for gap in answer.get("gaps", ()):
+        until = "on" if gap["end"] is None else f"to {gap['end'] - 1}"
+        click.echo(f"from offset {gap['start']} {until} nothing can be read: {gap['reason']}", err=True)
 
 
 def _spell(plan: dict[str, Any]) -> str:

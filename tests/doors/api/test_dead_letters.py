@@ -17,6 +17,7 @@ from tests.cli.running import Broker as Process
 from tests.doors.amqp.running import eventually
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import depth, post, put_queue, take
+from tests.doors.api.test_readers import rot
 
 OFFICE = "/api/headrace/dead-letters/%2F"
 
@@ -93,8 +94,29 @@ def test_a_replay_is_a_dry_run_unless_told_otherwise(live: Served) -> None:
     make_mortal(live, "dry")
     post(live, "dry", "a")
     kill_all(live, "dry")
-    assert replay(live, "dry.dead") == {"dry_run": True, "matched": 1, "targets": {"dry": 1}, "missing": {}}
+    assert replay(live, "dry.dead") == {"dry_run": True, "matched": 1, "targets": {"dry": 1}, "missing": {}, "gaps": []}
     assert (depth(live, "dry"), depth(live, "dry.dead")) == (0, 1)
+
+
+def test_damage_is_named_and_those_before_and_behind_it_are_shown_and_go_back(
+    live: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_mortal(live, "rotting")
+    for number in range(6):
+        post(live, "rotting", str(number))
+        kill_all(live, "rotting")  # each a batch of its own
+    rot(live, monkeypatch, "rotting.dead", range(2, 4))
+    gap = {"partition": 0, "start": 2, "end": 4, "reason": "a file is damaged at byte 1,234: a test"}
+    seen = live.get(f"{OFFICE}/rotting.dead").json()
+    assert [group["messages"] for group in seen["groups"]] == [4] and seen["gaps"] == [gap]
+    shown = live.get(f"{OFFICE}/rotting.dead/messages").json()
+    assert [one["offset"] for one in shown["messages"]] == [0, 1, 4, 5] and shown["gaps"] == [gap]
+    planned = replay(live, "rotting.dead")
+    assert planned["matched"] == 4 and planned["gaps"] == [gap]
+    done = ended(live, replay(live, "rotting.dead", dry_run=False))
+    assert (done["state"], done["moved"]) == ("failed", 4) and "at offsets 2 to 3 cannot be read" in done["error"]
+    assert [found["payload"] for found in take(live, "rotting")] == ["0", "1", "4", "5"]
+    assert depth(live, "rotting.dead") == 2
 
 
 def test_messages_go_back_to_where_they_died_in_order_and_once(live: Served) -> None:

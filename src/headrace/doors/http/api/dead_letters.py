@@ -7,8 +7,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.browsing import READY, SCAN_RECORDS_MAX, browse, state_of
-from headrace.broker.dead_letters import Death, Replay, Wanted, death_of
+from headrace.broker.browsing import READY, SCAN_RECORDS_MAX, Gap, browse, state_of, unserved
+from headrace.broker.dead_letters import Death, Replay, Unread, Wanted, death_of
 from headrace.broker.message import from_record
 from headrace.broker.queue import Queue
 from headrace.broker.turns import Turns
@@ -51,7 +51,7 @@ async def list_queues(site: Site, request: Request) -> Response:
 async def get(site: Site, request: Request) -> Response:
     queue = queue_of(site, request)
     office = site.broker.dead_letters
-    groups, looked = await office.summary(queue)
+    groups, looked, unread = await office.summary(queue)
     return answer(
         {
             "name": queue.name,
@@ -60,11 +60,16 @@ async def get(site: Site, request: Request) -> Response:
             "ready": queue.ready,
             "looked_at": looked,
             "groups": groups,
+            "gaps": gaps_shape(unread),
             "replays": [
                 replay_shape(r) for r in office.replays() if (r.vhost, r.queue) == (queue.vhost.name, queue.name)
             ],
         }
     )
+
+
+def gaps_shape(unread: list[Unread]) -> list[Shape]:
+    return [{"partition": one.level, **one.gap._asdict()} for one in unread]
 
 
 def death_shape(death: Death | None) -> Shape | None:
@@ -87,6 +92,7 @@ async def messages(site: Site, request: Request) -> Response:
     level = number(query["partition"], "partition") if query.get("partition") else None
     row = Row(queue.vhost.name, queue.name, site.broker.streams.find(queue.name, queue.vhost.name), queue)
     found: list[Shape] = []
+    unread: list[Unread] = []
     left, size, turns = SCAN_RECORDS_MAX, 0, Turns()
     for view in queue.views:
         if level is not None and view.level > level:
@@ -99,7 +105,9 @@ async def messages(site: Site, request: Request) -> Response:
         offset = max(view.low, start if level in (None, view.level) else 0)
         while offset < view.log.stable_end:
             if len(found) >= limit or left <= 0 or size >= BYTES_MAX:
-                return answer({"messages": found, "next": {"partition": view.level, "offset": offset}})
+                at = {"partition": view.level, "offset": offset}
+                return answer({"messages": found, "next": at, "gaps": gaps_shape(unread)})
+            gaps: list[Gap] = []
             page = await browse(
                 view.log,
                 offset,
@@ -108,7 +116,9 @@ async def messages(site: Site, request: Request) -> Response:
                 decompressed_bytes_max=site.config.decompressed_bytes_max,
                 wanted=fits,
                 scan_max=min(left, SCAN_AT_ONCE),
+                gaps=gaps,
             )
+            unread += (Unread(view.level, gap) for gap in gaps)
             for record in page.records:
                 shape = record_shape(row, view.level, record)
                 shape["death"] = death_shape(death_of(from_record(record)))
@@ -119,7 +129,8 @@ async def messages(site: Site, request: Request) -> Response:
             offset = page.next_offset
             left -= page.scanned
             await turns.rest()  # large letters, and many, take several looks: others are served in between
-    return answer({"messages": found, "next": None})
+        unread += (Unread(view.level, gap) for gap in unserved(view.log))
+    return answer({"messages": found, "next": None, "gaps": gaps_shape(unread)})
 
 
 def _wanted(fields: Any) -> Wanted:
@@ -143,7 +154,8 @@ async def replay(site: Site, request: Request) -> Response:
     office = site.broker.dead_letters
     if flag(fields.get("dry_run"), True):
         plan = await office.plan(queue, wanted, to=to, count=count)
-        return answer({"dry_run": True, "matched": plan.matched, "targets": plan.targets, "missing": plan.missing})
+        facts = {"matched": plan.matched, "targets": plan.targets, "missing": plan.missing}
+        return answer({"dry_run": True, **facts, "gaps": gaps_shape(plan.unread)})
     if to is not None:
         queue.vhost.queue(to)
     begun = await office.replay(queue, wanted, replay_id=secrets.token_hex(8), to=to, count=count, rate=float(rate))

@@ -1,6 +1,6 @@
 import { html, useState, useData, api, attempt, q, query, setParams, count, short, ago, streamLink } from "/ui/lib.js";
 import { Act, Table, Badge, Failure, Empty, Field, Snippet, Tile } from "/ui/parts.js";
-import { Message } from "/ui/pages/messages.js";
+import { Damage, Message, inPlace } from "/ui/pages/messages.js";
 
 const link = (row) => `#/dead-letter/${q(row.vhost)}/${q(row.name)}`;
 const REASONS = { rejected: "rejected by a consumer", expired: "too old", maxlen: "the queue was full", delivery_limit: "delivered too often" };
@@ -37,6 +37,7 @@ export function DeadLetterQueue({ parts, params }) {
   const narrow = (changes) => { setPlan(null); setParams(changes); };
   const set = (setter) => (event) => { setPlan(null); setter(event.target.value); };
   const replays = data.replays.slice(0, 5);
+  const letters = peek.data ? inPlace(peek.data.messages, peek.data.gaps).sort((a, b) => b.partition - a.partition || a.offset - b.offset) : [];
   return html`
     <div class="head"><h1 class="name">${name}</h1><${Badge} tone="warn">dead letters<//><span class="grow"></span><a class="button" href=${streamLink(vhost, name)}>The queue</a></div>
     <${Failure} error=${error} stale=${true} />
@@ -49,7 +50,8 @@ export function DeadLetterQueue({ parts, params }) {
         { key: "last", label: "Last", cell: (g) => ago(g.last) },
         { key: "pick", label: "", cell: (g) => (g.reason || g.origin) && html`<button class="quiet" onClick=${() => narrow({ reason: g.reason, origin: g.origin })}>Only these</button>` }]} />
         ${data.looked_at < data.ready && html`<p class="muted">Of the first ${count(data.looked_at)}; ${count(data.ready)} are ready.</p>`}`
-        : html`<p class="muted">No dead letters. Nothing to do.</p>`}
+        : !data.gaps.length && html`<p class="muted">No dead letters. Nothing to do.</p>`}
+      ${data.gaps.length > 0 && html`<p class="warn-text">Some cannot be read: their log is damaged. Those before and behind them are shown, counted and replayed.</p>`}
     </section>
     <section class="card"><h2>Replay to where they died</h2>
       <form class="grid" onSubmit=${async (e) => { e.preventDefault(); setPlan(await attempt(() => ask(true))); }}>
@@ -72,8 +74,8 @@ export function DeadLetterQueue({ parts, params }) {
     </section>
     <section class="card"><h2>The letters</h2>
       <${Failure} error=${peek.error} stale=${!!peek.data} />
-      <ol class="messages">${(peek.data ? peek.data.messages : []).map((message) => html`<${Message} key=${message.partition + ":" + message.offset} message=${message} vhost=${vhost} name=${name}
+      <ol class="messages">${letters.map((message) => message.gap ? html`<${Damage} key=${"gap:" + message.partition + ":" + message.offset} gap=${message.gap} />` : html`<${Message} key=${message.partition + ":" + message.offset} message=${message} vhost=${vhost} name=${name}
         extra=${message.death && html`<${Badge} tone="warn">${message.death.reason} in ${message.death.queue}, ${message.death.deaths}×<//>`} />`)}</ol>
-      ${peek.data && !peek.data.messages.length && html`<p class="muted">None ${params.reason || params.origin || params.contains ? "that fit" : ""}${peek.data.next ? " among the first; headrace dlq peek looks at all" : ""}.</p>`}
+      ${peek.data && !letters.length && html`<p class="muted">None ${params.reason || params.origin || params.contains ? "that fit" : ""}${peek.data.next ? " among the first; headrace dlq peek looks at all" : ""}.</p>`}
     </section>`;
 }
