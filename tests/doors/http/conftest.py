@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.doors.http import door as http_door
+from headrace.doors.http.protocol import Patience
 from tests.doors.http.live import Live
 from tests.doors.http.registries import Registry
 
@@ -28,6 +30,12 @@ def own(tmp_path: Path) -> Iterator[type[Live]]:
     yield Own
     for server in started:
         server.stop()
+
+
+@pytest.fixture
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has connected and says nothing stays, whatever keeps the test from its next line."""
+    monkeypatch.setattr(http_door, "Patience", lambda: Patience(head=1e5))
 
 
 @pytest.fixture

@@ -470,6 +470,7 @@ def test_a_connection_that_is_silent_after_a_refused_body_is_closed_in_time(own:
         assert status_of(read_all(sock)) == 200
 
 
+@pytest.mark.usefixtures("no_hurry")
 def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
     server = own(connections_max=3)
     waiting = [server.connect() for _ in range(3)]
@@ -489,6 +490,7 @@ def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
         sock.close()
 
 
+@pytest.mark.usefixtures("no_hurry")
 def test_a_standby_finds_a_place_when_all_connections_are_taken(own: type[Live]) -> None:
     """Those who have them may be publishers that wait for it. Others who come do not take its places either."""
     server = own(connections_max=3)
@@ -515,6 +517,7 @@ def test_a_standby_finds_a_place_when_all_connections_are_taken(own: type[Live])
         assert len(waiting) == 3
 
 
+@pytest.mark.usefixtures("no_hurry")
 def test_one_address_leaves_some_connections_to_others(own: type[Live], monkeypatch: pytest.MonkeyPatch) -> None:
     server, where = own(connections_max=4), ["203.0.113.7"]
     monkeypatch.setattr(protocol, "is_loopback", lambda host: where[0] == "here")

@@ -189,6 +189,7 @@ def test_a_client_that_hangs_up_while_waiting_is_forgotten(live: Live, topic: st
         pass
 
 
+@pytest.mark.usefixtures("no_hurry")
 @pytest.mark.parametrize("path", ["messages", "partitions/0/batches"])
 def test_readers_that_wait_keep_no_bytes_from_others(own: type[Live], path: str) -> None:
     server = own()
@@ -207,6 +208,7 @@ def test_readers_that_wait_keep_no_bytes_from_others(own: type[Live], path: str)
     eventually(lambda: server.door.site.budget.used == 0, "the answers are out")
 
 
+@pytest.mark.usefixtures("no_hurry")
 @pytest.mark.parametrize("path", ["messages", "partitions/0/batches"])
 def test_a_long_poll_that_finds_no_bytes_left_is_told_to_try_again(own: type[Live], path: str) -> None:
     server = own()
