@@ -14,6 +14,7 @@ from pika.exceptions import AMQPError
 from headrace.client.admin import Client
 from headrace.pipelines.upkeep import Upkeep
 from tests.broker_process import BrokerProcess
+from tests.doors.amqp.running import patient_connection
 from tests.listing import listed
 from tests.standby_process import StandbyProcess, differences
 
@@ -60,7 +61,7 @@ class AmqpLoad:
         self._threads = [threading.Thread(target=work) for work in (self._publish, self._consume)]
 
     def connect(self) -> pika.BlockingConnection:
-        return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self._port, socket_timeout=30))
+        return patient_connection(self._port)
 
     def start(self) -> None:
         for thread in self._threads:

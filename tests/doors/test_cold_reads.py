@@ -7,14 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pika
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 
 from headrace.broker import broker as broker_module
 from headrace.config import Address
 from headrace.log.disk import RealDisk
-from tests.doors.amqp.running import depth, eventually, take
+from tests.doors.amqp.running import depth, eventually, patient_connection, take
 from tests.doors.http.live import SECONDS_MAX, Live
 
 
@@ -121,7 +120,7 @@ def test_a_kafka_fetch_waits_for_the_disk_alone(live: Live, disk: SlowDisk, asid
 def test_whoever_looks_at_dead_letters_waits_for_the_disk_alone(
     live: Live, disk: SlowDisk, aside: ThreadPoolExecutor, how: str
 ) -> None:
-    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port(live, "amqp")))
+    connection = patient_connection(port(live, "amqp"))
     channel = connection.channel()
     channel.confirm_delivery()
     channel.queue_declare("cold", durable=True)
@@ -150,7 +149,7 @@ def test_whoever_looks_at_dead_letters_waits_for_the_disk_alone(
 def test_an_amqp_queue_waits_for_the_disk_alone(
     live: Live, disk: SlowDisk, aside: ThreadPoolExecutor, how: str
 ) -> None:
-    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port(live, "amqp")))
+    connection = patient_connection(port(live, "amqp"))
     channel = connection.channel()
     channel.confirm_delivery()
     channel.queue_declare("cold", durable=True)
@@ -175,7 +174,7 @@ def test_a_message_that_comes_back_is_read_from_the_disk_for_its_queue_alone(
     live: Live, disk: SlowDisk, requeue: bool
 ) -> None:
     """As a dead letter, or for its size where bytes are bounded: nobody was served until it was read."""
-    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port(live, "amqp")))
+    connection = patient_connection(port(live, "amqp"))
     channel = connection.channel()
     channel.confirm_delivery()
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", "x-max-length-bytes": 1000}
@@ -199,7 +198,7 @@ def test_a_message_that_comes_back_is_read_from_the_disk_for_its_queue_alone(
 def test_a_stream_is_read_from_the_disk_for_who_asks_where_to_begin_alone(
     live: Live, disk: SlowDisk, aside: ThreadPoolExecutor, offset: object
 ) -> None:
-    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port(live, "amqp")))
+    connection = patient_connection(port(live, "amqp"))
     channel = connection.channel()
     channel.confirm_delivery()
     channel.basic_qos(prefetch_count=1)

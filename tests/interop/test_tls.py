@@ -28,6 +28,7 @@ from headrace.spark.broker import BrokerLink
 from tests.broker_process import BrokerProcess
 from tests.certificates import Authority, Pair
 from tests.cli.running import SMALL, headrace
+from tests.doors.amqp.running import patient_connection
 from tests.interop.kafka.jars import kafka_tools, run_java
 
 MB = 1 << 20
@@ -298,7 +299,7 @@ def test_who_does_not_speak_tls_is_refused_everywhere(broker: TlsBroker) -> None
     answer = httpx.get(broker.home.replace("https", "http"), timeout=PATIENCE_S)
     assert (answer.status_code, answer.json()["code"]) == (400, "not_tls")
     with pytest.raises(pika.exceptions.AMQPConnectionError):
-        pika.BlockingConnection(pika.ConnectionParameters("localhost", broker.ports["amqp"]))
+        patient_connection(broker.ports["amqp"])
     admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{broker.ports['kafka']}", "log_level": 0})
     with pytest.raises(confluent_kafka.KafkaException):
         admin.list_topics(timeout=2)
@@ -350,7 +351,7 @@ def test_without_a_certificate_of_its_own_a_client_is_refused(broker: TlsBroker)
 def test_a_door_can_stay_plain(authority: Authority, tmp_path: Path) -> None:
     broker = TlsBroker(tmp_path, authority, None, "--tls-doors", "http,kafka").start()
     try:
-        with pika.BlockingConnection(pika.ConnectionParameters("localhost", broker.ports["amqp"])) as connection:
+        with patient_connection(broker.ports["amqp"]) as connection:
             connection.channel()
         assert f"amqp://127.0.0.1:{broker.ports['amqp']}" in broker.said()
         assert broker.get("/health").status_code == 200

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pika
 import pytest
 
 from headrace.config import Address
 from headrace.doors.http.ui.files import FILES
+from tests.doors.amqp.running import patient_connection
 from tests.doors.api.conftest import Served
 
 PATIENCE_S = 60
@@ -122,7 +122,7 @@ def view(live: Served, browser: Any) -> Iterator[View]:
 
 @pytest.fixture
 def amqp(live: Served) -> Iterator[Any]:
-    connection = pika.BlockingConnection(pika.URLParameters(live.amqp_url))
+    connection = patient_connection(live.amqp_port)
     yield connection.channel()
     if connection.is_open:
         connection.close()

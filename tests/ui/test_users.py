@@ -8,6 +8,7 @@ import pika
 import pytest
 
 from headrace.broker.rights import EVERYTHING
+from tests.doors.amqp.running import patient_connection
 from tests.doors.api.conftest import Served
 from tests.ui.conftest import HOSTILE, View, copied_as_curl
 
@@ -105,7 +106,7 @@ def test_a_hostile_name_of_a_user_stays_text(live: Served, view: View) -> None:
     live.call(live.broker.users.put_user(HOSTILE_NAME, password=PASSWORD, tags=["management", "<b>tag</b>"]))
     live.call(live.broker.users.set_permission("/", HOSTILE_NAME, EVERYTHING))
     credentials = pika.PlainCredentials(HOSTILE_NAME, PASSWORD)
-    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", live.amqp_port, "/", credentials))
+    connection = patient_connection(live.amqp_port, credentials=credentials)
     page = view.open("users?filter=onerror")
     page.get_by_role("link", name="onerror").click()
     view.until("document.querySelector('main h1').innerText.includes('onerror')")

@@ -95,15 +95,19 @@ class Running:
         return self.call(lambda: next(found for found in self.door.connections if found.peer == name))
 
     def connect(self, **options: Any) -> pika.BlockingConnection:
-        # A test has several connections and looks at one: nobody answers the heartbeats of the others meanwhile.
-        usual = {"heartbeat": 0, "socket_timeout": PATIENCE_S, "stack_timeout": PATIENCE_S}
-        parameters = pika.ConnectionParameters("127.0.0.1", self.port, **{**usual, **options})
-        connection = pika.BlockingConnection(parameters)
+        connection = patient_connection(self.port, **options)
         self._connections.append(connection)
         return connection
 
     def channel(self, **options: Any) -> BlockingChannel:
         return self.connect(**options).channel()
+
+
+def patient_connection(port: int, **options: Any) -> pika.BlockingConnection:
+    """With our patience: pika's own is ten seconds."""
+    # A test has several connections and looks at one: nobody answers the heartbeats of the others meanwhile.
+    usual = {"host": "127.0.0.1", "heartbeat": 0, "socket_timeout": PATIENCE_S, "stack_timeout": PATIENCE_S}
+    return pika.BlockingConnection(pika.ConnectionParameters(port=port, **{**usual, **options}))
 
 
 class Traced:

@@ -29,7 +29,7 @@ from headrace.doors.addresses import is_loopback
 from headrace.doors.amqp import opening
 from headrace.record.properties import encode_table
 from tests.doors.amqp.raw import Closed, Raw
-from tests.doors.amqp.running import PATIENCE_S, Running, bodies, eventually
+from tests.doors.amqp.running import PATIENCE_S, Running, bodies, eventually, patient_connection
 from tests.listing import listed
 
 NOTHING = Permission(configure="", write="", read="")
@@ -181,10 +181,8 @@ def test_11_guest_comes_from_this_machine_only(tmp_path: Path) -> None:
     try:
         add(broker, "ann", EVERYTHING)
         with pytest.raises(ProbableAuthenticationError, match="For details see the broker logfile"):
-            pika.BlockingConnection(pika.ConnectionParameters(elsewhere, broker.port))
-        pika.BlockingConnection(
-            pika.ConnectionParameters(elsewhere, broker.port, credentials=credentials("ann"))
-        ).close()
+            patient_connection(broker.port, host=elsewhere)
+        patient_connection(broker.port, host=elsewhere, credentials=credentials("ann")).close()
         broker.connect()
     finally:
         broker.stop()
@@ -546,9 +544,7 @@ def test_36_no_secret_is_ever_in_the_log(tmp_path: Path) -> None:
         port = int(eventually(lambda: amqp_port(log, process), "the broker's address"))
         secrets = [b"Wr0ngPassw0rd", b"An0therWr0ng", b"N3wS3cret"]
         with pytest.raises(ProbableAuthenticationError):
-            pika.BlockingConnection(
-                pika.ConnectionParameters("127.0.0.1", port, credentials=credentials("guest", secrets[0].decode()))
-            )
+            patient_connection(port, credentials=credentials("guest", secrets[0].decode()))
         raw = Raw(port)
         raw.start()
         response = encode_table({"LOGIN": "nobody", "PASSWORD": secrets[1].decode()})[4:]

@@ -11,7 +11,7 @@ import pika
 import pytest
 from bench.amqp_peers import RABBITMQ, rabbitmq
 
-from tests.doors.amqp.running import eventually
+from tests.doors.amqp.running import eventually, patient_connection
 from tests.doors.api.conftest import Served
 from tests.ports import free_port
 
@@ -83,23 +83,23 @@ def told(document: dict[str, Any]) -> dict[str, list[Any]]:
 
 def log_in(port: int, password: str) -> None:
     credentials = pika.PlainCredentials("bill", password)
-    pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port, "team", credentials)).close()
+    patient_connection(port, virtual_host="team", credentials=credentials).close()
 
 
 def told_at_the_limits(port: int) -> list[str]:
     """Which are 1 connection and the 2 queues that there are."""
     credentials = pika.PlainCredentials("bill", PASSWORD)
-    parameters = pika.ConnectionParameters("127.0.0.1", port, "team", credentials)
+    team = {"virtual_host": "team", "credentials": credentials}
 
     def enter() -> pika.BlockingConnection | None:
         """RabbitMQ takes its moment to forget who has left."""
         with contextlib.suppress(pika.exceptions.ProbableAccessDeniedError):
-            return pika.BlockingConnection(parameters)
+            return patient_connection(port, **team)
         return None
 
     first = eventually(enter)
     with pytest.raises(pika.exceptions.ProbableAccessDeniedError) as outside:
-        pika.BlockingConnection(parameters)
+        patient_connection(port, **team)
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as inside:
         first.channel().queue_declare("bill-more")
     first.close()

@@ -5,10 +5,11 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from urllib.parse import unquote
 
-import pika
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.doors.amqp.running import patient_connection
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue
 
@@ -66,7 +67,7 @@ def test_no_counter_falls_when_a_queue_goes_or_a_virtual_host(live: Served) -> N
         live.request("PUT", f"/api/queues/{vhost}/passing.dead", json={})
         arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "passing.dead"}
         live.request("PUT", f"/api/queues/{vhost}/passing", json={"arguments": arguments})
-        connection = pika.BlockingConnection(pika.URLParameters(live.amqp_url.replace("%2F", vhost)))
+        connection = patient_connection(live.amqp_port, virtual_host=unquote(vhost))
         channel = connection.channel()
         channel.basic_qos(prefetch_count=1)
         for _ in range(2):

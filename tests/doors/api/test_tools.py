@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pika
 import pytest
 
+from tests.doors.amqp.running import eventually, patient_connection
 from tests.doors.api.conftest import Served
 
 OLD = shutil.which("rabbitmqadmin")
@@ -113,7 +113,7 @@ def test_the_new_rabbitmqadmin_works_unchanged(live: Served, tmp_path: Path) -> 
     new(live, "declare", "binding", *binding)
     new(live, "publish", "message", "--exchange", "new-ex", "--routing-key", "a", "--payload", "hello")
     assert "hello" in new(live, "get", "messages", "--queue", "new-q", "--count", "1")
-    connection = pika.BlockingConnection(pika.URLParameters(live.amqp_url))
+    connection = patient_connection(live.amqp_port)
     try:
         connection.channel().basic_consume("new-q", lambda *_: None, consumer_tag="seen")
         for noun in ("queues", "exchanges", "bindings", "nodes", "vhosts", "users", "permissions"):
@@ -144,7 +144,8 @@ def test_flower_finds_the_queues_it_asks_for(live: Served) -> None:
     async def ask() -> list[dict[str, object]]:
         return await Broker(live.amqp_url.replace("%2F", "/"), http_api=api).queues(["celery"])
 
-    (found,) = asyncio.run(ask())
+    # It waits a second for the connection and two for the answer, and says that there are none otherwise.
+    (found,) = eventually(lambda: asyncio.run(ask()))
     assert found["name"] == "celery" and found["messages"] == 0 and "consumers" in found
 
 

@@ -13,7 +13,7 @@ from headrace.config import Address
 from headrace.doors.http.api import groups
 from headrace.doors.http.api.routes import ROUTES
 from headrace.doors.http.needs import public
-from tests.doors.amqp.running import eventually
+from tests.doors.amqp.running import eventually, patient_connection
 from tests.doors.api.conftest import Served
 
 PASSWORD = "no-password-of-anybody-else"
@@ -151,11 +151,11 @@ def test_limits_are_set_listed_and_cleared_and_hold(live: Served) -> None:
     wanted = {"user": "bounded", "value": {"max-connections": 0, "max-channels": 5}}
     assert wanted in ask(live, None, "GET", "user-limits").json()
     assert ask(live, None, "GET", "user-limits/bounded").json() == [wanted]
-    parameters = pika.ConnectionParameters("127.0.0.1", live.amqp_port, "/", pika.PlainCredentials("bounded", PASSWORD))
+    credentials = pika.PlainCredentials("bounded", PASSWORD)
     with pytest.raises(pika.exceptions.AMQPError):
-        pika.BlockingConnection(parameters)
+        patient_connection(live.amqp_port, credentials=credentials)
     assert ask(live, None, "DELETE", "user-limits/bounded/max-connections").status_code == 204
-    pika.BlockingConnection(parameters).close()
+    patient_connection(live.amqp_port, credentials=credentials).close()
     assert ask(live, None, "DELETE", "user-limits/bounded/max-connections").status_code == 404
     assert put(live, "user-limits/bounded/max-fun", {"value": 1}).status_code == 400
     assert put(live, "user-limits/bounded/max-channels", {"value": "many"}).status_code == 400
@@ -171,7 +171,7 @@ def test_limits_of_a_vhost_are_set_listed_and_cleared_and_hold(live: Served) -> 
     assert ask(live, "management", "GET", "vhost-limits").json() == []
     assert ask(live, "management", "GET", "vhost-limits/bounded").status_code == 403
     with pytest.raises(pika.exceptions.AMQPError):
-        pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", live.amqp_port, "bounded"))
+        patient_connection(live.amqp_port, virtual_host="bounded")
     assert put(live, "queues/bounded/one", {}).status_code == 201
     refused = put(live, "queues/bounded/two", {})
     assert (refused.status_code, refused.json()["error"]) == (400, "bad_request")
@@ -189,7 +189,7 @@ def test_a_removed_user_loses_its_connections(live: Served) -> None:
     put(live, "users/leaver", {"password": PASSWORD, "tags": ""})
     put(live, "permissions/%2F/leaver", ALL)
     credentials = pika.PlainCredentials("leaver", PASSWORD)
-    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", live.amqp_port, "/", credentials))
+    connection = patient_connection(live.amqp_port, credentials=credentials)
     shown = ask(live, None, "GET", "connections").json()
     assert "leaver" in {one["user"] for one in shown}, "the page of connections says who it is"
     assert ask(live, None, "DELETE", "users/leaver").status_code == 204
@@ -295,8 +295,7 @@ def test_a_virtual_host_is_its_makers(live: Served) -> None:
 
 
 def test_connections_are_their_users_own_except_to_those_who_watch(live: Served) -> None:
-    parameters = pika.ConnectionParameters("127.0.0.1", live.amqp_port, "/", pika.PlainCredentials("other", PASSWORD))
-    connection = pika.BlockingConnection(parameters)
+    connection = patient_connection(live.amqp_port, credentials=pika.PlainCredentials("other", PASSWORD))
     channel = connection.channel()
     channel.basic_consume("seen", lambda *_: None, consumer_tag="others")
     try:

@@ -17,7 +17,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 
 from headrace.config import Config
 from headrace.doors.http.openapi import document
-from tests.doors.http.live import Live
+from tests.doors.http.live import SECONDS_MAX, Live
 
 load_all_checks()
 
@@ -92,7 +92,7 @@ def test_every_operation_answers_as_the_document_says(
     case: Case, known: Live, session: requests.Session
 ) -> None:
     acceptance = CHECKS.get_one("positive_data_acceptance")
-    response = case.call(base_url=known.base, session=session)
+    response = case.call(base_url=known.base, session=session, timeout=SECONDS_MAX)
     case.validate_response(response, excluded_checks=[acceptance])
     positive = case.meta is not None and case.meta.generation.mode == GenerationMode.POSITIVE
     if positive and response.status_code in MEANING_STATUSES:
@@ -104,7 +104,7 @@ def test_every_operation_answers_as_the_document_says(
 def test_the_stream_answers_as_the_document_says(case: Case, known: Live) -> None:
     """Only status and type: the client hangs up before the events."""
     arguments = case.as_transport_kwargs(base_url=known.base)
-    with requests.request(**arguments, stream=True, timeout=60) as response:
+    with requests.request(**arguments, stream=True, timeout=SECONDS_MAX) as response:
         documented = document(Config())["paths"]["/topics/{topic}/stream"]["get"]["responses"]
         assert str(response.status_code) in {*documented, "405"}, response.text
         if response.status_code == 200:

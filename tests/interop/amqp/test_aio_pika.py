@@ -7,7 +7,7 @@ import aio_pika
 import pytest
 from aio_pika.patterns import RPC
 
-from tests.doors.amqp.running import Running
+from tests.doors.amqp.running import PATIENCE_S, Running
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -45,15 +45,15 @@ async def test_a_robust_connection_comes_back_after_the_broker_did(running: Runn
         await asyncio.to_thread(running.stop)
         await asyncio.to_thread(running.start)
         assert running.port == port
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     await channel.default_exchange.publish(aio_pika.Message(b"after", delivery_mode=2), "robust")
                     break
                 except (aio_pika.exceptions.AMQPError, RuntimeError, ConnectionError):
                     await asyncio.sleep(0.1)
-            first = await queue.get()
-            second = await queue.get()
+            first = await queue.get(timeout=PATIENCE_S)
+            second = await queue.get(timeout=PATIENCE_S)
         assert (first.body, second.body) == (b"before", b"after")
 
 
@@ -79,5 +79,5 @@ async def test_transactions_roll_back(running: Running) -> None:
         await transaction.rollback()
         await channel.default_exchange.publish(aio_pika.Message(b"kept"), queue.name)
         await transaction.commit()
-        message = await queue.get()
+        message = await queue.get(timeout=PATIENCE_S)
         assert message.body == b"kept"

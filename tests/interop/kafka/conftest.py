@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pika
 import pytest
 
+from tests.doors.amqp.running import patient_connection
 from tests.interop.kafka.broker import KafkaBroker
 
 with warnings.catch_warnings():
@@ -36,7 +36,7 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker
 @pytest.fixture
 def channel(broker: KafkaBroker) -> Iterator[Any]:
     """Of a broker whose AMQP door is open."""
-    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port))
+    connection = patient_connection(broker.amqp_port)
     yield connection.channel()
     connection.close()
 

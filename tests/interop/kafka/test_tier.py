@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.doors.amqp.running import patient_connection
 from tests.interop.kafka.broker import KafkaBroker
 from tests.listing import listed
 from tests.spark.world import wait_until
@@ -64,7 +65,7 @@ def produce(broker: KafkaBroker) -> None:
 def publish(broker: KafkaBroker) -> None:
     import pika
 
-    with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port)) as connection:
+    with patient_connection(broker.amqp_port) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.queue_declare(TOPIC, durable=True, arguments={"x-queue-type": "stream"})
@@ -134,10 +135,8 @@ def by_http(broker: KafkaBroker) -> list[Any]:
 
 
 def by_stream_queue(broker: KafkaBroker, count: int) -> list[tuple[Any, ...]]:
-    import pika
-
     found: list[tuple[Any, ...]] = []
-    with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port)) as connection:
+    with patient_connection(broker.amqp_port) as connection:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=50)
         for method, properties, body in channel.consume(
@@ -197,12 +196,10 @@ def test_every_door_answers_for_archived_records_as_before(filled: KafkaBroker) 
 
 
 def test_a_queue_delivers_what_was_archived_meanwhile(filled: KafkaBroker) -> None:
-    import pika
-
     assert tier(filled, QUEUE)["segments"] >= 1
     filled.kill()
     filled.start()
-    with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", filled.amqp_port)) as connection:
+    with patient_connection(filled.amqp_port) as connection:
         channel = connection.channel()
         got = []
         while len(got) < 150:

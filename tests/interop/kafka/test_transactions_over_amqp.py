@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pika
 import pytest
 from confluent_kafka import Producer
 
+from tests.doors.amqp.running import patient_connection
 from tests.interop.kafka.broker import KafkaBroker
 from tests.interop.kafka.test_confluent import SECONDS, make_topic, produce
 from tests.spark.world import wait_until
@@ -26,7 +26,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 @contextmanager
 def connected(broker: KafkaBroker) -> Iterator[Any]:
-    with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port)) as connection:
+    with patient_connection(broker.amqp_port) as connection:
         yield connection.channel()
 
 

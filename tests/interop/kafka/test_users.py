@@ -289,7 +289,8 @@ const { Kafka, logLevel } = require('kafkajs');
 const [address, topic, username, password, mechanism] = process.argv.slice(2);
 (async () => {
   const kafka = new Kafka({ brokers: [address], logLevel: logLevel.NOTHING, retry: { retries: 1 },
-    connectionTimeout: 60000, sasl: { mechanism, username, password } });
+    connectionTimeout: 60000, authenticationTimeout: 60000, requestTimeout: 60000,
+    sasl: { mechanism, username, password } });
   const producer = kafka.producer();
   await producer.connect();
   const [sent] = await producer.send({ topic, messages: [{ value: 'v' }] });
