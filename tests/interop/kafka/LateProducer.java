@@ -11,7 +11,7 @@ public class LateProducer {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", arguments[0]);
         settings.put("transactional.id", arguments[2]);
-        settings.put("transaction.timeout.ms", "1000");
+        settings.put("transaction.timeout.ms", "5000");  // the second must be in time, however busy the machine is
         settings.put("key.serializer", "org.apache.kafka.common.serialization.StringSerializer");
         settings.put("value.serializer", "org.apache.kafka.common.serialization.StringSerializer");
         try (KafkaProducer<String, String> producer = new KafkaProducer<>(settings)) {
