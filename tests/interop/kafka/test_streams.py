@@ -66,6 +66,7 @@ def make_topics(broker: KafkaBroker, app: str) -> None:
         make_topic(broker, f"{app}-{what}", PARTITIONS)
 
 
+@pytest.mark.timeout(900)  # several waits, each of them as long as a JVM may take
 def test_words_are_counted_exactly_once_though_the_application_is_killed(
     broker: KafkaBroker, jars: str, name: Name, tmp_path: Path
 ) -> None:
