@@ -5,7 +5,7 @@ from pamqp import commands
 from pamqp import frame as pamqp_frame
 
 from headrace.wire.amqp.methods import arguments, decode, frame
-from headrace.wire.amqp.protocol import SYNTAX_ERROR, ProtocolError
+from headrace.wire.amqp.protocol import FRAME_ERROR, SYNTAX_ERROR, ProtocolError
 
 SAMPLES = [
     (commands.Queue.Declare, {"queue": "q", "durable": True, "nowait": True, "arguments": {"x-message-ttl": 5}}),
@@ -29,14 +29,14 @@ def test_what_we_write_we_read_and_pamqp_reads(method: type, values: dict[str, o
 
 
 @pytest.mark.parametrize(("method", "values"), SAMPLES)
-def test_arguments_cut_short_anywhere_or_too_long_are_a_syntax_error(
+def test_arguments_cut_short_anywhere_or_too_long_are_a_frame_error(
     method: type, values: dict[str, object]
 ) -> None:
     whole = arguments(method, **values)
     for wrong in [whole[:cut] for cut in range(len(whole))] + [whole + b"\0"]:
         with pytest.raises(ProtocolError) as caught:
             decode(method.index >> 16, method.index & 0xFFFF, wrong)
-        assert caught.value.code == SYNTAX_ERROR
+        assert caught.value.code == FRAME_ERROR
 
 
 def test_names_that_are_not_utf8_are_a_syntax_error() -> None:

@@ -12,7 +12,14 @@ from pamqp.base import Frame
 
 from headrace.errors import InvalidInput
 from headrace.record.properties import decode_table, encode_table
-from headrace.wire.amqp.protocol import FRAME_END, FRAME_HEADER, FRAME_METHOD, SYNTAX_ERROR, ProtocolError
+from headrace.wire.amqp.protocol import (
+    FRAME_END,
+    FRAME_ERROR,
+    FRAME_HEADER,
+    FRAME_METHOD,
+    SYNTAX_ERROR,
+    ProtocolError,
+)
 
 _UNSIGNED: Final = {"octet": (1, ">B"), "short": (2, ">H"), "long": (4, ">I"), "longlong": (8, ">Q")}
 _FRAME: Final = struct.Struct(">BHI")
@@ -29,7 +36,8 @@ _FIELDS: Final[dict[type[Frame], tuple[tuple[str, str], ...]]] = {
 
 
 def decode(class_id: int, method_id: int, arguments: bytes) -> Frame:
-    """SYNTAX_ERROR for bytes that do not fit, COMMAND_INVALID for a method that does not exist."""
+    """As in RabbitMQ FRAME_ERROR for arguments that are cut short or too long; SYNTAX_ERROR for a table or a name that
+    cannot be read, COMMAND_INVALID for a method that does not exist."""
     method = _METHODS.get(class_id << 16 | method_id)
     if method is None:
         raise ProtocolError(503, f"unknown method {class_id}.{method_id}", class_id, method_id)
@@ -37,7 +45,8 @@ def decode(class_id: int, method_id: int, arguments: bytes) -> Frame:
         return _decode(method, arguments)
     except (InvalidInput, ValueError, IndexError, struct.error) as error:
         text = f"malformed arguments of {method.name}: {error}"
-        raise ProtocolError(SYNTAX_ERROR, text[:200], class_id, method_id) from None
+        code = SYNTAX_ERROR if isinstance(error, InvalidInput | UnicodeDecodeError) else FRAME_ERROR
+        raise ProtocolError(code, text[:200], class_id, method_id) from None
 
 
 def _decode(method: type[F], data: bytes) -> F:

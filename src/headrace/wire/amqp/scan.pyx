@@ -272,7 +272,7 @@ cdef class Scanner:
         cdef ChannelState channel
         cdef bint stop
         if size < 4:
-            raise ProtocolError(SYNTAX_ERROR, "method frame without a method")
+            raise ProtocolError(FRAME_ERROR, "method frame without a method")
         class_id = get16(p)
         method_id = get16(p + 2)
         channel = self.channel_of(number)
@@ -287,7 +287,7 @@ cdef class Scanner:
                     return self.on_publish(channel, p, size)
                 if method_id == METHOD_ACK and channel.fast_acks:
                     if size != 13:
-                        raise ProtocolError(SYNTAX_ERROR, "basic.ack of a wrong size", class_id, method_id)
+                        raise ProtocolError(FRAME_ERROR, "basic.ack of a wrong size", class_id, method_id)
                     if channel.tags.ack(get64(p + 4), p[12] & 1) != 0:
                         return self.events.on_unknown_tag(channel, get64(p + 4))
                     if not channel.acked:
@@ -307,13 +307,13 @@ cdef class Scanner:
             channel.state = WANTS_HEADER
             return False
         if size < 9:
-            raise ProtocolError(SYNTAX_ERROR, "basic.publish cut short", CLASS_BASIC, METHOD_PUBLISH)
+            raise ProtocolError(FRAME_ERROR, "basic.publish cut short", CLASS_BASIC, METHOD_PUBLISH)
         exchange_size = p[6]
         if <Py_ssize_t>size < 9 + exchange_size:
-            raise ProtocolError(SYNTAX_ERROR, "basic.publish cut short", CLASS_BASIC, METHOD_PUBLISH)
+            raise ProtocolError(FRAME_ERROR, "basic.publish cut short", CLASS_BASIC, METHOD_PUBLISH)
         key_size = p[7 + exchange_size]
         if <Py_ssize_t>size != 9 + exchange_size + key_size:
-            raise ProtocolError(SYNTAX_ERROR, "basic.publish of a wrong size", CLASS_BASIC, METHOD_PUBLISH)
+            raise ProtocolError(FRAME_ERROR, "basic.publish of a wrong size", CLASS_BASIC, METHOD_PUBLISH)
         method = PyBytes_FromStringAndSize(<const char*>p, size)
         found = self.routes.get(method)
         if found is None:
