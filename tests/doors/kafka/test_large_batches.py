@@ -159,6 +159,21 @@ async def test_a_large_batch_that_is_broken_is_refused_and_the_connection_lives(
     assert gate.asked == 1, "the one is seen to be torn before it is unfolded"
 
 
+async def test_who_sends_too_much_at_once_is_told_to_come_again_however_little_a_batch_may_unfold_to(
+    tmp_path: Path,
+) -> None:
+    """Less than the loop unfolds of a request: what was left of it for the thread was less than nothing."""
+    async with world_at(tmp_path, decompressed_bytes_max=64 << 10) as world:
+        await world.topic("t", 20)
+        client = await world.client()
+        data = bytes(batch(bytes(60_000), codec=GZIP))
+        send(client, *((number, data) for number in range(20)))
+        found = await answer(client)
+        assert [found[number][0] for number in range(20)] == [0] * 17 + [Code.THROTTLING_QUOTA_EXCEEDED] * 3
+        send(client, *((number, data) for number in range(17, 20)))
+        assert [code for code, _ in (await answer(client)).values()] == [0] * 3
+
+
 async def test_a_topic_that_is_deleted_meanwhile_takes_nothing(world: World, gate: Gate) -> None:
     client, other = await world.client(), await world.client()
     send(client, (0, LARGE))

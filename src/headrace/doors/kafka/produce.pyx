@@ -165,7 +165,7 @@ async def go_on(door, Pending pending not None, list parts not None, Py_ssize_t 
     cdef Request request = pending.request
     cdef Pipe connection = request.connection
     cdef Py_ssize_t unfolded_max = door.config.decompressed_bytes_max
-    left_bytes = max(unfolded_max, UNFOLDING_MAX * request.size) - unfolded_bytes
+    left_bytes = max(unfolded_max, UNFOLDING_MAX * request.size, <Py_ssize_t>LOOP_UNFOLDED_BYTES) - unfolded_bytes
     try:
         await door.loop.run_in_executor(door.checking, check_all, parts, unfolded_max, left_bytes)
         if door.admits(request):
