@@ -23,7 +23,7 @@ GREEDY_BYTES = 64 << 10  # who holds less is left alone
 CLOSE_AFTER_S = 5.0  # of an alarm: caches and transient queues are asked first
 DELAY_S_MIN = 0.001
 HANG_UP_LOOK_S = 1.0
-ALARM, SLOW = "pressure", "slow"
+ALARM, SLOW, CROWD_OF_LARGE = "pressure", "slow", "large"
 
 
 class Buffered(Protocol):
@@ -82,6 +82,7 @@ class Flow(Buffers):
         self._told: str | None = pressure.paused_because
         self._loop = asyncio.get_running_loop()
         self._paused_at = 0.0
+        self._holds_large = False
         self._look: asyncio.TimerHandle | None = None
         pressure.on_change(self._changed)
         pressure.add_holder(self)
@@ -108,11 +109,22 @@ class Flow(Buffers):
     def received(self, client: Client, size: int) -> None:
         """Bytes of a client came in, whatever they are."""
         self.pressure.took(size)
+        if self._holds_large and client.is_sending:
+            client.hold_reading(CROWD_OF_LARGE, True)
         if self._told is not None:
             if client.is_sending:
                 self.published(client)
         elif self._slows and self.pressure.verdict.level and client in self._publishers:
             self._slow(client, self.pressure.delay_s(size))
+
+    def hold_large(self, held: bool) -> None:
+        """Whether enough that is large is here already: who sends something that does not come at once is not read."""
+        if held is self._holds_large:
+            return
+        self._holds_large = held
+        for client in self._connections:
+            if not held or client.is_sending:
+                client.hold_reading(CROWD_OF_LARGE, held)
 
     def _slow(self, client: Client, delay_s: float) -> None:
         if delay_s >= DELAY_S_MIN and client not in self._slowed:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.doors.kafka import door as kafka_door
 from headrace.doors.kafka.errors import Code
 from headrace.record import codec
 from headrace.wire.kafka.apis import Api
@@ -127,6 +128,30 @@ async def test_a_large_request_is_checked_in_the_thread_compressed_or_not(world:
     await world.topic("wide", batch_bytes_max=64 * MB)
     assert (await client.produce("wide", batch(bytes(9 * MB)))).error_code == 0
     assert gate.asked == 1
+
+
+async def test_what_waits_for_the_thread_is_bounded(
+    world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_door, "CHECKING_BYTES_MAX", 16 * MB)
+    await world.topic("wide", batch_bytes_max=64 * MB)
+    large = bytes(batch(bytes(9 * MB)))
+    clients, small = [await world.client() for _ in range(4)], await world.client()
+    for client, asked in zip(clients, (1, 2, 2, 2), strict=True):
+        for _ in range(2):
+            send(client, (0, large), topic=b"wide")
+        while gate.asked < asked:
+            await small.call(Api.API_VERSIONS, 3)
+        if client is clients[0]:
+            assert not any(one.is_sending for one in world.door.connections), "its next one is not read"
+    while sum(one.is_sending for one in world.door.connections) < 2:
+        await small.call(Api.API_VERSIONS, 3)
+    for _ in range(50):
+        assert (await small.produce("t", batch(b"x"))).error_code == 0
+    assert gate.asked == 2
+    gate.opened.set()
+    assert [[await answer(client) for _ in range(2)] for client in clients]
+    assert world.broker.streams.get("wide").partitions[0].end_offset == 8
 
 
 async def test_what_takes_long_to_pack_is_packed_in_the_thread(world: World, gate: Gate) -> None:

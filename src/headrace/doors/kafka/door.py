@@ -39,6 +39,7 @@ IDENTITY = "kafka"
 CLUSTER_ID = b"cluster"
 PAUSED_WAIT_MS = 1000  # told to producers while nothing of theirs is read
 TRIM_INTERVAL_S = 5.0
+CHECKING_BYTES_MAX = 64 << 20  # of requests that wait for the thread: with more, no others that are large are read
 ELEMENTS_MAX, ELEMENTS_PER_LOG = 20_000, 4
 FULL_SPEED = Verdict()
 
@@ -91,6 +92,7 @@ class KafkaDoor:
         self.share_session_partitions = 0
         # One thread: what it unfolds is many times what came, and the sum must stay bounded. See produce.pyx.
         self.checking = ThreadPoolExecutor(1, "kafka-checking")
+        self._checking_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
         self._trimming: asyncio.TimerHandle | None = None
@@ -175,6 +177,14 @@ class KafkaDoor:
         if verdict.paused_by is not None:
             return PAUSED_WAIT_MS
         return int(self.broker.pressure.delay_s(size) * 1000)
+
+    def checks(self, more_bytes: int) -> None:
+        """So much more waits for the thread that checks, or less."""
+        self._checking_bytes += more_bytes
+        if self._checking_bytes > CHECKING_BYTES_MAX:
+            self.flow.hold_large(True)
+        elif self._checking_bytes <= CHECKING_BYTES_MAX // 2:
+            self.flow.hold_large(False)
 
     def address_for(self, connection: Connection) -> tuple[str, int]:
         """What clients are told to connect to: what was set, or what they did connect to."""

@@ -174,6 +174,7 @@ async def go_on(door, Pending pending not None, list parts not None, Py_ssize_t 
     except Exception as error:  # here: what waits behind it must not be started on a connection that ends
         request.fail(error)
     finally:
+        door.checks(-request.size)
         connection.is_checking = False
         connection.start_more()
         connection.pause_or_resume()
@@ -259,6 +260,7 @@ def produce(door, Request request not None):
             pending.follow(ticket, results, number, partition, stamp_ms, messages, end - start)
     if later:
         connection.is_checking = True
+        door.checks(request.size)
         door.spawn(go_on(door, pending, later, LOOP_UNFOLDED_BYTES - left_bytes), request)
     else:
         pending.begun()
