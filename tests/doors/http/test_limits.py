@@ -3,7 +3,8 @@
 import json
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -490,6 +491,14 @@ def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
         sock.close()
 
 
+def asks_as_standby(connection: HTTPConnection, *, keeps: bool = False) -> int:
+    headers = {"content-type": "application/json"} | ({} if keeps else {"connection": "close"})
+    connection.request("PUT", "/standby/nobody", b'{"position":1}', headers)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
 @pytest.mark.usefixtures("no_hurry")
 def test_a_standby_finds_a_place_when_all_connections_are_taken(own: type[Live]) -> None:
     """Those who have them may be publishers that wait for it. Others who come do not take its places either."""
@@ -506,15 +515,33 @@ def test_a_standby_finds_a_place_when_all_connections_are_taken(own: type[Live])
                 sock.sendall(GET + b"\r\n")
                 assert status_of(read_all(sock)) == 503
         eventually(lambda: server.call(counts()) == (3, 0), "they are gone")
-        with server.connect() as sock:
-            request = b"PUT /standby/nobody HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 14\r\n"
-            sock.sendall(request + b"Content-Type: application/json\r\n\r\n" + b'{"position":1}')
-            assert status_of(read_all(sock)) == 404
+        assert asks_as_standby(HTTPConnection("127.0.0.1", server.port, timeout=60)) == 404
         eventually(lambda: server.call(counts()) == (3, 0), "it is gone")
-        silent = [stack.enter_context(server.connect()) for _ in range(protocol.RESERVED)]
-        eventually(lambda: server.call(counts()) == (3 + len(silent), len(silent)), "they have its places for a moment")
-        assert b"too_many_connections" in server.raw(b"")
         assert len(waiting) == 3
+
+
+@pytest.mark.usefixtures("no_hurry")
+def test_whoever_says_nothing_keeps_no_standby_from_its_place(own: type[Live]) -> None:
+    """They had all of them for ten seconds each, and others could come next."""
+    server = own(connections_max=1)
+
+    async def in_reserve() -> int:
+        return len(next(iter(server.door._state.connections)).limits.reserve)
+
+    with ExitStack() as stack:
+        stack.enter_context(server.connect())
+        silent = []
+        for number in range(protocol.RESERVED):
+            eventually(lambda: server.call(in_reserve()) == number, "one after the other")  # noqa: B023
+            silent.append(stack.enter_context(server.connect()))
+        eventually(lambda: server.call(in_reserve()) == protocol.RESERVED, "they have its places")
+        standby = stack.enter_context(closing(HTTPConnection("127.0.0.1", server.port, timeout=60)))
+        assert asks_as_standby(standby, keeps=True) == 404
+        assert b"too_many_connections" in read_all(silent[0]), "the first of them made room"
+        for _ in silent:
+            stack.enter_context(server.connect())
+        assert b"too_many_connections" in read_all(silent[-1])
+        assert asks_as_standby(standby, keeps=True) == 404, "it stays, whoever else comes"
 
 
 @pytest.mark.usefixtures("no_hurry")

@@ -99,7 +99,7 @@ async def start(
     uvicorn_config = serve_config(App(site))
     state = ServerState()
     stats, connections_max = site.stats, min(config.connections_max, broker.pressure.connections_max)
-    limits = ConnectionLimits(connections_max, stats, set(), patience or Patience())
+    limits = ConnectionLimits(connections_max, stats, {}, patience or Patience())
     crowd: Crowd[BoundedHttp] = Crowd(lambda: connections_max)
     broker.pressure.add_holder(Buffers("http", cast(Collection[Buffered], state.connections)))
 
@@ -108,7 +108,8 @@ async def start(
         return BoundedHttp(uvicorn_config, state, limits, crowd)
 
     def room() -> int:
-        return limits.connections_max + RESERVED - len(state.connections)
+        making_room = sum(one.is_unknown for one in limits.reserve)
+        return limits.connections_max + RESERVED + making_room - len(state.connections)
 
     doorstep = None if tls is None else Doorstep("HTTP", tls, stats, room, refusal(400, "not_tls", NOT_TLS))
     listener = await listen(bind, accept, flag=FLAG, doorstep=doorstep)

@@ -71,7 +71,8 @@ TOO_MANY = (503, "too_many_connections", "too many connections; try again in a m
 class ConnectionLimits(NamedTuple):
     connections_max: int
     stats: DoorStats
-    reserve: "set[BoundedHttp]"  # those that are over the limit, until it is known that they are no standbys
+    # Those that are over the limit, until it is known that they are no standbys; who came first is first.
+    reserve: "dict[BoundedHttp, None]"
     patience: Patience = Patience()
 
 
@@ -130,10 +131,24 @@ class BoundedHttp(HttpToolsProtocol):
             self._source = source_of(host)
             # The newcomer hears of it: one that is here already may be in the midst of a request.
             is_too_many |= self._crowd.enter(self._source, self) is not None
-        if is_too_many and len(reserve) < RESERVED:
-            reserve.add(self)  # its first head says whether it is one of those that the places are for
-        elif is_too_many:
-            self._answer(*TOO_MANY)
+        if is_too_many:
+            self._take_reserved_place()
+
+    def _take_reserved_place(self) -> None:
+        """Its first head says whether it is one of those that the places are for. A standby's comes at once: one that
+        has kept us waiting for longest makes room."""
+        reserve = self.limits.reserve
+        if len(reserve) >= RESERVED:
+            leaving = next((one for one in reserve if one.is_unknown), self)
+            leaving._answer(*TOO_MANY)
+            if leaving is self:
+                return
+        reserve[self] = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """It has not said yet what it wants."""
+        return self.cycle is None
 
     def connection_lost(self, exc: Exception | None) -> None:
         answering = self._answering
@@ -142,7 +157,7 @@ class BoundedHttp(HttpToolsProtocol):
             answering.message_event.set()
         if self._source is not None:
             self._crowd.leave(self._source, self)
-        self.limits.reserve.discard(self)
+        self.limits.reserve.pop(self, None)
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -238,7 +253,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _linger(self) -> None:
         """Say that we are done, and go on reading for a moment: a close on unread bytes resets the
         connection, and the client would see the reset instead of the answer."""
-        self.limits.reserve.discard(self)
+        self.limits.reserve.pop(self, None)
         if self._linger_until is None:
             self._linger_until = self.loop.time() + self.limits.patience.linger
             self.flow.resume_reading()
