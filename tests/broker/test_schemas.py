@@ -20,11 +20,11 @@ async def test_the_loop_goes_on_while_a_stop_waits_for_a_schema_that_is_parsed()
         came.set()
         return may_end.wait(SECONDS)
 
-    task = asyncio.create_task(schemas._in_thread(work))
+    task = asyncio.create_task(schemas._parsing._in_thread(work))
     await asyncio.to_thread(came.wait, SECONDS)
     closing = asyncio.ensure_future(schemas.close())
     asyncio.get_running_loop().call_soon(may_end.set)
     await closing
     assert await task, "the loop stood still until the schema gave up"
     with pytest.raises(LogClosed):
-        await schemas._in_thread(work)
+        await schemas._parsing._in_thread(work)

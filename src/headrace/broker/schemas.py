@@ -6,30 +6,36 @@ written, synced and then read back like any other record.
 """
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from headrace.broker import publishing
 from headrace.broker.changes import to_the_end
 from headrace.broker.partition import Partition
+from headrace.broker.schema_parsing import Parsing
 from headrace.broker.streams import Stream
 from headrace.errors import (
     Conflict,
     CorruptLog,
-    LimitReached,
     LogClosed,
     Overloaded,
     StorageError,
     StreamExists,
     UnreadableBatch,
 )
-from headrace.schemas import contract, kinds, refusals, state
+from headrace.schemas import refusals, state
 from headrace.schemas.kinds import Schema
-from headrace.schemas.parsed import Parsed
-from headrace.schemas.state import IMPORT, READONLY, READONLY_TOO, Config, Content, Entry, Reference, State, Version
+from headrace.schemas.rules import (
+    Wanted,
+    check_mode,
+    check_subject,
+    check_unreferred,
+    check_writable,
+    completed,
+    next_version,
+)
+from headrace.schemas.state import IMPORT, Config, Content, Entry, Reference, State, Version
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -40,13 +46,7 @@ TOPIC = "_schemas"
 TABLE, LAST_ID = "schemas", b"last_id"
 COMPACT = "compact"  # alone: with ",delete" the oldest would go
 PAGE_MESSAGES, PAGE_BYTES = 1_000, 1 << 20
-VERSIONS_MAX = 100_000
-COMPARED_AT_ONCE = 50  # schemas in memory, and errands for the thread: each takes longer than a small comparison
-COMPARED_MAX = 1_000  # versions of a subject that are parsed to see whether they are the same in other words
 DECISIONS_MAX = 10
-SUBJECT_BYTES_MAX = 1_000
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Schemas:
@@ -59,16 +59,10 @@ class Schemas:
         self._unread: StorageError | None = None  # why what lies behind is not known
         self._reading = asyncio.Lock()
         self._changing = asyncio.Lock()
-        # A schema may take long to parse, and to compare with the ones before it.
-        self._thread = ThreadPoolExecutor(1, "schemas")
-        self._is_closed = False
-        self._parsed_lately = Parsed()
-        self._digests: dict[int, tuple[Content, str]] = {}  # by id, of those that were looked at
+        self._parsing = Parsing()
 
     async def close(self) -> None:
-        """A schema that is being parsed ends first, beside the loop: it may take seconds."""
-        self._is_closed = True
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+        await self._parsing.close()
 
     async def current(self) -> State:
         """What the topic says by now."""
@@ -79,7 +73,8 @@ class Schemas:
             stream = self._broker.streams.find(TOPIC)  # it may have been made anew meanwhile
             if not self._is_of(stream):  # the first time, or the topic was deleted
                 self._state, self._stream, self._next_offset = State(self._last_forgotten_id()), stream, 0
-                self._has_begun, self._unread, self._digests = True, None, {}
+                self._has_begun, self._unread = True, None
+                self._parsing.forget()
             if stream is not None and not self._has_read(stream):
                 await self._read_on(stream)
         return self._state
@@ -142,7 +137,7 @@ class Schemas:
 
         Who hangs up before it is decided registers nothing: parsing and comparing may take long, and nobody waits.
         """
-        wanted = _Wanted(subject, content, schema_id, version, normalize)
+        wanted = Wanted(subject, content, schema_id, version, normalize)
         # Also where nothing may be written: whoever has a serializer that registers only wants to know the id.
         found = await self._existing(await self.current(), wanted)
         if found is not None:
@@ -155,22 +150,22 @@ class Schemas:
             raise
         return await self._put(made, is_new=is_new)
 
-    async def _decided(self, wanted: "_Wanted") -> tuple[Version, bool]:
+    async def _decided(self, wanted: Wanted) -> tuple[Version, bool]:
         """The version to be, and whether it is new. Others may write to the topic, too, as another registry that has it
         for its own: what is decided holds only if nothing came while it was."""
         subject, content, schema_id, version, normalize = wanted
         for _ in range(DECISIONS_MAX):
             known, read = await self._settled(), self._next_offset
-            _check_mode(known, subject, is_import=schema_id is not None)
+            check_mode(known, subject, is_import=schema_id is not None)
             found = await self._existing(known, wanted)
             if found is not None:
                 return found, False
-            made = content if schema_id is not None else _completed(known, wanted)
-            parsed, made = await self._wanted(known, subject, made, normalize)
+            made = content if schema_id is not None else completed(known, wanted)
+            parsed, made = await self._parsing.wanted(known, subject, made, normalize)
             if schema_id is None:
                 await self._check_level(known, subject, made, parsed)
             if await self._settled() is known and self._next_offset == read:
-                return _next(known, subject, made, schema_id, version), True
+                return next_version(known, subject, made, schema_id, version), True
         raise Overloaded(f"others write to the topic {TOPIC} faster than a schema can be compared")
 
     @to_the_end
@@ -191,78 +186,53 @@ class Schemas:
         known = await self.current()
         if not known.versions(subject, deleted=deleted):
             raise refusals.subject_not_found(subject)
-        found = await self._existing(known, _Wanted(subject, content, None, None, normalize), deleted=deleted)
+        found = await self._existing(known, Wanted(subject, content, None, None, normalize), deleted=deleted)
         if found is None:
             raise refusals.schema_not_found()
         return found
 
-    async def _existing(self, known: State, wanted: "_Wanted", *, deleted: bool = False) -> Version | None:
+    async def _existing(self, known: State, wanted: Wanted, *, deleted: bool = False) -> Version | None:
         """The version that is meant: with what is given, or with that and what a new version would have besides."""
         subject, content, schema_id, version, normalize = wanted
         if not content.text.strip() or (version is not None and schema_id is None):
             return None
-        _, content = await self._wanted(known, subject, content, normalize)
-        completed = known.completed(subject, content)
+        _, content = await self._parsing.wanted(known, subject, content, normalize)
+        whole = known.completed(subject, content)
         is_complete = known.has_contract(subject) and schema_id is None
-        contents = [completed] if is_complete else [content, completed]
+        contents = [whole] if is_complete else [content, whole]
         found = [one for content in contents for one in known.same(subject, content, deleted=deleted)]
         if not found:
-            found = await self._in_other_words(known, subject, contents, deleted=deleted)
+            found = await self._parsing.in_other_words(known, subject, contents, deleted=deleted)
         fitting = (one for one in found if schema_id in (None, one.id) and version in (None, one.version))
         return next(fitting, None)
 
-    async def _in_other_words(
-        self, known: State, subject: str, contents: Sequence[Content], *, deleted: bool
-    ) -> list[Version]:
-        """What another registry has stored in its own form, as Confluent's does with Protobuf: ids are to stay."""
-        wanted = [content._replace(text=_digest(content.text)) for content in contents]
-        found = []
-        for one in known.versions(subject, deleted=deleted)[: -COMPARED_MAX - 1 : -1]:
-            if one.content.kind == contents[0].kind:
-                said = one._replace(content=one.content._replace(text=await self._digest_of(known, one)))
-                found += [one for content in wanted if state.is_same(said, content)]
-        return found
-
-    async def _digest_of(self, known: State, one: Version) -> str:
-        """Of the text that it would have here; parsed once."""
-        content, digest = self._digests.get(one.id, (None, ""))
-        if content is not one.content:
-            try:
-                _, here = await self._parsed(known, one.content)
-                digest = _digest(here.text)
-            except refusals.RegistryError:  # then it is nothing that anybody could register here
-                digest = ""
-            self._digests[one.id] = one.content, digest
-        return digest
-
     async def serialized(self, content: Content) -> str:
         """A Protobuf schema as its descriptor, which clients ask for that have no compiler."""
-        parsed: Any = (await self._parsed(await self.current(), content))[0]
-        return str(await self._in_thread(parsed.serialized))
+        return await self._parsing.serialized(await self.current(), content)
 
     async def differences(
         self, subject: str, content: Content, number: int | str | None = None, *, normalize: bool = False
     ) -> list[str]:
         """Why the subject's level does not allow this content after a version, or after those that it asks for."""
         known = await self.current()
-        parsed, content = await self._wanted(known, subject, content, normalize)
+        parsed, content = await self._parsing.wanted(known, subject, content, normalize)
         if number is None:
-            return await self._compared(known, subject, content, parsed, known.versions(subject))
+            return await self._parsing.compared(known, subject, content, parsed, known.versions(subject))
         if not known.versions(subject):
             if number == state.LATEST:
                 return []
             raise refusals.version_not_found(number)
-        return await self._compared(known, subject, content, parsed, [known.version(subject, number)])
+        return await self._parsing.compared(known, subject, content, parsed, [known.version(subject, number)])
 
     @to_the_end
     async def delete_subject(self, subject: str, *, permanent: bool) -> list[int]:
         async with self._changing:
             known = await self._settled()
-            _check_writable(known, subject)
+            check_writable(known, subject)
             everything, live = known.versions(subject, deleted=True), known.versions(subject)
             if not everything:
                 raise refusals.subject_not_found(subject)
-            _check_unreferred(known, everything if permanent else live, permanent=permanent)
+            check_unreferred(known, everything if permanent else live, permanent=permanent)
             if permanent and live:
                 raise refusals.subject_is_not_deleted(subject)
             if not permanent and not live:
@@ -278,9 +248,9 @@ class Schemas:
     async def delete_version(self, subject: str, number: int | str, *, permanent: bool) -> int:
         async with self._changing:
             known = await self._settled()
-            _check_writable(known, subject)
+            check_writable(known, subject)
             one = known.version(subject, number, deleted=True if number != state.LATEST else permanent)
-            _check_unreferred(known, [one], permanent=permanent)
+            check_unreferred(known, [one], permanent=permanent)
             if permanent and not one.deleted:
                 raise refusals.version_is_not_deleted(subject, one.version)
             if not permanent and one.deleted:
@@ -296,7 +266,7 @@ class Schemas:
         """What it is then. None as a value: back to what holds for all."""
         async with self._changing:
             known = await self._settled()
-            _check_writable(known, subject)
+            check_writable(known, subject)
             both = {**(known.own_config(subject) or {}), **changes}
             made = {name: value for name, value in both.items() if value is not None}
             await self._write(state.config_entry(subject, made))
@@ -307,7 +277,7 @@ class Schemas:
         """What it was."""
         async with self._changing:
             known = await self._settled()
-            _check_writable(known, subject)
+            check_writable(known, subject)
             config = known.config() if subject is None else known.own_config(subject)
             if config is None:
                 assert subject is not None
@@ -326,7 +296,7 @@ class Schemas:
                     raise refusals.not_permitted("Cannot import since found existing subjects")
                 # What was deleted makes room, as in Confluent's registry: its ids may come again with what is imported.
                 gone = [one for name in subjects for one in known.versions(name, deleted=True)]
-                _check_unreferred(known, gone, permanent=True)
+                check_unreferred(known, gone, permanent=True)
             await self._forget(known, gone, state.mode_entry(subject, mode))
 
     @to_the_end
@@ -367,50 +337,10 @@ class Schemas:
         group.put(TABLE, LAST_ID, str(known.last_id).encode())
         await group.commit()
 
-    async def _wanted(
-        self, known: State, subject: str, content: Content, normalize: bool
-    ) -> tuple[Schema, Content]:
-        """As it is stored, or looked for. What is imported stays as it is."""
-        parsed, content = await self._parsed(known, content)
-        if (normalize or known.normalizes(subject)) and known.mode(subject) != IMPORT:
-            text = await self._in_thread(kinds.normalized, parsed)
-            # In Confluent's order; each schema says itself what it needs, so none has to be before another.
-            references = dict.fromkeys(sorted(content.references, key=lambda one: (one.subject, one.version)))
-            content = content._replace(text=text, references=tuple(references))
-        return parsed, content
-
-    async def _parsed(self, known: State, content: Content) -> tuple[Schema, Content]:
-        """With the text that the same schema always has."""
-        texts = known.referred(content.references)
-        key = Parsed.key(content.kind, content.text, texts)
-        parsed = self._parsed_lately.get(key)
-        if parsed is None:
-            parsed = await self._in_thread(kinds.parse, content.kind, content.text, texts)
-            self._parsed_lately.keep(key, parsed)
-        return parsed, content._replace(text=parsed.text)
-
     async def _check_level(self, known: State, subject: str, content: Content, parsed: Schema) -> None:
-        found = await self._compared(known, subject, content, parsed, known.versions(subject))
+        found = await self._parsing.compared(known, subject, content, parsed, known.versions(subject))
         if found:
             raise refusals.incompatible(subject, found)
-
-    async def _compared(
-        self, known: State, subject: str, content: Content, parsed: Schema, versions: Sequence[Version]
-    ) -> list[str]:
-        """With those of the versions that the level asks for, and that are of the same group."""
-        level, group = known.level(subject), known.config(subject).get(state.GROUP)
-        if group:
-            own = contract.properties(content.metadata).get(group)
-            versions = [one for one in versions if contract.properties(one.content.metadata).get(group) == own]
-        by_number = {one.version: one for one in versions}
-        others = [by_number[number] for number in kinds.earlier_ones(level, list(by_number))]
-        found: list[str] = []
-        newest_first = others[::-1]
-        for start in range(0, len(others), COMPARED_AT_ONCE):
-            some = newest_first[start : start + COMPARED_AT_ONCE]
-            olds = [(await self._parsed(known, one.content))[0] for one in some]
-            found += await self._in_thread(_all_differences, level, parsed, olds)
-        return found
 
     async def _settled(self) -> State:
         """What a change is decided on. Overloaded as long as a transaction in the topic holds back what is behind its
@@ -438,100 +368,5 @@ class Schemas:
         if len(stream.partitions) != 1 or stream.settings.cleanup_policy != COMPACT:
             raise Conflict(f"the topic {TOPIC} has one partition and cleanup_policy compact, or schemas would be lost")
         return stream
-
-    async def _in_thread(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        if self._is_closed:
-            raise LogClosed("the broker is stopping")
-        call = lambda: work(*args, **named)  # noqa: E731 - run_in_executor takes no names
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-class _Wanted(NamedTuple):
-    """A schema as somebody sends it."""
-
-    subject: str
-    content: Content
-    schema_id: int | None
-    version: int | None
-    normalize: bool
-
-
-def _completed(known: State, wanted: _Wanted) -> Content:
-    """What a new version is made of: what is not said of it is as in the version before it."""
-    subject, content = wanted.subject, wanted.content
-    if not content.text.strip():
-        before = known.versions(subject)
-        if not before:
-            raise refusals.invalid_schema("Empty schema")
-        last = before[-1].content
-        content = content._replace(kind=last.kind, text=last.text, references=last.references)
-    content = known.completed(subject, content)
-    if wanted.version is not None or contract.VERSION in contract.properties(content.metadata):
-        content = content._replace(metadata=contract.with_version(content.metadata, _next_number(known, subject)))
-    return content
-
-
-def _next_number(known: State, subject: str) -> int:
-    everything = known.versions(subject, deleted=True)
-    return everything[-1].version + 1 if everything else 1
-
-
-def _all_differences(level: str, parsed: Schema, olds: Sequence[Schema]) -> list[str]:
-    return [reason for old in olds for reason in kinds.differences(level, parsed, old)]
-
-
-def _next(known: State, subject: str, content: Content, schema_id: int | None, version: int | None) -> Version:
-    count = len(known.versions(subject, deleted=True))
-    if count >= VERSIONS_MAX:
-        raise LimitReached(f"subject {subject!r} has {count:,} versions, which is the most")
-    number = _next_number(known, subject)
-    if schema_id is None:
-        if version is not None and version != number:
-            raise refusals.invalid_schema("Version is not one more than previous version")
-        same = known.id_of(content)
-        if same is None and known.last_id >= state.VERSION_MAX:
-            raise LimitReached(f"the last id, {known.last_id}, is in use: there is none for another schema")
-        return Version(subject, number, known.last_id + 1 if same is None else same, content)
-    try:
-        taken = known.content(schema_id)
-    except refusals.RegistryError:
-        taken = content
-    if taken != content:
-        raise refusals.not_permitted(f"Overwrite new schema with id {schema_id} is not permitted.")
-    return Version(subject, number if version is None else version, schema_id, content)
-
-
-def _check_mode(known: State, subject: str, *, is_import: bool) -> None:
-    _check_writable(known, subject)
-    is_importing = known.mode(subject) == IMPORT
-    if is_import and not is_importing:
-        raise refusals.not_permitted(f"Subject {subject} is not in import mode")
-    if is_importing and not is_import:
-        raise refusals.not_permitted(f"Subject {subject} is in import mode: a schema comes with its id and version")
-
-
-def _check_writable(known: State, subject: str | None) -> None:
-    if known.mode(subject) in (READONLY, READONLY_TOO):
-        raise refusals.not_permitted(f"Subject {subject} is in read-only mode")
-
-
-def _check_unreferred(known: State, gone: Sequence[Version], *, permanent: bool) -> None:
-    """Those that go with it need it no longer. For good nothing goes that one needs which is only marked as deleted: it
-    is still handed out by its id."""
-    places = {(one.subject, one.version) for one in gone}
-    for one in gone:
-        needing = known.referred_by(one.subject, one.version, deleted=permanent)
-        if any((user.subject, user.version) not in places for user in needing):
-            raise refusals.is_referred_to(one.subject, one.version)
-
-
-def check_subject(name: str) -> None:
-    if not name or len(name.encode()) > SUBJECT_BYTES_MAX or not name.isprintable():
-        raise refusals.RegistryError(42208, f"The specified subject '{name[:80]!r}' is not a valid.")
-
 
 __all__ = ["TOPIC", "Content", "Reference", "Schemas", "Version", "check_subject"]

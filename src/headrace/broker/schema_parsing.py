@@ -1,0 +1,118 @@
+"""Schemas parsed and compared, on a thread of their own: one may take long, and so may its comparison with others."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from headrace.errors import LogClosed
+from headrace.schemas import contract, kinds, refusals, state
+from headrace.schemas.kinds import Schema
+from headrace.schemas.parsed import Parsed
+from headrace.schemas.state import IMPORT, Content, State, Version
+
+COMPARED_AT_ONCE = 50  # schemas in memory, and errands for the thread: each takes longer than a small comparison
+COMPARED_MAX = 1_000  # versions of a subject that are parsed to see whether they are the same in other words
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Parsing:
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "schemas")
+        self._is_closed = False
+        self._lately = Parsed()
+        self._digests: dict[int, tuple[Content, str]] = {}  # by id, of those that were looked at
+
+    async def close(self) -> None:
+        """A schema that is being parsed ends first, beside the loop: it may take seconds."""
+        self._is_closed = True
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+
+    def forget(self) -> None:
+        """Ids mean something else from here on."""
+        self._digests = {}
+
+    async def serialized(self, known: State, content: Content) -> str:
+        """A Protobuf schema as its descriptor, which clients ask for that have no compiler."""
+        parsed: Any = (await self.parsed(known, content))[0]
+        return str(await self._in_thread(parsed.serialized))
+
+    async def in_other_words(
+        self, known: State, subject: str, contents: Sequence[Content], *, deleted: bool
+    ) -> list[Version]:
+        """What another registry has stored in its own form, as Confluent's does with Protobuf: ids are to stay."""
+        wanted = [content._replace(text=_digest(content.text)) for content in contents]
+        found = []
+        for one in known.versions(subject, deleted=deleted)[: -COMPARED_MAX - 1 : -1]:
+            if one.content.kind == contents[0].kind:
+                said = one._replace(content=one.content._replace(text=await self._digest_of(known, one)))
+                found += [one for content in wanted if state.is_same(said, content)]
+        return found
+
+    async def _digest_of(self, known: State, one: Version) -> str:
+        """Of the text that it would have here; parsed once."""
+        content, digest = self._digests.get(one.id, (None, ""))
+        if content is not one.content:
+            try:
+                _, here = await self.parsed(known, one.content)
+                digest = _digest(here.text)
+            except refusals.RegistryError:  # then it is nothing that anybody could register here
+                digest = ""
+            self._digests[one.id] = one.content, digest
+        return digest
+
+    async def wanted(
+        self, known: State, subject: str, content: Content, normalize: bool
+    ) -> tuple[Schema, Content]:
+        """As it is stored, or looked for. What is imported stays as it is."""
+        parsed, content = await self.parsed(known, content)
+        if (normalize or known.normalizes(subject)) and known.mode(subject) != IMPORT:
+            text = await self._in_thread(kinds.normalized, parsed)
+            # In Confluent's order; each schema says itself what it needs, so none has to be before another.
+            references = dict.fromkeys(sorted(content.references, key=lambda one: (one.subject, one.version)))
+            content = content._replace(text=text, references=tuple(references))
+        return parsed, content
+
+    async def parsed(self, known: State, content: Content) -> tuple[Schema, Content]:
+        """With the text that the same schema always has."""
+        texts = known.referred(content.references)
+        key = Parsed.key(content.kind, content.text, texts)
+        parsed = self._lately.get(key)
+        if parsed is None:
+            parsed = await self._in_thread(kinds.parse, content.kind, content.text, texts)
+            self._lately.keep(key, parsed)
+        return parsed, content._replace(text=parsed.text)
+
+    async def compared(
+        self, known: State, subject: str, content: Content, parsed: Schema, versions: Sequence[Version]
+    ) -> list[str]:
+        """With those of the versions that the level asks for, and that are of the same group."""
+        level, group = known.level(subject), known.config(subject).get(state.GROUP)
+        if group:
+            own = contract.properties(content.metadata).get(group)
+            versions = [one for one in versions if contract.properties(one.content.metadata).get(group) == own]
+        by_number = {one.version: one for one in versions}
+        others = [by_number[number] for number in kinds.earlier_ones(level, list(by_number))]
+        found: list[str] = []
+        newest_first = others[::-1]
+        for start in range(0, len(others), COMPARED_AT_ONCE):
+            some = newest_first[start : start + COMPARED_AT_ONCE]
+            olds = [(await self.parsed(known, one.content))[0] for one in some]
+            found += await self._in_thread(_all_differences, level, parsed, olds)
+        return found
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        if self._is_closed:
+            raise LogClosed("the broker is stopping")
+        call = lambda: work(*args, **named)  # noqa: E731 - run_in_executor takes no names
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _all_differences(level: str, parsed: Schema, olds: Sequence[Schema]) -> list[str]:
+    return [reason for old in olds for reason in kinds.differences(level, parsed, old)]
