@@ -27,7 +27,7 @@ from headrace.schemas.proto_descriptor import (
     entry_name,
     inner,
 )
-from headrace.schemas.proto_parser import at_line
+from headrace.schemas.proto_tokens import at_line
 
 NAME_LENGTH_MAX = 1000
 IMPORT_DEPTH_MAX = 30  # a file in a file, each with its nesting, must fit into Python's stack

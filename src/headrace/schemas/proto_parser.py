@@ -5,11 +5,8 @@ else yet: see proto_linker.py. One pass over the tokens, no backtracking, so tha
 than its length.
 """
 
-import re
 from collections.abc import Iterator
-from itertools import pairwise
 
-from headrace.errors import InvalidInput
 from headrace.schemas.proto_descriptor import (
     DEPTH_MAX,
     EDITIONS,
@@ -43,28 +40,9 @@ from headrace.schemas.proto_descriptor import (
     json_name,
 )
 from headrace.schemas.proto_printer import escape_bytes, shown_float
+from headrace.schemas.proto_tokens import Tokens, joined, shown
 
 MAP_KEYS = SCALARS.keys() - {"double", "float", "bytes"}
-
-_TOKEN = re.compile(
-    r"""(?P<skip>\s+|//[^\n]*|/\*.*?\*/)
-    |(?P<name>[A-Za-z_]\w*)
-    |(?P<float>(?:(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)[fF]?(?![\w.]))
-    |(?P<int>(?:0[xX][0-9a-fA-F]+|\d+)(?![\w.]))
-    |(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-    |(?P<sign>[{}()\[\]<>;:,=.+/-])""",
-    re.X | re.S | re.A,
-)
-_ESCAPE = re.compile(r"\\(?:[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(.))", re.S)
-_ESCAPED = dict(zip("abfnrtv\\'\"?", b"\a\b\f\n\r\t\v\\'\"?", strict=True))
-
-
-REASON_LENGTH_MAX = 500
-
-
-def at_line(text: str, at: int, reason: str) -> InvalidInput:
-    """Names in the reason may be as long as the text, so it is cut."""
-    return InvalidInput(f"line {text.count(chr(10), 0, at) + 1}: {reason}"[:REASON_LENGTH_MAX])
 
 
 def parse_file(text: str) -> File:
@@ -72,88 +50,10 @@ def parse_file(text: str) -> File:
     return _Parser(text).file()
 
 
-class _Parser:
+class _Parser(Tokens):
     def __init__(self, text: str) -> None:
-        self.text, self.tokens, self.index, self.depth = text, list(_tokens(text)), 0, 0
-        self.syntax, self.paths = "", set[str]()
-
-    # Tokens
-
-    @property
-    def kind(self) -> str:
-        return self.tokens[self.index][0]
-
-    @property
-    def next(self) -> str:
-        return self.tokens[self.index][1]
-
-    @property
-    def at(self) -> int:
-        return self.tokens[self.index][2]
-
-    def fail(self, reason: str, at: int | None = None) -> InvalidInput:
-        return at_line(self.text, self.at if at is None else at, reason)
-
-    def unexpected(self, wanted: str) -> InvalidInput:
-        return self.fail(f"expected {wanted}, found {_shown(self.next) if self.next else 'the end'}")
-
-    def advance(self) -> str:
-        self.index += 1
-        return self.tokens[self.index - 1][1]
-
-    def take(self, word: str) -> bool:
-        if self.next != word or self.kind == "end":
-            return False
-        self.index += 1
-        return True
-
-    def expect(self, word: str) -> None:
-        if not self.take(word):
-            raise self.unexpected(f"'{word}'")
-
-    def name(self, what: str) -> str:
-        if self.kind != "name":
-            raise self.unexpected(what)
-        return self.advance()
-
-    def dotted(self, what: str) -> str:
-        parts = ["."] if self.take(".") else []
-        parts.append(self.name(what))
-        while self.take("."):
-            parts += [".", self.name(what)]
-        return "".join(parts)
-
-    def integer(self, what: str, low: int, high: int) -> int:
-        at, sign = self.at, -1 if self.take("-") else 1
-        if self.kind != "int":
-            raise self.unexpected(what)
-        digits = self.advance()
-        try:
-            value = sign * int(digits, 8 if re.fullmatch(r"0\d+", digits) else 0) if len(digits) < 100 else high + 1
-        except ValueError:
-            raise self.fail(f"{digits} is no octal number", at) from None
-        if not low <= value <= high:
-            raise self.fail(f"{what} must be from {low} to {high}", at)
-        return value
-
-    def string(self, what: str) -> bytes:
-        if self.kind != "string":
-            raise self.unexpected(what)
-        value = bytearray()
-        while self.kind == "string":  # neighbours are one string, as in C
-            try:
-                value += _unescape(self.next)
-            except ValueError as e:
-                raise self.fail(str(e)) from None
-            self.index += 1
-        return bytes(value)
-
-    def unicode(self, what: str) -> str:
-        at = self.at
-        try:
-            return self.string(what).decode()
-        except UnicodeDecodeError:
-            raise self.fail(f"{what} is not UTF-8", at) from None
+        super().__init__(text)
+        self.depth, self.syntax, self.paths = 0, "", set[str]()
 
     # The file
 
@@ -185,7 +85,7 @@ class _Parser:
             elif word == "service":
                 file.services.append(self.service(at))
             else:
-                raise self.fail(f"a file holds no {_shown(word)}", at)
+                raise self.fail(f"a file holds no {shown(word)}", at)
         return file
 
     def edition(self, file: File, word: str) -> None:
@@ -196,7 +96,7 @@ class _Parser:
         elif word == "syntax" and value in ("proto2", "proto3"):
             self.syntax = value.replace("proto2", "")
         else:
-            raise self.fail(f"unknown {word} {_shown(value)}", at)
+            raise self.fail(f"unknown {word} {shown(value)}", at)
         file.syntax = self.syntax
         self.expect(";")
 
@@ -204,7 +104,7 @@ class _Parser:
         how = self.advance() if self.next in ("public", "weak") else ""
         at, path = self.at, self.unicode("the path of an import")
         if path in self.paths:
-            raise self.fail(f"{_shown(path)} is imported twice", at)
+            raise self.fail(f"{shown(path)} is imported twice", at)
         self.paths.add(path)
         if how:
             (file.public_imports if how == "public" else file.weak_imports).append(len(file.imports))
@@ -275,7 +175,7 @@ class _Parser:
                 closing.append({"{": "}", "[": "]", "<": ">"}[word])
             elif word in ("}", "]", ">") and closing.pop() != word:
                 raise self.fail(f"'{word}' closes nothing")
-        return Aggregate(_joined(self.tokens[start : self.index - 1]))
+        return Aggregate(joined(self.tokens[start : self.index - 1]))
 
     def pseudo_option(self, field: Field, word: str) -> None:
         self.expect("=")
@@ -469,7 +369,7 @@ class _Parser:
             while True:
                 at, name = self.at, self.advance() if self.kind == "name" else self.unicode("a number or a name")
                 if not NAME.fullmatch(name):
-                    raise self.fail(f"{_shown(name)} is no name", at)
+                    raise self.fail(f"{shown(name)} is no name", at)
                 names.append(name)
                 if not self.take(","):
                     break
@@ -535,48 +435,3 @@ _RANGES = {
     for name in SCALARS
     if (bits := 64 if "64" in name else 32 if "32" in name else 0)
 }
-
-
-def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
-    at = 1 if text.startswith("\ufeff") else 0
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            raise at_line(text, at, f"cannot be read from {_shown(text[at : at + 20])} on")
-        if match.lastgroup != "skip":
-            yield match.lastgroup or "", match[0], at
-        at = match.end()
-    for _ in range(2):  # two, as some look one token ahead
-        yield "end", "", len(text)
-
-
-def _joined(tokens: list[tuple[str, str, int]]) -> str:
-    """As one writes it, { a: -1 b: [1, 2] }: not all who read it understand it with a space between all tokens."""
-    parts = []
-    for (kind, text, _), (next_kind, next_text, _) in pairwise([*tokens, ("end", "", 0)]):
-        parts.append(text)
-        name_goes_on = (text in (".", "/") and next_kind == "name") or (kind == "name" and next_text in (".", "/"))
-        if not (name_goes_on or text in ("-", "[") or next_text in (":", ",", "]", "")):
-            parts.append(" ")
-    return "".join(parts)
-
-
-def _shown(text: str) -> str:
-    return repr(text[:40] + "..." if len(text) > 40 else text)
-
-
-def _unescape(literal: str) -> bytes:
-    out, at, body = bytearray(), 0, literal[1:-1]
-    for match in _ESCAPE.finditer(body):
-        out += body[at : match.start()].encode()
-        hexadecimal, short, long, octal, other = match.groups()
-        if hexadecimal or octal:
-            out.append(int(hexadecimal, 16) if hexadecimal else int(octal, 8) & 0xFF)
-        elif short or long:
-            out += chr(int(short or long, 16)).encode()
-        elif other in _ESCAPED:
-            out.append(_ESCAPED[other])
-        else:
-            raise ValueError(f"no such escape: {match[0]!r}")
-        at = match.end()
-    return bytes(out + body[at:].encode())
