@@ -2,8 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.aborts import Aborted, Aborts
-from headrace.broker.broker import Broker
 from headrace.broker.markers import control_batch
 from headrace.broker.producer_registry import Producers
 from headrace.broker.producers import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers, Snapshot
-from headrace.broker.transaction import ABORTED, ONGOING
 from headrace.broker.upkeep import delete_before
-from headrace.config import Config
-from headrace.errors import (
-    Conflict,
-    CorruptLog,
-    InvalidInput,
-    InvalidProducerEpoch,
-    InvalidTransactionState,
-    InvalidTransactionTimeout,
-    OutOfOrderSequence,
-    ProducerFenced,
-    UnknownProducer,
-)
+from headrace.errors import Conflict, CorruptLog, InvalidInput, InvalidProducerEpoch, OutOfOrderSequence
 from headrace.log.settings import StreamSettings
 from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.types import BatchInfo
+from tests.broker.producer_world import append, batch, opened
 from tests.log.helpers import Bench, values
 
 LAST = 0x7FFFFFFF
@@ -229,25 +216,6 @@ def test_a_snapshot_and_a_replay_are_the_same_as_having_been_there(
 
 
 # With a real shard.
-
-
-@asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[Broker]:
-    broker = await Broker.open(Config(data_dir=str(folder), http=None, amqp=None, kafka=None))
-    try:
-        yield broker
-    finally:
-        await broker.close()
-
-
-def batch(value: bytes, key: bytes | None = None, **options: Any) -> bytearray:
-    return codec.build([(key, value, (), 1)], timestamp_ms=1, **options)
-
-
-async def append(broker: Broker, data: bytearray) -> int:
-    log = broker.streams.get("t").partitions[0].log
-    ticket = await broker.coordination.producers.append(log, data, codec.validate(data))
-    return int(ticket.base_offset)
 
 
 async def test_d6_a_repeated_batch_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -480,126 +448,6 @@ async def test_two_batches_of_a_producer_in_one_append_are_refused(tmp_path: Pat
         two = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=1)
         with pytest.raises(InvalidInput):
             await append(broker, one + two)
-
-
-async def begin(broker: Broker) -> tuple[int, int]:
-    """A transaction with one record in it."""
-    transactions = broker.coordination.transactions
-    pid, epoch = await transactions.begin_producer("x", 60_000)
-    log = broker.streams.get("t").partitions[0].log
-    await transactions.add_partitions("x", pid, epoch, {("t", 0): log.id})
-    await append(
-        broker, batch(b"x", producer_id=pid, producer_epoch=epoch, base_sequence=0, transactional=True)
-    )
-    return pid, epoch
-
-
-async def time_out(broker: Broker) -> None:
-    """Its time is short only from now on: the record was to be in it before."""
-    transactions = broker.coordination.transactions
-    one = transactions.get("x")
-    assert one.timer is not None and one.timeout_ms == 60_000
-    one.timer.cancel()
-    one.timeout_ms = 50
-    transactions._start_timer(one)
-    while one.state == ONGOING or one.busy:
-        await broker.shard.group().commit()
-
-
-async def test_d9_a_transaction_that_a_restart_interrupts_can_be_ended(tmp_path: Path) -> None:
-    async with opened(tmp_path) as broker:
-        await broker.streams.create("t")
-        pid, epoch = await begin(broker)
-        assert broker.streams.get("t").partitions[0].log.stable_end == 0
-    async with opened(tmp_path) as broker:
-        log = broker.streams.get("t").partitions[0].log
-        assert (log.stable_end, log.visible_end) == (0, 1)
-        await broker.coordination.transactions.end("x", pid, epoch, commit=False)
-        assert log.stable_end == log.visible_end == 2
-    async with opened(tmp_path) as broker:
-        log = broker.streams.get("t").partitions[0].log
-        assert log.stable_end == 2
-        producers = broker.coordination.producers.of(log)
-        assert producers is not None
-        assert producers.aborted_between(0, 2) == [(pid, 0)]
-
-
-async def test_a_transaction_is_aborted_and_fenced_when_its_time_is_up(tmp_path: Path) -> None:
-    async with opened(tmp_path) as broker:
-        await broker.streams.create("t")
-        pid, epoch = await begin(broker)
-        log = broker.streams.get("t").partitions[0].log
-        transactions = broker.coordination.transactions
-        await time_out(broker)
-        assert transactions.get("x").state == ABORTED
-        assert log.stable_end == log.visible_end == 2
-        with pytest.raises(ProducerFenced):
-            await transactions.end("x", pid, epoch, commit=True)
-
-
-async def test_a_producer_whose_transaction_timed_out_may_start_over_and_a_stranger_may_not(
-    tmp_path: Path,
-) -> None:
-    async with opened(tmp_path) as broker:
-        await broker.streams.create("t")
-        pid, epoch = await begin(broker)
-        transactions = broker.coordination.transactions
-        await time_out(broker)
-        with pytest.raises(ProducerFenced):
-            await transactions.begin_producer("x", 1000, pid, epoch + 7)
-        assert await transactions.begin_producer("x", 1000, pid, epoch) == (pid, epoch + 2)
-        assert await transactions.begin_producer("x", 1000, pid, epoch) == (pid, epoch + 2), "a lost answer"
-        assert await transactions.begin_producer("x", 1000) == (pid, epoch + 3), "another instance"
-        with pytest.raises(ProducerFenced):
-            await transactions.begin_producer("x", 1000, pid, epoch)
-
-
-async def test_a_producer_whose_transaction_timed_out_hears_what_it_can_go_on_from(tmp_path: Path) -> None:
-    """Of a batch, that its epoch is old: a fence ends Java's producers. And that it is aborted, as it asks then."""
-    async with opened(tmp_path) as broker:
-        await broker.streams.create("t")
-        pid, epoch = await begin(broker)
-        transactions = broker.coordination.transactions
-        await time_out(broker)
-        with pytest.raises(InvalidProducerEpoch):
-            transactions.check_append(pid, epoch, ("t", 0))
-        await transactions.end("x", pid, epoch, commit=False)
-        with pytest.raises(ProducerFenced):
-            await transactions.end("x", pid, epoch - 1, commit=False)
-        assert await transactions.begin_producer("x", 1000, pid, epoch) == (pid, epoch + 2)
-        with pytest.raises(ProducerFenced):
-            await transactions.end("x", pid, epoch, commit=False)
-
-
-async def test_what_a_transaction_may_not_do(tmp_path: Path) -> None:
-    async with opened(tmp_path) as broker:
-        await broker.streams.create("t")
-        transactions = broker.coordination.transactions
-        with pytest.raises(InvalidTransactionTimeout):
-            await transactions.begin_producer("x", 10**9)
-        pid, epoch = await transactions.begin_producer("x", 1000)
-        with pytest.raises(InvalidTransactionState):
-            await transactions.end("x", pid, epoch, commit=True)
-        with pytest.raises(InvalidTransactionState):
-            transactions.check_append(pid, epoch, ("t", 0))
-        with pytest.raises(UnknownProducer):
-            await transactions.add_partitions("x", pid + 1, epoch, {})
-        again = await transactions.begin_producer("x", 1000)
-        assert again == (pid, epoch + 1)
-        with pytest.raises(ProducerFenced):
-            await transactions.add_partitions("x", pid, epoch, {("t", 0): 1})
-
-
-async def test_ending_twice_the_same_way_is_an_answer_that_was_lost(tmp_path: Path) -> None:
-    async with opened(tmp_path) as broker:
-        await broker.streams.create("t")
-        pid, epoch = await begin(broker)
-        transactions = broker.coordination.transactions
-        await transactions.end("x", pid, epoch, commit=True)
-        await transactions.end("x", pid, epoch, commit=True)
-        with pytest.raises(InvalidTransactionState):
-            await transactions.end("x", pid, epoch, commit=False)
-        assert broker.streams.get("t").partitions[0].end_offset == 2, "one marker"
 
 
 async def test_between_the_snapshots_of_two_logs_others_are_served(
