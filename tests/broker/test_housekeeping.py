@@ -16,11 +16,15 @@ from headrace.log.settings import LogSettings, StreamSettings
 from tests.broker.queue_world import declare, refuse, until
 
 
+async def opened(folder: Path, stream: StreamSettings, clock: ManualClock | None = None) -> Broker:
+    log = LogSettings(journal_file_bytes=1 << 20)
+    config = Config(data_dir=str(folder), http=None, amqp=None, kafka=None, log=log, stream=stream)
+    return await Broker.open(config, clock=clock or ManualClock())
+
+
 async def test_a_damaged_topic_does_not_keep_retention_from_the_others(tmp_path: Path) -> None:
     stream = StreamSettings(segment_size=2048, retention_bytes=4096)
-    log = LogSettings(journal_file_bytes=1 << 20)
-    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, log=log, stream=stream)
-    broker = await Broker.open(config, clock=ManualClock())
+    broker = await opened(tmp_path, stream)
     damaged = await broker.streams.create("a", 1, {"cleanup_policy": "compact"})
     healthy = await broker.streams.create("b")
     for topic in (damaged, healthy):
@@ -40,9 +44,7 @@ async def test_a_compaction_that_takes_long_does_not_keep_retention_from_the_oth
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = StreamSettings(segment_size=2048, retention_bytes=4096)
-    log = LogSettings(journal_file_bytes=1 << 20)
-    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, log=log, stream=stream)
-    broker = await Broker.open(config, clock=ManualClock())
+    broker = await opened(tmp_path, stream)
     compacted = await broker.streams.create("a", 1, {"cleanup_policy": "compact"})
     other = await broker.streams.create("b")
     for topic in (compacted, other):
@@ -64,9 +66,8 @@ async def test_a_cursor_that_cannot_be_dropped_does_not_keep_retention_from_maki
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = StreamSettings(segment_size=2048, retention_bytes=4096)
-    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
     clock = ManualClock()
-    broker = await Broker.open(config, clock=clock)
+    broker = await opened(tmp_path, stream, clock)
     topic = await broker.streams.create("t")
     await broker.cursors.commit("old", topic, {0: 0}, max_age_ms=1)
     for _ in range(30):
@@ -82,8 +83,7 @@ async def test_a_cursor_that_cannot_be_dropped_does_not_keep_retention_from_maki
 
 async def test_compaction_leaves_what_a_queue_on_the_topic_has_not_settled(tmp_path: Path) -> None:
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact")
-    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
-    broker = await Broker.open(config, clock=ManualClock())
+    broker = await opened(tmp_path, stream)
     topic = await broker.streams.create("t")
     host = broker.vhosts.get("/")
     queue = await declare(host, "t")
@@ -116,8 +116,7 @@ async def test_what_holds_for_all_topics_takes_nothing_from_a_queue_that_nobody_
     tmp_path: Path, stream: StreamSettings
 ) -> None:
     clock = ManualClock()
-    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
-    broker = await Broker.open(config, clock=clock)
+    broker = await opened(tmp_path, stream, clock)
     host = broker.vhosts.get("/")
     queue = await host.declare_queue(
         "q", durable=True, exclusive=False, auto_delete=False, arguments={}, owner=None
@@ -137,8 +136,7 @@ async def test_what_holds_for_all_topics_takes_nothing_from_a_queue_that_nobody_
 
 async def test_a_log_that_somebody_else_compacts_is_left_to_them(tmp_path: Path) -> None:
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact")
-    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
-    broker = await Broker.open(config, clock=ManualClock())
+    broker = await opened(tmp_path, stream)
     topic = await broker.streams.create("a")
     for _ in range(10):
         await broker.publish(topic, [(b"k", b"x" * 900, (), None, -1)])
@@ -155,8 +153,7 @@ async def test_what_is_too_young_to_be_compacted_is_when_it_is_old_enough(tmp_pa
     """It counted as compacted once somebody had looked, and nothing was rewritten while it was too young."""
     clock = ManualClock()
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact", compaction_lag_ms=60_000)
-    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
-    broker = await Broker.open(config, clock=clock)
+    broker = await opened(tmp_path, stream, clock)
     topic = await broker.streams.create("a")
     log = topic.partitions[0].log
     for _ in range(10):
@@ -173,8 +170,7 @@ async def test_what_is_too_young_to_be_compacted_is_when_it_is_old_enough(tmp_pa
 @pytest.mark.parametrize("percent", [90, 5])
 async def test_compaction_begins_when_enough_is_new(tmp_path: Path, percent: int) -> None:
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact", compaction_dirty_percent=percent)
-    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
-    broker = await Broker.open(config, clock=ManualClock())
+    broker = await opened(tmp_path, stream)
     topic = await broker.streams.create("a")
     log = topic.partitions[0].log
     for key in range(17):
@@ -197,8 +193,7 @@ async def test_a_record_that_waits_too_long_for_compaction_has_it_begin(tmp_path
     stream = StreamSettings(
         segment_size=2048, cleanup_policy="compact", compaction_dirty_percent=90, compaction_lag_max_ms=60_000
     )
-    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
-    broker = await Broker.open(config, clock=clock)
+    broker = await opened(tmp_path, stream, clock)
     topic = await broker.streams.create("a")
     log = topic.partitions[0].log
 
@@ -228,8 +223,7 @@ async def test_a_record_that_waits_too_long_for_compaction_has_it_begin(tmp_path
 
 async def test_what_a_pin_keeps_from_compaction_is_not_rewritten_over_and_over(tmp_path: Path) -> None:
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact")
-    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, stream=stream)
-    broker = await Broker.open(config, clock=ManualClock())
+    broker = await opened(tmp_path, stream)
     topic = await broker.streams.create("a")
     log = topic.partitions[0].log
     for _ in range(10):
@@ -276,9 +270,7 @@ async def test_a_chore_that_waits_for_room_does_not_keep_retention_from_making_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = StreamSettings(segment_size=2048, retention_bytes=4096)
-    log = LogSettings(journal_file_bytes=1 << 20)
-    config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, log=log, stream=stream)
-    broker = await Broker.open(config, clock=ManualClock())
+    broker = await opened(tmp_path, stream)
     topic = await broker.streams.create("t")
     waiting = asyncio.Event()
 
