@@ -2,14 +2,13 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
-from tests.spark.world import QUICK, RunningBroker
+from tests.spark.world import QUICK, RunningBroker, run_patiently
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "declarative"
 
@@ -32,9 +31,7 @@ def test_the_declarative_example_runs(broker: RunningBroker, tmp_path: Path) -> 
         os.environ, HEADRACE_URL=broker.url, PYSPARK_DRIVER_PYTHON=sys.executable,
         SPARK_LOCAL_IP="127.0.0.1", PYTHONWARNINGS="ignore", PATH=f"{command.parent}:{os.environ['PATH']}",
     )  # fmt: skip
-    answer = subprocess.run(
-        [str(command), "run", "--spec", str(spec), "--conf", "spark.ui.enabled=false", "--conf", QUICK],
-        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=600, check=False,
-    )  # fmt: skip
+    run = [str(command), "run", "--spec", str(spec), "--conf", "spark.ui.enabled=false", "--conf", QUICK]
+    answer = run_patiently(run, env=environment, cwd=tmp_path)
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
     assert sorted(m["key"] for m in broker.messages("large-orders")) == ["bob", "dan"]

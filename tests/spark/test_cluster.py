@@ -14,7 +14,7 @@ import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
 from tests.ports import free_port
-from tests.spark.world import JAVA_OPTIONS, RunningBroker, numbered, wait_until
+from tests.spark.world import JAVA_OPTIONS, RunningBroker, numbered, run_patiently, wait_until
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 COUNT = 20_000
@@ -96,10 +96,7 @@ def test_source_and_sink_travel_through_the_broker(tmp_path: Path, monkeypatch: 
             stack.enter_context(running([*hide, str(SPARK_CLASS), *worker], said))
         (tmp_path / "driver.py").write_text(DRIVER)
         arguments = [found[1], broker.url, str(tmp_path / "checkpoint"), str(broker.data / "slots"), JAVA_OPTIONS]
-        answer = subprocess.run(
-            [sys.executable, "-W", "ignore", str(tmp_path / "driver.py"), *arguments],
-            capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
+        answer = run_patiently([sys.executable, "-W", "ignore", str(tmp_path / "driver.py"), *arguments])
         assert answer.returncode == 0, answer.stderr[-4000:]
         # One that hears nothing from the master in time registers again.
         assert len(set(re.findall(r"Registering worker (\S+)", master_said.read_text()))) == 2, "one worker did it all"

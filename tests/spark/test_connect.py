@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
 from tests.spark.test_sink import values
-from tests.spark.world import JAVA_OPTIONS, RunningBroker, numbered
+from tests.spark.world import JAVA_OPTIONS, RunningBroker, numbered, run_patiently
 
 CLIENT = """
 import sys
@@ -47,10 +46,7 @@ def test_source_and_sink_work_through_spark_connect(shared_broker: RunningBroker
     broker.publish("connect-in", numbered(500))
     environment = dict(os.environ, SPARK_LOCAL_IP="127.0.0.1", PYTHONWARNINGS="ignore")
     arguments = [broker.path, broker.url, str(tmp_path / "checkpoint"), JAVA_OPTIONS]
-    answer = subprocess.run(
-        [sys.executable, "-c", CLIENT, *arguments],
-        capture_output=True, text=True, env=environment, timeout=600, check=False,
-    )  # fmt: skip
+    answer = run_patiently([sys.executable, "-c", CLIENT, *arguments], env=environment)
     assert answer.returncode == 0, answer.stderr[-3000:]
     assert "CLIENT pyspark.sql.connect.session" in answer.stdout
     assert "ROWS 500 ['key', 'value', 'topic'" in answer.stdout and "DONE None" in answer.stdout

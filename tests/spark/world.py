@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -132,3 +133,13 @@ def started(start: "Callable[[], StreamingQuery]") -> "StreamingQuery":
         if error is None or not any(words in str(error) for words in START_RACE):
             break
     return query
+
+
+def run_patiently(command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+    """A program with a query in a session of its own. One that lost the race of `started` is begun again, and goes on
+    from its checkpoint."""
+    for _ in range(START_ATTEMPTS):
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, **options)
+        if answer.returncode == 0 or not any(words in answer.stdout + answer.stderr for words in START_RACE):
+            break
+    return answer
