@@ -56,7 +56,9 @@ class BrokerProcess:
         self.errors.extend(self.process.stderr)
 
     def connect(self, **options: Any) -> pika.BlockingConnection:
-        return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.amqp, **options))
+        # Whoever connects does so while the broker is short of something: pika's own ten seconds are few.
+        usual = {"socket_timeout": PATIENCE_S, "stack_timeout": PATIENCE_S}
+        return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.amqp, **{**usual, **options}))
 
     def get(self, path: str) -> tuple[int, bytes]:
         try:
