@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
-from tests.spark.world import QUICK, RunningBroker, run_patiently
+from tests.spark.world import ANY_PORT, QUICK, RunningBroker, run_patiently
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "declarative"
 
@@ -30,6 +30,7 @@ def test_the_declarative_example_runs(broker: RunningBroker, tmp_path: Path) -> 
     environment = dict(
         os.environ, HEADRACE_URL=broker.url, PYSPARK_DRIVER_PYTHON=sys.executable,
         SPARK_LOCAL_IP="127.0.0.1", PYTHONWARNINGS="ignore", PATH=f"{command.parent}:{os.environ['PATH']}",
+        **ANY_PORT,
     )  # fmt: skip
     run = [str(command), "run", "--spec", str(spec), "--conf", "spark.ui.enabled=false", "--conf", QUICK]
     answer = run_patiently(run, env=environment, cwd=tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.pipelines.java import JavaMissing, check_java
 from tests.spark.test_sink import values
-from tests.spark.world import JAVA_OPTIONS, RunningBroker, numbered, run_patiently
+from tests.spark.world import ANY_PORT, JAVA_OPTIONS, RunningBroker, numbered, run_patiently
 
 CLIENT = """
 import sys
@@ -44,7 +44,7 @@ def test_source_and_sink_work_through_spark_connect(shared_broker: RunningBroker
     for topic in ("connect-in", "connect-out"):
         broker.create(topic, 2)
     broker.publish("connect-in", numbered(500))
-    environment = dict(os.environ, SPARK_LOCAL_IP="127.0.0.1", PYTHONWARNINGS="ignore")
+    environment = dict(os.environ, SPARK_LOCAL_IP="127.0.0.1", PYTHONWARNINGS="ignore", **ANY_PORT)
     arguments = [broker.path, broker.url, str(tmp_path / "checkpoint"), JAVA_OPTIONS]
     answer = run_patiently([sys.executable, "-c", CLIENT, *arguments], env=environment)
     assert answer.returncode == 0, answer.stderr[-3000:]

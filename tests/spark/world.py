@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 WAIT_S_MAX = 120
 LOOK_EVERY_S = 0.02
 JAVA_OPTIONS = " ".join(QUICK_JAVA)
+# Spark Connect listens on 15002 otherwise, where another suite or a server of whoever works here may be.
+ANY_PORT = {"SPARK_TESTING": "1"}
 QUICK = f"spark.driver.extraJavaOptions={JAVA_OPTIONS}"
 
 
