@@ -198,6 +198,11 @@ def nested(depth: int) -> bytes:
     for _ in range(depth):
         table = b"\x01aF" + len(table).to_bytes(4, "big") + table
     return len(table).to_bytes(4, "big") + table
+        (
+            publish() + raw_frame(2, 1, b"\0\x3c\0\1" + content_header(0)[4:]),  # of weight 1
+            "expected content header for class 60, got non content header frame instead",
+            (60, 40),
+        ),
 
 
 TABLES = [

@@ -347,6 +347,8 @@ cdef class Scanner:
         if get16(p) != CLASS_BASIC:
             raise ProtocolError(
                 UNEXPECTED_FRAME, f"expected content header for class 60, got one for class {get16(p)} instead",
+        if get16(p + 2) != 0:
+            raise out_of_step(WANTS_HEADER)     # a weight: to RabbitMQ that is no content header
                 CLASS_BASIC, METHOD_PUBLISH)
         body_size = get64(p + 4)
         if body_size > BODY_MAX:
