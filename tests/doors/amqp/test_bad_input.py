@@ -10,7 +10,7 @@ from pamqp import commands
 
 from headrace.doors.amqp import connection as door_connection
 from headrace.doors.amqp import link as door_link
-from headrace.wire.amqp.methods import frame
+from headrace.wire.amqp.methods import AccessRequest, AccessRequestOk, frame
 from headrace.wire.amqp.protocol import PROTOCOL_HEADER
 from tests.doors.amqp.raw import Raw, content_header, raw_frame
 from tests.doors.amqp.running import Running, Traced, eventually
@@ -399,5 +399,10 @@ def test_abusive_connections_leave_nothing_behind(running: Running) -> None:
     eventually(lambda: running.call(lambda: len(running.door.connections)) == 1)
     assert running.call(lambda: len(running.queue("innocent").consumers)) == 0
     assert running.call(
+def test_an_old_client_that_asks_for_access_gets_a_ticket(client: Raw) -> None:
+    client.open().channel().send(frame(1, AccessRequest, realm="/data", active=True, write=True, read=True))
+    assert client.expect(AccessRequestOk).ticket == 1
+
+
         lambda: not [q for q in running.server.broker.vhosts.get("/").queues if q.startswith("amq.gen")]
     )

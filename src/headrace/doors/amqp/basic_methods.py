@@ -1,4 +1,4 @@
-"""basic.get, ack, nack, reject, recover; channel.flow."""
+"""basic.get, ack, nack, reject, recover; channel.flow; access.request."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.queue_methods import find_to_read
 from headrace.doors.amqp.tx import Settle
 from headrace.errors import QueueNotFound
-from headrace.wire.amqp.methods import content_frames, frame
+from headrace.wire.amqp.methods import AccessRequest, AccessRequestOk, content_frames, frame
 from headrace.wire.amqp.protocol import NOT_IMPLEMENTED, PRECONDITION_FAILED, ProtocolError
 
 if TYPE_CHECKING:
@@ -105,3 +105,8 @@ def flow_ok(channel: "Channel", method: commands.Channel.FlowOk) -> None:
 
 
 def ignore(channel: "Channel", method: Any) -> None: ...
+
+
+def access(channel: "Channel", method: AccessRequest) -> None:
+    """Anybody gets a ticket, as in RabbitMQ, and nobody looks at it: what a user may do is asked of the users."""
+    channel.connection.write(frame(channel.number, AccessRequestOk, ticket=1))

@@ -7,10 +7,12 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from headrace.doors.amqp import basic_methods, consume_methods, exchange_methods, queue_methods, tx_methods
+from headrace.wire.amqp.methods import AccessRequest
 
 Handler = Callable[[Any, Any], Coroutine[Any, Any, None] | None]
 
 HANDLERS: dict[type[Frame], Handler] = {
+    AccessRequest: basic_methods.access,
     commands.Channel.Flow: basic_methods.flow,
     commands.Channel.FlowOk: basic_methods.flow_ok,
     commands.Exchange.Declare: exchange_methods.declare,

@@ -5,7 +5,7 @@ pamqp refuses names that RabbitMQ allows and does not bound tables. Tables are r
 """
 
 import struct
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from pamqp import commands
 from pamqp.base import Frame
@@ -29,7 +29,29 @@ FRAME_BODY: Final = 3
 
 F = TypeVar("F", bound=Frame)
 
-_METHODS: Final[dict[int, type[Frame]]] = commands.INDEX_MAPPING
+
+class AccessRequest(Frame):
+    """Of AMQP 0-8. Old clients ask for it, and RabbitMQ has always answered; pamqp does not know it."""
+
+    __slots__: ClassVar[list[str]] = ["realm", "exclusive", "passive", "active", "write", "read"]  # noqa: RUF023 - their order on the wire
+    index = 0x001E000A
+    name = "Access.Request"
+    _realm = "shortstr"
+    _exclusive = _passive = _active = _write = _read = "bit"
+
+
+class AccessRequestOk(Frame):
+    __slots__: ClassVar[list[str]] = ["ticket"]
+    index = 0x001E000B
+    name = "Access.RequestOk"
+    _ticket = "short"
+
+
+_METHODS: Final[dict[int, type[Frame]]] = {
+    **commands.INDEX_MAPPING,
+    AccessRequest.index: AccessRequest,
+    AccessRequestOk.index: AccessRequestOk,
+}
 _FIELDS: Final[dict[type[Frame], tuple[tuple[str, str], ...]]] = {
     method: tuple((name, method.amqp_type(name)) for name in method.__slots__) for method in _METHODS.values()
 }
