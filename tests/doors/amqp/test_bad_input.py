@@ -103,6 +103,10 @@ def test_03_before_tune_a_frame_of_8_kb_is_the_limit(client: Raw) -> None:
         (frame(1, commands.Queue.DeclareOk), 503),
     ],
 )
+        (frame(1, commands.Connection.Open), 503),
+        (frame(1, commands.Connection.Close), 503),
+        (frame(2, commands.Connection.Close), 504),
+        (frame(0, commands.Connection.CloseOk), 504),
 def test_04_frames_that_cannot_be_end_only_this_connection(client: Raw, data: bytes, code: int) -> None:
     client.open().channel().send(data)
     assert client.expect(commands.Connection.Close).reply_code == code

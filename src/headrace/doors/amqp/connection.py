@@ -282,10 +282,7 @@ class Connection(Link):
         return self.vhost.routing.version + self.users.version if self.stage is Stage.RUNNING else 0
 
     def on_method(self, number: int, class_id: int, method_id: int, arguments: bytes) -> bool:
-        if class_id == CLASS_CONNECTION:
-            if number != 0:
-                text = "connection methods belong to channel 0"
-                raise ProtocolError(protocol.CHANNEL_ERROR, text, class_id, method_id)
+        if class_id == CLASS_CONNECTION and number == 0:
             return opening.on_method(self, decode(class_id, method_id, arguments), class_id, method_id)
         if self.stage is Stage.CLOSING:
             return False
@@ -302,7 +299,7 @@ class Connection(Link):
     def _run(self, channel: Channel, method: Frame, class_id: int, method_id: int) -> bool:
         handler = HANDLERS.get(type(method))
         if handler is None:
-            raise ProtocolError(protocol.COMMAND_INVALID, f"{method.name} is not for servers", class_id, method_id)
+            raise ProtocolError(protocol.COMMAND_INVALID, "unimplemented method", class_id, method_id)
         channel.settle()  # acks that came before this method happened before it
         where = (channel, class_id, method_id)
         self._in_method = True

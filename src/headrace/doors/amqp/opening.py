@@ -31,9 +31,8 @@ def greeting(connection: "Connection") -> bytes:
 def on_method(connection: "Connection", method: Any, class_id: int, method_id: int) -> bool:
     """True: nothing of what came with it is read any more."""
     stage = connection.stage
-    if isinstance(method, commands.Connection.CloseOk):
-        if stage is Stage.CLOSING:
-            connection.drop()
+    if isinstance(method, commands.Connection.CloseOk) and stage is Stage.CLOSING:
+        connection.drop()
         return True
     if isinstance(method, commands.Connection.Close):
         connection.write(frame(0, commands.Connection.CloseOk))
