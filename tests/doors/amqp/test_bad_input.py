@@ -94,6 +94,8 @@ def test_03_before_tune_a_frame_of_8_kb_is_the_limit(client: Raw) -> None:
         (frame(5000, commands.Channel.Open), 504),
         (frame(2, commands.Basic.Qos), 504),
         (frame(1, commands.Channel.Open), 504),
+        (frame(1, commands.Channel.CloseOk), 503),
+        (frame(2, commands.Channel.CloseOk), 504),
         (raw_frame(1, 1, b"\0"), 501),
         (raw_frame(1, 1, b"\x00\x3c\x00\x28\0\0\x05a"), 501),
         (raw_frame(1, 1, b"\x00\x3c\x00\x50\0\0"), 501),
@@ -101,15 +103,33 @@ def test_03_before_tune_a_frame_of_8_kb_is_the_limit(client: Raw) -> None:
         (raw_frame(1, 1, b"\x00\x3c\x03\xe7"), 503),
         (frame(0, commands.Basic.Qos), 504),
         (frame(1, commands.Queue.DeclareOk), 503),
-    ],
-)
         (frame(1, commands.Connection.Open), 503),
         (frame(1, commands.Connection.Close), 503),
         (frame(2, commands.Connection.Close), 504),
         (frame(0, commands.Connection.CloseOk), 504),
+    ],
+)
 def test_04_frames_that_cannot_be_end_only_this_connection(client: Raw, data: bytes, code: int) -> None:
     client.open().channel().send(data)
     assert client.expect(commands.Connection.Close).reply_code == code
+
+
+def test_04_a_channel_that_both_close_at_once_is_there_until_close_ok(client: Raw) -> None:
+    client.open().channel()
+    client.method(1, commands.Queue.Declare, queue="not-there", passive=True)
+    client.method(1, commands.Channel.Close).method(1, commands.Channel.CloseOk)
+    assert client.expect(commands.Channel.Close).reply_code == 404
+    client.expect(commands.Channel.CloseOk)
+    client.channel(1)
+
+
+def test_04_opening_a_channel_before_its_close_ok_is_504(client: Raw) -> None:
+    client.open().channel()
+    client.method(1, commands.Queue.Declare, queue="not-there", passive=True)
+    client.method(1, commands.Channel.Close).method(1, commands.Channel.Open)
+    assert client.expect(commands.Channel.Close).reply_code == 404
+    client.expect(commands.Channel.CloseOk)
+    assert client.expect(commands.Connection.Close).reply_code == 504
 
 
 @pytest.mark.parametrize("size", [2**63, 2**64 - 1, 16 * 1024 * 1024])
@@ -178,6 +198,11 @@ def test_06_content_out_of_step_is_505(client: Raw, frames: bytes) -> None:
             "expected content header for class 60, got one for class 61 instead",
             (60, 40),
         ),
+        (
+            publish() + raw_frame(2, 1, b"\0\x3c\0\1" + content_header(0)[4:]),  # of weight 1
+            "expected content header for class 60, got non content header frame instead",
+            (60, 40),
+        ),
     ],
 )
 def test_06_content_out_of_step_is_said_in_rabbitmqs_words(
@@ -202,11 +227,6 @@ def nested(depth: int) -> bytes:
     for _ in range(depth):
         table = b"\x01aF" + len(table).to_bytes(4, "big") + table
     return len(table).to_bytes(4, "big") + table
-        (
-            publish() + raw_frame(2, 1, b"\0\x3c\0\1" + content_header(0)[4:]),  # of weight 1
-            "expected content header for class 60, got non content header frame instead",
-            (60, 40),
-        ),
 
 
 TABLES = [
@@ -379,6 +399,11 @@ def test_amqplain_is_understood(client: Raw) -> None:
     client.expect(commands.Connection.Tune)
 
 
+def test_an_old_client_that_asks_for_access_gets_a_ticket(client: Raw) -> None:
+    client.open().channel().send(frame(1, AccessRequest, realm="/data", active=True, write=True, read=True))
+    assert client.expect(AccessRequestOk).ticket == 1
+
+
 def test_methods_before_the_connection_is_open_are_refused(client: Raw) -> None:
     client.start()
     client.method(1, commands.Channel.Open)
@@ -403,10 +428,5 @@ def test_abusive_connections_leave_nothing_behind(running: Running) -> None:
     eventually(lambda: running.call(lambda: len(running.door.connections)) == 1)
     assert running.call(lambda: len(running.queue("innocent").consumers)) == 0
     assert running.call(
-def test_an_old_client_that_asks_for_access_gets_a_ticket(client: Raw) -> None:
-    client.open().channel().send(frame(1, AccessRequest, realm="/data", active=True, write=True, read=True))
-    assert client.expect(AccessRequestOk).ticket == 1
-
-
         lambda: not [q for q in running.server.broker.vhosts.get("/").queues if q.startswith("amq.gen")]
     )

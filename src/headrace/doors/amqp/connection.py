@@ -394,18 +394,22 @@ class Connection(Link):
             self.write(frame(number, commands.Channel.OpenOk))
             return False
         if channel is None:
-            if isinstance(method, commands.Channel.CloseOk):
-                return False
             raise ProtocolError(protocol.CHANNEL_ERROR, "expected 'channel.open'", class_id, method_id)
-        if isinstance(method, commands.Channel.Close | commands.Channel.CloseOk):
-            self.after_feed()
-            channel.release()
-            del self.channels[number]
-            self._scanner.remove_channel(number)
-            if isinstance(method, commands.Channel.Close):
-                self.write(frame(number, commands.Channel.CloseOk))
+        if isinstance(method, commands.Channel.Close):
+            if not channel.state.closing:  # else both closed it at once, and the answer to our close is on its way
+                self._end_channel(channel)
+            self.write(frame(number, commands.Channel.CloseOk))
+            return False
+        if isinstance(method, commands.Channel.CloseOk) and channel.state.closing:
+            self._end_channel(channel)
             return False
         return self._run(channel, method, class_id, method_id)
+
+    def _end_channel(self, channel: Channel) -> None:
+        self.after_feed()
+        channel.release()
+        del self.channels[channel.number]
+        self._scanner.remove_channel(channel.number)
 
     def _channels_of_user(self) -> int:
         return sum(len(connection.channels) for connection in self.door.running_of(self.user))

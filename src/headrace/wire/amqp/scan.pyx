@@ -37,6 +37,7 @@ cdef enum:
     CLASS_BASIC = 60
     METHOD_PUBLISH = 40
     METHOD_ACK = 80
+    METHOD_CHANNEL_OPEN = 10
     METHOD_CHANNEL_CLOSE = 40
     METHOD_CHANNEL_CLOSE_OK = 41
 
@@ -278,7 +279,9 @@ cdef class Scanner:
         channel = self.channel_of(number)
         if channel is not None:
             if channel.closing:
-                if class_id != CLASS_CHANNEL or method_id not in (METHOD_CHANNEL_CLOSE, METHOD_CHANNEL_CLOSE_OK):
+                if class_id != CLASS_CHANNEL or method_id not in (
+                    METHOD_CHANNEL_OPEN, METHOD_CHANNEL_CLOSE, METHOD_CHANNEL_CLOSE_OK
+                ):
                     return False        # sent before the peer learned that the channel is closed
             elif channel.state != IDLE:
                 raise out_of_step(channel.state)
@@ -344,11 +347,11 @@ cdef class Scanner:
             raise out_of_step(channel.state)
         if size < 14:
             raise ProtocolError(FRAME_ERROR, "content header cut short")
+        if get16(p + 2) != 0:
+            raise out_of_step(WANTS_HEADER)     # a weight: to RabbitMQ that is no content header
         if get16(p) != CLASS_BASIC:
             raise ProtocolError(
                 UNEXPECTED_FRAME, f"expected content header for class 60, got one for class {get16(p)} instead",
-        if get16(p + 2) != 0:
-            raise out_of_step(WANTS_HEADER)     # a weight: to RabbitMQ that is no content header
                 CLASS_BASIC, METHOD_PUBLISH)
         body_size = get64(p + 4)
         if body_size > BODY_MAX:
