@@ -87,7 +87,7 @@ def test_a_full_queue_that_rejects_to_dead_letters_says_nack_and_keeps_a_copy(ru
     channel.confirm_delivery()
     channel.queue_declare(f"{name}-dead", durable=True)
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish-dlx", "x-dead-letter-exchange": "",
-                 "x-dead-letter-routing-key": f"{name}-dead", "x-dead-letter-strategy": "at-least-once"}  # fmt: skip
+                 "x-dead-letter-routing-key": f"{name}-dead"}  # fmt: skip
     channel.queue_declare(name, durable=True, arguments=arguments)
     channel.basic_publish("", name, b"kept")
     with pytest.raises(pika.exceptions.NackError):
