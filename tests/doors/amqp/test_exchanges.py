@@ -109,6 +109,7 @@ def test_what_clients_may_not_do_with_exchanges(running: Running, name: str) -> 
         (lambda c: c.queue_bind(name, "", "k"), 403),
         (lambda c: c.queue_bind(name, "nowhere", "k"), 404),
         (lambda c: c.exchange_declare("nowhere", passive=True), 404),
+        (lambda c: c.exchange_declare("", passive=True), 403),
         (lambda c: c.exchange_delete(name + "used", if_unused=True), 406),
         (lambda c: (c.basic_publish(name, "k", b"x"), c.queue_declare(name, passive=True)), 403),
         (lambda c: (c.basic_publish("nowhere", "k", b"x"), c.queue_declare(name, passive=True)), 404),

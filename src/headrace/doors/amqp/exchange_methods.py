@@ -16,19 +16,21 @@ from headrace.wire.amqp.protocol import ACCESS_REFUSED, PRECONDITION_FAILED
 if TYPE_CHECKING:
     from headrace.doors.amqp.channel import Channel
 
+DEFAULT_REFUSED = "operation not permitted on the default exchange"
+
 
 async def declare(channel: "Channel", method: commands.Exchange.Declare) -> None:
     vhost, access = channel.connection.vhost, channel.connection.access
     name = check_name(method.exchange)
     if method.passive:
+        _check_not_default(name)
         access.look_at(EXCHANGE, name)
         vhost.routing.exchange(name)
     else:
         if not is_kind(method.exchange_type):
             # RabbitMQ before 4 ended the whole connection here, with 503.
             raise ChannelError(PRECONDITION_FAILED, f"unknown exchange type '{method.exchange_type[:60]}'")
-        if not name:
-            raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
+        _check_not_default(name)
         access.configure(EXCHANGE, name)
         alternate = _arguments(method).get("alternate-exchange")
         if isinstance(alternate, str) and name not in vhost.routing.exchanges:
@@ -41,13 +43,18 @@ async def declare(channel: "Channel", method: commands.Exchange.Declare) -> None
     _answer(channel, method, commands.Exchange.DeclareOk)
 
 
+def _check_not_default(name: str) -> None:
+    if not name:
+        raise ChannelError(ACCESS_REFUSED, DEFAULT_REFUSED)
+
+
 async def delete(channel: "Channel", method: commands.Exchange.Delete) -> None:
     if method.exchange in PREDECLARED:
         where = f"'{method.exchange}' in vhost '{channel.connection.vhost.name}'"
         raise ChannelError(
             ACCESS_REFUSED,
             f"deletion of system exchange {where} not allowed" if method.exchange
-            else "operation not permitted on the default exchange",
+            else DEFAULT_REFUSED,
         )
     channel.connection.access.configure(EXCHANGE, method.exchange)
     await channel.connection.vhost.delete_exchange(method.exchange, if_unused=method.if_unused)
