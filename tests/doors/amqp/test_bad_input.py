@@ -91,7 +91,6 @@ def test_03_before_tune_a_frame_of_8_kb_is_the_limit(client: Raw) -> None:
         (raw_frame(2, 0, content_header(1)), 505),
         (raw_frame(3, 0, b"x"), 505),
         (raw_frame(3, 77, b"x"), 505),
-        (frame(5000, commands.Channel.Open), 504),
         (frame(2, commands.Basic.Qos), 504),
         (frame(1, commands.Channel.Open), 504),
         (frame(1, commands.Channel.CloseOk), 503),
@@ -269,6 +268,11 @@ def test_07_strings_longer_than_their_frame_are_501(running: Running, client: Ra
 def test_08_names_that_are_not_utf8_are_502(client: Raw) -> None:
     client.open().channel().send(raw_frame(1, 1, b"\x00\x32\x00\x0a\0\0\x02\xff\xfe\0\0\0\0\0"))
     assert client.expect(commands.Connection.Close).reply_code == 502
+
+
+def test_12_a_channel_may_have_a_number_over_channel_max(client: Raw) -> None:
+    """RabbitMQ counts them, and does not look at their numbers."""
+    client.open(channel_max=10).channel(65_535)
 
 
 def test_12_one_channel_more_than_agreed_is_refused(client: Raw) -> None:

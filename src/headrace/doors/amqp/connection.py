@@ -383,11 +383,6 @@ class Connection(Link):
             if len(self.channels) >= self.channel_max:
                 text = f"number of channels opened ({len(self.channels)}) has reached the negotiated channel_max"
                 raise ProtocolError(protocol.NOT_ALLOWED, f"{text} ({self.channel_max})")
-            if number > self.channel_max:
-                raise ProtocolError(
-                    protocol.CHANNEL_ERROR,
-                    f"channel {number} is over the negotiated channel_max {self.channel_max}", class_id, method_id,
-                )
             self.access.check_limit("channels", self._channels_of_user)
             channel = self.channels[number] = Channel(self, number)
             self._scanner.add_channel(channel.state)
