@@ -14,7 +14,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import Committed
 from headrace.broker.transaction import ABORTED, ONGOING
 from headrace.config import Config
-from headrace.errors import DiskFull, InvalidTransactionState, ProducerFenced
+from headrace.errors import ConcurrentTransactions, DiskFull, InvalidTransactionState, ProducerFenced
 from headrace.log.disk import RealDisk
 from headrace.record import codec
 
@@ -149,6 +149,22 @@ async def test_a_transaction_whose_time_is_up_while_its_end_finds_no_room_is_abo
         disk.full = False
         assert one.state == ONGOING
         assert one.timer is not None, "nobody would ever abort it"
+
+
+async def test_who_aborts_while_its_time_is_up_hears_of_it_when_it_is_on_the_disk(tmp_path: Path) -> None:
+    """Told before, and without room for it, it would go on in a transaction that it thinks is over."""
+    disk = Full()
+    async with opened(tmp_path, disk) as broker:
+        transactions = broker.coordination.transactions
+        pid, epoch = await begin(broker)
+        disk.full = True
+        late = asyncio.ensure_future(transactions._abort_late(transactions.get("x")))
+        await asyncio.sleep(0)
+        with pytest.raises(ConcurrentTransactions):
+            await transactions.end("x", pid, epoch, commit=False)
+        await late
+        disk.full = False
+        assert transactions.get("x").state == ONGOING
 
 
 async def test_a_change_that_comes_first_does_not_end_the_time_out_of_a_transaction(tmp_path: Path) -> None:

@@ -221,6 +221,8 @@ class Transactions:
     async def end(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> None:
         known = self._by_id.get(transactional_id)
         if known is not None and not commit and known.state == ABORTED and known.last == (producer_id, epoch):
+            if known.busy:
+                raise ConcurrentTransactions(transactional_id)  # it may still fail, and is open then as before
             return  # its time was up, and this is what became of it: who is told so starts over
         one = self._check(transactional_id, producer_id, epoch)
         if one.state == (COMMITTED if commit else ABORTED):
