@@ -354,6 +354,10 @@ class ConcurrentTransactions(Conflict):
     """The transaction is being ended: try again in a moment."""
 
 
+class TransactionAbortable(Conflict):
+    """The transaction can only be aborted; its producer goes on with the next."""
+
+
 class TransactionNotFound(NotFound):
     def __init__(self, transactional_id: str) -> None:
         super().__init__(f"no transactional id {transactional_id!r}")

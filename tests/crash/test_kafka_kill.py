@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.interop.kafka.broker import KafkaBroker
+from tests.interop.kafka.jars import JAVA, kafka_tools
 
 pytestmark = pytest.mark.slow
 ROUNDS = int(os.environ.get("HEADRACE_CRASH_ROUNDS", "6"))
@@ -201,27 +202,38 @@ while True:  # what an application does after a fatal error: begin anew
         time.sleep(0.05)
 """
 INPUTS = 3000
-KILLS = 10
+
+
+def librdkafka(folder: Path) -> list[str]:
+    """Transactions of version 1."""
+    script = folder / "loop.py"
+    script.write_text(LOOP)
+    return [sys.executable, str(script)]
+
+
+def java(folder: Path) -> list[str]:
+    """Of version 2: batches and offsets bring themselves in, and each transaction has an epoch of its own."""
+    return [*JAVA, "-cp", kafka_tools(), str(Path(__file__).parent / "Loop.java")]
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(("client", "kills"), [(librdkafka, 10), pytest.param(java, 3, marks=pytest.mark.peer)])
 def test_d9_a_loop_that_reads_and_writes_in_transactions_is_exact_through_kills(
-    broker: KafkaBroker, tmp_path: Path
+    broker: KafkaBroker, tmp_path: Path, client: Callable[[Path], list[str]], kills: int
 ) -> None:
     make_topic(broker, "in", 2)
     make_topic(broker, "out", 2)
-    script = tmp_path / "loop.py"
-    script.write_text(LOOP)
+    command = client(tmp_path)
 
     def start() -> "subprocess.Popen[bytes]":
-        return subprocess.Popen([sys.executable, str(script), broker.address])
+        return subprocess.Popen([*command, broker.address], stderr=subprocess.DEVNULL)
 
     loop = start()
     try:
         feeder = Producer({"bootstrap.servers": broker.address, "enable.idempotence": True, **QUIET})
         rng = random.Random(11)
-        for kill in range(KILLS):
-            for number in range(kill * INPUTS // KILLS, (kill + 1) * INPUTS // KILLS):
+        for kill in range(kills):
+            for number in range(kill * INPUTS // kills, (kill + 1) * INPUTS // kills):
                 feeder.produce("in", str(number), partition=number % 2)
             assert feeder.flush(SECONDS) == 0
             time.sleep(rng.uniform(0.2, 1.0))

@@ -13,6 +13,7 @@ from headrace.broker.producers import Batch, PartitionProducers, Snapshot
 from headrace.broker.settle import RangeSet
 from headrace.clock import Clock
 from headrace.errors import CorruptLog, HeadraceError, InvalidInput, StorageError
+from headrace.log.group import Group
 from headrace.log.log import Log
 from headrace.log.shard import Shard
 from headrace.log.staging import Ticket
@@ -32,6 +33,7 @@ SCAN_BYTES = 4 << 20
 HOLD = "producers"
 
 Append = Callable[[], Ticket]
+Beside = Callable[[Group], object]
 Watcher = Callable[[RangeSet, bool], object]  # offsets that hold no message, whether the transaction was committed
 
 
@@ -124,9 +126,12 @@ class Producers:
 
     # Appending.
 
-    def append(self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo]) -> Ticket:
+    def append(
+        self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo], with_it: Beside | None = None
+    ) -> Ticket:
         """As log.append, for batches of which at least one has a producer id. A repeated batch is not stored
-        again: its ticket is the first one's, or one with the offset that the first one got."""
+        again: its ticket is the first one's, or one with the offset that the first one got. What `with_it` adds to
+        the entry of a new one is stored together with it, or not at all."""
         if len(infos) != 1:
             raise InvalidInput("a producer with an id sends one batch for a partition at a time")
         [info] = infos
@@ -136,7 +141,10 @@ class Producers:
         repeated = tracked.producers.check(info)
         if repeated is not None:
             return self._ticket_of(repeated)
-        ticket = self._first(log, data, infos) if tracked.upto < 0 else log.append(data, infos)
+        if tracked.upto < 0 or with_it is not None:
+            ticket = self._append_with(tracked, data, infos, with_it)
+        else:
+            ticket = log.append(data, infos)
         batch = tracked.producers.staged(info, ticket, log.visible_end, self._clock.now_ms())
         if info.is_transactional:
             self._hold(tracked)
@@ -150,13 +158,20 @@ class Producers:
             tracked.upto = -1
         return tracked
 
-    def _first(self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo]) -> Ticket:
-        """The first such batch of a log says in the same entry that the log has producers from here on.
+    def _append_with(
+        self, tracked: Tracked, data: bytearray | memoryview, infos: list[BatchInfo], with_it: Beside | None
+    ) -> Ticket:
+        """In one entry. The first such batch of a log says there that the log has producers from here on.
         Until one of them is durable each does: the first may be refused and the second taken."""
+        log = tracked.log
         entry = self._shard.group()
-        entry.append(log, data, infos)
-        entry.put(PRODUCERS, log_key(log.id), msgspec.msgpack.encode(Snapshot(log.visible_end, [], [])))
-        return entry.commit()
+        ticket = entry.append(log, data, infos)
+        if tracked.upto < 0:
+            entry.put(PRODUCERS, log_key(log.id), msgspec.msgpack.encode(Snapshot(log.visible_end, [], [])))
+        if with_it is not None:
+            with_it(entry)
+        entry.commit()
+        return ticket
 
     def _ticket_of(self, batch: Batch) -> Ticket:
         if isinstance(batch.ticket, Ticket):

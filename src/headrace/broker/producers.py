@@ -45,6 +45,10 @@ class Batch:
         self.opens = False  # the first of a transaction in this log
 
 
+# An epoch that a marker brought: its first batch has number 0, and none behind it is taken before.
+BEFORE_THE_FIRST = Batch(NO_SEQUENCE, NO_SEQUENCE, -1)
+
+
 class Producer:
     __slots__ = ("batches", "epoch", "open_since", "producer_id", "seen_ms", "written")
 
@@ -158,6 +162,7 @@ class PartitionProducers:
         if epoch > producer.epoch:
             producer.epoch = epoch
             producer.batches.clear()
+            producer.batches.append(BEFORE_THE_FIRST)
         if producer.open_since is not None and not commit:
             self.aborted.add(Aborted(marker_offset, producer_id, producer.open_since))
         producer.open_since = None

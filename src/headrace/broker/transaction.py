@@ -38,6 +38,17 @@ class OwedMarker(msgspec.Struct, frozen=True, array_like=True):
     commit: bool
 
 
+class Joined(msgspec.Struct, frozen=True, array_like=True):
+    """A partition that its first batch brought into a transaction, and opened that, perhaps. Kept by itself: all of
+    them anew with each would be quadratic."""
+
+    producer_id: int
+    epoch: int
+    started_ms: int
+    topic: str
+    partition: int
+
+
 class Saved(msgspec.Struct, frozen=True, array_like=True):
     producer_id: int
     epoch: int
@@ -69,6 +80,8 @@ class Transaction:
         self.ending: list[Committed] = []  # offsets of one whose end is on its way to the disk
         self.busy = False  # a change is on its way to the disk
         self.is_saved = True  # what is here is on the disk as well: a change that found no room is not
+        self.joined: dict[int, Where] = {}  # by log: those that came in with a batch, each kept as Joined
+        self.joining: set[Where] = set()  # not known to be on the disk yet
         self.last = NOBODY  # who is still the rightful producer, though its epoch or id was moved on
         self.owed: list[OwedMarker] = []
         self.timer: Timer | None = None
@@ -99,7 +112,7 @@ class Transaction:
                 self.state,
                 self.started_ms,
                 self.changed_ms,
-                [(topic, partition, log_id) for (topic, partition), log_id in self.partitions.items()],
+                [(*where, log_id) for where, log_id in self.partitions.items() if log_id not in self.joined],
                 sorted(self.groups),
                 list(self.offsets.values()),
                 self.last,
@@ -121,4 +134,5 @@ class Transaction:
 
     def clear(self) -> None:
         self.partitions, self.groups, self.offsets = {}, set(), {}
+        self.joined, self.joining = {}, set()
         self.started_ms = -1

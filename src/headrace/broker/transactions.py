@@ -4,6 +4,11 @@ One node and one journal make it short: ending a transaction is one journal entr
 its logs, the offsets it commits and its own new state. There is no state in between that a crash could
 leave, so there is no prepare and nothing to finish after a restart, except time-outs.
 
+Clients of version 2 (KIP-890) say nothing of a partition before its first batch: the entry of that batch also has the
+partition in the transaction, so that none is stored which no end would reach. Their transactions each have an epoch
+of their own: the end moves it on, in the markers, too, and a batch that comes late finds itself too old. What the next
+epoch is was told to who had the last one, and is told again to who asks again.
+
 A log that is damaged takes no marker. It does not keep the other partitions of the transaction from theirs: its own
 is owed, kept with the transactional id, and written by the start that finds the log sound again. Until then whoever
 reads that log committed stops before the transaction; an operator restores the log or deletes the topic.
@@ -14,6 +19,8 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from headrace.broker.groups.coordinator import Groups
 from headrace.broker.groups.offsets import Committed
@@ -27,6 +34,7 @@ from headrace.broker.transaction import (
     NOBODY,
     ONGOING,
     Instance,
+    Joined,
     OwedMarker,
     Transaction,
     Where,
@@ -40,13 +48,18 @@ from headrace.errors import (
     InvalidTransactionState,
     InvalidTransactionTimeout,
     ProducerFenced,
+    TransactionAbortable,
     TransactionNotFound,
     UnknownProducer,
 )
+from headrace.log.group import Group
 from headrace.log.log import Log
 from headrace.log.shard import Shard
+from headrace.log.staging import Ticket
+from headrace.record.types import BatchInfo
 
 TRANSACTIONS = "transactions"
+JOINED = "transactions.joined"
 TIMEOUT_MS_MAX = 15 * 60 * 1000
 EPOCH_MAX = 32766  # that a producer gets: an int16, of which the last one is kept for fencing
 RETRY_S = 1.0
@@ -81,11 +94,24 @@ class Transactions:
             one = Transaction.restored(key.decode(), value)
             self._by_id[one.transactional_id] = one
             self._by_producer[one.producer_id] = one
+        for key, value in self._shard.state.items(JOINED):
+            self._restore_joined(int.from_bytes(key[:8], "big"), key[8:].decode(), value)
+        for one in self._by_id.values():
             if one.state == ONGOING:
                 self._start_timer(one)
             if one.owed:
                 self._pay(one)
         self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
+
+    def _restore_joined(self, log_id: int, transactional_id: str, value: bytes) -> None:
+        joined = msgspec.msgpack.decode(value, type=Joined)
+        one, where = self._by_id.get(transactional_id), (joined.topic, joined.partition)
+        if one is None or one.instance != (joined.producer_id, joined.epoch):
+            return
+        one.state, one.started_ms = ONGOING, joined.started_ms
+        one.joined[log_id] = where
+        if log_id in self._shard.logs:  # not one that was deleted, with another of its name in the transaction as well
+            one.partitions[where] = log_id
 
     def close(self) -> None:
         if self._sweep is not None:
@@ -142,10 +168,12 @@ class Transactions:
         if one.epoch < EPOCH_MAX:
             one.epoch += 1
             return
-        fresh = await self._producers.new_id()
+        self._rename(one, await self._producers.new_id(), 0)
+
+    def _rename(self, one: Transaction, producer_id: int, epoch: int) -> None:
         self._by_producer.pop(one.producer_id, None)
-        one.producer_id, one.epoch = fresh, 0
-        self._by_producer[fresh] = one
+        one.producer_id, one.epoch = producer_id, epoch
+        self._by_producer[producer_id] = one
 
     def name_of(self, producer_id: int) -> str | None:
         """The transactional id of a producer."""
@@ -154,14 +182,45 @@ class Transactions:
 
     def check_append(self, producer_id: int, epoch: int, where: Where) -> None:
         """Raises unless a transactional batch of this producer belongs to its open transaction."""
+        one = self._producing(producer_id, epoch)
+        # A topic made anew under the name is not in it: its log would get no marker.
+        if one.state != ONGOING or one.partitions.get(where) not in self._shard.logs or where in one.joining:
+            raise InvalidTransactionState(f"{where[0]}-{where[1]} is not in the transaction")
+
+    def append(
+        self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo], where: Where
+    ) -> Ticket:
+        """A transactional batch, which brings its partition into the transaction and opens that if it is the first."""
+        one = self._producing(infos[0].producer_id, infos[0].producer_epoch)
+        saved = where not in one.joining if log.id in one.joined else one.is_saved
+        if one.state == ONGOING and one.partitions.get(where) == log.id and saved:
+            return self._producers.append(log, data, infos)
+        if (one.busy and one.state != ONGOING) or any(marker.log_id == log.id for marker in one.owed):
+            raise ConcurrentTransactions(one.transactional_id)
+        ticket = self._producers.append(log, data, infos, partial(self._join, one, where, log.id))
+        ticket.add_callback(partial(self._joined, one, where))
+        return ticket
+
+    def _join(self, one: Transaction, where: Where, log_id: int, entry: Group) -> None:
+        self._open(one)
+        one.partitions[where] = log_id
+        one.joined[log_id] = where
+        one.joining.add(where)
+        joined = Joined(*one.instance, one.started_ms, *where)
+        entry.put(JOINED, joined_key(one, log_id), msgspec.msgpack.encode(joined))
+
+    @staticmethod
+    def _joined(one: Transaction, where: Where, ticket: Ticket) -> None:
+        if ticket.error is None:
+            one.joining.discard(where)
+
+    def _producing(self, producer_id: int, epoch: int) -> Transaction:
         one = self._by_producer.get(producer_id)
         if one is None:
             raise UnknownProducer(f"producer {producer_id} has no transactional id")
         if epoch != one.epoch:  # perhaps because its time was up: it may start over, and from a fence Java does not
             raise InvalidProducerEpoch(f"producer {producer_id} is at epoch {one.epoch}, not {epoch}")
-        # A topic made anew under the name is not in it: its log would get no marker.
-        if one.state != ONGOING or one.partitions.get(where) not in self._shard.logs:
-            raise InvalidTransactionState(f"{where[0]}-{where[1]} is not in the transaction")
+        return one
 
     def _check(self, transactional_id: str, producer_id: int, epoch: int) -> Transaction:
         one = self._by_id.get(transactional_id)
@@ -182,7 +241,8 @@ class Transactions:
         if any(marker.log_id in partitions.values() for marker in one.owed):
             raise ConcurrentTransactions(transactional_id)  # what comes next to that log comes after the marker
         # By log, not by name: a topic may have been made anew since.
-        if one.state == ONGOING and one.is_saved and partitions.items() <= one.partitions.items():
+        saved = one.is_saved and not one.joining
+        if one.state == ONGOING and saved and partitions.items() <= one.partitions.items():
             return
         with self._busy(one):
             self._open(one)
@@ -199,13 +259,20 @@ class Transactions:
             await self._put(one)
 
     async def commit_offsets(
-        self, transactional_id: str, producer_id: int, epoch: int, entries: "list[Committed]"
+        self, transactional_id: str, producer_id: int, epoch: int, entries: "list[Committed]", *, joins: bool = False
     ) -> None:
-        """Offsets that a group commits if, and when, the transaction is committed."""
+        """Offsets that a group commits if, and when, the transaction is committed. With `joins` they bring the group
+        into it."""
+        if joins:
+            self._check_time(transactional_id, Instance(producer_id, epoch))
         one = self._check(transactional_id, producer_id, epoch)
-        if one.state != ONGOING or any(entry.group not in one.groups for entry in entries):
+        if joins and not entries:
+            return
+        if not joins and (one.state != ONGOING or any(entry.group not in one.groups for entry in entries)):
             raise InvalidTransactionState(f"the group is not in the transaction of {transactional_id!r}")
         with self._busy(one):
+            self._open(one)
+            one.groups.update(entry.group for entry in entries)
             one.offsets.update({(entry.group, entry.topic, entry.partition): entry for entry in entries})
             await self._put(one)
 
@@ -231,6 +298,47 @@ class Transactions:
             raise InvalidTransactionState(f"{transactional_id!r} has no open transaction")
         with self._busy(one):
             await self._end(one, commit=commit)
+
+    async def end_with_epoch(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> Instance:
+        """Ends it, and returns who the producer is in its next transaction. To abort nothing moves the epoch on as
+        well: who heard of no batch whether it was stored does not know if there is anything."""
+        said = Instance(producer_id, epoch)
+        one = self._by_id.get(transactional_id)
+        if one is None or producer_id < 0 or producer_id not in (one.producer_id, one.last.producer_id):
+            raise UnknownProducer(f"producer {producer_id} is not {transactional_id!r}")
+        if said not in (one.instance, one.last):
+            raise ProducerFenced(f"{transactional_id!r} is at epoch {one.epoch}, not {epoch}")
+        if one.busy:
+            raise ConcurrentTransactions(transactional_id)
+        if said != one.instance:
+            return await self._told_again(one, said, commit=commit)
+        if commit and one.state != ONGOING:
+            raise InvalidTransactionState(f"{transactional_id!r} has no open transaction")
+        with self._busy(one):
+            fresh = await self._producers.new_id() if one.epoch >= EPOCH_MAX else None
+            await self._end(one, commit=commit, fenced=said, next_id=fresh)
+        return one.instance
+
+    async def _told_again(self, one: Transaction, said: Instance, *, commit: bool) -> Instance:
+        """To who was the producer until its transaction ended: the answer was lost, or its time was up."""
+        if commit:
+            self._check_time(one.transactional_id, said)
+        if one.state not in (COMMITTED, ABORTED):
+            raise ProducerFenced(f"{one.transactional_id!r} is at epoch {one.epoch}, not {said.epoch}")
+        if one.state != (COMMITTED if commit else ABORTED):
+            raise InvalidTransactionState(f"the transaction of {one.transactional_id!r} was committed")
+        if one.epoch > EPOCH_MAX or not one.is_saved:  # its time was up, and nobody may have that epoch
+            with self._busy(one):
+                if one.epoch > EPOCH_MAX:
+                    await self._bump(one)
+                await self._put(one)
+        return one.instance
+
+    def _check_time(self, transactional_id: str, said: Instance) -> None:
+        """Raises if its time was up: it was aborted, and who asks for that is told the next epoch."""
+        one = self._by_id.get(transactional_id)
+        if one is not None and one.state == ABORTED and said == one.last and said != NOBODY:
+            raise TransactionAbortable(f"the transaction of {transactional_id!r} was aborted")
 
     # The work.
 
@@ -267,14 +375,18 @@ class Transactions:
             except HeadraceError:
                 one.timer = self._timers.call_later(RETRY_S, lambda: self._timed_out(one))
 
-    async def _end(self, one: Transaction, *, commit: bool, fenced: Instance | None = None) -> None:
+    async def _end(
+        self, one: Transaction, *, commit: bool, fenced: Instance | None = None, next_id: int | None = None
+    ) -> None:
         """One entry: markers in every log, offsets, and the state of the transaction. With somebody to fence the
-        epoch moves on; who it was may still start over."""
+        epoch moves on; who it was may still start over. If its epochs are used up the producer gets `next_id`."""
         before = one.saved()
         producer_id = one.producer_id
         if fenced is not None:
             one.epoch, one.last = min(one.epoch, EPOCH_MAX) + 1, fenced
         epoch = one.epoch
+        if next_id is not None:
+            self._rename(one, next_id, 0)
         there = {where: self._shard.logs[log] for where, log in one.partitions.items() if log in self._shard.logs}
         logs = [log for log in there.values() if log.damage is None]
         owed = [
@@ -283,8 +395,7 @@ class Transactions:
             if log.damage is not None
         ]
         offsets = [*one.offsets.values()] if commit else []
-        partitions, groups, kept = one.partitions, one.groups, one.offsets
-        started_ms = one.started_ms
+        partitions, groups, kept, joined = one.partitions, one.groups, one.offsets, one.joined
         one.ending = [*kept.values()]
         one.clear()
         one.owed = [*one.owed, *owed]
@@ -295,6 +406,8 @@ class Transactions:
             marker = control_batch(producer_id, epoch, commit=commit, now_ms=one.changed_ms)
             tickets = [(log, entry.append(log, marker)) for log in logs]
             self._groups.offsets.stage(entry, offsets)
+            for log_id in joined:
+                entry.delete(JOINED, joined_key(one, log_id))
             entry.put(TRANSACTIONS, one.transactional_id.encode(), one.saved())
             ticket = entry.commit()
             # Before readers are woken: they must find the transaction ended.
@@ -302,9 +415,11 @@ class Transactions:
             await ticket
         except HeadraceError:
             restored = Transaction.restored(one.transactional_id, before)
-            one.epoch, one.state, one.started_ms = restored.epoch, ONGOING, started_ms
+            self._rename(one, restored.producer_id, restored.epoch)
+            one.state, one.started_ms = restored.state, restored.started_ms
             one.last, one.owed = restored.last, restored.owed
             one.partitions, one.groups, one.offsets = partitions, groups, kept
+            one.joined, one.joining = joined, set(joined.values())  # none of them is known to be there, then
             raise
         finally:
             one.ending = []
@@ -420,3 +535,7 @@ class Transactions:
             yield
         finally:
             one.busy = False
+
+
+def joined_key(one: Transaction, log_id: int) -> bytes:
+    return log_id.to_bytes(8, "big") + one.transactional_id.encode()

@@ -120,7 +120,7 @@ async def test_a_commit_that_the_disk_has_no_room_for_is_tried_again(
     def full(entries: object, answer: Callable[[HeadraceError | None], None]) -> None:
         answer(DiskFull("no space left"))
 
-    async def full_too(*args: object) -> None:
+    async def full_too(*args: object, **options: object) -> None:
         raise DiskFull("no space left")
 
     epoch = await beat(client)
@@ -138,7 +138,7 @@ async def test_offsets_of_a_transaction_that_changes_just_now_are_committed_agai
     """Sent once more after a time-out, say, while the first are on their way to the disk. In Kafka a group takes them,
     which knows no CONCURRENT_TRANSACTIONS, and Java takes it here for the end of the producer."""
 
-    async def busy(*args: object) -> None:
+    async def busy(*args: object, **options: object) -> None:
         raise ConcurrentTransactions("x")
 
     monkeypatch.setattr(world.door.coordination.transactions, "commit_offsets", busy)

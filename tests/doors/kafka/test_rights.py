@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -288,10 +289,10 @@ async def test_a_transactional_batch_takes_the_right_on_its_producers_id(
         b"x", producer_id=made.producer_id, producer_epoch=made.producer_epoch, base_sequence=0, transactional=True
     )
     before = end_of(world)
-    for transactional_id in ("anns", "roots", None):
+    for version, transactional_id in product((9, 12), ("anns", "roots", None)):
         answer = await ann.call(
             Api.PRODUCE,
-            9,
+            version,
             transactional_id=transactional_id,
             acks=-1,
             timeout=1000,

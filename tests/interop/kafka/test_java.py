@@ -93,14 +93,17 @@ def test_the_performance_tools_run(tool: Tool, name: Name) -> None:
 
 
 def test_transactions_of_the_java_client_with_the_versions_we_offer(tool: Tool, name: Name) -> None:
-    """It knows newer ones (KIP-890), and makes do with ours."""
-    topic = name("t")
+    """Version 2 (KIP-890): each of them has an epoch of its own."""
+    topic, transactional_id = name("t"), name("x")
     sent = tool(
         f"{TOOLS}.ProducerPerformance",
         *("--topic", topic, "--num-records", "2000", "--record-size", "100", "--throughput", "-1"),
-        *("--transactional-id", name("x"), "--transaction-duration-ms", "100"),
+        *("--transactional-id", transactional_id, "--transaction-duration-ms", "100"),
     )
     assert "2000 records sent" in sent
+    described = tool(f"{TOOLS}.TransactionsCommand", "describe", "--transactional-id", transactional_id).splitlines()
+    shown = dict(zip(described[0].split(), described[1].split(), strict=False))
+    assert int(shown["ProducerEpoch"]) > 0 and shown["TransactionState"] == "CompleteCommit"
     committed = ("--command-property", "isolation.level=read_committed")
     read = tool(
         CONSUME, "--topic", topic, "--from-beginning", "--max-messages", "2000", "--timeout-ms", "90000", *committed

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 UNKNOWN_OPERATIONS = -0x80000000
 BROKERS = 1
 TELEMETRY_INTERVAL_MS = 300_000
+FEATURES = {"transaction.version": 2}  # KIP-890
 NO_SECURITY = "there are no ACLs here: what users may do is given with headrace user grant"
 
 
@@ -33,6 +34,15 @@ def api_versions(door: "KafkaDoor", request: Request) -> None:
             for api, one in sorted(VERSIONS.items())
         ],
     }
+    if version >= 3:
+        values["finalized_features_epoch"] = 0
+        values["finalized_features"] = [
+            {"name": name, "min_version_level": level, "max_version_level": level} for name, level in FEATURES.items()
+        ]
+    if version >= 4:  # one that can be off is not shown to older clients, as in Kafka: Java's of then fail over it
+        values["supported_features"] = [
+            {"name": name, "min_version": 0, "max_version": level} for name, level in FEATURES.items()
+        ]
     request.answer(
         [encode(response_struct(Api.API_VERSIONS, version), values, request.correlation_id, False)]
     )

@@ -80,6 +80,7 @@ class Code(IntEnum):
     UNSUPPORTED_ASSIGNOR = 112
     STALE_MEMBER_EPOCH = 113
     UNKNOWN_SUBSCRIPTION_ID = 117
+    TRANSACTION_ABORTABLE = 120
     INVALID_RECORD_STATE = 121
     SHARE_SESSION_NOT_FOUND = 122
     INVALID_SHARE_SESSION_EPOCH = 123
@@ -155,6 +156,7 @@ CODES: dict[type[errors.HeadraceError], Code] = {
     errors.InvalidTransactionState: Code.INVALID_TXN_STATE,
     errors.InvalidTransactionTimeout: Code.INVALID_TRANSACTION_TIMEOUT,
     errors.ConcurrentTransactions: Code.CONCURRENT_TRANSACTIONS,
+    errors.TransactionAbortable: Code.TRANSACTION_ABORTABLE,
     errors.TransactionNotFound: Code.TRANSACTIONAL_ID_NOT_FOUND,
     UnknownTopicId: Code.UNKNOWN_TOPIC_ID,
     errors.InvalidRecordState: Code.INVALID_RECORD_STATE,

@@ -37,6 +37,8 @@ cdef enum:
     LOOP_UNFOLDED_BYTES = 1 << 20
     LOOP_PLAIN_BYTES = 8 << 20      # what need not be unfolded is checked ten times as fast
     PACKING = 16                    # times as dear: gzip, if that is what the topic wants, takes 15 ms for a megabyte
+    # Of this version and up a batch brings its partition into the transaction (transaction.version 2).
+    JOINING_VERSION = 12
     NAMED_MAX = 10_000  # looked at in a batch that is refused; those of librdkafka have no more
 
 
@@ -192,7 +194,10 @@ cdef int store_all(door, Pending pending, Pipe connection, list parts) except -1
             if found.find(part.topic) is not part.stream:
                 raise StreamNotFound(part.topic)
             stamp_ms = -1
-            ticket = put(door, part.stream, part.partition, part.data, part.infos, access, &stamp_ms, &messages)
+            ticket = put(
+                door, part.stream, part.partition, part.data, part.infos, access,
+                pending.request.version >= JOINING_VERSION, &stamp_ms, &messages,
+            )
         except HeadraceError as error:
             code = pending.code_of_refusal(error, part.data)
             pending.failed(part.results, part.number, error, code, part.refused_records)
@@ -247,7 +252,10 @@ def produce(door, Request request not None):
                 if later is not None:
                     later.append(part_of(topic, number, stream, partition, results, view[start:end]))
                     continue
-                ticket = append(door, stream, partition, view[start:end], access, &stamp_ms, &messages, &left_bytes)
+                ticket = append(
+                    door, stream, partition, view[start:end], access, request.version >= JOINING_VERSION, &stamp_ms,
+                    &messages, &left_bytes,
+                )
             except HeadraceError as error:
                 pending.failed(
                     results, number, error, pending.code_of_refusal(error, view[start:end]),
@@ -281,7 +289,7 @@ cdef Part part_of(topic, number, stream, partition, list results, data):
 
 
 cdef object append(
-    door, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages, Py_ssize_t* left_bytes
+    door, stream, partition, data, access, bint joins, int64_t* stamp_ms, int64_t* messages, Py_ssize_t* left_bytes
 ):
     """Puts the broker's time into stamp_ms if that is what the records carry. Raises ForThread if it is too much."""
     cdef list infos
@@ -304,13 +312,13 @@ cdef object append(
         if left_bytes[0] < 0:
             left_bytes[0] = left
             raise ForThread
-    return put(door, stream, partition, data, infos, access, stamp_ms, messages)
+    return put(door, stream, partition, data, infos, access, joins, stamp_ms, messages)
 
 
 cdef object put(
-    door, stream, partition, data, list infos, access, int64_t* stamp_ms, int64_t* messages
+    door, stream, partition, data, list infos, access, bint joins, int64_t* stamp_ms, int64_t* messages
 ):
-    """What was found to be sound goes to the log."""
+    """What was found to be sound goes to the log, and if it `joins` its partition to the transaction."""
     cdef int64_t attributes
     cdef Py_ssize_t batches
     log = partition.log
@@ -346,6 +354,8 @@ cdef object put(
         name = transactions.name_of(producer_id) if access is not None else None
         if access is not None and name is not None:
             access.transaction(name)
+        if joins:
+            return transactions.append(log, stored, infos, (stream.name, partition.number))
         transactions.check_append(producer_id, first.producer_epoch, (stream.name, partition.number))
     return door.coordination.producers.append(log, stored, infos)
 

@@ -24,6 +24,7 @@ from headrace.errors import (
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
+SINCE_VERSION_2 = 5  # of TxnOffsetCommit and EndTxn: those who send it know transaction.version 2
 NEVER = 1000  # TxnOffsetCommit names topics by name in all versions we offer
 STATES = {"Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead"}
 
@@ -124,7 +125,11 @@ async def txn_offset_commit(door: "KafkaDoor", request: Request, fields: Any) ->
                 transactional=True,
             )
         await door.coordination.transactions.commit_offsets(
-            fields.transactional_id, fields.producer_id, fields.producer_epoch, entries
+            fields.transactional_id,
+            fields.producer_id,
+            fields.producer_epoch,
+            entries,
+            joins=request.version >= SINCE_VERSION_2,
         )
     except StaleMemberEpoch:
         fail_all(answers, Code.ILLEGAL_GENERATION)  # the producer can abort; Java gives up on a code of members
@@ -136,13 +141,16 @@ async def txn_offset_commit(door: "KafkaDoor", request: Request, fields: Any) ->
 
 
 async def end_txn(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    transactions = door.coordination.transactions
+    said = fields.transactional_id, fields.producer_id, fields.producer_epoch
     try:
-        await door.coordination.transactions.end(
-            fields.transactional_id, fields.producer_id, fields.producer_epoch, commit=fields.committed
-        )
+        if request.version < SINCE_VERSION_2:
+            await transactions.end(*said, commit=fields.committed)
+            return {}
+        producer_id, epoch = await transactions.end_with_epoch(*said, commit=fields.committed)
     except HeadraceError as error:
         return {"error_code": fencing_code(error, request.version, 2)}
-    return {}
+    return {"producer_id": producer_id, "producer_epoch": epoch}
 
 
 async def describe_transactions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
