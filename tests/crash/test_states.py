@@ -79,14 +79,13 @@ def test_the_explorer_finds_a_journal_slot_written_before_the_sync(monkeypatch: 
     """A sound folder would be refused as damaged: the slot reached the disk and the entry did not."""
     from headrace.log.commit import Committer
 
-    sync = Committer._sync
+    sync = Committer.sync_journal
 
-    def hasty(self, batch, runs, result):
-        if batch.must_sync:
-            self.slots.write_sequence(self.journal.sequence)
-        sync(self, batch, runs, result)
+    def hasty(self):
+        self.slots.write_sequence(self.journal.sequence)
+        sync(self)
 
-    monkeypatch.setattr(Committer, "_sync", hasty)
+    monkeypatch.setattr(Committer, "sync_journal", hasty)
     assert "L5 cannot be opened: CorruptJournal" in _first_broken()
 
 

@@ -502,6 +502,29 @@ def test_without_a_descriptor_for_the_next_journal_file_a_round_is_refused_and_n
     shard.close()
 
 
+@pytest.mark.parametrize("size", [900, 3000], ids=["journalled", "direct"])
+def test_without_a_descriptor_for_the_next_segment_a_round_waits_or_is_refused_and_no_more(size: int) -> None:
+    """To take back what was not written takes no descriptor, either."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    shard = bench.open(stream=StreamSettings(segment_size=3500))
+    log = shard.log(1)
+    bench.append(1, [b"x" * 3000])
+    shard.files.forget([log.segments[0].path()])  # none of its own that it could give up
+    disk.files_limit = len(disk.open_paths())
+    ticket = log.append(batch([b"x" * size]))
+    shard.pump()
+    assert shard.is_full and shard.failure is None
+    disk.files_limit = 1 << 30
+    for _ in range(2):
+        shard.tick()
+        shard.pump()
+    bench.append(1, [b"later"])
+    assert ticket.done and (ticket.error is None) == (size == 900)
+    assert len(values(log)) == (3 if size == 900 else 2)
+    shard.close()
+
+
 def test_a_journal_file_whose_name_cannot_be_synced_is_not_left_behind() -> None:
     """Each try would leave another, of 64 MB."""
     disk = SimulatedDisk()

@@ -5,9 +5,9 @@ A round that needs nothing but a few writes to open files and a sync, as nearly 
 
 Order matters, in both:
 1. make sure the journal has room (or give up before anything is touched);
-2. parts too large for the journal go straight to their segments;
-3. one entry with everything else into the journal;
-4. sync: the large parts' files, then the journal. Only now is the round durable;
+2. parts too large for the journal go straight to their segments, and are synced there;
+3. one entry with everything else into the journal. Up to here the round can be taken back;
+4. sync the journal. Only now is the round durable;
 5. apply the entry to the segments (plain writes), and tell other processes through the slots.
 
 What belongs to a group is always in the entry, never written ahead: a crash before step 4 must leave
@@ -15,7 +15,8 @@ nothing of it behind.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.errors import DiskFull, StorageFailed
@@ -72,9 +73,11 @@ class Committer:
         if body:
             self._reserve(sum(map(len, body)))
         runs = by_log(direct)
-        self._secure_tails(inline, result)
-        self._write(runs, body, result)
-        self._sync(batch, runs, result)
+        self._write(inline, runs, body, result)
+        if batch.must_sync and self.journal.is_unsynced:
+            with self._timed(result):
+                self.sync_journal()
+            result.syncs += 1
         result.has_entry = bool(body)
         self.leave_unapplied(by_log(inline))
         self.apply_rest(result)
@@ -91,7 +94,7 @@ class Committer:
         """Durable on return, in an entry of their own, also behind a round that waits for room."""
         body = encode([], changes, [])
         self._reserve(sum(map(len, body)))
-        self._write([], body, Committed())
+        self._write([], [], body, Committed())
         self.sync_journal()
 
     def plan(self, batch: Round) -> Plan | None:
@@ -149,15 +152,25 @@ class Committer:
             what = "room" if error.errno in NO_ROOM else "file descriptor"
             raise DiskFull(f"no {what} for another journal file") from error
 
-    def _write(self, runs: "list[Run]", body: list[Bytes], result: Committed) -> None:
+    def _write(self, inline: list[Part], runs: "list[Run]", body: list[Bytes], result: Committed) -> None:
         saved = [(log, log.tail.save()) for log, _ in runs]
-        try:
+        with self._refused_for(NO_FILES, saved):
+            self._secure_tails(inline, result)
+        with self._refused_for(NO_ROOM + NO_FILES, saved):
             for log, parts in runs:
                 self._write_parts(log, parts, result, direct=True)
+        with self._refused_for(NO_FILES, saved):  # whatever else a sync says is the end
+            self._sync_direct(runs, result)
+        with self._refused_for(NO_ROOM + NO_FILES, saved):
             if body:
                 self.journal.append(body)
+
+    @contextmanager
+    def _refused_for(self, reasons: tuple[int, ...], saved: Sequence[tuple[Log, SavedTail]]) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            if not self.lacks_room(error):
+            if error.errno not in reasons or self.files.failure is not None:
                 raise
             self.take_back(saved)
             reason = "the disk is full" if error.errno in NO_ROOM else "no file descriptor is free"
@@ -169,8 +182,7 @@ class Committer:
         so that it can be refused cleanly. If that fails, the error goes up and the shard stops: better than a log
         that holds what it refused."""
         for log, state in saved:
-            log.tail.undo_to(state)
-            log.tail.secure_undo()
+            log.tail.secure_undo(log.tail.undo_to(state))
 
     @staticmethod
     def lacks_room(error: OSError) -> bool:
@@ -193,17 +205,18 @@ class Committer:
             if log.tail.is_unsynced:
                 result.syncs += log.tail.sync()
 
-    def _sync(self, batch: Round, runs: "list[Run]", result: Committed) -> None:
+    def _sync_direct(self, runs: "list[Run]", result: Committed) -> None:
+        with self._timed(result):
+            for log, _ in runs:
+                if not log.is_async:
+                    result.syncs += log.tail.sync()
+                    result.direct_ends.append((log.id, log.epoch, log.tail.next_offset))
+
+    @contextmanager
+    def _timed(self, result: Committed) -> Iterator[None]:
         started = self._monotonic()
-        for log, _ in runs:
-            if not log.is_async:
-                result.syncs += log.tail.sync()
-                result.direct_ends.append((log.id, log.epoch, log.tail.next_offset))
-        if batch.must_sync and self.journal.is_unsynced:
-            self.journal.sync()
-            result.syncs += 1
-            self._tell_sequence()
-        result.sync_s = self._monotonic() - started
+        yield
+        result.sync_s += self._monotonic() - started
 
     def apply_rest(self, result: Committed) -> Committed:
         """Bring what the journal holds into the segments. With a full disk it stays there and is tried again:

@@ -177,5 +177,7 @@ class DirectPlan(Plan):
             raise StorageFailed(f"the slots cannot be written: {error}") from error
         if ran.done >= len(self.runs) or not lacks_room:
             raise error
+        for log, _ in self.runs:
+            log.tail.broke_off()
         self._committer.take_back([(log, log.tail.save()) for log, _ in self.runs])
         raise DiskFull("the disk is full") from error

@@ -168,6 +168,7 @@ class SegmentWriter:
         self.segment = segment
         segment.written_from = walker.position
         self.walker = walker
+        self.is_torn = False  # a write broke off: bytes may lie behind its end
         entries = index_bytes // INDEX_ENTRY
         self._index_size = entries * INDEX_ENTRY
         self._time_index_size = entries * TIME_ENTRY
@@ -186,7 +187,11 @@ class SegmentWriter:
         if self.walker.position == 0:
             # The file is made now, perhaps long after the segment began and the folder was synced for it.
             self._files.folder_changed(self.segment.folder)
-        self._files.write(path, data, self.walker.position, create=True)
+        try:
+            self._files.write(path, data, self.walker.position, create=True)
+        except OSError as error:
+            self.is_torn = error.errno not in NO_FILES  # without a descriptor nothing was written
+            raise
         self.appended(data)
         if self.index_is_due:
             self.flush_index()
@@ -228,8 +233,12 @@ class SegmentWriter:
     def save(self) -> "SavedWriter":
         return SavedWriter.of(self.walker, self.index_bytes, self.segment.generation)
 
-    def undo_to(self, saved: "SavedWriter") -> None:
-        """Take back appends that were refused: the bytes go, and so does what was derived from them."""
+    def undo_to(self, saved: "SavedWriter") -> bool:
+        """Take back appends that were refused: the bytes go, and so does what was derived from them. Whether there
+        were any: a file that was not written is not opened either, there may be no descriptor for it."""
+        if not self.is_torn and self.position == saved.position:
+            return False
+        self.is_torn = False
         pending = self.walker.index, self.walker.time_index
         self.walker = saved.restore(self.walker.interval)
         entries = (saved.index_size - self._index_size) // INDEX_ENTRY
@@ -244,6 +253,7 @@ class SegmentWriter:
         else:
             self._remove_file()  # which may not even have been made; a name is what `secure_undo` syncs
         self._publish()
+        return True
 
     def _remove_file(self) -> None:
         path = self.segment.path()

@@ -25,6 +25,13 @@ class SavedTail(NamedTuple):
     created: bool
 
 
+class Undone(NamedTuple):
+    """What was taken back, and may come back with a power cut until it is synced."""
+
+    has_bytes: bool
+    has_names: bool
+
+
 class Tail:
     def __init__(self, files: Files, folder: str, settings: StreamSettings, clock: Clock) -> None:
         self._files = files
@@ -112,8 +119,9 @@ class Tail:
 
     def sync(self) -> int:
         """Make what was written past the journal durable, names included; returns the number of syncs."""
-        written, self._written = self._written, {}
-        return self.sync_files(written)
+        syncs = self.sync_files(self._written)
+        self._written = {}  # not before: it may find no descriptor, and is tried again
+        return syncs
 
     def unsynced(self) -> dict[str, int]:
         """For `sync_files` on another thread, and then `synced`."""
@@ -148,28 +156,39 @@ class Tail:
     def save(self) -> SavedTail:
         return SavedTail(self.segments, self.writer, self.writer.save() if self.writer else None, self.created)
 
-    def undo_to(self, saved: SavedTail) -> None:
+    def broke_off(self) -> None:
+        """A write behind what is there, in a chain: nobody knows how much of it is in the file."""
+        assert self.writer is not None
+        self.writer.is_torn = True
+
+    def undo_to(self, saved: SavedTail) -> Undone:
         """Take back what was appended since: the disk was full, and the round is refused as a whole."""
+        has_names = has_bytes = False
         for segment in self.segments[len(saved.segments) :]:
             self._written.pop(segment.path(), None)
             self._files.forget(segment.paths)
             for path in segment.paths:
                 if self._files.disk.exists(path):
                     self._files.disk.unlink(path)
+                    has_names = True
         if saved.writer is not None and saved.state is not None:
             segment = saved.writer.segment
             if segment.is_sealed:
+                has_names = True
                 segment.is_sealed = False
                 self._files.forget([segment.path(paths.SEAL)])
                 self._files.disk.unlink(segment.path(paths.SEAL))
-            saved.writer.undo_to(saved.state)
+            has_bytes = saved.writer.undo_to(saved.state)
+            has_names |= has_bytes and not saved.state.position
         self.segments, self.writer = saved.segments, saved.writer
+        return Undone(has_bytes, has_names)
 
-    def secure_undo(self) -> None:
-        """Make the undoing last: a power cut must not bring back what was refused."""
-        if self.writer is not None and self.writer.position:
+    def secure_undo(self, undone: Undone) -> None:
+        """Make the undoing last: a power cut must not bring back what was refused. No more than that is opened: what
+        was refused for want of a descriptor would find none here."""
+        if undone.has_bytes and self.writer is not None and self.writer.position:
             self._files.sync(self.writer.segment.path())
-        if self.created:
+        if undone.has_names and self.created:
             self._files.sync_folder(self.folder)
 
     def saved_writer(self) -> SavedWriter | None:
