@@ -15,7 +15,7 @@ from headrace.errors import DiskFull, HeadraceError, StorageError, StorageFailed
 from headrace.log import state
 from tests.crash.faults import READS, WRITES, Trial, calls_of, new_world, variants
 from tests.crash.model import Broken
-from tests.crash.world import look, open_shard
+from tests.crash.world import World, look, open_shard
 
 STEPS = 60
 SEED = int(os.environ.get("HEADRACE_SEED", "0"))
@@ -91,6 +91,18 @@ def test_l8_running_out_of_file_descriptors_is_a_clean_no_that_heals() -> None:
     assert ticket.done and ticket.error is None and ticket.next_offset - ticket.base_offset == count
 
 
+def check_healed(world: World) -> None:
+    """All that was promised is there, now and for the start after a kill."""
+    for _ in range(3):
+        world.clock.advance(60)
+        world.shard.tick()
+        world.settle()
+    world.observe()
+    world.model.check(look(world.shard, clean=True), power_cut=False)
+    shard, clean = open_shard(world.disk.kill(), world.settings, world.model.specs(), world.clock)
+    world.model.check(look(shard, clean), power_cut=False)
+
+
 @pytest.mark.parametrize("seed", SEEDS[1:4])
 def test_l8_a_disk_that_fills_up_slowly_refuses_heals_and_keeps_every_promise(seed: int) -> None:
     """Not one failing call but no room at all, for a while, again and again."""
@@ -116,15 +128,7 @@ def test_l8_a_disk_that_fills_up_slowly_refuses_heals_and_keeps_every_promise(se
         assert world.shard.failure is None, world.shard.failure
         refused = max(refused, world.refused)
     world.disk.capacity = 1 << 50
-    for _ in range(3):
-        world.clock.advance(60)
-        world.shard.tick()
-        world.settle()
-    world.observe()
-    world.model.check(look(world.shard, clean=True), power_cut=False)
-    image = world.disk.kill()
-    shard, clean = open_shard(image, world.settings, world.model.specs(), world.clock)
-    world.model.check(look(shard, clean), power_cut=False)
+    check_healed(world)
     assert refused, "the disk was full and nobody was told"
 
 
@@ -168,11 +172,4 @@ def test_l8_descriptors_that_run_out_again_and_again_refuse_heal_and_keep_every_
             world.go_on_from(world.disk.kill(), power_cut=False)
         assert world.shard.failure is None, world.shard.failure
     world.disk.files_limit = 1 << 30
-    for _ in range(3):
-        world.clock.advance(60)
-        world.shard.tick()
-        world.settle()
-    world.observe()
-    world.model.check(look(world.shard, clean=True), power_cut=False)
-    shard, clean = open_shard(world.disk.kill(), world.settings, world.model.specs(), world.clock)
-    world.model.check(look(shard, clean), power_cut=False)
+    check_healed(world)
