@@ -259,31 +259,6 @@ def test_compaction_keeps_the_last_value_of_each_key_at_its_offset(bench: Bench)
     bench.shard.close()
 
 
-def test_tombstones_go_once_they_are_old_enough(bench: Bench) -> None:
-    stream = StreamSettings(segment_size=400, tombstone_retention_ms=1000)
-    shard = bench.open(stream=stream)
-    now = bench.clock.now_ms()
-    for age_ms, key in ((5000, b"old"), (100, b"young")):
-        shard.log(1).append(bytearray(_keyed(key, b"x" * 200, now - age_ms)))
-        shard.pump()
-        shard.log(1).append(bytearray(_keyed(key, None, now - age_ms)))
-        shard.pump()
-    for _ in range(3):
-        shard.log(1).append(bytearray(_keyed(b"z", b"x" * 300, now)))
-        shard.pump()
-    shard.maintenance.compact(shard.log(1), lambda result, error: None)
-    shard.pump()
-    keys = [(record.key, record.value is None) for record in records(shard.log(1))]
-    assert (b"old", True) not in keys and (b"young", True) in keys
-    shard.close()
-
-
-def _keyed(key: bytes, value: bytes | None, timestamp: int) -> bytearray:
-    from headrace.record import codec
-
-    return codec.build([(key, value, (), timestamp)])
-
-
 def test_a_reader_in_the_middle_of_a_compacted_segment_goes_on(bench: Bench) -> None:
     shard = bench.open(stream=StreamSettings(segment_size=2000))
     log = shard.log(1)

@@ -47,6 +47,8 @@ def test_a_tombstone_stays_while_what_it_deletes_is_archived(
     assert described(broker, topic) == ["once", None]
     upkeep.restore(topic)
     upkeep.compact(topic)
+    assert described(broker, topic) == [None], "its time begins when that is gone"
+    upkeep.compact(topic)
     assert described(broker, topic) == []
     upkeep.link.close()
 
@@ -71,5 +73,22 @@ def test_a_tombstone_stays_while_what_it_deletes_could_not_be_rewritten(
     assert len(outcome.left) > 1 and described(broker, topic) == ["once", None]
     assert not listed(broker.data, "staging/*")
     assert not upkeep.compact(topic).left
+    assert described(broker, topic) == [None]
+    assert not upkeep.compact(topic).left
     assert described(broker, topic) == []
+    upkeep.link.close()
+
+
+def test_a_segment_is_rewritten_once_for_the_time_from_which_on_its_tombstones_may_go(
+    spark: "SparkSession", shared_broker: RunningBroker
+) -> None:
+    """It gains nothing else by it: tombstones would stay for ever, or each run would write the segment again."""
+    broker, topic = shared_broker, "doomed-in-a-day"
+    broker.create(topic, segment_size="64KB", cleanup_policy="compact", tombstone_retention="1d")
+    delete(broker, topic)
+    upkeep = Upkeep(broker.url, on="spark", session=spark)
+    for _ in range(2):
+        upkeep.compact(topic)
+        assert [item.generation for item in upkeep.sealed(topic)] == [1, *[0] * (len(upkeep.sealed(topic)) - 1)]
+        assert described(broker, topic) == [None]
     upkeep.link.close()

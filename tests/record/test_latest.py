@@ -24,13 +24,9 @@ def learnt(*batches: bytearray) -> LatestOffsets:
 
 
 def kept(
-    batch: bytearray, latest: LatestOffsets, *, start: int = 0, until: int = FOR_EVER, tombstones_from_ms: int = 0
+    batch: bytearray, latest: LatestOffsets, *, start: int = 0, until: int = FOR_EVER, tombstones: bool = True
 ) -> list[int]:
-    return list(
-        keep_latest(
-            batch, scan(batch)[0], latest, start=start, until=until, tombstones_from_ms=tombstones_from_ms
-        )
-    )
+    return list(keep_latest(batch, scan(batch)[0], latest, start=start, until=until, tombstones=tombstones)[0])
 
 
 def at(offset: int, batch: bytearray) -> bytearray:
@@ -45,13 +41,25 @@ def test_the_last_of_each_key_stays_and_all_that_have_none() -> None:
     assert kept(batch, learnt(batch), until=0) == [0, 1, 2, 3]
 
 
-def test_a_tombstone_goes_when_its_time_is_over_and_an_empty_value_never() -> None:
-    batch = build([(b"a", b"", (), 1), (b"b", None, (), 2), (b"c", None, (), 3)])
-    assert kept(batch, learnt(batch), tombstones_from_ms=3) == [0, 2]
-    messages = [Message(b"b", None, [], 5), Message(b"c", b"", [], 9)]
-    stamped = bytearray(oracle.batch(messages, Fields(attributes=8), max_timestamp=7))  # by the broker: see the 8
-    assert kept(stamped, learnt(stamped), tombstones_from_ms=8) == [1]
-    assert kept(stamped, learnt(stamped), tombstones_from_ms=7) == [0, 1]
+def test_a_tombstone_goes_when_it_is_not_wanted_and_an_empty_value_or_one_without_a_key_never() -> None:
+    batch = build([(b"a", b"", (), 1), (b"b", None, (), 2), (None, None, (), 3)])
+    assert kept(batch, learnt(batch), tombstones=True) == [0, 1, 2]
+    assert kept(batch, learnt(batch), tombstones=False) == [0, 2]
+    assert kept(batch, learnt(batch), tombstones=False, until=1) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("second", "until", "expected"),
+    [((b"b", None), 9, True), ((b"b", b""), 9, False), ((None, None), 9, False), ((b"b", None), 2, False)],
+)
+def test_it_says_whether_it_keeps_tombstones_that_compaction_has_passed(
+    second: tuple[bytes | None, bytes | None], until: int, expected: bool
+) -> None:
+    batch = build([(b"b", None, (), 1), (b"b", b"1", (), 1), (*second, (), 1)])
+    info, latest = scan(batch)[0], learnt(batch)
+    assert keep_latest(batch, info, latest, start=0, until=until, tombstones=True)[1] is expected
+    assert keep_listed(batch, info, array("q", [2]), until=until, tombstones=True) == (array("q", [2]), expected)
+    assert not keep_latest(batch, info, latest, start=0, until=9, tombstones=False)[1]
 
 
 def test_before_the_start_a_key_goes_only_if_it_was_seen_again() -> None:
@@ -92,9 +100,9 @@ batches = st.lists(
 )
 
 
-@given(batches, st.integers(0, 30), st.integers(0, 10))
+@given(batches, st.integers(0, 30), st.booleans())
 def test_it_keeps_what_a_dictionary_would(
-    content: list[tuple[list[tuple[bytes | None, bool, int]], str]], until: int, tombstones_from_ms: int
+    content: list[tuple[list[tuple[bytes | None, bool, int]], str]], until: int, tombstones: bool
 ) -> None:
     made, last, wanted, offset = [], {}, [], 0
     for records, codec in content:
@@ -105,16 +113,16 @@ def test_it_keeps_what_a_dictionary_would(
             offset += 1
     offset = 0
     for records, _ in content:
-        for key, is_tombstone, time in records:
-            has_its_use = not is_tombstone or time >= tombstones_from_ms
-            if key is None or offset >= until or (last[key] == offset and has_its_use):
+        for key, is_tombstone, _ in records:
+            is_wanted = tombstones or not is_tombstone
+            if key is None or offset >= until or (last[key] == offset and is_wanted):
                 wanted.append(offset)
             offset += 1
-    options = {"until": until, "tombstones_from_ms": 100 + tombstones_from_ms}
     latest = learnt(*made)
-    assert [o for batch in made for o in kept(batch, latest, **options)] == wanted
+    assert [o for batch in made for o in kept(batch, latest, until=until, tombstones=tombstones)] == wanted
     listed = array("q", sorted(set(last.values())))
-    assert [o for batch in made for o in keep_listed(batch, scan(batch)[0], listed, **options)] == wanted
+    found = [keep_listed(batch, scan(batch)[0], listed, until=until, tombstones=tombstones)[0] for batch in made]
+    assert [offset for offsets in found for offset in offsets] == wanted
 
 
 @pytest.mark.parametrize("records", [b"\x02\0\0\0\0\0\0", b"\x10\0\0\x08\x02k\x02v\0"])
@@ -125,9 +133,9 @@ def test_records_that_do_not_fit_are_reported(records: bytes) -> None:
     with pytest.raises(CorruptBatch):
         LatestOffsets().learn(broken, info)
     with pytest.raises(CorruptBatch):
-        keep_latest(broken, info, LatestOffsets(), start=0, until=9, tombstones_from_ms=0)
+        keep_latest(broken, info, LatestOffsets(), start=0, until=9, tombstones=True)
     with pytest.raises(CorruptBatch):
-        keep_listed(broken, info, array("q"), until=9, tombstones_from_ms=0)
+        keep_listed(broken, info, array("q"), until=9, tombstones=True)
     with pytest.raises(CorruptBatch):
         LatestOffsets().learn(broken[:-1], info)
     with pytest.raises(InvalidInput):

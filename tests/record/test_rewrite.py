@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatch, InvalidInput
-from headrace.record.codec import build, filter_batch, patch, records, scan, valid_until
+from headrace.record.codec import build, columns, filter_batch, first_at, patch, records, scan, valid_until
 from tests.record import oracle, strategies
 from tests.record.oracle import Fields, Message
 from tests.record.test_build import tuples
@@ -56,6 +56,76 @@ def test_a_rewritten_batch_has_the_bytes_of_the_oracle(messages: list[Message], 
         chosen, Fields(deltas=deltas), packed=packed, last_offset_delta=len(messages) - 1, base_timestamp=base
     )
     assert filter_batch(whole, scan(whole)[0], deltas) == expected
+
+
+HORIZON = 1_800_000_000_000
+
+
+@given(strategies.batches, strategies.codecs, st.sets(st.integers(0, 29)))
+def test_a_delete_horizon_is_the_base_timestamp_and_changes_no_record(
+    messages: list[Message], codec: int, kept: set[int]
+) -> None:
+    whole = build(tuples(messages), codec=codec, producer_id=5, producer_epoch=1, base_sequence=40)
+    patch(whole, 0, 1000, 6)
+    (info,) = scan(whole)
+    assert info.delete_horizon_ms is None
+    wanted = [1000 + delta for delta in sorted(kept)]
+    made = filter_batch(whole, info, wanted, delete_horizon_ms=HORIZON)
+    expected = [r for r in records(whole) if r.offset in wanted]
+    if made is None:
+        assert not expected
+        return
+    assert records(made, verify_crc=True) == expected
+    times = columns(made).timestamps
+    assert times is not None and list(times.cast("B").cast("q")) == [r.timestamp for r in expected]
+    latest = max(expected, key=lambda r: r.timestamp)
+    assert first_at(made, 0, latest.timestamp) == (latest.offset, latest.timestamp)
+    (after,) = scan(made)
+    assert after.delete_horizon_ms == after.base_timestamp == HORIZON
+    assert after.max_timestamp == max(r.timestamp for r in expected)
+    assert (after.base_offset, after.last_offset, after.leader_epoch) == (1000, info.last_offset, 6)
+    assert (after.producer_id, after.producer_epoch, after.base_sequence) == (5, 1, 40)
+    assert after.codec in (codec, 0)
+    assert filter_batch(made, after, wanted, delete_horizon_ms=HORIZON + 1) == made, "it does not move"
+
+
+@given(strategies.batches)
+def test_a_batch_with_a_delete_horizon_has_the_bytes_of_the_oracle(messages: list[Message]) -> None:
+    whole = build(tuples(messages))
+    packed = b"".join(oracle.record(message, delta, HORIZON) for delta, message in enumerate(messages))
+    expected = oracle.batch(messages, Fields(attributes=0x40), packed=packed, base_timestamp=HORIZON)
+    assert filter_batch(whole, scan(whole)[0], range(len(messages)), delete_horizon_ms=HORIZON) == expected
+
+
+def test_a_delete_horizon_stays_when_fewer_records_do() -> None:
+    whole = build([(b"a", None, (), 5), (b"b", b"2", (), 9)])
+    marked = filter_batch(whole, scan(whole)[0], [0, 1], delete_horizon_ms=HORIZON)
+    assert marked is not None
+    left = filter_batch(marked, scan(marked)[0], [1])
+    assert left is not None
+    assert scan(left)[0].delete_horizon_ms == HORIZON
+    assert [(r.offset, r.timestamp) for r in records(left)] == [(1, 9)]
+
+
+def test_a_delete_horizon_leaves_the_brokers_time_for_all_records() -> None:
+    messages = [Message(b"b", None, [], 5), Message(b"c", b"", [], 9)]
+    stamped = oracle.batch(messages, Fields(attributes=8), max_timestamp=7)  # by the broker: see the 8
+    marked = filter_batch(stamped, scan(stamped)[0], [0, 1], delete_horizon_ms=HORIZON)
+    assert marked is not None
+    assert (scan(marked)[0].delete_horizon_ms, scan(marked)[0].max_timestamp) == (HORIZON, 7)
+    assert [r.timestamp for r in records(marked)] == [7, 7]
+
+
+def test_a_batch_that_a_delete_horizon_does_not_fit_stays_without() -> None:
+    """One record lies further from it than a number reaches; one batch would unfold to more than may be read."""
+    whole = build([(b"a", None, (), -(2**63)), (b"b", b"2", (), -(2**63))])
+    assert filter_batch(whole, scan(whole)[0], [0, 1], delete_horizon_ms=HORIZON) == whole
+    left = filter_batch(whole, scan(whole)[0], array("q", [1]), delete_horizon_ms=HORIZON)
+    assert left == filter_batch(whole, scan(whole)[0], [1])
+    packed = build([(b"k", None, (), 1)] * 100, codec=4)
+    size = len(build([(b"k", None, (), 1)] * 100)) - 61
+    limits = {"delete_horizon_ms": HORIZON, "decompressed_bytes_max": size}
+    assert filter_batch(packed, scan(packed)[0], range(100), **limits) == packed
 
 
 def test_a_batch_can_be_rewritten_again_and_again() -> None:

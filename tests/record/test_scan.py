@@ -7,6 +7,7 @@ from headrace.record.codec import (
     build,
     columns,
     epochs_until,
+    filter_batch,
     first_at,
     patch,
     patch_run,
@@ -208,6 +209,21 @@ def test_a_wrong_max_timestamp_is_refused_or_put_right() -> None:
         (info,) = validate(wrong, repair=True)
         assert info.max_timestamp == 9
         assert wrong == good
+
+
+@pytest.mark.parametrize("deep", [True, False])
+@pytest.mark.parametrize("codec", [0, 1])
+def test_a_delete_horizon_of_somebody_elses_compaction_is_a_base_timestamp_like_any_other(
+    codec: int, deep: bool
+) -> None:
+    """Tombstones would be gone before anybody could see them: whoever sent them may have copied an old log."""
+    whole = build([(b"k%d" % n, None, (), 5 + n) for n in range(50)], codec=codec)
+    copied = filter_batch(whole, scan(whole)[0], range(50), delete_horizon_ms=1000)
+    assert copied is not None
+    before = records(copied)
+    (info,) = validate(copied, repair=True, deep=deep)
+    assert info.delete_horizon_ms is None and info == scan(copied)[0]
+    assert records(copied, verify_crc=True) == before == records(whole)
 
 
 def test_repair_needs_bytes_that_can_be_written() -> None:

@@ -84,7 +84,8 @@ def dump(
 ) -> None:
     """Print what is in LOG: messages, a line each, or with -b the batches that hold them.
 
-    Columns with -b: segment, position, base_offset, last_offset, records, bytes, timestamp, codec, flags.
+    Columns with -b: segment, position, base_offset, last_offset, records, bytes, timestamp, codec, flags. A flag
+    delete_horizon=MS is the time from which on compaction removes the batch's tombstones.
     """
     from itertools import islice
 
@@ -112,6 +113,8 @@ def _batch_lines(inspector: "Inspector", facts: "LogFacts", offset: int, as_json
         if info.last_offset < offset:
             continue
         flags = [name for name in ("transactional", "control") if getattr(info, f"is_{name}")]
+        if info.delete_horizon_ms is not None:
+            flags.append(f"delete_horizon={info.delete_horizon_ms}")
         row: dict[str, Any] = {
             "segment": segment.base,
             "position": at,

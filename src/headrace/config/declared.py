@@ -342,7 +342,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "tombstone_retention",
         "duration",
-        "How long compaction keeps a null value, so that every reader can see that the key is gone.",
+        "How long compaction keeps a null value, so that every reader can see that the key is gone: from the first "
+        "compaction that passes it on, whatever the time of the message.",
         path="stream.tombstone_retention_ms",
         aliases=("delete_retention_ms", "tombstone_retention_ms"),
     ),

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from headrace.errors import CorruptBatch, CorruptLog, LogClosed
 from headrace.log import kernel, paths
@@ -17,11 +18,29 @@ from headrace.log.files import Files
 from headrace.log.segment import Segment, seal_of
 from headrace.record import codec
 from headrace.record.control import is_commit
+from headrace.record.layout import MAX_TIMESTAMP
 from headrace.record.types import BatchInfo
 
 _READ_BYTES = 4 << 20
 
-# Which offsets of a batch to keep: all of them when None.
+
+class Kept(NamedTuple):
+    """What stays of a batch."""
+
+    offsets: Sequence[int] | None  # all of them when None
+    horizon_ms: int | None = None  # the delete horizon that it gets
+
+
+ALL, NONE = Kept(None), Kept(())
+
+
+class ByKey(Protocol):
+    """The filter of key compaction."""
+
+    def keeps(self, data: memoryview, info: BatchInfo) -> Kept: ...
+
+
+# Which offsets of a batch to keep, of one without control records: all of them when None.
 Filter = Callable[[memoryview, BatchInfo], Sequence[int] | None]
 
 
@@ -88,7 +107,7 @@ def _unless_ending(files: Files, segment: Segment) -> Iterator[tuple[memoryview,
         yield found
 
 
-def rewrite(files: Files, segments: Sequence[Segment], keep: Filter, interval: int) -> Rewritten:
+def rewrite(files: Files, segments: Sequence[Segment], keep: Filter | ByKey, interval: int) -> Rewritten:
     """Write one new segment for a run of neighbours, complete and synced, but not yet in the log.
 
     It counts with its last name, which `Maintenance` gives it when nobody is against it any more: a start takes the
@@ -137,31 +156,56 @@ def rewrite(files: Files, segments: Sequence[Segment], keep: Filter, interval: i
     )
 
 
-def kept_of(data: memoryview, info: BatchInfo, keep: Filter) -> bytes | bytearray | memoryview | None:
+def kept_of(data: memoryview, info: BatchInfo, keep: Filter | ByKey) -> bytes | bytearray | memoryview | None:
     whole = data[info.position : info.position + info.size]
-    if info.is_control:
-        return whole if not isinstance(keep, LatestByKey) or keep.keeps_marker(data, info) else None
-    offsets = keep(data, info)
-    if offsets is None or len(offsets) == info.count:
+    if not callable(keep):
+        kept = keep.keeps(data, info)
+    elif info.is_control:
+        kept = ALL
+    else:
+        kept = Kept(keep(data, info))
+    if kept.horizon_ms is None and (kept.offsets is None or len(kept.offsets) == info.count):
         return whole
-    return codec.filter_batch(data, info, offsets) if offsets else None
+    offsets = range(info.base_offset, info.next_offset) if kept.offsets is None else kept.offsets
+    return codec.filter_batch(data, info, offsets, delete_horizon_ms=kept.horizon_ms) if offsets else None
+
+
+class Deletes:
+    """How long tombstones stay, and ends of transactions of which nothing is left. The pass of compaction that removes
+    what they are about gives their batch a delete horizon, and one that comes after it removes them: so every reader
+    has that time to see them, whatever time the records say. A mirror's may be long ago."""
+
+    def __init__(self, now_ms: int, retention_ms: int) -> None:
+        self._now_ms = now_ms
+        self._horizon_ms = min(now_ms + retention_ms, MAX_TIMESTAMP)
+
+    def are_over(self, info: BatchInfo) -> bool:
+        return info.delete_horizon_ms is not None and info.delete_horizon_ms <= self._now_ms
+
+    def horizon_for(self, info: BatchInfo) -> int | None:
+        """None where there is one: it does not move."""
+        return self._horizon_ms if info.delete_horizon_ms is None else None
 
 
 class Survivors:
     """The filter of key compaction where somebody else found the last record of each key, and says their offsets in
-    ascending order. Records without a key stay, and everything from `until` on, which was not looked at."""
+    ascending order. Records without a key stay, and everything from `until` on, which was not looked at. So do all
+    tombstones, as they are, where nothing is said of deletes."""
 
-    def __init__(self, offsets: "array[int]", *, until: int, tombstones_from_ms: int) -> None:
+    def __init__(self, offsets: "array[int]", *, until: int, deletes: Deletes | None) -> None:
         self._offsets = offsets
         self._until = until
-        self._tombstones_from_ms = tombstones_from_ms
+        self._deletes = deletes
 
-    def __call__(self, data: memoryview, info: BatchInfo) -> "array[int] | None":
-        if info.base_offset >= self._until:
-            return None
-        return codec.keep_listed(
-            data, info, self._offsets, until=self._until, tombstones_from_ms=self._tombstones_from_ms
+    def keeps(self, data: memoryview, info: BatchInfo) -> Kept:
+        if info.is_control or info.base_offset >= self._until:
+            return ALL
+        deletes = self._deletes
+        offsets, has_tombstones = codec.keep_listed(
+            data, info, self._offsets, until=self._until, tombstones=deletes is None or not deletes.are_over(info)
         )
+        is_passed = has_tombstones and info.last_offset < self._until
+        return Kept(offsets, deletes.horizon_for(info) if deletes is not None and is_passed else None)
 
 
 class LatestByKey:
@@ -185,7 +229,7 @@ class LatestByKey:
     ) -> None:
         self.until = self._start = start
         self.is_full = False  # there is more to learn, in another pass
-        self._tombstones_from_ms = now_ms - tombstone_ms + 1
+        self._deletes = Deletes(now_ms, tombstone_ms)
         self._young_from_ms = now_ms - lag_ms + 1 if lag_ms > 0 else None
         self._keys_max = keys_max
         self._hold = hold
@@ -196,24 +240,28 @@ class LatestByKey:
         self.has_aborts = False  # that stayed
         self._aborts_gone: list[int] = []
 
-    def __call__(self, data: memoryview, info: BatchInfo) -> "array[int] | None":
+    def keeps(self, data: memoryview, info: BatchInfo) -> Kept:
+        if info.is_control:
+            return self._keeps_marker(data, info)
         if info.base_offset >= self.until:
-            return None
-        kept = codec.keep_latest(
+            return ALL
+        offsets, has_tombstones = codec.keep_latest(
             data,
             info,
             self._latest,
             start=self._start,
             until=self.until,
-            tombstones_from_ms=self._tombstones_from_ms,
+            tombstones=not self._deletes.are_over(info),
         )
         if info.is_transactional:
             self._begun.add(info.producer_id)
-            if kept:
+            if offsets:
                 self._unended.add(info.producer_id)
-        return kept
+        # What a tombstone from `until` on is about may lie there, too: its time begins when that has gone.
+        is_passed = has_tombstones and info.last_offset < self.until
+        return Kept(offsets, self._deletes.horizon_for(info) if is_passed else None)
 
-    def keeps_marker(self, data: memoryview, info: BatchInfo) -> bool:
+    def _keeps_marker(self, data: memoryview, info: BatchInfo) -> Kept:
         """That a transaction was committed need not be said when nothing of it is left, and every reader had time to
         see it. That one was aborted is said for longer: see aborts.py.
 
@@ -222,14 +270,16 @@ class LatestByKey:
         self._unended.discard(info.producer_id)
         self._begun.discard(info.producer_id)
         if info.base_offset >= self.until:
-            return True
+            return ALL
         if is_commit(data, info):
-            return is_last_word or info.max_timestamp >= self._tombstones_from_ms
+            if is_last_word:
+                return ALL
+            return NONE if self._deletes.are_over(info) else Kept(None, self._deletes.horizon_for(info))
         if has_begun or info.base_offset >= self._aborts_before:
             self.has_aborts = True
-            return True
+            return ALL
         self._aborts_gone.append(info.base_offset)
-        return False
+        return NONE
 
     def take_aborts_gone(self) -> list[int]:
         """The markers of aborted transactions that were left out since this was asked last."""

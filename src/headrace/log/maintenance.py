@@ -15,7 +15,7 @@ from headrace.errors import Conflict, HeadraceError, SegmentGone
 from headrace.log import aborts, epochs, paths
 from headrace.log.aborts import Aborts
 from headrace.log.checkpoint import ENDS
-from headrace.log.compaction import Filter, LatestByKey, Rewritten, rewrite
+from headrace.log.compaction import ByKey, Filter, LatestByKey, Rewritten, rewrite
 from headrace.log.files import NO_FILES, NO_ROOM
 from headrace.log.leases import Leases
 from headrace.log.log import Log
@@ -324,7 +324,7 @@ class Maintenance:
         self,
         log: Log,
         segments: Sequence[Segment],
-        keep: Filter,
+        keep: Filter | ByKey,
         done: Callable[[Rewritten | None, BaseException | None], object],
         *,
         learn: Callable[[], None] | None = None,

@@ -27,6 +27,7 @@ class Written:
     bytes_before: int
     bytes_after: int
     records: int
+    horizons: int = 0  # batches that have a delete horizon now, and had none
 
 
 def rewrite_file(source: Segment, target: str, change: Change, disk: Disk | None = None) -> Written:
@@ -34,13 +35,15 @@ def rewrite_file(source: Segment, target: str, change: Change, disk: Disk | None
     disk = disk or RealDisk()
     files = Files(disk, 8)
     file = disk.open(target, create=True, exclusive=True)
-    position = records = 0
+    position = records = horizons = 0
     try:
         for data, info in batches(files, source):
             made = change(data, info)
             if made is not None:
                 position += disk.pwrite(file, [made], position)
-                records += sum(found.count for found in codec.scan(made, verify_crc=False))
+                for found in codec.scan(made, verify_crc=False):
+                    records += found.count
+                    horizons += found.delete_horizon_ms != info.delete_horizon_ms
         disk.sync(file)
     except OSError as error:
         raise plainly(error, source, target) from error
@@ -48,7 +51,7 @@ def rewrite_file(source: Segment, target: str, change: Change, disk: Disk | None
         disk.close(file)
         files.close()
     disk.sync_dir(target.rpartition("/")[0])
-    return Written(source.size, position, records)
+    return Written(source.size, position, records, horizons)
 
 
 def plainly(error: BaseException, source: Segment, target: str) -> BaseException:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from headrace.client.exchange import without_password
 from headrace.config import parse_duration
 from headrace.errors import Conflict, HeadraceError, InvalidInput, NotFound
-from headrace.log.compaction import Survivors, kept_of
+from headrace.log.compaction import Deletes, Survivors, kept_of
 from headrace.log.disk import RealDisk
 from headrace.log.inspect import Checked, Inspector, VerifyReport
 from headrace.log.paths import STAGING, TIER, UNFINISHED
@@ -40,8 +40,6 @@ SPARK_BYTES_MIN = 4 << 30  # below, a loop on one core is done sooner than Spark
 
 # A segment that cannot be worked on (any more) stays as it is, and the others go on.
 LEFT = (NotFound, Conflict, NotArchivable)
-
-ALWAYS = -(1 << 63)  # before every time
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -232,7 +230,7 @@ class Upkeep:
         untils = self._compact_until(topic, items, now_ms, parse_duration(config["compaction_lag"]))
         survivors = self._survivors(topic, items, untils)
         holds = {log["partition"]: log["held_from"] for log in self.link.logs(topic) or ()}
-        tombstones_from_ms = now_ms - parse_duration(config["tombstone_retention"]) + 1
+        deletes = Deletes(now_ms, parse_duration(config["tombstone_retention"]))
         # What is archived is not rewritten here: a tombstone may be all that keeps something in it deleted.
         archived = {partition for partition, _, segment in segments if segment.tier is not None}
 
@@ -240,8 +238,7 @@ class Upkeep:
             kept = survivors.get((item.partition, item.base), array("q"))
             until, hold = untils.get(item.partition, 0), holds.get(item.partition)
             until = until if hold is None else min(until, hold)
-            from_ms = ALWAYS if item.partition in archived else tombstones_from_ms
-            keep = Survivors(kept, until=until, tombstones_from_ms=from_ms)
+            keep = Survivors(kept, until=until, deletes=None if item.partition in archived else deletes)
 
             def change(data: memoryview, info: BatchInfo) -> Buffer | None:
                 return kept_of(data, info, keep)
@@ -298,8 +295,9 @@ class Upkeep:
         even_if_larger: bool = False,
         in_order: bool = False,
     ) -> Done:
-        """Hand rewritten segments to the broker, those that gained something. What it has rewritten or removed
-        meanwhile stays as it made it: that is no failure, retention and compaction go on beside us.
+        """Hand rewritten segments to the broker, those that gained something: fewer bytes or records, or a time from
+        which on tombstones may go. What it has rewritten or removed meanwhile stays as it made it: that is no failure,
+        retention and compaction go on beside us.
 
         In order: where one stays, those behind it do, too. What they lack was to go because of what goes there."""
         done = Done([], [])
@@ -310,7 +308,7 @@ class Upkeep:
                 written = Conflict(f"segment {item.base} stays as it is: one before it was changed meanwhile")
             if isinstance(written, Written):
                 is_smaller = written.bytes_after < written.bytes_before or written.records < item.records
-                if not (is_smaller or even_if_larger):
+                if not (is_smaller or written.horizons or even_if_larger):
                     self.link.discard(name)
                     done.written.append(Written(written.bytes_before, written.bytes_before, written.records))
                     continue

@@ -50,6 +50,7 @@ cdef enum:                  # layout.py's chain, as C constants
     LOG_APPEND_TIME_BIT = 0x08
     TRANSACTIONAL_BIT = 0x10
     CONTROL_BIT = 0x20
+    DELETE_HORIZON_BIT = 0x40
     RECORD_SIZE_MIN = 7     # length, attributes, two deltas, key and value length, header count: a byte each
     NULL_SIZE = -1
 

@@ -16,15 +16,15 @@ def keep_latest(
     *,
     start: int,
     until: int,
-    tombstones_from_ms: int,
+    tombstones: bool,
     decompressed_bytes_max: int = ...,
-) -> array[int]: ...
+) -> tuple[array[int], bool]: ...
 def keep_listed(
     buf: Buffer,
     info: BatchInfo,
     offsets: array[int],
     *,
     until: int,
-    tombstones_from_ms: int,
+    tombstones: bool,
     decompressed_bytes_max: int = ...,
-) -> array[int]: ...
+) -> tuple[array[int], bool]: ...

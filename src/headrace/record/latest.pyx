@@ -7,10 +7,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from headrace.record.batch cimport (
-    FAULT_NONE, FAULT_OFFSETS, FAULT_RECORD, FAULT_TIMESTAMP, LOG_APPEND_TIME_BIT, Batch, Fault, RecordView,
-    fault_reason, read_batch, read_record,
+    FAULT_NONE, FAULT_OFFSETS, FAULT_RECORD, Batch, Fault, RecordView, fault_reason, read_batch, read_record,
 )
-from headrace.record.raw cimport add_overflows, get64
+from headrace.record.raw cimport get64
 from headrace.record.siphash cimport siphash128
 from headrace.record.unfold cimport Payload
 
@@ -103,10 +102,10 @@ cdef class LatestOffsets:
         cdef _Reader reader = _Reader(buf, info.position, decompressed_bytes_max)
         cdef RecordView record
         cdef uint64_t hash[2]
-        cdef int64_t offset = 0, timestamp = 0
+        cdef int64_t offset = 0
         cdef bint has_room = True
         with nogil:
-            while has_room and reader.next(&record, &offset, &timestamp):
+            while has_room and reader.next(&record, &offset):
                 if record.key_size >= 0:
                     siphash128(record.key, record.key_size, self.secret, hash)
                     has_room = self.put(hash, offset + 1)
@@ -161,7 +160,7 @@ cdef class _Reader:
         if self.is_open:
             PyBuffer_Release(&self.view)
 
-    cdef bint next(self, RecordView* record, int64_t* offset, int64_t* timestamp) noexcept nogil:
+    cdef bint next(self, RecordView* record, int64_t* offset) noexcept nogil:
         if self.left == 0:
             return False
         self.left -= 1
@@ -173,11 +172,6 @@ cdef class _Reader:
             self.fault = FAULT_OFFSETS
             return False
         offset[0] = self.batch.base_offset + record.offset_delta
-        if self.batch.attributes & LOG_APPEND_TIME_BIT:
-            timestamp[0] = self.batch.max_timestamp
-        elif add_overflows(self.batch.base_timestamp, record.timestamp_delta, timestamp):
-            self.fault = FAULT_TIMESTAMP
-            return False
         return True
 
     cdef int finish(self) except -1:
@@ -186,17 +180,12 @@ cdef class _Reader:
         return 0
 
 
-cdef inline bint _has_its_use(const RecordView* record, int64_t timestamp, int64_t tombstones_from_ms) noexcept nogil:
-    """A tombstone has done its work once every reader had time to see it."""
-    return record.value_size >= 0 or timestamp >= tombstones_from_ms
-
-
 def keep_latest(
-    buf, info, LatestOffsets latest, *, int64_t start, int64_t until, int64_t tombstones_from_ms,
+    buf, info, LatestOffsets latest, *, int64_t start, int64_t until, bint tombstones,
     Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
 ):
-    """The offsets of the batch at info.position that compaction keeps: what has no key, the last of each key, and
-    everything from `until` on. Tombstones only from their time on.
+    """The offsets of the batch at info.position that compaction keeps: what has no key, the last of each key (of
+    tombstones only if they are wanted), and everything from `until` on. And whether it keeps tombstones before that.
 
     `latest` was learnt from `start` on: before it each key is there once, and goes if it was seen again. From there on
     a key that was not learnt belongs to a transaction that was given up."""
@@ -205,23 +194,26 @@ def keep_latest(
     cdef int64_t* kept = <int64_t*>found.data.as_longlongs
     cdef Py_ssize_t count = 0
     cdef RecordView record
-    cdef int64_t offset = 0, timestamp = 0, seen
+    cdef int64_t offset = 0, seen
+    cdef bint has_tombstones = False
     with nogil:
-        while reader.next(&record, &offset, &timestamp):
+        while reader.next(&record, &offset):
             if record.key_size >= 0 and offset < until:
                 seen = latest.next_offset_of(&record)
                 if seen > offset + 1 or (offset >= start and seen != offset + 1):
                     continue
-                if not _has_its_use(&record, timestamp, tombstones_from_ms):
-                    continue
+                if record.value_size < 0:
+                    if not tombstones:
+                        continue
+                    has_tombstones = True
             kept[count] = offset
             count += 1
     reader.finish()
-    return found[:count]
+    return found[:count], has_tombstones
 
 
 def keep_listed(
-    buf, info, const int64_t[::1] offsets, *, int64_t until, int64_t tombstones_from_ms,
+    buf, info, const int64_t[::1] offsets, *, int64_t until, bint tombstones,
     Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
 ):
     """As keep_latest, where somebody else found the last of each key: `offsets`, ascending."""
@@ -230,7 +222,8 @@ def keep_listed(
     cdef int64_t* kept = <int64_t*>found.data.as_longlongs
     cdef Py_ssize_t count = 0, low = 0, high = offsets.shape[0], middle
     cdef RecordView record
-    cdef int64_t offset = 0, timestamp = 0
+    cdef int64_t offset = 0
+    cdef bint has_tombstones = False
     with nogil:
         while low < high:  # where the offsets of this batch begin
             middle = (low + high) // 2
@@ -238,15 +231,17 @@ def keep_listed(
                 low = middle + 1
             else:
                 high = middle
-        while reader.next(&record, &offset, &timestamp):
+        while reader.next(&record, &offset):
             if record.key_size >= 0 and offset < until:
                 while low < offsets.shape[0] and offsets[low] < offset:
                     low += 1
                 if low == offsets.shape[0] or offsets[low] != offset:
                     continue
-                if not _has_its_use(&record, timestamp, tombstones_from_ms):
-                    continue
+                if record.value_size < 0:
+                    if not tombstones:
+                        continue
+                    has_tombstones = True
             kept[count] = offset
             count += 1
     reader.finish()
-    return found[:count]
+    return found[:count], has_tombstones

@@ -34,6 +34,7 @@ NO_EPOCH: Final = -1
 NO_PRODUCER: Final = -1
 NO_SEQUENCE: Final = -1
 MAX_OFFSET: Final = 2**63 - 1
+MAX_TIMESTAMP: Final = 2**63 - 1
 
 # Attribute bits.
 CODEC_MASK: Final = 0x07

@@ -7,5 +7,6 @@ def filter_batch(
     info: BatchInfo,
     keep: Callable[[int], bool] | Iterable[int],
     *,
+    delete_horizon_ms: int | None = None,
     decompressed_bytes_max: int = ...,
 ) -> bytearray | None: ...

@@ -9,14 +9,14 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32
 from libc.string cimport memcmp
 
 from headrace.record.batch cimport (
-    ATTRIBUTES_AT, BASE_OFFSET_AT, CODEC_MASK, CRC_AT, FAULT_COUNT, FAULT_DELTA, FAULT_INCOMPLETE, FAULT_NONE,
-    FAULT_NO_KEY, FAULT_ORDER, FAULT_PROPERTIES, FAULT_RECORD, FAULT_TIMESTAMP, FAULT_TOO_MANY, FAULT_TRAILING, HEADER_SIZE,
-    LEADER_EPOCH_AT, LENGTH_AT, LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, Batch, Fault, HeaderView, RecordView,
-    check_headers, fault_reason, read_batch, read_header, read_record,
+    ATTRIBUTES_AT, BASE_OFFSET_AT, CODEC_MASK, CRC_AT, DELETE_HORIZON_BIT, FAULT_COUNT, FAULT_DELTA, FAULT_INCOMPLETE,
+    FAULT_NONE, FAULT_NO_KEY, FAULT_ORDER, FAULT_PROPERTIES, FAULT_RECORD, FAULT_TIMESTAMP, FAULT_TOO_MANY, FAULT_TRAILING,
+    HEADER_SIZE, LEADER_EPOCH_AT, LENGTH_AT, LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, Batch, Fault, HeaderView,
+    RecordView, check_headers, fault_reason, read_batch, read_header, read_record,
 )
 from headrace.record.checksum cimport crc32c_of
 from headrace.record.fields cimport BAD, PROPERTIES_NAME, PROPERTIES_NAME_SIZE, check_properties
-from headrace.record.raw cimport add_overflows, get32, put32, put64
+from headrace.record.raw cimport add_overflows, get32, put16, put32, put64
 from headrace.record.unfold cimport Payload
 
 from headrace.errors import BatchTooLarge, CorruptBatch, DecompressedTooLarge, InvalidInput, Overloaded
@@ -202,8 +202,10 @@ def validate(
     """The batches of what a client sent, all of it checked: nothing may be left over, cut short or empty.
 
     deep=False does not unfold compressed batches. With repair, a max timestamp that is not the largest of the
-    records is put right in buf, checksum included, as Kafka does; without, it is a CorruptBatch. With keyed, so is a
-    record without a key. The limits on decompressed bytes, records and headers hold for each batch.
+    records is put right in buf, checksum included, as Kafka does; without, it is a CorruptBatch. A delete horizon that
+    somebody else's compaction gave the batch becomes a base timestamp like any other: ours has not passed it. With
+    keyed, a record without a key is a CorruptBatch. The limits on decompressed bytes, records and headers hold for
+    each batch.
     Raises CorruptBatch, BatchTooLarge, DecompressedTooLarge.
     """
     return validated(buf, batch_bytes_max, decompressed_bytes_max, records_max, headers_max, deep, repair, keyed, NULL, False)
@@ -273,6 +275,10 @@ cdef list validated(
                     fault = FAULT_TIMESTAMP
             if fault != FAULT_NONE:
                 raise CorruptBatch(fault_reason(fault), at)
+            if repair and batch.attributes & DELETE_HORIZON_BIT:
+                batch.attributes &= ~DELETE_HORIZON_BIT
+                put16(p + ATTRIBUTES_AT, batch.attributes)
+                put32(p + CRC_AT, crc32c_of(p + ATTRIBUTES_AT, batch.size - ATTRIBUTES_AT, 0))
             found.append(_info(at, &batch))
             at += batch.size
         return found

@@ -5,6 +5,7 @@ import msgspec
 from headrace.record.layout import (
     CODEC_MASK,
     CONTROL_BIT,
+    DELETE_HORIZON_BIT,
     LOG_APPEND_TIME,
     LOG_APPEND_TIME_BIT,
     TRANSACTIONAL_BIT,
@@ -31,7 +32,7 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
     base_offset: int
     last_offset: int
     count: int
-    base_timestamp: int
+    base_timestamp: int  # what the records' deltas count from: not always the first one's time, see delete_horizon_ms
     max_timestamp: int
     attributes: int
     producer_id: int
@@ -62,6 +63,12 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
     @property
     def timestamp_type(self) -> int:
         return LOG_APPEND_TIME if self.attributes & LOG_APPEND_TIME_BIT else 0
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """From when on compaction removes its tombstones, or the end of a transaction that it is. None when compaction
+        has not given it such a time yet."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
     def last_sequence(self) -> int:

@@ -1,5 +1,7 @@
 """One log, several doors: what comes in by one goes out by another, from the same bytes."""
 
+import json
+import os
 import threading
 import time
 import urllib.request
@@ -11,6 +13,7 @@ import pika
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
+from tests.cli.running import headrace
 from tests.interop.kafka.broker import KafkaBroker
 from tests.interop.kafka.test_confluent import SECONDS, make_topic, produce, read
 
@@ -117,6 +120,45 @@ def test_what_http_publishes_wakes_a_kafka_consumer(broker: KafkaBroker, name: N
     assert message.value() == b"hello"
 
 
+def to_the_end(broker: KafkaBroker, topic: str) -> list[Any]:
+    reader = Consumer({"bootstrap.servers": broker.address, "group.id": "c", "enable.partition.eof": True})
+    reader.assign([TopicPartition(topic, 0, 0)])
+    messages = []
+    while (message := reader.poll(SECONDS)) is not None and not message.error():
+        messages.append(message)
+    assert message is not None and message.error().code() == KafkaError._PARTITION_EOF
+    reader.close()
+    return messages
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_delete_horizon_changes_nothing_that_a_client_sees(broker: KafkaBroker, name: Name, codec: str) -> None:
+    """Its batches have another base timestamp. Of tombstones that say they are old, too, nothing is missing yet."""
+    topic = make_topic(broker, name("t"), cleanup_policy="compact", segment_bytes="2048")
+    producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 50, "compression.type": codec})
+    for part in range(3):
+        for number in range(40):
+            key, time_ms = b"filler" if part == 2 else b"k%d" % number, 1_000_000_000_000 + 1000 * part + number
+            value = None if part == 1 and number % 2 else os.urandom(100)
+            producer.produce(topic, value, key=key, headers=[("n", b"%d" % number)], timestamp=time_ms)
+        assert producer.flush(SECONDS) == 0
+
+    def seen() -> list[tuple[Any, ...]]:
+        return [(m.offset(), m.timestamp(), m.key(), m.value(), m.headers()) for m in to_the_end(broker, topic)]
+
+    before = seen()
+    url = f"http://127.0.0.1:{broker.http_port}/topics/{topic}/compact"
+    for _ in range(2):
+        urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=SECONDS).close()
+        after = seen()
+        assert after == [message for message in before if message in after]
+        assert [message for message in after if message[3] is None] == [m for m in before if m[3] is None]
+        assert len(after) < len(before)
+    dumped = headrace("log", "dump", topic, "-b", "--json", HEADRACE_DATA_DIR=str(broker.data)).stdout.splitlines()
+    horizons = {flag for line in dumped for flag in json.loads(line)["flags"].split() if "delete_horizon=" in flag}
+    assert len(horizons) == 1, "the second compaction has not moved it"
+
+
 def test_a_compacted_topic_is_read_back_with_the_last_value_of_every_key(tmp_path: Path) -> None:
     broker = KafkaBroker(tmp_path, "--retention-interval", "200ms").start()
     try:
@@ -129,15 +171,7 @@ def test_a_compacted_topic_is_read_back_with_the_last_value_of_every_key(tmp_pat
         assert producer.flush(SECONDS) == 0
         deadline = time.monotonic() + SECONDS
         while True:
-            reader = Consumer(
-                {"bootstrap.servers": broker.address, "group.id": "c", "enable.partition.eof": True}
-            )
-            reader.assign([TopicPartition(topic, 0, 0)])
-            messages = []
-            while (message := reader.poll(SECONDS)) is not None and not message.error():
-                messages.append(message)
-            assert message is not None and message.error().code() == KafkaError._PARTITION_EOF
-            reader.close()
+            messages = to_the_end(broker, topic)
             latest = {message.key(): message.value() for message in messages}
             assert latest == {b"k%d" % (n % 10): b"v%d" % n for n in range(390, 400)}, "the last of each"
             offsets = [message.offset() for message in messages]
