@@ -156,3 +156,11 @@ def code_of(answer: httpx.Response) -> str:
 
 def patient(seconds: float) -> Patience:
     return Patience(head=seconds, body=seconds, write=seconds, linger=seconds)
+
+
+def status_of(answer: bytes) -> int:
+    assert answer.startswith(b"HTTP/1.1 "), answer[:200]
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if b"problem+json" in head:
+        assert json.loads(body)["status"] == int(head[9:12])
+    return int(answer[9:12])
