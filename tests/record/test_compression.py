@@ -5,7 +5,7 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cramjam
@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, UnknownCodec
+from headrace.record import compression, system_zstd
 from headrace.record.codec import LatestOffsets, build, columns, filter_batch, records, scan, validate
 from headrace.record.compression import (
     GZIP_MEMBERS_MAX,
@@ -29,8 +30,49 @@ from headrace.record.zstd import outline
 from tests.record import oracle
 
 MB = 1 << 20
+NO_LIBRARY = "this system has no libzstd.so.1 (Debian: apt-get install libzstd1)"
 PACKED = [GZIP, SNAPPY, LZ4, ZSTD]
 TEXT = json.dumps([{"id": i, "name": f"name-{i % 17}", "ok": True} for i in range(5000)]).encode()
+
+
+@pytest.fixture(scope="module", autouse=True, params=["the system's zstd", "cramjam's zstd"])
+def zstd_decoder(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds for both: which of them a broker has depends on its machine."""
+    is_ours = request.param == "cramjam's zstd"
+    if not system_zstd.FOUND and not is_ours:
+        pytest.skip(NO_LIBRARY)
+    with pytest.MonkeyPatch.context() as patch:
+        if is_ours:
+            guess = compression._UNFOLD[ZSTD][1]
+            patch.setitem(compression._UNFOLD, ZSTD, (compression._zstd_by_cramjam, guess))
+        yield
+
+
+@pytest.mark.skipif(not system_zstd.FOUND, reason=NO_LIBRARY)
+@given(data=st.binary(min_size=1, max_size=300), place=st.integers(0, 300), change=st.integers(0, 255))
+def test_what_both_decoders_of_zstd_take_is_the_same_to_both(data: bytes, place: int, change: int) -> None:
+    """Damage that one version of the library finds another may not: then the records, or their count, tell."""
+    packed = bytearray(compress(ZSTD, data * 3))
+    packed[place % len(packed)] ^= change
+
+    def taken(unfold: Callable[[bytes, memoryview], int]) -> bytes | None:
+        room = bytearray(len(data) * 3)
+        try:
+            return bytes(room[: unfold(bytes(packed), memoryview(room))])
+        except (CorruptBatch, compression._RoomTooSmall):
+            return None
+
+    both = taken(compression._by_system_zstd), taken(compression._zstd_by_cramjam)
+    assert None in both or both[0] == both[1]
+    if not change:
+        assert both == (data * 3, data * 3)
+
+
+def test_a_zstd_block_that_unfolds_to_more_than_it_may_is_damage_and_not_too_much() -> None:
+    """It says 78 bytes in its header, and that it is all of them: no room would be enough."""
+    packed = bytes.fromhex("28b52ffd204e0d0100d04de7ca7d81d58d902fd612064643947944302d1e456cc9466f510100a6cf391a")
+    with pytest.raises(CorruptBatch):
+        decompress(ZSTD, packed, 1 << 20)
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import cramjam
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, UnknownCodec
+from headrace.record import system_zstd
 from headrace.record.layout import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD
 from headrace.record.scratch import filled
 from headrace.record.types import Buffer
@@ -39,6 +40,10 @@ GUESS_BYTES_MIN = 4 * 1024
 GUESS_RATIO = 6
 GROWTH = 4
 _FULL = "failed to write whole buffer"  # what cramjam says when the output does not fit
+
+
+class _RoomTooSmall(Exception):
+    """The data unfolds to more than was guessed."""
 
 
 def compress(codec: int, data: Buffer) -> bytes:
@@ -74,11 +79,9 @@ def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
     while True:
         try:
             return filled(size, lambda room: unfold(data, room))
-        except cramjam.DecompressionError as error:
-            if _FULL not in str(error):
-                raise CorruptBatch(f"not {CODEC_NAMES[codec]} data: {error}") from None
-        if size >= limit_bytes:
-            raise _too_large(codec, limit_bytes)
+        except _RoomTooSmall:
+            if size >= limit_bytes:
+                raise _too_large(codec, limit_bytes) from None
         size = min(limit_bytes, size * GROWTH)
 
 
@@ -112,10 +115,38 @@ def _lz4_guess(data: Buffer, limit_bytes: int) -> int:
     return int.from_bytes(data[6:14], "little") if len(data) >= 14 and data[4] & 0x08 else 0
 
 
-_UNFOLD: dict[int, tuple[Callable[[Buffer, memoryview], int], Callable[[Buffer, int], int]]] = {
-    GZIP: (cramjam.gzip.decompress_into, _gzip_guess),
-    LZ4: (cramjam.lz4.decompress_into, _lz4_guess),
-    ZSTD: (cramjam.zstd.decompress_into, _zstd_guess),
+_Unfold = Callable[[Buffer, memoryview], int]  # how many bytes of the room it fills, or _RoomTooSmall
+
+
+def _by_cramjam(codec: int, decompress_into: _Unfold) -> _Unfold:
+    def unfold(data: Buffer, room: memoryview) -> int:
+        try:
+            return decompress_into(data, room)
+        except cramjam.DecompressionError as error:
+            if _FULL in str(error):
+                raise _RoomTooSmall from None
+            raise CorruptBatch(f"not {CODEC_NAMES[codec]} data: {error}") from None
+
+    return unfold
+
+
+def _by_system_zstd(data: Buffer, room: memoryview) -> int:
+    if not len(data):
+        raise CorruptBatch("not zstd data: there is none")
+    size = system_zstd.decompress_into(data, room)
+    if size >= 0:
+        return size
+    found = outline(data)
+    if found is not None and found[1] <= len(room):
+        raise CorruptBatch("not zstd data: a block unfolds to more than it may")  # no room would be enough
+    raise _RoomTooSmall
+
+
+_zstd_by_cramjam = _by_cramjam(ZSTD, cramjam.zstd.decompress_into)
+_UNFOLD: dict[int, tuple[_Unfold, Callable[[Buffer, int], int]]] = {
+    GZIP: (_by_cramjam(GZIP, cramjam.gzip.decompress_into), _gzip_guess),
+    LZ4: (_by_cramjam(LZ4, cramjam.lz4.decompress_into), _lz4_guess),
+    ZSTD: (_by_system_zstd if system_zstd.FOUND else _zstd_by_cramjam, _zstd_guess),
 }
 
 

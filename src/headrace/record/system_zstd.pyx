@@ -1,0 +1,98 @@
+"""The system's zstd library, where there is one: what is there as a whole unfolds in one call.
+
+A decoder of streams, as every package for Python has it, writes to a window of its own first and copies from there,
+because it does not know that all of the output stays where it is. For a batch of 1 MB that is a third of the time.
+The library is looked for when this is imported, and nothing needs it: compression.py has another decoder.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+
+from headrace.errors import CorruptBatch
+
+cdef extern from *:
+    """
+    #include <dlfcn.h>
+
+    /* Its stable interface, declared by hand: its headers are on few machines. */
+    static struct {
+        unsigned (*version)(void);
+        void *(*make)(void);
+        size_t (*free)(void *decoder);
+        size_t (*decompress)(void *decoder, void *to, size_t room, const void *from, size_t size);
+        unsigned (*is_error)(size_t code);
+        int (*error_of)(size_t code);
+        const char *(*name_of)(size_t code);
+    } zstd;
+
+    static int headrace_zstd_found(const char *name) {
+        void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+        if (library == NULL) return 0;
+        *(void **)&zstd.version = dlsym(library, "ZSTD_versionNumber");
+        *(void **)&zstd.make = dlsym(library, "ZSTD_createDCtx");
+        *(void **)&zstd.free = dlsym(library, "ZSTD_freeDCtx");
+        *(void **)&zstd.decompress = dlsym(library, "ZSTD_decompressDCtx");
+        *(void **)&zstd.is_error = dlsym(library, "ZSTD_isError");
+        *(void **)&zstd.error_of = dlsym(library, "ZSTD_getErrorCode");
+        *(void **)&zstd.name_of = dlsym(library, "ZSTD_getErrorName");
+        return zstd.version && zstd.make && zstd.free && zstd.decompress && zstd.is_error && zstd.error_of && zstd.name_of;
+    }
+    """
+    int headrace_zstd_found(const char* name)
+    unsigned int zstd_version "zstd.version"()
+    void* zstd_make "zstd.make"()
+    size_t zstd_free "zstd.free"(void* decoder)
+    size_t zstd_decompress "zstd.decompress"(void* decoder, void* to, size_t room, const void* origin, size_t size) nogil
+    unsigned int zstd_is_error "zstd.is_error"(size_t code)
+    int zstd_error_of "zstd.error_of"(size_t code)
+    const char* zstd_name_of "zstd.name_of"(size_t code)
+
+cdef enum:
+    VERSION_MIN = 10400     # 1.4.0, of 2019: the first whose errors, too, are promised to stay
+    NO_ROOM = 70            # dstSize_tooSmall
+
+cdef void* idle = NULL      # a decoder that nobody uses at the moment; one takes 90 KB
+
+
+cdef bint _is_found() except -1:
+    for name in (b"libzstd.so.1", b"libzstd.1.dylib"):
+        if headrace_zstd_found(name) and zstd_version() >= VERSION_MIN:
+            return True
+    return False
+
+
+FOUND = _is_found()
+
+
+def decompress_into(data, room):
+    """How many bytes of room the frames of data fill; -1 when it is too small for them. Only if there is a library."""
+    global idle
+    cdef Py_buffer origin, target
+    cdef size_t size
+    cdef void* decoder = idle
+    assert FOUND, "there is no such library"
+    idle = NULL
+    if decoder == NULL:
+        decoder = zstd_make()
+    if decoder == NULL:
+        raise MemoryError
+    try:
+        PyObject_GetBuffer(data, &origin, PyBUF_SIMPLE)
+        try:
+            PyObject_GetBuffer(room, &target, PyBUF_WRITABLE)
+            try:
+                with nogil:
+                    size = zstd_decompress(decoder, target.buf, target.len, origin.buf, origin.len)
+            finally:
+                PyBuffer_Release(&target)
+        finally:
+            PyBuffer_Release(&origin)
+    finally:
+        if idle == NULL:
+            idle = decoder
+        else:
+            zstd_free(decoder)  # another thread was faster
+    if not zstd_is_error(size):
+        return size
+    if zstd_error_of(size) == NO_ROOM:
+        return -1
+    raise CorruptBatch(f"not zstd data: {zstd_name_of(size).decode()}")
