@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import LogClosed
-from headrace.log import kernel, slots
+from headrace.log import journal, kernel, slots
 from headrace.log.log import Log
 from headrace.log.rounds import DELETE, MERGE, PUT, ReplayedEnd, ReplayedPart, StateChange, decode
 from headrace.log.settings import StreamSettings
@@ -74,11 +74,19 @@ def test_a_slot_is_packed_as_it_is_described(values: tuple[int, int, int, int, i
     assert slots.unpack(raw) == ends
 
 
-@given(st.lists(st.binary(max_size=300), max_size=5), st.integers(0, 2**32 - 1))
-def test_buffers_are_summed_as_if_they_were_one(pieces: list[bytes], crc: int) -> None:
+NUMBERS = st.integers(0, 2**64 - 1)
+
+
+@given(st.lists(st.binary(max_size=600), max_size=5), NUMBERS, NUMBERS, NUMBERS)
+def test_an_entry_of_the_journal_is_what_its_layout_says(
+    pieces: list[bytes], number: int, sequence: int, synced: int
+) -> None:
     whole = b"".join(pieces)
     mixed = [bytearray(piece) if number % 2 else memoryview(piece) for number, piece in enumerate(pieces)]
-    assert kernel.checksum(mixed, crc) == crc32c(whole, crc)
+    raw = b"".join(kernel.journal_entry(number, sequence, synced, mixed))
+    rest = journal.ENTRY_HEADER.pack(0, journal.ENTRY_MAGIC, number, sequence, synced, len(whole))[4:] + whole
+    entry = crc32c(rest).to_bytes(4, "little") + rest
+    assert raw == entry.ljust(journal.padded(len(entry)), b"\0")
     assert kernel.total(mixed) == len(whole)
 
 

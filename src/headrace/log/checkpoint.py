@@ -41,6 +41,7 @@ class Checkpoints:
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
         shard.files.sync_filesystem = shard.sync_filesystem
+        self._files_live_max = max(2, shard.settings.journal_files - 1)  # of the journal, before one is due
         self.is_running = False
         self._again = False
         self._is_last = False  # the clean one has begun
@@ -108,7 +109,7 @@ class Checkpoints:
             self._shard.fail(error)
 
     def _journal_is_filling(self) -> bool:
-        return self._shard.journal.files_live >= max(2, self._shard.settings.journal_files - 1)
+        return self._shard.journal.files_live >= self._files_live_max
 
     def tick(self) -> None:
         shard = self._shard

@@ -110,7 +110,8 @@ class Files:
             self._close_idle(len(self._open) // 2)
         return opening()
 
-    def _release(self, entry: OpenFile, *, dirty: bool = False) -> None:
+    def let_go(self, entry: OpenFile, *, dirty: bool = False) -> None:
+        """Dirty: it has been written, or a part of it, and was not synced afterwards; see `write`."""
         with self._lock:
             entry.users -= 1
             if dirty and self._open.get(entry.path) is entry:
@@ -159,7 +160,7 @@ class Files:
                 if not self._being_synced[entry.path]:
                     del self._being_synced[entry.path]
         for entry in taken:
-            self._release(entry)
+            self.let_go(entry)
 
     def _is_cheaper_at_once(self, count: int) -> bool:
         return self.sync_filesystem is not None and count > self.disk.sync_each_max
@@ -173,7 +174,7 @@ class Files:
         try:
             return self.disk.pread(entry.file, size, position)
         finally:
-            self._release(entry)
+            self.let_go(entry)
 
     def read_segment(self, segment: "Segment", size: int, position: int) -> bytes:
         """Bytes of a segment's batches, wherever they are; of an archived one only up to the end of a row group."""
@@ -187,7 +188,7 @@ class Files:
         try:
             return self.disk.pread_cached(entry.file, size, position)
         finally:
-            self._release(entry)
+            self.let_go(entry)
 
     def part(
         self, segment: "Segment", position: int, end: int, next_offset: int, *, is_at_end: bool
@@ -202,7 +203,7 @@ class Files:
                 self.disk, entry.file, position, end, next_offset, segment.left_memory, is_at_end=is_at_end
             )
         finally:
-            self._release(entry)
+            self.let_go(entry)
 
     def write(self, path: str, buffers: Sequence[Bytes], position: int, *, create: bool = False) -> int:
         entry = self._acquire(path, create, writes=True)
@@ -211,7 +212,7 @@ class Files:
         finally:
             # Only now, and also if it failed half-way: a checkpoint that syncs the file while it is being written
             # takes the mark away, and nobody would sync what came after.
-            self._release(entry, dirty=True)
+            self.let_go(entry, dirty=True)
 
     def hold(self, path: str) -> OpenFile | None:
         """A file that is open anyway, kept open until `let_go`; None rather than open it."""
@@ -227,11 +228,7 @@ class Files:
                 try:
                     self.disk.start_writing_back(held.file)
                 finally:
-                    self._release(held)
-
-    def let_go(self, held: OpenFile, *, dirty: bool) -> None:
-        """Dirty: it has been written, or a part of it, and was not synced afterwards; see `write`."""
-        self._release(held, dirty=dirty)
+                    self.let_go(held)
 
     def write_derived(self, path: str, data: Bytes, position: int) -> None:
         """Write what can be made again from other files: never dirty, so never worth a sync."""
@@ -239,7 +236,7 @@ class Files:
         try:
             self.disk.pwrite(entry.file, [data], position)
         finally:
-            self._release(entry)
+            self.let_go(entry)
 
     def sync(self, path: str) -> None:
         entry = self._acquire(path, writes=True)
@@ -280,14 +277,14 @@ class Files:
         try:
             self.disk.truncate(entry.file, size)
         finally:
-            self._release(entry, dirty=True)
+            self.let_go(entry, dirty=True)
 
     def size(self, path: str) -> int:
         entry = self._acquire(path)
         try:
             return self.disk.size(entry.file)
         finally:
-            self._release(entry)
+            self.let_go(entry)
 
     def folder_changed(self, folder: str) -> None:
         with self._lock:

@@ -61,8 +61,10 @@ class Intake(Staging):
         for unit in gone:
             self.pending_bytes -= unit.size
         if batch.units:
-            batch.ends = list(islice(self._direct_ends.values(), self.shard.journal.capacity // 8 // END_BYTES))
-            batch.number(lambda log: batch.changes.append(epochs.change(log.id, log.epochs)))
+            if self._direct_ends:
+                batch.ends = list(islice(self._direct_ends.values(), self.shard.journal.capacity // 8 // END_BYTES))
+            for log in batch.number():
+                batch.changes.append(epochs.change(log.id, log.epochs))
             self.in_flight = batch
             self._submit(batch)
         try:  # not before the round is under way: who is told may stage something else
@@ -72,7 +74,7 @@ class Intake(Staging):
                 self._next()
 
     def _submit(self, batch: Round) -> None:
-        self.shard.worker.enter(lambda: self._write(batch))
+        self.shard.worker.enter(partial(self._write, batch))
 
     def _write(self, batch: Round) -> None:
         """In the round's turn: as a chain if it can be one, else by the worker."""
@@ -82,7 +84,7 @@ class Intake(Staging):
         try:
             plan = self.shard.committer.plan(batch)
             if plan is not None:
-                self.shard.worker.run(plan.steps, lambda ran, error: self._written(batch, plan, ran, error))
+                self.shard.worker.run(plan.steps, partial(self._written, batch, plan))
         except BaseException as error:  # noqa: BLE001 - as if the worker had met it
             self.shard.worker.leave()
             self._round_done(batch, None, error)
@@ -109,6 +111,11 @@ class Intake(Staging):
             # by now has not been written, and must not be taken for this one.
             return
         self._stuck = None
+        if error is None and not self.shard.committer.is_stuck:
+            assert result is not None
+            touched = self._complete(batch, result).values()
+            self._tell(batch, None, touched, is_synced=len(result.direct_ends) == len(touched))
+            return
         if isinstance(error, JournalFull):
             # Back-pressure: the round waits for the checkpoint that frees a journal file.
             self._waits_for_journal = True
@@ -120,15 +127,11 @@ class Intake(Staging):
             self._tell(batch, error, (), self._take_behind())
         elif error is not None:
             self.shard.fail(error)
-        elif self.shard.committer.is_stuck:
+        else:
             assert result is not None
             self._stuck = result
             self.shard.is_full = True  # durable, but not readable yet: tick() tries again
             self.shard.close_when_idle()
-        else:
-            assert result is not None
-            touched = self._complete(batch, result).values()
-            self._tell(batch, None, touched, is_synced=len(result.direct_ends) == len(touched))
 
     def retry_stuck(self) -> None:
         committer, stuck = self.shard.committer, self._stuck
@@ -228,7 +231,7 @@ class Intake(Staging):
 
     def _complete(self, batch: Round, result: Committed) -> dict[int, Log]:
         """Take in that it is durable. The logs that it wrote to, by id."""
-        if result.has_entry:
+        if result.has_entry and batch.ends:
             self._forget_ends(batch.ends)
         for end in result.direct_ends:
             self._direct_ends[end[0]] = end
@@ -236,7 +239,8 @@ class Intake(Staging):
             self.shard.unsynced_since = None
         elif batch.changes and self.shard.unsynced_since is None:
             self.shard.unsynced_since = self.shard.clock.monotonic()
-        self.shard.apply_changes(batch.changes)
+        if batch.changes:
+            self.shard.apply_changes(batch.changes)
         records, touched = batch.take_in()
         self._count(batch, records, result)
         return touched

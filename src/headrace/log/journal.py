@@ -56,6 +56,7 @@ class Journal:
         self._disk = disk
         self._folder = folder
         self._file_bytes = padded(file_bytes)
+        self.capacity = self._file_bytes - SECTOR - ENTRY_HEADER.size  # the largest body that fits an entry
         self._files_max = max(files_max, 2)
         self._free: list[str] = []
         self._live: list[tuple[int, str, int]] = []  # number, path, last sequence in it, oldest first
@@ -124,11 +125,6 @@ class Journal:
         self._free.append(path)
 
     @property
-    def capacity(self) -> int:
-        """The largest body that fits an entry."""
-        return self._file_bytes - SECTOR - ENTRY_HEADER.size
-
-    @property
     def live_bytes(self) -> int:
         return len(self._live) * self._file_bytes + self._position
 
@@ -158,9 +154,12 @@ class Journal:
 
     def step(self, buffers: Sequence[Bytes]) -> Step | None:
         """The write of one entry, if this file has room for it; then `wrote`, or `blank` if it failed."""
-        if self._file is None or self._position + padded(ENTRY_HEADER.size + kernel.total(buffers)) > self._file_bytes:
+        if self._file is None:
             return None
-        return Step(self._file, _encoded(self._number, self.sequence + 1, self._synced, buffers), self._position)
+        entry = kernel.journal_entry(self._number, self.sequence + 1, self._synced, buffers)
+        if self._position + kernel.total(entry) > self._file_bytes:
+            return None
+        return Step(self._file, entry, self._position)
 
     def wrote(self, step: Step) -> None:
         assert step.buffers is not None
@@ -255,14 +254,6 @@ def _header(number: int, first: int) -> bytes:
     return rest + crc32c(rest).to_bytes(_CRC_BYTES, "little")
 
 
-def _encoded(number: int, sequence: int, synced: int, body: Sequence[Bytes]) -> list[Bytes]:
-    size = kernel.total(body)
-    rest = ENTRY_HEADER.pack(0, ENTRY_MAGIC, number, sequence, synced, size)[_CRC_BYTES:]
-    crc = kernel.checksum(body, crc32c(rest))
-    tail = _ZEROS[: padded(ENTRY_HEADER.size + size) - ENTRY_HEADER.size - size]
-    return [crc.to_bytes(_CRC_BYTES, "little"), rest, *body, tail]
-
-
 def write_again(disk: Disk, folder: str, entries: Sequence[Entry], *, as_copy: bool = True) -> None:
     """Make entries durable that may have been read from the page cache only, in a file of their own.
 
@@ -277,7 +268,7 @@ def write_again(disk: Disk, folder: str, entries: Sequence[Entry], *, as_copy: b
     mark = _COPY if as_copy else b""
     blocks: list[Bytes] = [(_header(number, entries[0].sequence) + mark).ljust(SECTOR, b"\0")]
     for entry in entries:
-        blocks += _encoded(number, entry.sequence, entry.synced, [entry.body])
+        blocks += kernel.journal_entry(number, entry.sequence, entry.synced, [entry.body])
     file = disk.open(path, create=True, exclusive=True)
     try:
         disk.pwrite(file, blocks, 0)

@@ -16,6 +16,9 @@ cdef enum:
     TIME_ENTRY = 16
     SLOT = 64
     SLOT_CHECKED = 60
+    ENTRY_HEADER = 36
+    ENTRY_MAGIC = 0x48524A45
+    SECTOR = 512
     TIME_CHECKED = 12       # of an entry: what its checksum covers, with the segment's base before it
 
 cdef inline uint32_t _u32(const uint8_t* p) noexcept nogil:
@@ -261,14 +264,36 @@ def pack_slot(
     return packed
 
 
-def checksum(buffers, unsigned int crc):
-    """The CRC-32C of one buffer after the other, on from crc."""
+cdef bytes ZEROS = bytes(SECTOR)
+
+
+def journal_entry(unsigned long long number, unsigned long long sequence, unsigned long long synced, body):
+    """The buffers of an entry that fills whole sectors: as journal.ENTRY_HEADER describes it."""
+    cdef bytes header = PyBytes_FromStringAndSize(NULL, ENTRY_HEADER)
+    cdef uint8_t* p = <uint8_t*>PyBytes_AS_STRING(header)
     cdef Py_buffer view
-    for data in buffers:
+    cdef Py_ssize_t size = 0
+    cdef uint32_t crc
+    cdef list buffers = [header]
+    for data in body:
+        size += len(data)
+        buffers.append(data)
+    if size > 0xFFFFFFFF:
+        raise OverflowError(f"an entry of {size:,} bytes")
+    put_le(p + 4, ENTRY_MAGIC, 4)
+    put_le(p + 8, number, 8)
+    put_le(p + 16, sequence, 8)
+    put_le(p + 24, synced, 8)
+    put_le(p + 32, <uint64_t>size, 4)
+    crc = crc32c_of(p + 4, ENTRY_HEADER - 4, 0)
+    for data in body:
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         crc = crc32c_of(<const uint8_t*>view.buf, view.len, crc)
         PyBuffer_Release(&view)
-    return crc
+    put_le(p, crc, 4)
+    size = (ENTRY_HEADER + size) % SECTOR
+    buffers.append(ZEROS[:SECTOR - size] if size else b"")
+    return buffers
 
 
 def total(buffers):

@@ -72,8 +72,9 @@ class InlinePlan(Plan):
 
     @classmethod
     def of(cls, committer: "Committer", batch: Round, runs: "list[Run]") -> "InlinePlan | None":
-        if any(log.tail.is_unsynced for log, _ in runs):
-            return None  # it was async until a moment ago
+        for log, _ in runs:
+            if log.tail.is_unsynced:
+                return None  # it was async until a moment ago
         plan = cls(committer, runs)
         body = encode(batch.parts, batch.changes, batch.ends)
         entry = committer.journal.step(body) if body else None

@@ -187,7 +187,7 @@ class Shard:
         self.close_when_idle()
 
     def close_when_idle(self) -> None:
-        if self.checkpoints.is_running:
+        if (self._closing is None and self._waits_for_room) or self.checkpoints.is_running:
             return
         lacks_room = self.intake.waits_for_room  # there may never be any: it lies in the journal, or nobody was told
         if lacks_room and not self._waits_for_room and self.failure is None:

@@ -86,7 +86,8 @@ class Slots:
         self._disk.pwrite(step.file, step.buffers, step.position)
 
     def sequence_step(self, sequence: int) -> Step:
-        return self.step(_journal(sequence))
+        assert self._file is not None
+        return Step(self._file, (pack(_journal(sequence)),), 0)
 
     def step(self, ends: Ends) -> Step:
         assert self._file is not None
@@ -96,7 +97,7 @@ class Slots:
             if place == self._next:
                 self._next += 1
             self._places[ends.log_id] = place
-        return Step(self._file, (pack(ends),), place * SLOT.size)
+        return Step(self._file, (kernel.pack_slot(*ends),), place * SLOT.size)
 
     def sync(self) -> None:
         assert self._file is not None

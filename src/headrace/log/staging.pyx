@@ -244,10 +244,11 @@ cdef class Round:
                 self.must_sync = True
         return 0
 
-    def number(self, begins_epoch):
-        """Give out offsets: densely, in the order of arrival. begins_epoch(log) where a log has a new one."""
+    def number(self):
+        """Give out offsets: densely, in the order of arrival. The logs that begin a new epoch with it."""
         cdef Part part
         cdef LogEnd log
+        cdef list begun = []
         for part in self.parts:
             log = part.log
             part.base_offset = log.next_offset
@@ -255,7 +256,8 @@ cdef class Round:
                 part.data, 0, len(part.data), part.base_offset, log.epoch)
             if not log.epochs or log.epochs[len(log.epochs) - 1][0] != log.epoch:
                 log.epochs.append((log.epoch, part.base_offset))
-                begins_epoch(log)
+                begun.append(log)
+        return begun
 
     @property
     def has_one_log(self):

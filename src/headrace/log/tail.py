@@ -74,22 +74,25 @@ class Tail:
         """The write of whole batches behind what is there, and the file, held for it. None when there is more to
         do than that: a segment to begin, a file to open, an index to write. Then `appended`."""
         writer = self.writer
-        if writer is None or writer.position == 0 or writer.index_is_due or self._is_full(writer, size):
+        if writer is None or writer.index_is_due:
+            return None
+        position = writer.walker.position
+        if position == 0 or self._is_full(writer, size):
             return None
         held = self._files.hold(writer.segment.data_path)
-        return None if held is None else (Step(held.file, data, writer.position), held)
+        return None if held is None else (Step(held.file, data, position), held)
 
     def appended(self, data: Sequence[Bytes]) -> None:
         assert self.writer is not None
         self.writer.appended(data)
 
     def _is_full(self, writer: SegmentWriter, size: int) -> bool:
-        segment = writer.segment
-        if writer.position == 0:
+        segment, walker = writer.segment, writer.walker
+        if walker.position == 0:
             return False
         return (
-            writer.position + size > self.settings.segment_size
-            or writer.walker.next_offset - segment.base > RELATIVE_OFFSET_MAX
+            walker.position + size > self.settings.segment_size
+            or walker.next_offset - segment.base > RELATIVE_OFFSET_MAX
             or self._clock.now_ms() - segment.created_ms > active_ms_max(self.settings)
         )
 
