@@ -17,12 +17,12 @@ from headrace.log.counters import Counters
 from headrace.log.disk import Disk, FileId, RealDisk, make_folder
 from headrace.log.files import NO_ROOM, Files
 from headrace.log.group import Group
+from headrace.log.index_cache import IndexCache
 from headrace.log.intake import Intake
 from headrace.log.journal import Journal
 from headrace.log.loading import Loader
 from headrace.log.log import Log, LogSpec
 from headrace.log.maintenance import Maintenance
-from headrace.log.reader import IndexCache
 from headrace.log.recent import RecentReads
 from headrace.log.recovery import RecoveryReport, recover
 from headrace.log.rounds import DELETE, MERGE, PUT, StateChange
