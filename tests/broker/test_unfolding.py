@@ -1,6 +1,9 @@
 """What is small on disk and large in memory is taken apart batch by batch, and no further than a page goes."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +18,7 @@ from headrace.broker.partition import Partition
 from headrace.broker.stream_queue import StreamQueue
 from headrace.broker.view import View
 from headrace.clock import ManualClock
+from headrace.log.files import Files
 from headrace.record import codec, recompress, unfold
 from headrace.record.compression import decompress
 from headrace.record.types import Record
@@ -204,3 +208,51 @@ async def test_a_look_by_time_unfolds_the_batch_that_it_ends_in_and_no_other(
         unfolded.clear()
         assert partition.log.offset_for_timestamp_now(timestamp) == wanted
         assert len(unfolded) == (wanted is not None)
+
+
+class Held(bytes):
+    """What was read, and how much of it somebody still has."""
+
+    alive_bytes = 0
+
+    def __init__(self, data: bytes) -> None:
+        Held.alive_bytes += len(data)
+
+    def __del__(self) -> None:
+        Held.alive_bytes -= len(self)
+
+
+async def test_of_many_looks_by_time_that_wait_for_the_thread_only_the_one_whose_turn_it_is_holds_a_batch(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, size = 20, 100_000
+    stream = await broker.streams.create("timed", looks)
+    for partition in stream.partitions:
+        values = os.urandom(size), bytes(2 << 20)  # little of it can be folded, and it unfolds to much
+        await partition.append(codec.build([(None, value, (), 5) for value in values], codec=ZSTD, timestamp_ms=5))
+    has_begun, goes_on = threading.Event(), threading.Event()
+
+    def first_at(*args: Any, in_thread: bool = False, **options: Any) -> tuple[int, int] | None:
+        if in_thread:
+            has_begun.set()
+            assert goes_on.wait(60)
+        return look(*args, in_thread=in_thread, **options)
+
+    def held(read: Callable[..., bytes | None]) -> Callable[..., bytes | None]:
+        def counted(files: Files, path: str, *args: int) -> bytes | None:
+            found = read(files, path, *args)
+            return Held(found) if found is not None and path.endswith(".log") else found
+
+        return counted
+
+    look = codec.first_at
+    monkeypatch.setattr(codec, "first_at", first_at)
+    monkeypatch.setattr(Files, "read", held(Files.read))
+    monkeypatch.setattr(Files, "read_cached", held(Files.read_cached))
+    waiting = [asyncio.ensure_future(partition.offset_at(5)) for partition in stream.partitions]
+    try:
+        await until(lambda: has_begun.is_set() and all(p.log._reader._unfolds._running for p in stream.partitions))
+        assert size < Held.alive_bytes < 2 * size
+    finally:
+        goes_on.set()
+    assert await asyncio.gather(*waiting) == [0] * looks

@@ -143,6 +143,46 @@ def test_a_look_by_time_that_unfolds_several_batches_comes_to_an_end(bench: Benc
     bench.shard.close()
 
 
+def test_what_a_look_by_time_waited_for_is_checked_when_its_turn_comes(bench: Bench) -> None:
+    """It is read again then, and may have been thrown out of memory since it was checked."""
+    bench.open()
+    log = bench.shard.log(1)
+    for data in (timed(10, size=100), timed(20, 30, size=2 << 20), timed(40, size=100)):
+        log.append(data)
+    bench.shard.pump()
+    with pytest.raises(ReadWaits) as cold:
+        log.offset_for_timestamp_now(25)
+    position = len(log.read_now(0, 1).data)
+    with open(log.tail.segments[0].path(), "r+b") as file:
+        file.seek(position + 100)
+        file.write(b"?")
+    cold.value.then(lambda: None)
+    bench.shard.pump()
+    with pytest.raises(CorruptLog) as met:
+        log.offset_for_timestamp_now(25)
+    assert met.value.offset == 1 and met.value.position == position
+    with pytest.raises(CorruptLog):
+        log.read_now(1, 1)
+    assert log.offset_for_timestamp_now(35, 3) == (3, 40)
+    bench.shard.close()
+
+
+def test_a_look_by_time_goes_on_where_what_it_waited_for_was_deleted(bench: Bench) -> None:
+    log = bench.open(stream=StreamSettings(segment_size=1000)).log(1)
+    for at in (20, 30, 40):
+        log.append(codec.build([(None, os.urandom(1000) + bytes(2 << 20), (), at)], codec=ZSTD))
+        bench.shard.pump()
+    with pytest.raises(ReadWaits) as cold:
+        log.offset_for_timestamp_now(15)
+    bench.shard.maintenance.delete_before(log, 2)
+    bench.shard.pump()
+    assert not os.path.exists(f"{log.tail.segments[0].folder}/{0:020d}.log")
+    cold.value.then(lambda: None)
+    bench.shard.pump()
+    assert eventually_at(bench, log, 15) == (2, 40)
+    bench.shard.close()
+
+
 def eventually_at(bench: Bench, log: Log, when: int) -> tuple[int, int] | None:
     for _ in range(10):
         try:

@@ -207,6 +207,20 @@ def test_what_is_not_unpacked_yet_is_waited_for_elsewhere(bench: Bench) -> None:
     shard.close()
 
 
+def test_a_look_by_time_unfolds_what_was_archived_in_the_thread(bench: Bench) -> None:
+    shard = bench.open(stream=ROLLING)
+    log = shard.log(1)
+    for at in (2000, 3000, 4000):
+        log.append(codec.build([(None, bytes(2 << 20), (), at)], codec=ZSTD))
+        shard.pump()
+        fill(bench)
+    assert archive(shard)
+    assert {segment.state for segment in log.segments[:-1]} == {"archived"}
+    for wanted, found in ((5, (0, 2000)), (2000, (0, 2000)), (2001, (31, 3000)), (3500, (62, 4000))):
+        assert log.offset_for_timestamp(wanted) == found
+    shard.close()
+
+
 def test_unpacked_row_groups_take_a_bounded_place(bench: Bench) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)

@@ -27,6 +27,8 @@ class ReadWaits(Exception):
 
     def then(self, callback: Callable[[], object]) -> None:
         """Load it elsewhere, then call back on the owner thread, where the read is to be tried again."""
+        # Who waits keeps this exception, and with it all that the read had in its hands: a megabyte, or a large batch.
+        self.__traceback__ = None
         self._loads.run(self._key, self._job, callback)
 
     def load(self) -> None:

@@ -11,7 +11,7 @@ Runs on the owner thread and takes only what is in memory: everything else is a 
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -50,6 +50,10 @@ class Chunk(NamedTuple):
     data: bytes | memoryview  # whole batches
     base_offset: int
     next_offset: int  # where to read on
+    position: int = 0  # of the first batch in its segment
+
+
+Look = Callable[..., tuple[int, int] | None]  # codec.first_at, told what to look for
 
 
 class Reader:
@@ -270,7 +274,7 @@ class Reader:
                     segment.was_read(position + first, position + end)
                 base = int.from_bytes(data[first : first + 8], "big")
                 whole = first == 0 and end == len(data)
-                return Chunk(data if whole else memoryview(data)[first:end], base, next_offset)
+                return Chunk(data if whole else memoryview(data)[first:end], base, next_offset, position + first)
             if next_offset < 0:
                 size = -next_offset  # the batch is larger than what was read: exactly that much is needed
                 if size > segment.size - position - first:
@@ -389,11 +393,28 @@ class Reader:
         if info.size <= UNFOLDED_BYTES_MAX:
             with suppress(DecompressedTooLarge):
                 return look(chunk.data, info.position, decompressed_bytes_max=UNFOLDED_BYTES_MAX)
-        key = (segment.base, segment.generation, info.base_offset, timestamp_ms, start, stop)
-        found: tuple[int, int] | None = self._unfolds.result(
-            key, lambda: look(chunk.data, info.position, in_thread=True)
-        )
+        # The segment itself: another one may have its name by the time of the retry, with other bytes.
+        key = segment, info.base_offset, timestamp_ms, start, stop
+        unfold = partial(self._unfold, segment, chunk.position + info.position, info.size, info.base_offset, look)
+        try:
+            found: tuple[int, int] | None = self._unfolds.result(key, unfold)
+        except CorruptLog as damage:
+            segment.left_memory()  # in part at least: what the thread brought back is in memory, and not sound
+            damage.offset = start
+            raise self._met(damage) from None
         return found
+
+    def _unfold(
+        self, segment: Segment, position: int, size: int, base_offset: int, look: Look
+    ) -> tuple[int, int] | None:
+        """A job for the loader. It reads the batch when its turn comes: thousands may wait for theirs, and would hold
+        as many batches."""
+        data = self._files.read_segment(segment, size, position)
+        # It may have left memory while it waited, and come back as something else.
+        end, *_, reason = codec.valid_until(data, expected_offset=base_offset, dense=True)
+        if end < size:
+            raise CorruptLog(segment.path(), position, reason or f"{size:,} bytes expected, {len(data):,} found")
+        return look(data, 0, in_thread=True)
 
     def slices(self, log_id: int, start: int, end: int, split_bytes: int) -> list[Slice]:
         found = []
