@@ -5,9 +5,9 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from headrace.broker.exchanges import Exchange
+from headrace.broker.exchanges import Exchange, make_exchange
 from headrace.broker.message import HASHED, KEY_BYTES_MAX, to_bytes
-from headrace.broker.policy import CLASSIC, QueuePolicy, check_declared, check_equivalent, parse_arguments
+from headrace.broker.policy import CLASSIC, STREAM, QueuePolicy, check_declared, check_equivalent, parse_arguments
 from headrace.broker.queue import Queue
 from headrace.errors import AccessRefused, ArgumentMismatch, InvalidInput
 
@@ -39,12 +39,34 @@ def check_not_reserved(what: str, name: str) -> None:
         raise AccessRefused(f"{what} name '{name}' contains reserved prefix 'amq.*'")
 
 
+def place(what: str, name: str, vhost: str) -> str:
+    """As RabbitMQ speaks of it."""
+    return f"{what} '{name}' in vhost '{vhost}'"
+
+
 class ExchangeDeclared(NamedTuple):
     kind: str
     durable: bool
     auto_delete: bool
     internal: bool
     arguments: Mapping[str, Any]
+
+    def exchange(self, name: str, vhost: str, found: Exchange | None) -> Exchange:
+        """The one that is there, if the same is meant; else one that nobody knows yet."""
+        where = place("exchange", name, vhost)
+        if found is not None:
+            self.check_same(where, found)
+            return found
+        check_not_reserved("exchange", name)
+        self.check(where)
+        return make_exchange(
+            name,
+            self.kind,
+            durable=self.durable,
+            auto_delete=self.auto_delete,
+            internal=self.internal,
+            arguments=self.arguments,
+        )
 
     def check(self, where: str) -> None:
         alternate = self.arguments.get(ALTERNATE)
@@ -85,6 +107,19 @@ class QueueDeclared(NamedTuple):
         """An exclusive queue goes with its connection: it need not last, whatever it says."""
         return self.durable and not self.exclusive
 
+    @property
+    def kind(self) -> Any:
+        """Its type; whatever the client said, until `check` has had a look."""
+        return self.arguments.get("x-queue-type", CLASSIC)
+
+    def typed(self, default: str, current: str | None) -> "QueueDeclared":
+        """With the type that queues of its vhost have when nobody says; one of before that was the type, whose type is
+        `current`, is met as it is."""
+        is_said = "x-queue-type" in self.arguments
+        if not self.is_stored or self.auto_delete or is_said or default == CLASSIC or current not in (None, default):
+            return self
+        return self._replace(arguments={**self.arguments, "x-queue-type": default})
+
     def check(self, where: str) -> QueuePolicy:
         check_declared(where, self.arguments)
         policy = parse_arguments(where, self.arguments)
@@ -93,7 +128,7 @@ class QueueDeclared(NamedTuple):
             raise ArgumentMismatch(f"invalid property '{wrong}' for {where} of type {policy.kind}")
         return policy
 
-    def check_same(self, where: str, found: Queue) -> None:
+    def check_same(self, where: str, found: "Queue | QueueDeclared") -> None:
         facts = (
             ("durable", self.durable, found.durable),
             ("auto_delete", self.auto_delete, found.auto_delete),
@@ -102,6 +137,10 @@ class QueueDeclared(NamedTuple):
         check_declared(where, self.arguments)
         parse_arguments(where, self.arguments)
         check_equivalent(where, self.arguments, found.arguments)
+
+
+# What a topic is to whoever declares it.
+TOPIC = QueueDeclared(durable=True, exclusive=False, auto_delete=False, arguments={"x-queue-type": STREAM})
 
 
 def _check_facts(where: str, facts: Iterable[tuple[str, object, object]]) -> None:

@@ -1,6 +1,6 @@
 """Definitions: everything declared, as the one JSON document that RabbitMQ exports and imports.
 
-An import adds and changes, it never removes. It is checked as a whole before anything is done, and done in
+An import adds and changes, it never removes. It is checked as a whole before anything is done (draft.py), and done in
 the order that lets bindings find their ends. Repeating one that was interrupted finishes it.
 """
 
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.broker.declarations import PREDECLARED
+from headrace.broker.declarations import PREDECLARED, ExchangeDeclared, QueueDeclared
+from headrace.broker.draft import Draft, DraftBinding
 from headrace.broker.exchanges import is_kind
 from headrace.broker.policies import Policy, check
-from headrace.broker.policy import check_declared, parse_arguments
 from headrace.broker.turns import Turns
 from headrace.broker.user_definitions import UserDefinitions
 from headrace.broker.user_definitions import export as export_users
 from headrace.broker.vhost import VirtualHost
 from headrace.broker.vhost_limits import LIMITS, QUEUES, Limits, bound, parse_limits
 from headrace.broker.vhost_metadata import FIELDS, Metadata, parse_metadata
-from headrace.errors import ArgumentMismatch, InvalidInput
+from headrace.errors import InvalidInput
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -176,12 +176,13 @@ async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | No
     _check_room(broker, items["queues"], limits, vhost)
     about = [_metadata(item) for item in items["vhosts"]]
     users = UserDefinitions(broker.users, items)
+    await _check_declared(broker, items, about, vhost)
     for item, metadata in zip(items["vhosts"], about, strict=True):
         await broker.vhosts.create(item["name"], metadata=metadata)
     hosts: dict[str, VirtualHost] = {}
 
     async def host_of(item: Document) -> VirtualHost:
-        name = vhost if vhost is not None else item.get("vhost", "/")
+        name = _vhost(item, vhost)
         if name not in hosts:
             hosts[name] = await broker.vhosts.create(name)
         return hosts[name]
@@ -216,8 +217,21 @@ async def _import_declared(
 
 
 async def _import_exchange(host: VirtualHost, item: Document) -> None:
-    await host.declare_exchange(
-        item["name"],
+    await host.declare_exchange(item["name"], **_exchange(item)._asdict())
+
+
+async def _import_queue(host: VirtualHost, item: Document) -> None:
+    await host.declare_queue(item["name"], **_queue(item)._asdict(), owner=None)
+
+
+async def _import_binding(host: VirtualHost, item: Document) -> None:
+    binding = _binding(item)
+    destination = host.queue(binding.destination) if binding.to_queue else host.routing.exchange(binding.destination)
+    await host.bind(binding.source, destination, binding.key, binding.arguments)
+
+
+def _exchange(item: Document) -> ExchangeDeclared:
+    return ExchangeDeclared(
         item["type"],
         durable=item.get("durable", True),
         auto_delete=item.get("auto_delete", False),
@@ -226,22 +240,28 @@ async def _import_exchange(host: VirtualHost, item: Document) -> None:
     )
 
 
-async def _import_queue(host: VirtualHost, item: Document) -> None:
-    await host.declare_queue(
-        item["name"],
+def _queue(item: Document) -> QueueDeclared:
+    return QueueDeclared(
         durable=item.get("durable", True),
         exclusive=False,
         auto_delete=item.get("auto_delete", False),
         arguments=item.get("arguments") or {},
-        owner=None,
     )
 
 
-async def _import_binding(host: VirtualHost, item: Document) -> None:
-    name = item["destination"]
-    to_queue = item.get("destination_type", "queue") == "queue"
-    destination = host.queue(name) if to_queue else host.routing.exchange(name)
-    await host.bind(item["source"], destination, item.get("routing_key", ""), item.get("arguments") or {})
+def _binding(item: Document) -> DraftBinding:
+    return DraftBinding(
+        item["source"],
+        item["destination"],
+        to_queue=item.get("destination_type", "queue") == "queue",
+        key=item.get("routing_key", ""),
+        arguments=item.get("arguments") or {},
+    )
+
+
+def _vhost(item: Document, vhost: str | None) -> Any:
+    """Where it goes: to the one vhost that is imported into, or to the one that it names."""
+    return vhost if vhost is not None else item.get("vhost", "/")
 
 
 def _list(document: Mapping[str, Any], name: str) -> list[Document]:
@@ -258,7 +278,7 @@ def _object(value: Any) -> Document:
 def _policy(item: Document, vhost: str | None, *, operator: bool = False) -> Policy:
     try:
         found = {
-            "vhost": vhost if vhost is not None else item.get("vhost", "/"),
+            "vhost": _vhost(item, vhost),
             "name": item["name"],
             "pattern": item["pattern"],
             "definition": item["definition"],
@@ -277,7 +297,7 @@ def _limits(parameters: list[Document], vhost: str | None) -> dict[str, Limits]:
     found = {}
     for item in parameters:
         if item.get("component") == VHOST_LIMITS:
-            name = vhost if vhost is not None else item.get("vhost", "/")
+            name = _vhost(item, vhost)
             if not isinstance(name, str):
                 raise InvalidInput(f"vhost is a name: {str(item)[:200]}")
             found[name] = parse_limits(item.get("value"))
@@ -289,7 +309,7 @@ def _check_room(broker: "Broker", queues: list[Document], limits: Mapping[str, L
     hosts = {host.name: host for host in broker.vhosts}
     wanted: dict[str, set[str]] = {}
     for item in queues:
-        wanted.setdefault(vhost if vhost is not None else item.get("vhost", "/"), set()).add(item["name"])
+        wanted.setdefault(_vhost(item, vhost), set()).add(item["name"])
     for name, names in wanted.items():
         host = hosts.get(name)
         limit = bound(limits.get(name, host.limits if host is not None else {}), QUEUES)
@@ -320,10 +340,24 @@ def _check(items: Mapping[str, list[Document]], vhost: str | None) -> None:
     for item in items["exchanges"]:
         if not is_kind(item["type"]):
             raise InvalidInput(f"unknown exchange type {item['type'][:80]!r} of {item['name'][:80]!r}")
-    for item in items["queues"]:
-        where, arguments = f"queue '{item['name'][:80]}'", item.get("arguments") or {}
-        try:
-            check_declared(where, arguments)
-            parse_arguments(where, arguments)
-        except ArgumentMismatch as error:
-            raise InvalidInput(str(error)) from None
+
+
+async def _check_declared(
+    broker: "Broker", items: Mapping[str, list[Document]], about: list[Metadata | None], vhost: str | None
+) -> None:
+    """That nothing of it will be refused, in the order of `_import_declared`; as far as nobody changes anything
+    meanwhile."""
+    draft = Draft(broker)
+    turns = Turns()
+    for item, metadata in zip(items["vhosts"], about, strict=True):
+        draft.vhost(item["name"], metadata)
+    async for item in turns.each(items["topics"]):
+        draft.topic(item["name"], item.get("partitions", 1), item.get("config", {}))
+    async for item in turns.each(items["exchanges"]):
+        if item["name"] not in PREDECLARED:
+            draft.exchange(_vhost(item, vhost), item["name"], _exchange(item))
+    async for item in turns.each(items["queues"]):
+        draft.queue(_vhost(item, vhost), item["name"], _queue(item))
+    async for item in turns.each(items["bindings"]):
+        if item["source"]:
+            draft.binding(_vhost(item, vhost), _binding(item))

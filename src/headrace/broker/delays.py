@@ -194,6 +194,11 @@ class Delays:
         self._vhost = vhost
         self._logs: dict[str, DelayLog] = {}
 
+    def check(self, exchange: Exchange) -> None:
+        """What `prepare` refuses: the stream has a longer name."""
+        if exchange.delayed and exchange.durable:
+            self._vhost.store.streams.check(STREAM_PREFIX + exchange.name, kind="queue", vhost=self._vhost.name)
+
     async def prepare(self, exchange: Exchange) -> None:
         """Before the exchange is known to anybody: a place for what will wait."""
         if exchange.name not in self._logs:

@@ -84,7 +84,7 @@ class Exchange:
         """False when it is there already."""
         if binding.identity in self.bindings:
             return False
-        self.check(binding)
+        self.check(binding.key, binding.arguments)
         self.bindings[binding.identity] = binding
         self._add(binding)
         return True
@@ -95,8 +95,8 @@ class Exchange:
             self._remove(binding)
         return binding
 
-    def check(self, binding: Binding) -> None:
-        """Raises when this kind cannot use the binding."""
+    def check(self, key: str, arguments: Arguments) -> None:
+        """Raises when this kind cannot use such a binding."""
 
     def _add(self, binding: Binding) -> None: ...
 
@@ -155,8 +155,8 @@ class Headers(Exchange):
     needs_headers = True
     MODES: ClassVar = ("all", "any", "all-with-x", "any-with-x")
 
-    def check(self, binding: Binding) -> None:
-        mode = binding.arguments.get("x-match", "all")
+    def check(self, key: str, arguments: Arguments) -> None:
+        mode = arguments.get("x-match", "all")
         if mode not in self.MODES:
             raise InvalidInput(f"Invalid x-match field value {mode!r}; expected all, any, all-with-x or any-with-x")
 
@@ -207,11 +207,9 @@ class ConsistentHash(Exchange):
     def hashes_headers(self) -> bool:
         return bool(self._header or self.hash_property)
 
-    def check(self, binding: Binding) -> None:
-        if not binding.key.isdecimal() or not 0 < int(binding.key) <= self.WEIGHT_MAX:
-            raise ArgumentMismatch(
-                f"The binding key must be a weight from 1 to {self.WEIGHT_MAX}, not {binding.key!r}"
-            )
+    def check(self, key: str, arguments: Arguments) -> None:
+        if not key.isdecimal() or not 0 < int(key) <= self.WEIGHT_MAX:
+            raise ArgumentMismatch(f"The binding key must be a weight from 1 to {self.WEIGHT_MAX}, not {key!r}")
 
     @staticmethod
     def point(text: str) -> int:

@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.broker.arguments import loaded, stored
 from headrace.broker.catalog import Catalog, shaped
-from headrace.broker.declarations import QueueDeclared
+from headrace.broker.declarations import TOPIC, QueueDeclared, place
 from headrace.broker.exchanges import Binding, Exchange, canonical, is_kind, make_exchange
 from headrace.broker.policy import STREAM, QueuePolicy, parse_arguments
 from headrace.broker.producer_registry import Producers
@@ -113,13 +113,9 @@ class QueueStore:
         levels = policy.priority_max + 1
         stream = self.streams.find(name, vhost.name)
         created = stream is None
+        self.check_stream(vhost.name, name, policy, None if stream is None else len(stream.partitions))
         if stream is None:
             stream = await self.streams.create(name, levels, _settings(policy), "queue", vhost.name)
-        elif len(stream.partitions) != levels:
-            raise ArgumentMismatch(
-                f"queue '{name}' in vhost '{vhost.name}' cannot be declared on a stream with "
-                f"{len(stream.partitions)} partitions"
-            )
         elif stream.kind == "topic" and policy.kind != STREAM:
             await self._start_at_end(stream)
         document = {
@@ -130,6 +126,16 @@ class QueueStore:
         await self._in_thread(lambda: self._catalog.put(QUEUES, (vhost.name, name), document))
         self._documents[vhost.name, name] = document
         return self._make(vhost, name, policy, stream, auto_delete, arguments)
+
+    def check_stream(self, vhost: str, name: str, policy: QueuePolicy, partitions: int | None) -> None:
+        """Whether the queue can be on the stream of its name, which has so many partitions; None: there is none yet."""
+        levels = policy.priority_max + 1
+        if partitions is None:
+            self.streams.check(name, levels, _settings(policy), "queue", vhost)
+        elif partitions != levels:
+            raise ArgumentMismatch(
+                f"{place('queue', name, vhost)} cannot be declared on a stream with {partitions} partitions"
+            )
 
     def make_memory_queue(
         self, vhost: "VirtualHost", name: str, policy: QueuePolicy, declared: QueueDeclared, owner: object
@@ -160,8 +166,7 @@ class QueueStore:
 
     def make_stream_queue(self, vhost: "VirtualHost", name: str, stream: Stream) -> Queue:
         """A topic as the AMQP door sees it: nothing is stored, the topic itself is the record of it."""
-        arguments = {"x-queue-type": STREAM}
-        queue = self._make(vhost, name, QueuePolicy(kind=STREAM), stream, False, arguments)
+        queue = self._make(vhost, name, QueuePolicy(kind=STREAM), stream, TOPIC.auto_delete, dict(TOPIC.arguments))
         assert isinstance(queue, StreamQueue)
         queue.is_topic = True
         return queue

@@ -227,8 +227,7 @@ class Streams:
         vhost: str = DEFAULT_VHOST,
     ) -> Stream:
         """On return it is in the catalog, durably. StreamExists if it was there before."""
-        self._check(name, vhost, partitions, kind)
-        overrides = _overrides(config or {}, {}, self._base(kind))
+        overrides = self.check(name, partitions, config, kind, vhost)
         async with self._changing:
             if (vhost, name) in self._streams:
                 raise StreamExists(name, vhost)
@@ -243,6 +242,18 @@ class Streams:
             self._refuse_compaction(document)
             await self._put(document)
             return self._add(document)
+
+    def check(
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, object] | None = None,
+        kind: Kind = "topic",
+        vhost: str = DEFAULT_VHOST,
+    ) -> dict[str, str]:
+        """InvalidInput for what `create` refuses, whatever else there is; the settings, as they are kept."""
+        self._check(name, vhost, partitions, kind)
+        return _overrides(config or {}, {}, self._base(kind))
 
     async def get_or_create(self, name: str, vhost: str = DEFAULT_VHOST) -> Stream:
         """For publishing: makes a topic that is not there, unless that is switched off."""

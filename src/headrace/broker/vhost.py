@@ -16,6 +16,7 @@ from headrace.broker.declarations import (
     QueueDeclared,
     check_length,
     check_not_reserved,
+    place,
     server_name,
 )
 from headrace.broker.delays import Delays
@@ -87,16 +88,10 @@ class VirtualHost:
         arguments: Mapping[str, Any],
     ) -> Exchange:
         declared = ExchangeDeclared(kind, durable, auto_delete, internal, arguments)
-        where = f"exchange '{name}' in vhost '{self.name}'"
         found = self.routing.exchanges.get(name)
-        if found is not None:
-            declared.check_same(where, found)
+        exchange = declared.exchange(name, self.name, found)
+        if exchange is found:
             return found
-        check_not_reserved("exchange", name)
-        declared.check(where)
-        exchange = make_exchange(
-            name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
-        )
         if not durable and (Exchange, name) not in self._storing:
             await self._make_exchange(exchange)
             return exchange
@@ -104,8 +99,7 @@ class VirtualHost:
             self._check_stays()
             found = self.routing.exchanges.get(name)  # somebody may have declared it while we waited
             if found is not None:
-                declared.check_same(where, found)
-                return found
+                return declared.exchange(name, self.name, found)
             self._storing.add((Exchange, name))
             try:
                 await self._make_exchange(exchange)
@@ -217,22 +211,21 @@ class VirtualHost:
         owner: object,
         is_server_named: bool = False,
     ) -> Queue:
-        if durable and not exclusive and not auto_delete:
-            arguments = self._typed(name, arguments)
         declared = QueueDeclared(durable, exclusive, auto_delete, arguments)
-        found = self._declared(name, arguments)
+        declared = declared.typed(self.metadata.default_queue_type, self.kind_of(name))
+        found = self.met_by(name, declared.arguments)
         if found is not None:
             return self._met(found, declared, owner)
         if not is_server_named:
             check_not_reserved("queue", name)
         name = name or server_name()
-        policy = declared.check(f"queue '{name}' in vhost '{self.name}'")
+        policy = declared.check(place("queue", name, self.name))
         if not declared.is_stored and (Queue, name) not in self._storing:
             self._check_room(name)
             return self._add_queue(self.store.make_memory_queue(self, name, policy, declared, owner))
         async with self._changing:
             self._check_stays()
-            found = self._declared(name, arguments)
+            found = self.met_by(name, declared.arguments)
             if found is not None:
                 return self._met(found, declared, owner)
             self._check_room(name)
@@ -241,7 +234,7 @@ class VirtualHost:
             topic = self.queues.get(name)
             self._storing.add((Queue, name))
             try:
-                queue = await self.store.create_queue(self, name, policy, auto_delete, dict(arguments))
+                queue = await self.store.create_queue(self, name, policy, auto_delete, dict(declared.arguments))
             finally:
                 self._storing.discard((Queue, name))
             if topic is not None:
@@ -262,22 +255,16 @@ class VirtualHost:
         found = self.queues.get(name)
         return found is not None and not _is_topic(found)
 
-    def _typed(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With the type that queues of this vhost have when nobody says; one of before that was the type is met as it
-        is."""
-        kind = self.metadata.default_queue_type
-        if kind == CLASSIC or "x-queue-type" in arguments:
-            return arguments
-        found = self.queues.get(name)
-        if found is not None and found.policy.kind != kind:
-            return arguments
-        return {**arguments, "x-queue-type": kind}
-
     def is_new_queue(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """Whether a declaration would make a queue, not meet one."""
-        return self._declared(name, arguments) is None
+        return self.met_by(name, arguments) is None
 
-    def _declared(self, name: str, arguments: Mapping[str, Any]) -> Queue | None:
+    def kind_of(self, name: str) -> str | None:
+        """The type of a queue, if there is one."""
+        found = self.queues.get(name)
+        return None if found is None else found.policy.kind
+
+    def met_by(self, name: str, arguments: Mapping[str, Any]) -> Queue | None:
         """What a declaration meets. A topic is met as the stream it is, and gives way to any other kind of queue."""
         found = self.queues.get(name) or self._topic(name)
         if found is None or found.is_deleted:
@@ -294,11 +281,14 @@ class VirtualHost:
 
     def _met(self, found: Queue, declared: QueueDeclared, owner: object) -> Queue:
         """Declared again, by somebody who must mean the same."""
-        if found.owner is not (owner if declared.exclusive else None):
-            raise self._locked(found)
-        declared.check_same(f"queue '{found.name}' in vhost '{self.name}'", found)
+        self.check_met(found, declared, owner)
         found.used()
         return found
+
+    def check_met(self, found: Queue, declared: QueueDeclared, owner: object) -> None:
+        if found.owner is not (owner if declared.exclusive else None):
+            raise self._locked(found)
+        declared.check_same(place("queue", found.name, self.name), found)
 
     async def delete_queue(
         self, name: str, owner: object | None = None, *, if_unused: bool = False, if_empty: bool = False
@@ -390,8 +380,8 @@ class VirtualHost:
         exchange = self._bindable(source)
         check_length("a routing key", key)
         binding = Binding(source, destination, key, arguments)
-        if self.routing.bindings_count >= self._bindings_max and not self.routing.has(exchange, binding):
-            raise LimitReached(f"vhost '{self.name}' has {self._bindings_max:,} bindings, which is the limit")
+        if not self.routing.has(exchange, binding):
+            self.check_binding_room(1)
         is_new = self.routing.bind(exchange, binding)
         if (
             exchange.durable
@@ -401,6 +391,10 @@ class VirtualHost:
             and (is_new or not self.store.has_binding(self.name, binding))
         ):
             await self.store.put_binding(self.name, binding)
+
+    def check_binding_room(self, more: int) -> None:
+        if self.routing.bindings_count + more > self._bindings_max:
+            raise LimitReached(f"vhost '{self.name}' has at most {self._bindings_max:,} bindings")
 
     async def unbind(
         self, source: str, destination: Queue | Exchange, key: str, arguments: Mapping[str, Any]
