@@ -94,7 +94,8 @@ class Load:
         self._broker = broker
 
     def warm(self, count: int, size: int) -> None:
-        machine.warm_page_cache(str(self._broker.folder), count * size * 2 // MILLION + WARM_SPARE_MB)
+        kept_mb = count * size * 2 // MILLION if self._broker.keeps_messages else 0
+        machine.warm_page_cache(str(self._broker.folder), kept_mb + WARM_SPARE_MB)
 
     def run(self, work: str, count: int, kind: str, *arguments: object, program: str = LOAD) -> Measured:
         """Raises if a message failed."""

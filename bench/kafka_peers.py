@@ -1,7 +1,7 @@
 """The brokers of bench/kafka.py: ours, and a real Apache Kafka from the jars of Maven Central.
 
 Each in two kinds: with a sync before every acknowledgement, and from the page cache. Ours does the first unless told
-otherwise, Kafka the second.
+otherwise, Kafka the second. And one that is none, kafka_nothing.c: what is left when a broker costs nothing.
 """
 
 import glob
@@ -24,13 +24,14 @@ from bench.cores import Cores
 KAFKA_VERSION = "4.3.1"
 OURS, OURS_CACHED = "headrace", "headrace, page cache"
 KAFKA, KAFKA_FLUSH = "kafka", "kafka, flush per batch"
+NOTHING = "nothing"
 HEAP = ("-Xmx1G", "-Xms1G")  # kafka-server-start.sh's
 JVM = (
     "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35",
     "-XX:+ExplicitGCInvokesConcurrent", "-Djava.awt.headless=true",
 )  # fmt: skip
 START_SECONDS_MAX = 60
-LOAD, RAW = "kafka_load", "kafka_raw"  # sources beside this file
+LOAD, RAW, NOTHING_PROGRAM = "kafka_load", "kafka_raw", "kafka_nothing"  # sources beside this file
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>headrace</groupId><artifactId>bench</artifactId><version>1</version><dependencies>
 <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{0}</version></dependency>
@@ -44,6 +45,7 @@ class Broker:
     name = ""
     durability = ""
     small_share = 1.0  # of the rows with small batches: what needs a sync for each of them has not all day
+    keeps_messages = True  # in files, for whose pages memory is warmed
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="bench-kafka-"))
@@ -136,6 +138,29 @@ class Headrace(Broker):
         return [*serve, "--data-dir", "data", *doors, "--durability", "sync" if self._sync else "os"]
 
 
+class Program(Broker):
+    """In C, and no broker: there are no topics, and nothing that gets faster as it runs."""
+
+    def __init__(self, programs: Path) -> None:
+        super().__init__()
+        self._programs = programs
+
+    def make_topic(self, name: str) -> None:
+        """There are none."""
+
+    def drop_topic(self, name: str) -> None:
+        """There are none."""
+
+
+class Nothing(Program):
+    name = NOTHING
+    durability = "none: it answers without a look, which leaves what the client and the machine take by themselves"
+    keeps_messages = False
+
+    def command(self) -> list[str]:
+        return [str(self._programs / NOTHING_PROGRAM), str(self.port)]
+
+
 class ApacheKafka(Broker):
     """KRaft, one node, combined roles, default settings but for what one node needs."""
 
@@ -204,14 +229,16 @@ def kafkas(*, flush: Sequence[bool]) -> list[Broker]:
     return [ApacheKafka(classpath, flush=one) for one in flush]
 
 
+def build(folder: Path, program: str, *options: str) -> None:
+    source = Path(__file__).parent / f"{program}.c"
+    subprocess.run(["cc", "-O2", "-o", str(folder / program), str(source), *options], check=True)
+
+
 def build_load(folder: Path) -> None:
     """kafka_load, linked with the librdkafka that confluent-kafka's wheel brings, and kafka_raw."""
     import confluent_kafka
 
-    source = Path(__file__).parent
-    subprocess.run(["cc", "-O2", "-o", str(folder / RAW), str(source / f"{RAW}.c")], check=True)
-
+    build(folder, RAW)
     libraries = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
     [library] = libraries.glob("librdkafka-*.so*")
-    command = ["cc", "-O2", "-o", str(folder / LOAD), str(source / f"{LOAD}.c"), str(library), "-lpthread"]
-    subprocess.run([*command, f"-Wl,-rpath,{libraries}", "-Wl,--allow-shlib-undefined"], check=True)
+    build(folder, LOAD, str(library), "-lpthread", f"-Wl,-rpath,{libraries}", "-Wl,--allow-shlib-undefined")

@@ -13,7 +13,6 @@ flushes, what both have the system do for them is more than half of what Kafka c
 
 import argparse
 import platform
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,20 +20,24 @@ from pathlib import Path
 from bench import machine
 from bench.cores import Cores, add_option, chosen
 from bench.kafka import WARM_UPS, Load, cheapest, raw_cases
-from bench.kafka_peers import KAFKA, KAFKA_FLUSH, OURS, Broker, Headrace, build_load, kafkas
+from bench.kafka_peers import (
+    KAFKA,
+    KAFKA_FLUSH,
+    NOTHING,
+    NOTHING_PROGRAM,
+    OURS,
+    Broker,
+    Headrace,
+    Nothing,
+    Program,
+    build,
+    build_load,
+    kafkas,
+)
 from bench.kafka_report import TWICE, Measured, Rows
 
-PLAIN_PROGRAM, NOTHING_PROGRAM = "kafka_plain", "kafka_nothing"
-PLAIN, NOTHING = "plain C", "nothing"
-
-
-class Program(Broker):
-    def __init__(self, programs: Path) -> None:
-        super().__init__()
-        self._programs = programs
-
-    def make_topic(self, name: str) -> None:
-        """There are none."""
+PLAIN_PROGRAM = "kafka_plain"
+PLAIN = "plain C"
 
 
 class Plain(Program):
@@ -45,22 +48,12 @@ class Plain(Program):
         return [str(self._programs / PLAIN_PROGRAM), str(self.port), str(self.folder / "data")]
 
 
-class Nothing(Program):
-    name = NOTHING
-    durability = "none: it answers without a look, and sends the same records over and over"
-
-    def command(self) -> list[str]:
-        return [str(self._programs / NOTHING_PROGRAM), str(self.port)]
-
-
-def build(folder: Path) -> None:
-    """Raises with the reason if it can not be had."""
+def build_programs(folder: Path) -> None:
+    """Raises with the reason if they can not be had."""
     if platform.machine() != "x86_64":
         raise RuntimeError(f"kafka_plain.c takes the checksum instruction of x86-64, and this is {platform.machine()}")
-    for program in (PLAIN_PROGRAM, NOTHING_PROGRAM):
-        source = Path(__file__).parent / f"{program}.c"
-        command = ["cc", "-O2", "-msse4.2", "-o", str(folder / program), str(source), "-lpthread"]
-        subprocess.run(command, check=True)
+    build(folder, PLAIN_PROGRAM, "-msse4.2", "-lpthread")
+    build(folder, NOTHING_PROGRAM)
 
 
 def measure(programs: Path, broker: Broker) -> Iterator[Measured]:
@@ -81,7 +74,7 @@ def run(*, peers: bool = True, cores: Cores | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-kafka-load-") as folder:
         programs = Path(folder)
         build_load(programs)
-        build(programs)
+        build_programs(programs)
         brokers: list[Broker] = [Nothing(programs), Plain(programs), Headrace()]
         if peers:
             brokers += kafkas(flush=[False, True])
