@@ -5,6 +5,7 @@ number: a nightly run takes other seeds and a million.
 """
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,13 +94,12 @@ def test_the_explorer_finds_a_journal_slot_written_before_the_sync(monkeypatch: 
 def test_the_explorer_finds_a_large_round_that_is_told_before_it_is_synced(
     monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
+    from headrace.log import commit
     from headrace.log.chain import Step
     from headrace.log.plans import DirectPlan
 
-    of = DirectPlan.of
-
     def hasty(committer, runs):
-        plan = of(committer, runs)
+        plan = DirectPlan.of(committer, runs)
         if plan is not None and mistake == "no sync":
             plan.steps = [Step(step.file, ()) if step.buffers is None else step for step in plan.steps]
         elif plan is not None:
@@ -107,7 +107,7 @@ def test_the_explorer_finds_a_large_round_that_is_told_before_it_is_synced(
             plan.steps = [*plan.steps[:count], *plan.steps[2 * count :], *plan.steps[count : 2 * count]]
         return plan
 
-    monkeypatch.setattr(DirectPlan, "of", hasty)
+    monkeypatch.setattr(commit, "DirectPlan", SimpleNamespace(of=hasty))
     assert _first_broken()
 
 

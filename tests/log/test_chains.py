@@ -13,6 +13,7 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.errors import StorageFailed
+from headrace.log import commit
 from headrace.log.chain import Engine, Step, SyncFailure, run, sync
 from headrace.log.commit import CHAIN_LOGS_MAX
 from headrace.log.disk import RealDisk, run_one_by_one
@@ -201,7 +202,13 @@ def test_a_bug_on_the_way_stops_the_log_and_keeps_nobody_waiting(
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(shard.committer if step == "plan" else InlinePlan, step, broken)
+    class Broken(InlinePlan):
+        finish = broken  # type: ignore[assignment]
+
+    if step == "plan":
+        monkeypatch.setattr(shard.committer, "plan", broken)
+    else:
+        monkeypatch.setattr(commit, "InlinePlan", Broken)
     ticket = shard.log(1).append(batch([b"second"]))
     shard.pump()
     assert isinstance(ticket.error, StorageFailed) and "a bug" in str(ticket.error)

@@ -214,9 +214,6 @@ cdef extern from *:
 
 cdef class Step:
     """One link of a chain of calls: a write of all buffers, or, without any, a sync."""
-    cdef readonly int file
-    cdef readonly object buffers
-    cdef readonly long long position
 
     def __init__(self, int file, buffers, long long position=0):
         self.file = file

@@ -1,7 +1,7 @@
 """The slow half of a round: journal, syncs, segments. One round at a time, in the worker's turn.
 
 A round that needs nothing but a few writes to open files and a sync, as nearly all do, becomes a chain of them: `plan`
-(see plans.py). Every other round is a job for the worker thread: `commit`.
+(see plans.pyx). Every other round is a job for the worker thread: `commit`.
 
 Order matters, in both:
 1. make sure the journal has room (or give up before anything is touched);
@@ -251,9 +251,7 @@ class Committer:
 
     @staticmethod
     def ends(log: Log, next_offset: int) -> Ends:
-        end = max(next_offset, log.start_offset)
-        durable = min(log.durable_end, end) if log.is_async or log.tail.is_unsynced else end
-        return Ends(log.id, log.epoch, log.start_offset, end, durable, log.stable_below(end))
+        return Ends(*log.ends_at(next_offset))
 
     def _tell_sequence(self) -> None:
         try:

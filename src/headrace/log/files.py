@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from headrace.log.appends import OpenFile, OpenFiles
 from headrace.log.chain import SyncFailure
 from headrace.log.disk import Disk, FileId, is_untouched, sync_noting
 from headrace.log.part import FilePart, cut_part, parts_max
@@ -30,15 +31,6 @@ NO_FILES = (errno.EMFILE, errno.ENFILE)
 CROWD_SYNCED = 64  # where files can only be synced one by one, so many to make room
 
 
-class OpenFile:
-    __slots__ = ("file", "path", "users")
-
-    def __init__(self, path: str, file: FileId) -> None:
-        self.path = path
-        self.file = file
-        self.users = 1
-
-
 class Dirty(NamedTuple):
     """What is to be synced: files, kept open until then, and folders with the number of their last change."""
 
@@ -46,17 +38,13 @@ class Dirty(NamedTuple):
     folders: dict[str, int]
 
 
-class Files:
+class Files(OpenFiles):
     def __init__(self, disk: Disk, open_files_max: int) -> None:
-        self.disk = disk
+        super().__init__(disk, threading.Lock(), OrderedDict())
         self.groups = GroupCache(disk)
         self.sync_filesystem: Callable[[], None] | None = None  # of a shard: syncs everything at once
         self._max = max(open_files_max, 8)
         self.parts_max = parts_max(disk.open_files_max())
-        self._lock = threading.Lock()
-        self._open: dict[str, OpenFile] = {}
-        self._idle: OrderedDict[str, OpenFile] = OrderedDict()  # those that may be closed: neither in use nor dirty
-        self._dirty: set[str] = set()  # all of them open
         self._being_synced: Counter[str] = Counter()  # no longer dirty, and not known to be synced yet
         self._forgets = 0
         self.is_ending = False  # no work is to be begun, or gone on with, that can as well be done another time
@@ -89,11 +77,6 @@ class Files:
                     return entry
             self.disk.close(file)  # somebody else opened it, or it is not what has that name any more
 
-    def _use(self, entry: OpenFile) -> OpenFile:
-        self._idle.pop(entry.path, None)
-        entry.users += 1
-        return entry
-
     def _open_file(self, path: str, create: bool, writes: bool) -> FileId:
         return self._making_do(lambda: self.disk.open(path, create=create), writes=writes)
 
@@ -109,19 +92,6 @@ class Files:
         with self._lock:
             self._close_idle(len(self._open) // 2)
         return opening()
-
-    def let_go(self, entry: OpenFile, *, dirty: bool = False) -> None:
-        """Dirty: it has been written, or a part of it, and was not synced afterwards; see `write`."""
-        with self._lock:
-            entry.users -= 1
-            if dirty and self._open.get(entry.path) is entry:
-                self._dirty.add(entry.path)
-            if entry.users:
-                return
-            if self._open.get(entry.path) is not entry:
-                self.disk.close(entry.file)  # forgotten while it was in use
-            elif entry.path not in self._dirty:
-                self._idle[entry.path] = entry
 
     def _close_idle(self, keep: int) -> None:
         while len(self._open) > keep and self._idle:
@@ -213,12 +183,6 @@ class Files:
             # Only now, and also if it failed half-way: a checkpoint that syncs the file while it is being written
             # takes the mark away, and nobody would sync what came after.
             self.let_go(entry, dirty=True)
-
-    def hold(self, path: str) -> OpenFile | None:
-        """A file that is open anyway, kept open until `let_go`; None rather than open it."""
-        with self._lock:
-            entry = self._open.get(path)
-            return None if entry is None else self._use(entry)
 
     def start_writing_back(self, paths: Iterable[str]) -> None:
         """Of those that are still open; one that is not was synced when it was closed."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from headrace.errors import CorruptJournal, StorageError, StorageFailed
 from headrace.log import kernel, paths
-from headrace.log.chain import Step
+from headrace.log.appends import JournalEnd
 from headrace.log.disk import Disk, FileId, read_whole
 from headrace.record.checksum import crc32c
 
@@ -49,26 +49,19 @@ class JournalFull(Exception):
     """No recycled file is free: a checkpoint has to finish first. The caller waits; nothing was written."""
 
 
-class Journal:
+class Journal(JournalEnd):
     """Written by the worker thread only; `release` may be called from the owner between rounds, `make_ahead` by all."""
 
     def __init__(self, disk: Disk, folder: str, file_bytes: int, files_max: int) -> None:
+        super().__init__(padded(file_bytes))
         self._disk = disk
         self._folder = folder
-        self._file_bytes = padded(file_bytes)
         self.capacity = self._file_bytes - SECTOR - ENTRY_HEADER.size  # the largest body that fits an entry
         self._files_max = max(files_max, 2)
         self._free: list[str] = []
         self._live: list[tuple[int, str, int]] = []  # number, path, last sequence in it, oldest first
-        self._file: FileId | None = None
         self._path = ""
-        self._number = 0
-        self._position = 0
-        self._failure: OSError | None = None
         self._making = threading.Lock()
-        self._synced = 0
-        self.sequence = 0  # of the last entry written
-        self.bytes_written = 0
 
     def start(self, sequence: int, epoch: int = 0) -> None:
         """Begin after recovery: everything in the folder has been taken over and may be overwritten.
@@ -141,7 +134,7 @@ class Journal:
         if self._file is None or self._position + padded(ENTRY_HEADER.size + size) > self._file_bytes:
             self._next_file()
 
-    def append(self, buffers: Sequence[Bytes]) -> None:
+    def append(self, buffers: list[Bytes]) -> None:
         """Write one entry, not yet synced. Room for it was reserved."""
         step = self.step(buffers)
         assert step is not None and step.buffers is not None, "room was reserved"
@@ -151,29 +144,6 @@ class Journal:
             self.blank()
             raise
         self.wrote(step)
-
-    def step(self, buffers: Sequence[Bytes]) -> Step | None:
-        """The write of one entry, if this file has room for it; then `wrote`, or `blank` if it failed."""
-        if self._file is None:
-            return None
-        entry = kernel.journal_entry(self._number, self.sequence + 1, self._synced, buffers)
-        if self._position + kernel.total(entry) > self._file_bytes:
-            return None
-        return Step(self._file, entry, self._position)
-
-    def wrote(self, step: Step) -> None:
-        assert step.buffers is not None
-        size = kernel.total(step.buffers)
-        self.sequence += 1
-        self._position += size
-        self.bytes_written += size
-
-    def sync_step(self) -> Step | None:
-        """The sync of what was written, and is about to be; None after a failure, of which `sync` tells."""
-        return None if self._file is None or self._failure is not None else Step(self._file, None)
-
-    def synced_all(self) -> None:
-        self._synced = self.sequence
 
     def sync_failed(self, error: OSError) -> None:
         self._failure = error
@@ -212,15 +182,6 @@ class Journal:
         self._path, self._file = path, file
         self._number += 1
         self._position = SECTOR
-
-    @property
-    def synced(self) -> int:
-        """Sequence of the last entry known to be on stable storage."""
-        return self._synced
-
-    @property
-    def is_unsynced(self) -> bool:
-        return self.sequence > self._synced
 
     def sync(self) -> None:
         if self._failure is not None:

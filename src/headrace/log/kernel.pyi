@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from typing_extensions import Buffer
 
@@ -42,6 +42,6 @@ class Walker:
 
 def pack_slot(log_id: int, epoch: int, start: int, visible_end: int, durable_end: int, stable_end: int) -> bytes: ...
 def journal_entry(
-    number: int, sequence: int, synced: int, body: Sequence[bytes | bytearray | memoryview]
+    number: int, sequence: int, synced: int, body: list[bytes | bytearray | memoryview]
 ) -> list[bytes | bytearray | memoryview]: ...
 def total(buffers: Iterable[bytes | bytearray | memoryview]) -> int: ...

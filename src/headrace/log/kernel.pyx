@@ -143,13 +143,6 @@ cdef class Walker:
     timestamps, counts, and a CRC over the batch headers (base offsets lie outside the batch CRC).
     It trusts the lengths it reads only as far as the bytes it was given.
     """
-    cdef readonly long long base, position, next_offset, max_timestamp, records, batches
-    cdef readonly unsigned int headers_crc
-    cdef readonly long long interval
-    cdef long long last_indexed
-    cdef public bytearray index
-    cdef public bytearray time_index
-
     def __init__(self, long long base, long long interval, *, long long position=0, long long next_offset=-1,
                  long long max_timestamp=-1, long long records=0, long long batches=0,
                  unsigned int headers_crc=0, long long last_indexed=-1):
@@ -204,7 +197,7 @@ cdef class Walker:
         finally:
             PyBuffer_Release(&view)
 
-    def walk_whole(self, buffers):
+    cpdef object walk_whole(self, buffers):
         """Take in buffers of whole batches."""
         cdef Py_buffer view
         cdef Py_ssize_t end
@@ -246,7 +239,7 @@ cdef class Walker:
         return at
 
 
-def pack_slot(
+cpdef bytes pack_slot(
     long long log_id, long long epoch, long long start, long long visible_end, long long durable_end,
     long long stable_end,
 ):
@@ -267,7 +260,9 @@ def pack_slot(
 cdef bytes ZEROS = bytes(SECTOR)
 
 
-def journal_entry(unsigned long long number, unsigned long long sequence, unsigned long long synced, body):
+cpdef list journal_entry(
+    unsigned long long number, unsigned long long sequence, unsigned long long synced, list body
+):
     """The buffers of an entry that fills whole sectors: as journal.ENTRY_HEADER describes it."""
     cdef bytes header = PyBytes_FromStringAndSize(NULL, ENTRY_HEADER)
     cdef uint8_t* p = <uint8_t*>PyBytes_AS_STRING(header)
@@ -296,7 +291,7 @@ def journal_entry(unsigned long long number, unsigned long long sequence, unsign
     return buffers
 
 
-def total(buffers):
+cpdef Py_ssize_t total(buffers) except -1:
     """How many bytes they are."""
     cdef Py_ssize_t size = 0
     for data in buffers:

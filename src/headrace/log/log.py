@@ -70,7 +70,6 @@ class Log(LogEnd):
         self.holds: dict[str, int] = {}
         self.unsettled_from: Callable[[], int] | None = None  # of a queue that reads it
         self.compacted_until = 0  # before it every key is there once; known since the start only
-        self._stable_hold: int | None = None
         self._reader = Reader(
             shard.files, shard.index_cache, shard.recent_reads, tail, shard.counters, shard.loader
         )
@@ -96,10 +95,6 @@ class Log(LogEnd):
         """Where readers of committed records stop: the first offset of the oldest open transaction, or what deletion
         left of it."""
         return self.stable_below(self.visible_end)
-
-    def stable_below(self, end: int) -> int:
-        hold = self._stable_hold
-        return end if hold is None else min(max(hold, self.start_offset), end)
 
     def hold_stable(self, offset: int | None) -> None:
         before = self.stable_end

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from headrace.errors import CorruptLog
 from headrace.log import kernel, paths
+from headrace.log.appends import SegmentEnd
 from headrace.log.disk import Disk, read_whole, write_atomically
 from headrace.log.files import NO_FILES, NO_ROOM, Files
 from headrace.log.paths import SegmentStem
@@ -24,10 +25,8 @@ Bytes = bytes | bytearray | memoryview
 
 _SEAL = struct.Struct("<8sqqqqqqI")  # magic, size, base, next offset, records, batches, max timestamp, headers crc
 _SEAL_MAGIC = b"HRSEAL01"
-RELATIVE_OFFSET_MAX = (1 << 31) - 1  # what fits an index entry, with room
 AGE_UNKNOWN = 0  # in place of when it was begun: of one that a start found
 _SCAN_BYTES = 4 << 20
-INDEX_FLUSH_BYTES = 4096
 INDEX_ENTRY, TIME_ENTRY = 8, 16  # as in kernel.pyx
 
 
@@ -160,15 +159,13 @@ class Segment:
         return f"<{self.state} segment {self.path()} to {self.next_offset}, {self.size} bytes>"
 
 
-class SegmentWriter:
+class SegmentWriter(SegmentEnd):
     """Appends to one segment and keeps what is derived from it. Used by the worker thread only."""
 
     def __init__(self, files: Files, segment: Segment, walker: kernel.Walker, index_bytes: int = 0) -> None:
+        super().__init__(segment, walker)
         self._files = files
-        self.segment = segment
         segment.written_from = walker.position
-        self.walker = walker
-        self.is_torn = False  # a write broke off: bytes may lie behind its end
         entries = index_bytes // INDEX_ENTRY
         self._index_size = entries * INDEX_ENTRY
         self._time_index_size = entries * TIME_ENTRY
@@ -195,21 +192,6 @@ class SegmentWriter:
         self.appended(data)
         if self.index_is_due:
             self.flush_index()
-
-    @property
-    def index_is_due(self) -> bool:
-        return len(self.walker.index) >= INDEX_FLUSH_BYTES
-
-    def appended(self, data: Sequence[Bytes]) -> None:
-        self.walker.walk_whole(data)
-        self._publish()
-
-    def _publish(self) -> None:
-        segment, walker = self.segment, self.walker
-        segment.max_timestamp = walker.max_timestamp
-        segment.records = walker.records
-        segment.size = walker.position
-        segment.next_offset = walker.next_offset
 
     def flush_index(self) -> None:
         """Never synced: an index is rebuilt when it is wrong. Without room, or a descriptor, the entries wait."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from headrace.log import kernel
-from headrace.log.chain import Step
+from headrace.log.appends import JOURNAL_ID, SlotFile
 from headrace.log.disk import Disk, FileId, read_whole
 from headrace.record.checksum import crc32c
 
@@ -22,7 +22,7 @@ SLOT = struct.Struct(
 )  # id, epoch, start, visible end, durable end, stable end, flags, spare, crc of the rest
 assert SLOT.size == 64
 _CRC_AT = SLOT.size - 4
-JOURNAL = -1  # in place of a log's id, in the first slot
+JOURNAL = JOURNAL_ID  # in place of a log's id, in the first slot
 
 
 class Ends(NamedTuple):
@@ -46,16 +46,13 @@ def unpack(raw: bytes | memoryview) -> Ends | None:
     return Ends(log_id, epoch, start, visible_end, durable_end, stable_end)
 
 
-class Slots:
+class Slots(SlotFile):
     """The broker's side. A log keeps its place while it lives; places of deleted logs are used again."""
 
     def __init__(self, disk: Disk, path: str) -> None:
+        super().__init__()
         self._disk = disk
         self._path = path
-        self._places: dict[int, int] = {}
-        self._free: list[int] = []
-        self._next = 0
-        self._file: FileId | None = None
 
     @property
     def file(self) -> FileId | None:
@@ -84,20 +81,6 @@ class Slots:
         step = self.step(ends)
         assert step.buffers is not None
         self._disk.pwrite(step.file, step.buffers, step.position)
-
-    def sequence_step(self, sequence: int) -> Step:
-        assert self._file is not None
-        return Step(self._file, (pack(_journal(sequence)),), 0)
-
-    def step(self, ends: Ends) -> Step:
-        assert self._file is not None
-        place = self._places.get(ends.log_id)
-        if place is None:
-            place = self._free.pop() if self._free else self._next
-            if place == self._next:
-                self._next += 1
-            self._places[ends.log_id] = place
-        return Step(self._file, (kernel.pack_slot(*ends),), place * SLOT.size)
 
     def sync(self) -> None:
         assert self._file is not None

@@ -1,3 +1,6 @@
+from headrace.log.appends cimport TailEnd
+
+
 cdef class Ticket:
     cdef public bint done
     cdef public object error
@@ -11,14 +14,18 @@ cdef class Ticket:
 
 
 cdef class LogEnd:
-    cdef public long long id, next_offset, visible_end, durable_end, unflushed_bytes
+    cdef public long long id, start_offset, next_offset, visible_end, durable_end, unflushed_bytes
     cdef public int epoch
     cdef public list epochs
     cdef public object settings, damage
     cdef public bint is_closed, is_deleted, is_frozen
+    cdef public TailEnd tail
+    cdef public object _stable_hold
     cdef Staging _staging
 
     cdef bint writes_async(self) except -1
+    cpdef long long stable_below(self, long long end) except? -1
+    cpdef tuple ends_at(self, long long next_offset)
     cpdef object check_append(self, batch, infos)
 
 

@@ -7,6 +7,7 @@ from headrace.log.log import Log
 from headrace.log.rounds import StateChange
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
+from headrace.log.tail import Tail
 from headrace.record.types import BatchInfo
 
 class Ticket:
@@ -25,6 +26,8 @@ class LogEnd:
     slug: str
     epoch: int
     epochs: list[tuple[int, int]]
+    tail: Tail
+    start_offset: int
     next_offset: int
     visible_end: int
     durable_end: int
@@ -33,7 +36,10 @@ class LogEnd:
     is_closed: bool
     is_deleted: bool
     is_frozen: bool  # being cut back: no appends
+    _stable_hold: int | None  # the first offset of the oldest open transaction
     def __init__(self, staging: Staging, log_id: int, settings: StreamSettings, epoch: int) -> None: ...
+    def stable_below(self, end: int) -> int: ...
+    def ends_at(self, next_offset: int) -> tuple[int, int, int, int, int, int]: ...
     def append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None = None) -> Ticket: ...
     def check_append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None) -> None: ...
 

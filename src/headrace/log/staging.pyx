@@ -92,6 +92,19 @@ cdef class LogEnd:
     cdef bint writes_async(self) except -1:
         return self.settings.write_mode == "async"
 
+    cpdef long long stable_below(self, long long end) except? -1:
+        """Where readers of committed records stop, if `end` is where others do."""
+        if self._stable_hold is None:
+            return end
+        return min(max(<long long>self._stable_hold, self.start_offset), end)
+
+    cpdef tuple ends_at(self, long long next_offset):
+        """What its slot says, as slots.Ends, once all before next_offset is in its segments."""
+        cdef long long end = max(next_offset, self.start_offset), durable = end
+        if self.writes_async() or len(self.tail._written) > 0:
+            durable = min(self.durable_end, end)
+        return self.id, self.epoch, self.start_offset, end, durable, self.stable_below(end)
+
     def append(self, batch, infos=None):
         """Stage whole batches; the ticket says when they are durable and at which offset.
 

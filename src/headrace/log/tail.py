@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from headrace.clock import Clock
 from headrace.log import kernel, paths
-from headrace.log.chain import Step
-from headrace.log.files import Files, OpenFile
-from headrace.log.segment import AGE_UNKNOWN, RELATIVE_OFFSET_MAX, SavedWriter, Segment, SegmentWriter
+from headrace.log.appends import TailEnd
+from headrace.log.files import Files
+from headrace.log.segment import AGE_UNKNOWN, SavedWriter, Segment, SegmentWriter
 from headrace.log.settings import StreamSettings
 from headrace.record.layout import HEADER_BYTES, MAX_TIMESTAMP_AT
 
@@ -32,17 +32,16 @@ class Undone(NamedTuple):
     has_names: bool
 
 
-class Tail:
+class Tail(TailEnd):
+    writer: SegmentWriter | None
+    _files: Files
+
     def __init__(self, files: Files, folder: str, settings: StreamSettings, clock: Clock) -> None:
-        self._files = files
+        super().__init__(files, settings, clock)
         self.folder = folder
-        self.settings = settings
-        self._clock = clock
         self.segments: tuple[Segment, ...] = ()
-        self.writer: SegmentWriter | None = None
         self.created = False  # the folder exists
         self.rotten: set[str] = set()  # data files in which a read met damage
-        self._written: dict[str, int] = {}  # data file with bytes that no journal entry holds: its last write
         self._writes = 0
 
     @property
@@ -69,32 +68,6 @@ class Tail:
         assert self.writer is not None
         self._writes += 1
         self._written[self.writer.segment.path()] = self._writes
-
-    def append_step(self, data: Sequence[Bytes], size: int) -> tuple[Step, OpenFile] | None:
-        """The write of whole batches behind what is there, and the file, held for it. None when there is more to
-        do than that: a segment to begin, a file to open, an index to write. Then `appended`."""
-        writer = self.writer
-        if writer is None or writer.index_is_due:
-            return None
-        position = writer.walker.position
-        if position == 0 or self._is_full(writer, size):
-            return None
-        held = self._files.hold(writer.segment.data_path)
-        return None if held is None else (Step(held.file, data, position), held)
-
-    def appended(self, data: Sequence[Bytes]) -> None:
-        assert self.writer is not None
-        self.writer.appended(data)
-
-    def _is_full(self, writer: SegmentWriter, size: int) -> bool:
-        segment, walker = writer.segment, writer.walker
-        if walker.position == 0:
-            return False
-        return (
-            walker.position + size > self.settings.segment_size
-            or walker.next_offset - segment.base > RELATIVE_OFFSET_MAX
-            or self._clock.now_ms() - segment.created_ms > active_ms_max(self.settings)
-        )
 
     def _find_age(self, writer: SegmentWriter) -> None:
         """As its first batch says: counted from the start, no segment of a broker that is started every day would ever
@@ -152,10 +125,6 @@ class Tail:
         """A file or the folder itself could still be lost with its name."""
         return any(map(self._files.is_folder_dirty, (self.folder.rpartition("/")[0], self.folder)))
 
-    @property
-    def is_unsynced(self) -> bool:
-        return bool(self._written)
-
     def save(self) -> SavedTail:
         return SavedTail(self.segments, self.writer, self.writer.save() if self.writer else None, self.created)
 
@@ -200,10 +169,3 @@ class Tail:
             return None
         self.writer.flush_index()
         return self.writer.save()
-
-
-def active_ms_max(settings: StreamSettings) -> int:
-    """How long a segment is written to: only what is sealed can be compacted in time."""
-    if settings.compaction_lag_max_ms < 0 or settings.cleanup_policy == "delete":
-        return settings.segment_age_ms
-    return min(settings.segment_age_ms, settings.compaction_lag_max_ms)
