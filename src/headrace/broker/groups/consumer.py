@@ -10,16 +10,16 @@ Members of the classic protocol may be in the group, too (see mixed.py): they ta
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 
 from headrace.broker.group_config import DEFAULTS, GroupConfig
 from headrace.broker.groups.assign import ASSIGNORS, DEFAULT_ASSIGNOR, TopicPartition
-from headrace.broker.groups.members import Protocols
-from headrace.broker.groups.patterns import compile_pattern
+from headrace.broker.groups.consumer_members import ClassicSide, ConsumerMember, MemberState
+from headrace.broker.groups.consumer_sessions import Sessions
+from headrace.broker.groups.patterns import Matches, compile_pattern
 from headrace.broker.groups.room import Room, assigned_bytes, classic_bytes, topics_bytes
 from headrace.broker.groups.settings import GroupSettings
-from headrace.broker.groups.timers import Timer, Timers
+from headrace.broker.groups.timers import Timers
 from headrace.clock import Clock
 from headrace.errors import (
     FencedInstance,
@@ -38,13 +38,6 @@ LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2  # a static member that means to come back
 ID_CHARACTERS_MAX = 1_100  # of a member, or an instance: the longest we make of a client's name, and some more
 NAMES_CHARACTERS_MAX = 1 << 20  # of all that a member subscribes to
-PATTERNS_MAX = 100  # of which is known what they match
-
-
-class MemberState(Enum):
-    STABLE = "stable"
-    REVOKING = "revoking"  # has to give up partitions first
-    WAITING = "waiting"  # for partitions that others still hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,46 +65,6 @@ class Answer:
     assignment: frozenset[TopicPartition] | None  # None: nothing new
 
 
-@dataclass(slots=True)
-class ClassicSide:
-    """What a member has besides when it speaks the classic protocol."""
-
-    session_timeout_ms: int
-    protocols: Protocols
-    due: float | None = None  # monotonic: by then it has joined again, or asked for what it was assigned
-
-
-@dataclass(slots=True)
-class ConsumerMember:
-    member_id: str
-    instance_id: str | None
-    client_id: str = ""
-    client_host: str = ""
-    rack_id: str | None = None
-    rebalance_timeout_ms: int = 300_000
-    topics: frozenset[str] = frozenset()
-    pattern: str = ""
-    assignor: str | None = None
-    epoch: int = 0
-    previous_epoch: int = 0
-    state: MemberState = MemberState.STABLE
-    assigned: set[TopicPartition] = field(default_factory=set)
-    revoking: set[TopicPartition] = field(default_factory=set)
-    deadline: float = 0.0
-    timer: Timer | None = None
-    revoke_deadline: float = 0.0
-    away: bool = False  # static, left for a moment
-    may_read: Callable[[str], bool] | None = None
-    is_outdated: bool = False  # it was told of a topic that is gone
-    is_restored: bool = False  # from before a restart, and not heard of since
-    classic: ClassicSide | None = None  # None: it speaks the new protocol
-    kept_bytes: int = 0  # see room.py
-
-    @property
-    def holds(self) -> set[TopicPartition]:
-        return self.assigned | self.revoking
-
-
 class ConsumerGroup:
     """One group. Owned by the coordinator; every method runs on the owner thread."""
 
@@ -134,19 +87,19 @@ class ConsumerGroup:
         self.touched: set[str] = set()  # members that may have come, gone or changed; whoever saves them clears it
         self.empty_since_ms = clock.now_ms()
         self._changed = changed
-        self._told = told  # by group, what it was told about itself
         # Name to number of partitions, of all topics there are: the same object as long as none comes, goes or grows.
         self._topics = topics
         self._seen: tuple[Mapping[str, int], ...] = ()
         self._looked_at: Mapping[str, int] | None = None  # the topics when that was found to be so
-        self._matched: dict[str, frozenset[str]] = {}  # by pattern, of the topics in _matched_in
-        self._matched_in: Mapping[str, int] | None = None
+        self._matches = Matches(topics)
         self._instances: dict[str, str] = {}
         self._room = room
         self.kept_bytes = 0  # of what is assigned, see room.py
         self._settings = settings
         self._clock = clock
-        self._timers = timers
+        self.sessions = Sessions(
+            self.members, clock, timers, lambda: told(group_id).consumer_session_timeout_ms, self._too_late
+        )
 
     @property
     def state(self) -> str:
@@ -200,15 +153,28 @@ class ConsumerGroup:
         member.is_outdated = False
         return Answer(member.member_id, member.epoch, after if wants_all or after != before else None)
 
+    def join_classic(self, beat: Heartbeat, classic: ClassicSide) -> ConsumerMember:
+        """One step towards its target of a member that speaks the classic protocol; for the next it joins again.
+        It has its rebalance timeout to sync."""
+        check_sizes(beat)
+        if sum(len(data) for _, data in classic.protocols) > NAMES_CHARACTERS_MAX:
+            raise InvalidInput(f"metadata of more than {NAMES_CHARACTERS_MAX} bytes")
+        self._check_room(beat, classic)
+        member = self._join(beat, speaks_classic=True)
+        classic.due = self._clock.monotonic() + beat.rebalance_timeout_ms / 1000
+        self._step(member, beat, classic)
+        self._changed(self)
+        return member
+
     def _step(self, member: ConsumerMember, beat: Heartbeat, classic: ClassicSide | None) -> None:
         self.touched.add(member.member_id)
         spoke_otherwise, member.classic = (member.classic is None) is not (classic is None), classic
         changed = self._update(member, beat)
         if beat.topics is not None or classic is not None or beat.epoch == JOIN_EPOCH:
             self._weigh(member)
-        self._keep_alive(member)
+        self.sessions.heard_of(member)
         if spoke_otherwise or classic is not None:
-            self._look_again(member)
+            self.sessions.look_again(member)
         self._retarget(changed)
         self._reconcile(member, beat.owned)
 
@@ -226,27 +192,6 @@ class ConsumerGroup:
         if epoch != member.epoch:
             raise StaleMemberEpoch(f"epoch {epoch}, the member is at {member.epoch}")
 
-    def remove(self, member_id: str) -> None:
-        member = self.members.get(member_id)
-        if member is None:
-            raise UnknownMember(f"no member {member_id!r} in group {self.group_id!r}")
-        self._drop(member)
-        self._changed(self)
-
-    # Members that speak the classic protocol.
-
-    def join_classic(self, beat: Heartbeat, classic: ClassicSide) -> ConsumerMember:
-        """One step of it towards its target; for the next it joins again. It has its rebalance timeout to sync."""
-        check_sizes(beat)
-        if sum(len(data) for _, data in classic.protocols) > NAMES_CHARACTERS_MAX:
-            raise InvalidInput(f"metadata of more than {NAMES_CHARACTERS_MAX} bytes")
-        self._check_room(beat, classic)
-        member = self._join(beat, speaks_classic=True)
-        classic.due = self._clock.monotonic() + beat.rebalance_timeout_ms / 1000
-        self._step(member, beat, classic)
-        self._changed(self)
-        return member
-
     def member(self, member_id: str, instance_id: str | None) -> ConsumerMember:
         """Raises unless the id is known, and the instance's own."""
         known = member_id if instance_id is None else self._instances.get(instance_id, "")
@@ -259,25 +204,19 @@ class ConsumerGroup:
     def id_of(self, instance_id: str) -> str | None:
         return self._instances.get(instance_id)
 
-    def heard_of(self, member: ConsumerMember, *, is_behind: bool) -> None:
-        """Its session begins anew. One that is behind is told to join, and has its rebalance timeout for that."""
-        assert member.classic is not None
-        self._keep_alive(member)
-        if is_behind and member.classic.due is None:
-            member.classic.due = self._clock.monotonic() + member.rebalance_timeout_ms / 1000
-            self._look_again(member)
+    def remove(self, member_id: str) -> None:
+        member = self.members.get(member_id)
+        if member is None:
+            raise UnknownMember(f"no member {member_id!r} in group {self.group_id!r}")
+        self._drop(member)
+        self._changed(self)
 
-    def can_take(self, member: ConsumerMember) -> bool:
-        """Whether all that it waits for has been given up."""
-        target = self.target.get(member.member_id, set())
-        return member.state is MemberState.WAITING and not target & self._taken(member)
+    # Topics.
 
     def existing(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
         """Of topics that are still there."""
         topics = self._topics()
         return frozenset((topic, number) for topic, number in partitions if 0 <= number < topics.get(topic, 0))
-
-    # Topics.
 
     def subscribes(self, topic: str) -> bool:
         return any(topic in self._wanted(member) for member in self.members.values())
@@ -298,7 +237,7 @@ class ConsumerGroup:
         """What others of the group read, and the member's pattern matches, but it may not read."""
         if not member.pattern or member.may_read is None or not self._seen:
             return frozenset()
-        matching = self._matching(member.pattern)
+        matching = self._matches.of(member.pattern)
         return frozenset(topic for topic in self._seen[0] if topic in matching and not member.may_read(topic))
 
     def restore(
@@ -321,15 +260,11 @@ class ConsumerGroup:
             if member.instance_id is not None:
                 self._instances[member.instance_id] = member.member_id
             self._weigh(member)
-            now = self._clock.monotonic()
-            member.deadline = now + self._session_s(member)
-            member.revoke_deadline = now + member.rebalance_timeout_ms / 1000
-            self._look_at(member)
+            self.sessions.restored(member)
 
     def close(self) -> None:
         for member in self.members.values():
-            if member.timer is not None:
-                member.timer.cancel()
+            self.sessions.end(member)
             self._room.keep(member, 0)
         self._room.keep(self, 0)
 
@@ -350,7 +285,7 @@ class ConsumerGroup:
     def _new_topics(self, beat: Heartbeat, topics: frozenset[str]) -> dict[str, int]:
         """Those that the group does not read yet, and their partitions."""
         if beat.pattern:
-            topics |= self._readable(beat.pattern, beat.may_read)
+            topics |= self._matches.readable(beat.pattern, beat.may_read)
         counts, seen = self._topics(), self._seen[0] if self._seen else {}
         return {topic: counts[topic] for topic in topics if topic in counts and topic not in seen}
 
@@ -431,9 +366,7 @@ class ConsumerGroup:
         return Answer(member.member_id, beat.epoch, None)
 
     def _drop(self, member: ConsumerMember) -> None:
-        if member.timer is not None:
-            member.timer.cancel()
-            member.timer = None
+        self.sessions.end(member)
         del self.members[member.member_id]
         self._room.keep(member, 0)
         self.touched.add(member.member_id)
@@ -446,6 +379,10 @@ class ConsumerGroup:
             self._seen = ()
         else:
             self._retarget(True)
+
+    def _too_late(self, member: ConsumerMember) -> None:
+        self._drop(member)
+        self._changed(self)
 
     def _update(self, member: ConsumerMember, beat: Heartbeat) -> bool:
         """Whether something changed that the assignment depends on."""
@@ -473,57 +410,8 @@ class ConsumerGroup:
     def _wanted(self, member: ConsumerMember) -> frozenset[str]:
         if not member.pattern:
             return member.topics
-        found = self._readable(member.pattern, member.may_read)
+        found = self._matches.readable(member.pattern, member.may_read)
         return member.topics | found if member.topics else found
-
-    def _readable(self, pattern: str, may_read: Callable[[str], bool] | None) -> frozenset[str]:
-        matching = self._matching(pattern)
-        return matching if may_read is None else frozenset(topic for topic in matching if may_read(topic))
-
-    def _matching(self, pattern: str) -> frozenset[str]:
-        """Members mostly say the same pattern, and topics seldom change: it is tried once."""
-        topics = self._topics()
-        if topics is not self._matched_in or len(self._matched) >= PATTERNS_MAX:
-            self._matched_in, self._matched = topics, {}
-        found = self._matched.get(pattern)
-        if found is None:
-            matches = compile_pattern(pattern).fullmatch
-            found = self._matched[pattern] = frozenset(topic for topic in topics if matches(topic))
-        return found
-
-    # Sessions.
-
-    def _session_s(self, member: ConsumerMember) -> float:
-        own, classic = self._told(self.group_id).consumer_session_timeout_ms, member.classic
-        return (own if classic is None else classic.session_timeout_ms) / 1000
-
-    def _keep_alive(self, member: ConsumerMember) -> None:
-        session_s = self._session_s(member)
-        member.deadline = self._clock.monotonic() + session_s
-        if member.timer is None:
-            member.timer = self._timers.call_later(session_s, lambda: self._look_at(member))
-
-    def _look_again(self, member: ConsumerMember) -> None:
-        """There is something that it has to do earlier than the timer knows."""
-        if member.timer is not None:
-            member.timer.cancel()
-        self._look_at(member)
-
-    def _look_at(self, member: ConsumerMember) -> None:
-        member.timer = None
-        if self.members.get(member.member_id) is not member:
-            return
-        deadline = member.deadline
-        if member.classic is not None:
-            deadline = min(deadline, deadline if member.classic.due is None else member.classic.due)
-        elif member.state is MemberState.REVOKING:  # alive, but in the way of others for too long
-            deadline = min(deadline, member.revoke_deadline)
-        left_s = deadline - self._clock.monotonic()
-        if left_s > 0:
-            member.timer = self._timers.call_later(left_s, lambda: self._look_at(member))
-        else:
-            self._drop(member)
-            self._changed(self)
 
     # Target and reality.
 
@@ -565,8 +453,7 @@ class ConsumerGroup:
         if surplus and (owned is None or surplus & set(owned)):
             member.revoking = surplus
             member.state = MemberState.REVOKING
-            member.revoke_deadline = self._clock.monotonic() + member.rebalance_timeout_ms / 1000
-            self._look_again(member)
+            self.sessions.told_to_revoke(member)
             if member.epoch == 0:
                 self._advance(member)
             return
@@ -574,6 +461,11 @@ class ConsumerGroup:
         member.assigned |= target - taken
         member.state = MemberState.WAITING if target & taken else MemberState.STABLE
         self._advance(member)
+
+    def can_take(self, member: ConsumerMember) -> bool:
+        """Whether all that it waits for has been given up."""
+        target = self.target.get(member.member_id, set())
+        return member.state is MemberState.WAITING and not target & self._taken(member)
 
     def _taken(self, member: ConsumerMember) -> set[TopicPartition]:
         """What others hold."""

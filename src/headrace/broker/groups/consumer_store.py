@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.broker.groups.assign import ASSIGNORS, TopicPartition
-from headrace.broker.groups.consumer import ClassicSide, ConsumerGroup, ConsumerMember, MemberState
+from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.groups.consumer_members import ClassicSide, ConsumerMember, MemberState
 from headrace.broker.groups.offsets import Answer, StagedEntry, Ticket, as_error
 from headrace.broker.groups.patterns import compile_pattern
 from headrace.errors import HeadraceError, InvalidPattern

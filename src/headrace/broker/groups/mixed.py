@@ -12,14 +12,8 @@ from dataclasses import replace
 
 from headrace.broker.groups.assign import TopicPartition
 from headrace.broker.groups.classic import ClassicGroup
-from headrace.broker.groups.consumer import (
-    JOIN_EPOCH,
-    ClassicSide,
-    ConsumerGroup,
-    ConsumerMember,
-    Heartbeat,
-    MemberState,
-)
+from headrace.broker.groups.consumer import JOIN_EPOCH, ConsumerGroup, Heartbeat
+from headrace.broker.groups.consumer_members import ClassicSide, ConsumerMember, MemberState
 from headrace.broker.groups.embedded import (
     CONSUMER,
     Subscription,
@@ -159,9 +153,7 @@ class Hosted:
             if protocol_type not in (None, CONSUMER) or protocol not in (None, chosen):
                 raise InconsistentProtocol(f"member {member_id!r} speaks {chosen!r}")
             is_behind = member.epoch < self._group.epoch and member.state is not MemberState.REVOKING
-            self._group.heard_of(member, is_behind=is_behind)
-            if is_behind:
-                raise RebalanceInProgress(self._group.group_id)
+            self._heard_of(member, is_behind=is_behind)
         except HeadraceError as error:
             answer(error)
             return
@@ -176,9 +168,7 @@ class Hosted:
             or member.state is MemberState.REVOKING
             or self._group.can_take(member)
         )
-        self._group.heard_of(member, is_behind=is_behind)
-        if is_behind:
-            raise RebalanceInProgress(self._group.group_id)
+        self._heard_of(member, is_behind=is_behind)
 
     def leave(self, member_id: str, instance_id: str | None) -> str:
         """The id of the member that left."""
@@ -194,6 +184,13 @@ class Hosted:
         if generation != member.epoch:
             raise IllegalGeneration(f"generation {generation}, the member is at {member.epoch}")
         return member, member.classic
+
+    def _heard_of(self, member: ConsumerMember, *, is_behind: bool) -> None:
+        """One that is behind is told to join, and has its rebalance timeout for that."""
+        self._group.sessions.heard_of(member)
+        if is_behind:
+            self._group.sessions.told_to_join(member)
+            raise RebalanceInProgress(self._group.group_id)
 
     def _admit(self, join: Join) -> ConsumerMember:
         settings = self._settings
