@@ -38,6 +38,11 @@ def publish(queue: str = "innocent") -> bytes:
     return frame(1, commands.Basic.Publish, routing_key=queue)
 
 
+def refusal(client: Raw) -> tuple[int, str, int, int]:
+    close = client.expect(commands.Connection.Close)
+    return close.reply_code, close.reply_text, close.class_id, close.method_id
+
+
 @pytest.mark.parametrize(
     "hello",
     [
@@ -120,6 +125,33 @@ def test_04_a_channel_that_both_close_at_once_is_there_until_close_ok(client: Ra
     assert client.expect(commands.Channel.Close).reply_code == 404
     client.expect(commands.Channel.CloseOk)
     client.channel(1)
+
+
+def test_04_a_cancel_ok_is_refused_as_by_rabbitmq_even_after_our_cancel(client: Raw) -> None:
+    """We say cancel with nowait, so that there is nothing to answer."""
+    client.open().channel()
+    client.method(1, commands.Queue.Declare, queue="going").expect(commands.Queue.DeclareOk)
+    client.method(1, commands.Basic.Consume, queue="going", consumer_tag="mine").expect(commands.Basic.ConsumeOk)
+    client.method(1, commands.Queue.Delete, queue="going").expect(commands.Queue.DeleteOk)
+    assert client.expect(commands.Basic.Cancel).nowait
+    client.method(1, commands.Basic.CancelOk, consumer_tag="mine")
+    assert refusal(client) == (503, "COMMAND_INVALID - unimplemented method", 60, 31)
+
+
+def test_04_a_flow_ok_is_refused_as_by_rabbitmq(client: Raw) -> None:
+    """We never say flow."""
+    client.open().channel().method(1, commands.Channel.FlowOk, active=True)
+    assert refusal(client) == (503, "COMMAND_INVALID - unimplemented method", 20, 21)
+
+
+@pytest.mark.parametrize(
+    "late", [frame(1, commands.Channel.FlowOk, active=True), frame(1, commands.Basic.CancelOk, consumer_tag="x")]
+)
+def test_04_what_is_refused_elsewhere_is_nothing_on_a_channel_that_is_closing(client: Raw, late: bytes) -> None:
+    client.open().channel()
+    client.method(1, commands.Queue.Declare, queue="not-there", passive=True).send(late)
+    assert client.expect(commands.Channel.Close).reply_code == 404
+    client.method(1, commands.Channel.CloseOk).channel(1)
 
 
 def test_04_opening_a_channel_before_its_close_ok_is_504(client: Raw) -> None:

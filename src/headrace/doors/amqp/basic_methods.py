@@ -100,13 +100,6 @@ def flow(channel: "Channel", method: Any) -> None:
         channel.wake()
 
 
-def flow_ok(channel: "Channel", method: commands.Channel.FlowOk) -> None:
-    """We never send flow."""
-
-
-def ignore(channel: "Channel", method: Any) -> None: ...
-
-
 def access(channel: "Channel", method: AccessRequest) -> None:
     """Anybody gets a ticket, as in RabbitMQ, and nobody looks at it: what a user may do is asked of the users."""
     channel.connection.write(frame(channel.number, AccessRequestOk, ticket=1))

@@ -14,7 +14,6 @@ Handler = Callable[[Any, Any], Coroutine[Any, Any, None] | None]
 HANDLERS: dict[type[Frame], Handler] = {
     AccessRequest: basic_methods.access,
     commands.Channel.Flow: basic_methods.flow,
-    commands.Channel.FlowOk: basic_methods.flow_ok,
     commands.Exchange.Declare: exchange_methods.declare,
     commands.Exchange.Delete: exchange_methods.delete,
     commands.Exchange.Bind: exchange_methods.bind,
@@ -27,7 +26,6 @@ HANDLERS: dict[type[Frame], Handler] = {
     commands.Basic.Qos: consume_methods.qos,
     commands.Basic.Consume: consume_methods.consume,
     commands.Basic.Cancel: consume_methods.cancel,
-    commands.Basic.CancelOk: basic_methods.ignore,
     commands.Basic.Get: basic_methods.get,
     commands.Basic.Ack: basic_methods.ack,
     commands.Basic.Nack: basic_methods.nack,
