@@ -12,9 +12,16 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import Committed
+from headrace.broker.producers import BATCHES_KEPT
 from headrace.broker.transaction import ABORTED, ONGOING
 from headrace.config import Config
-from headrace.errors import ConcurrentTransactions, DiskFull, InvalidTransactionState, ProducerFenced
+from headrace.errors import (
+    ConcurrentTransactions,
+    DiskFull,
+    InvalidTransactionState,
+    OutOfOrderSequence,
+    ProducerFenced,
+)
 from headrace.log.disk import RealDisk
 from headrace.record import codec
 
@@ -248,3 +255,34 @@ async def test_what_a_producer_sent_behind_a_batch_that_found_no_room_is_refused
                 await ticket
         broker.shard.checkpoints.tick()
         assert [(await send(sequence)).base_offset for sequence in (1, 2)] == [1, 2]
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["the first", "others"])
+async def test_d6_after_as_many_batches_as_are_remembered_found_no_room_the_first_of_them_comes_first(
+    tmp_path: Path, before: int
+) -> None:
+    """All that was known of the producer had made room for them: the second was stored, and the first never again."""
+    disk = Full()
+    async with opened(tmp_path, disk) as broker:
+        await broker.streams.create("t")
+
+        def send(sequence: int) -> Any:
+            data = codec.build(
+                [(None, b"x", (), 1)], timestamp_ms=1, producer_id=5, producer_epoch=0, base_sequence=sequence
+            )
+            return broker.coordination.producers.append(log_of(broker), data, codec.validate(data))
+
+        for sequence in range(before):
+            await send(sequence)
+        disk.full = True
+        sent = range(before, before + BATCHES_KEPT)
+        for ticket in [send(sequence) for sequence in sent]:
+            with pytest.raises(DiskFull):
+                await ticket
+        with pytest.raises(DiskFull):
+            send(before)  # it asks again, with the next one behind it
+        disk.full = False
+        broker.shard.checkpoints.tick()  # sees that there is room again, between them
+        with pytest.raises(OutOfOrderSequence):
+            send(before + 1)
+        assert [(await send(sequence)).base_offset for sequence in sent] == [*sent]

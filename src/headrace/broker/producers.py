@@ -45,8 +45,12 @@ class Batch:
         self.opens = False  # the first of a transaction in this log
 
 
-# An epoch that a marker brought: its first batch has number 0, and none behind it is taken before.
-BEFORE_THE_FIRST = Batch(NO_SEQUENCE, NO_SEQUENCE, -1)
+def before(sequence: int) -> Batch:
+    """In place of the batch before this number, of which nothing is known: none behind it is taken before it."""
+    return Batch(NO_SEQUENCE, sequence - 1, -1)
+
+
+BEFORE_THE_FIRST = before(0)  # of an epoch that a marker brought
 
 
 class Producer:
@@ -142,7 +146,11 @@ class PartitionProducers:
     def refused(self, info: BatchInfo, batch: Batch) -> None:
         """Nothing of it was kept: it may come again; what was staged after it does not follow any more."""
         producer = self.producers.get(info.producer_id)
-        if producer is not None and batch in producer.batches:
+        if producer is None or batch not in producer.batches:
+            return
+        if producer.batches[0] is batch:  # the one that it followed made room for it, or there was none
+            producer.batches[0] = before(batch.first)
+        else:
             producer.batches.remove(batch)
 
     def _producer(self, info: BatchInfo) -> Producer:
