@@ -525,6 +525,28 @@ def test_without_a_descriptor_for_the_next_segment_a_round_waits_or_is_refused_a
     shard.close()
 
 
+@pytest.mark.parametrize("flush", [{"flush_interval_ms": 500}, {"flush_interval_ms": 0, "flush_bytes": 1}])
+def test_without_a_descriptor_for_a_flush_an_async_log_is_flushed_when_there_is_one(flush: dict[str, int]) -> None:
+    """The folder of a new segment takes one: the shard had failed, and with it all other logs."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    shard = bench.open(stream=StreamSettings(write_mode="async", **flush))
+    log = shard.log(1)
+    shard.tick()
+    bench.append(1, [b"a"])
+    disk.files_limit = 0  # others have all of them
+    for _ in range(3):
+        bench.clock.advance(0.5)
+        shard.tick()
+        shard.pump()
+    assert shard.is_full and shard.failure is None and log.durable_end == 0
+    disk.files_limit = 1 << 30
+    shard.tick()
+    shard.pump()
+    assert not shard.is_full and log.durable_end == 1
+    shard.close()
+
+
 def test_a_journal_file_whose_name_cannot_be_synced_is_not_left_behind() -> None:
     """Each try would leave another, of 64 MB."""
     disk = SimulatedDisk()

@@ -53,6 +53,7 @@ class Checkpoints:
         self._leftover: dict[bytes, bytes | None] = {}  # changes that found no room last time
         self._flushing: set[int] = set()
         self._flushed: dict[int, float] = {}
+        self._late: set[int] = set()  # logs whose flush found no descriptor: the next tick tries again
         self._growing: set[Log] = set()
         self._grown_bytes = 0
         self._is_writing_back = False
@@ -173,11 +174,13 @@ class Checkpoints:
             since = self._flushed.setdefault(log_id, now)
             settings = log.settings
             due = settings.flush_interval_ms and (now - since) * 1000 >= settings.flush_interval_ms
-            if due or (settings.flush_bytes and log.unflushed_bytes >= settings.flush_bytes):
+            has_many = settings.flush_bytes and log.unflushed_bytes >= settings.flush_bytes
+            if due or has_many or log_id in self._late:
                 self._flush(log, now)
 
     def _flush(self, log: Log, now: float) -> None:
         self._flushing.add(log.id)
+        self._late.discard(log.id)
         self._flushed[log.id] = now
         log.unflushed_bytes = 0
 
@@ -200,6 +203,10 @@ class Checkpoints:
         self, log: Log, error: BaseException | None, end: int = 0, written: Mapping[str, int] | None = None
     ) -> None:
         self._flushing.discard(log.id)
+        if isinstance(error, OSError) and error.errno in NO_FILES:
+            self._shard.is_full = True  # as for a checkpoint: what came meanwhile would be as unsafe
+            self._late.add(log.id)
+            return
         if error is not None:
             self._shard.fail(error)
             return
