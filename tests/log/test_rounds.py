@@ -547,6 +547,25 @@ def test_without_a_descriptor_for_a_flush_an_async_log_is_flushed_when_there_is_
     shard.close()
 
 
+def test_an_async_log_of_a_checkpoint_that_was_refused_is_flushed_in_its_time() -> None:
+    """It was on no list any more, and only the next checkpoint synced it."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    shard = bench.open(stream=StreamSettings(write_mode="async", flush_interval_ms=500))
+    bench.append(1, [b"a"])
+    disk.files_limit = 0
+    shard.checkpoint(lambda _: None)
+    shard.pump()
+    assert shard.is_full and shard.log(1).durable_end == 0
+    disk.files_limit = 1 << 30
+    for _ in range(2):
+        bench.clock.advance(0.5)
+        shard.tick()
+        shard.pump()
+    assert shard.log(1).durable_end == 1
+    shard.close()
+
+
 def test_a_journal_file_whose_name_cannot_be_synced_is_not_left_behind() -> None:
     """Each try would leave another, of 64 MB."""
     disk = SimulatedDisk()

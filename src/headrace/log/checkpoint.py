@@ -301,6 +301,7 @@ class Checkpoints:
             return
         if not room:
             self._leftover = changes
+            self._touched.update(log_id for log_id, _, _ in standing.ends)  # nothing of them is known to be synced
             shard.is_full = True
             self._finish(None, DiskFull("no room for a checkpoint"))
             return
