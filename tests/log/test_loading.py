@@ -303,8 +303,9 @@ def test_a_missing_index_is_made_again_off_the_owner_thread(bench: Bench, disk: 
     bench.shard.close()
 
 
-def test_without_room_for_a_missing_index_its_segment_is_read_all_the_same(
-    bench: Bench, disk: ColdDisk, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EMFILE])
+def test_without_room_or_a_descriptor_for_a_missing_index_its_segment_is_read_all_the_same(
+    bench: Bench, disk: ColdDisk, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
     """Indexes are not synced, so a power cut may take some, and a full disk has to be read to be made less full."""
     filled(bench, disk)
@@ -317,7 +318,7 @@ def test_without_room_for_a_missing_index_its_segment_is_read_all_the_same(
 
     def full(path: str, **how: bool) -> int:
         if how.get("create"):
-            raise OSError(errno.ENOSPC, "no room", path)
+            raise OSError(reason, "no room", path)
         return real(path, **how)
 
     with monkeypatch.context() as patch:

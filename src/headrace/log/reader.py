@@ -20,7 +20,7 @@ from typing import NamedTuple
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, LogClosed
 from headrace.log import kernel, paths
 from headrace.log.counters import Counters
-from headrace.log.files import NO_ROOM, Files
+from headrace.log.files import NO_FILES, NO_ROOM, Files
 from headrace.log.index_cache import IndexCache
 from headrace.log.loading import CachedFiles, Loader, Loads
 from headrace.log.part import FilePart
@@ -352,7 +352,7 @@ class Reader:
         try:
             write_indexes(self._files, segment, walker)
         except OSError as error:
-            if error.errno not in NO_ROOM:  # a full disk is read all the same, or nobody could make room on it
+            if error.errno not in NO_ROOM + NO_FILES:  # it is read all the same, or nobody could make room on it
                 raise
         return bytes(walker.index)
 
