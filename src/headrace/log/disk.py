@@ -330,6 +330,8 @@ def run_one_by_one(disk: Disk, steps: Sequence[Step], failure: chain.SyncFailure
         try:
             if step.buffers is None:
                 sync_noting(disk, step.file, failure)
+                if failure.errno:  # somebody else was told; see chain.pyx
+                    raise OSError(failure.errno, os.strerror(failure.errno))
             else:
                 disk.pwrite(step.file, step.buffers, step.position)
         except OSError as error:
