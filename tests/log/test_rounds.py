@@ -525,6 +525,32 @@ def test_without_a_descriptor_for_the_next_segment_a_round_waits_or_is_refused_a
     shard.close()
 
 
+@pytest.mark.parametrize("second", [False, True], ids=["its folder", "another file"])
+def test_a_round_that_was_written_and_then_finds_no_descriptor_can_still_be_taken_back(second: bool) -> None:
+    """What it had written was synced and closed to have one for the rest, and to cut it off took one again."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    shard = bench.open(1, 2)
+    bench.append(1, [b"a"])
+    bench.append(2, [b"a"])
+    if second:
+        shard.checkpoint()
+        shard.pump()
+        first = shard.log(1).segments[0].path()
+        shard.files.forget([path for path in disk.open_paths() if path != first])
+    disk.files_limit = 0  # others have all of them, and take what is closed
+    tickets = [shard.log(log_id).append(batch([b"x" * 6000])) for log_id in ((1, 2) if second else (1,))]
+    shard.pump()
+    assert shard.is_full and shard.failure is None
+    assert all(isinstance(ticket.error, DiskFull) for ticket in tickets)
+    disk.files_limit = 1 << 30
+    shard.tick()
+    for log_id in (1, 2):
+        bench.append(log_id, [b"b"])
+        assert values(shard.log(log_id)) == [b"a", b"b"]
+    shard.close()
+
+
 @pytest.mark.parametrize("flush", [{"flush_interval_ms": 500}, {"flush_interval_ms": 0, "flush_bytes": 1}])
 def test_without_a_descriptor_for_a_flush_an_async_log_is_flushed_when_there_is_one(flush: dict[str, int]) -> None:
     """The folder of a new segment takes one: the shard had failed, and with it all other logs."""

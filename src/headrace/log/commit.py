@@ -16,7 +16,7 @@ nothing of it behind.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.errors import DiskFull, StorageFailed
@@ -154,16 +154,20 @@ class Committer:
 
     def _write(self, inline: list[Part], runs: "list[Run]", body: list[Bytes], result: Committed) -> None:
         saved = [(log, log.tail.save()) for log, _ in runs]
-        with self._refused_for(NO_FILES, saved):
-            self._secure_tails(inline, result)
-        with self._refused_for(NO_ROOM + NO_FILES, saved):
-            for log, parts in runs:
-                self._write_parts(log, parts, result, direct=True)
-        with self._refused_for(NO_FILES, saved):  # whatever else a sync says is the end
-            self._sync_direct(runs, result)
-        with self._refused_for(NO_ROOM + NO_FILES, saved):
-            if body:
-                self.journal.append(body)
+        with ExitStack() as held:
+            with self._refused_for(NO_FILES, saved):
+                self._secure_tails(inline, result)
+            with self._refused_for(NO_ROOM + NO_FILES, saved):
+                for number, (log, parts) in enumerate(runs):
+                    self._write_parts(log, parts, result, direct=True)
+                    path = log.tail.grown_since(saved[number][1])
+                    if path is not None and number < self.files.held_max:
+                        held.enter_context(self.files.held(path))  # closed for others it could not be cut off again
+            with self._refused_for(NO_FILES, saved):  # whatever else a sync says is the end
+                self._sync_direct(runs, result)
+            with self._refused_for(NO_ROOM + NO_FILES, saved):
+                if body:
+                    self.journal.append(body)
 
     @contextmanager
     def _refused_for(self, reasons: tuple[int, ...], saved: Sequence[tuple[Log, SavedTail]]) -> Iterator[None]:

@@ -11,8 +11,8 @@ import errno
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from headrace.log.appends import OpenFile, OpenFiles
@@ -44,6 +44,7 @@ class Files(OpenFiles):
         self.groups = GroupCache(disk)
         self.sync_filesystem: Callable[[], None] | None = None  # of a shard: syncs everything at once
         self._max = max(open_files_max, 8)
+        self.held_max = self._max // 2  # at once: others need some as well
         self.parts_max = parts_max(disk.open_files_max())
         self._being_synced: Counter[str] = Counter()  # no longer dirty, and not known to be synced yet
         self._forgets = 0
@@ -183,6 +184,15 @@ class Files(OpenFiles):
             # Only now, and also if it failed half-way: a checkpoint that syncs the file while it is being written
             # takes the mark away, and nobody would sync what came after.
             self.let_go(entry, dirty=True)
+
+    @contextmanager
+    def held(self, path: str) -> Iterator[None]:
+        held = self.hold(path)
+        try:
+            yield
+        finally:
+            if held is not None:
+                self.let_go(held, dirty=False)
 
     def start_writing_back(self, paths: Iterable[str]) -> None:
         """Of those that are still open; one that is not was synced when it was closed."""

@@ -128,6 +128,11 @@ class Tail(TailEnd):
     def save(self) -> SavedTail:
         return SavedTail(self.segments, self.writer, self.writer.save() if self.writer else None, self.created)
 
+    def grown_since(self, saved: SavedTail) -> str | None:
+        """The file that was appended to, if there was one: to take that back it has to be open, others are removed."""
+        had_some = saved.state is not None and saved.state.position > 0
+        return self.segments[-1].data_path if had_some and self.writer is saved.writer else None
+
     def broke_off(self) -> None:
         """A write behind what is there, in a chain: nobody knows how much of it is in the file."""
         assert self.writer is not None
