@@ -257,6 +257,27 @@ async def test_what_a_producer_sent_behind_a_batch_that_found_no_room_is_refused
         assert [(await send(sequence)).base_offset for sequence in (1, 2)] == [1, 2]
 
 
+async def test_d6_the_first_batch_of_a_producer_comes_first_though_it_was_refused_before_it_was_looked_at(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+
+        def send(sequence: int) -> Any:
+            data = codec.build(
+                [(None, b"x", (), 1)], timestamp_ms=1, producer_id=5, producer_epoch=0, base_sequence=sequence
+            )
+            return broker.coordination.producers.append(log_of(broker), data, codec.validate(data))
+
+        broker.shard.is_full = True
+        with pytest.raises(DiskFull):
+            send(0)
+        broker.shard.checkpoints.tick()  # there is room again, and the next one was on its way already
+        with pytest.raises(OutOfOrderSequence):
+            send(1)
+        assert [(await send(sequence)).base_offset for sequence in (0, 1)] == [0, 1]
+
+
 @pytest.mark.parametrize("before", [0, 1], ids=["the first", "others"])
 async def test_d6_after_as_many_batches_as_are_remembered_found_no_room_the_first_of_them_comes_first(
     tmp_path: Path, before: int

@@ -12,7 +12,7 @@ from headrace.broker.aborts import NO_ABORTS, Aborts
 from headrace.broker.producers import Batch, PartitionProducers, Snapshot
 from headrace.broker.settle import RangeSet
 from headrace.clock import Clock
-from headrace.errors import CorruptLog, HeadraceError, InvalidInput, StorageError
+from headrace.errors import CorruptLog, DiskFull, HeadraceError, InvalidInput, StorageError
 from headrace.log.group import Group
 from headrace.log.log import Log
 from headrace.log.shard import Shard
@@ -141,10 +141,14 @@ class Producers:
         repeated = tracked.producers.check(info)
         if repeated is not None:
             return self._ticket_of(repeated)
-        if tracked.upto < 0 or with_it is not None:
-            ticket = self._append_with(tracked, data, infos, with_it)
-        else:
-            ticket = log.append(data, infos)
+        try:
+            if tracked.upto < 0 or with_it is not None:
+                ticket = self._append_with(tracked, data, infos, with_it)
+            else:
+                ticket = log.append(data, infos)
+        except DiskFull:
+            tracked.producers.put_off(info, self._clock.now_ms())
+            raise
         batch = tracked.producers.staged(info, ticket, log.visible_end, self._clock.now_ms())
         if info.is_transactional:
             self._hold(tracked)

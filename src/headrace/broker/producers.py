@@ -153,6 +153,14 @@ class PartitionProducers:
         else:
             producer.batches.remove(batch)
 
+    def put_off(self, info: BatchInfo, now_ms: int) -> None:
+        """It was not even staged, and is to come again. Of a producer that is known what is behind it does not follow
+        anyway; of another one this is the first that is known."""
+        if info.base_sequence >= 0 and info.producer_id not in self.producers and len(self.producers) < PRODUCERS_MAX:
+            producer = self._producer(info)
+            producer.seen_ms = now_ms
+            producer.batches.append(before(info.base_sequence))
+
     def _producer(self, info: BatchInfo) -> Producer:
         producer = self.producers.get(info.producer_id)
         if producer is None:
