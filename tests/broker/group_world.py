@@ -28,12 +28,12 @@ class ManualTimers:
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
         self._heap: list[tuple[float, int, Handle]] = []
-        self._count = 0
+        self.made = 0
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> Handle:
         handle = Handle(callback)
-        self._count += 1
-        heapq.heappush(self._heap, (self._clock.monotonic() + delay, self._count, handle))
+        self.made += 1
+        heapq.heappush(self._heap, (self._clock.monotonic() + delay, self.made, handle))
         return handle
 
     def time(self) -> float:

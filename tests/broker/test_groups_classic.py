@@ -313,6 +313,21 @@ def test_a_static_leader_that_restarts_does_not_assign(world: World) -> None:
     assert world.groups.known_classic("g").leader == second.member_id
 
 
+def test_static_members_that_are_away_and_allow_no_time_are_not_looked_for_all_the_time(world: World) -> None:
+    """For half an hour, by each of any number of groups, if their sessions are as long."""
+    first = world.join("g", instance_id="one", rebalance_timeout_ms=1).result
+    world.sync("g", first)
+    world.join("g", instance_id="two", rebalance_timeout_ms=1)
+    world.join("g", first.member_id, instance_id="one", rebalance_timeout_ms=1)
+    group = world.groups.known_classic("g")
+    group.leave("", "two")
+    assert group.state is GroupState.PREPARING
+    before = world.timers.made
+    world.timers.advance(5)
+    assert world.timers.made - before < 20
+    assert world.join("g", instance_id="one", rebalance_timeout_ms=1).result.generation > first.generation
+
+
 def test_a_static_member_can_be_removed_by_its_name(world: World) -> None:
     first = world.join("g", instance_id="one").result
     world.sync("g", first)

@@ -36,6 +36,7 @@ from headrace.errors import (
 )
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = GroupState
+ABSENT_LOOK_S_MIN = 1.0
 
 MOVES: frozenset[tuple[GroupState, GroupState]] = frozenset(
     {
@@ -333,10 +334,9 @@ class ClassicGroup:
             self._roster.remove(member)
             self._stop(member, UnknownMember("did not join in time"))
         if self.members and not any(member.joined for member in self.members.values()):
-            # Only static members that are away: their sessions decide.
-            self._rebalance_timer = self._timers.call_later(
-                self._rebalance_timeout_s(), self._join_time_is_up
-            )
+            # Only static members that are away: their sessions decide, which may be long, whatever they allow others.
+            wait_s = max(self._rebalance_timeout_s(), ABSENT_LOOK_S_MIN)
+            self._rebalance_timer = self._timers.call_later(wait_s, self._join_time_is_up)
             return
         self._complete_join()
 
