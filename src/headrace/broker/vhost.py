@@ -68,6 +68,7 @@ class VirtualHost:
         self._changing = asyncio.Lock()
         self._storing: set[tuple[type, str]] = set()  # what is on its way to the catalog, and not here yet
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
         for exchange, kind in PREDECLARED.items():
             self.routing.exchanges[exchange] = make_exchange(exchange, kind, durable=True)
 
@@ -347,9 +348,12 @@ class VirtualHost:
         self._after_unbind(gone)
 
     def delete_soon(self, queue: Queue) -> asyncio.Task[None] | None:
-        """For timers and last consumers, which cannot wait for the disk."""
+        """For timers and last consumers, which cannot wait for the disk. While the broker stops, nobody would: what is
+        stored is left to the next start."""
         if not self.store.is_stored(queue):
             self.forget_queue(queue)
+            return None
+        if self._is_closing:
             return None
         return self._spawn(self._delete_quietly(queue))
 
@@ -439,8 +443,9 @@ class VirtualHost:
             self.is_leaving = True
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            await asyncio.gather(task, return_exceptions=True)
+        self._is_closing = True
+        while self._tasks:  # one may begin another
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         self.delays.close()
 
 

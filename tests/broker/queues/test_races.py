@@ -301,3 +301,14 @@ async def test_a_replay_can_be_stopped_although_a_queue_refuses(
     await until(lambda: replay.moved == 1)
     await beside_a_refusal(host, monkeypatch, broker.dead_letters.stop("r"))
     assert replay.state == "stopped"
+
+
+async def test_a_queue_that_expires_while_the_broker_stops_is_left_to_the_next_start(tmp_path: Path) -> None:
+    """Its deletion was begun when nobody waited for it any more, and found the threads gone: a traceback in the log."""
+    async with opened(tmp_path) as broker:
+        host = broker.vhosts.get("/")
+        queue = await declare(host, "expiring", x_expires=60_000)
+        await host.close()  # as the broker does it, before it stores the rest
+        assert host.delete_soon(queue) is None
+    async with opened(tmp_path) as broker:
+        assert "expiring" in broker.vhosts.get("/").queues
