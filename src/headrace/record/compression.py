@@ -28,6 +28,7 @@ XERIAL_MAGIC = b"\x82SNAPPY\x00"
 XERIAL_HEADER = XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 XERIAL_BLOCK_BYTES = 32 * 1024
 ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
+ZSTD_WINDOW_BYTES_MAX = 128 * 1024 * 1024
 SNAPPY_RATIO_MAX = 22  # the densest snappy element gives 64 bytes for 3
 # Each is a call and an object here: a batch of empty ones would take 40 times its memory, and seconds. Of the 1 KB that
 # xerial's blocks have at least, so many are 64 MB.
@@ -103,9 +104,9 @@ def _zstd_guess(data: Buffer, limit_bytes: int) -> int:
     if found is None:
         raise CorruptBatch("not zstd data: its blocks do not fill it")
     least, most, window = found
-    # The decoder fills its window beside our output. Half the limit at most, so that both stay under twice
-    # the limit; 8 MB always, as every decoder should take that much.
-    if least > limit_bytes or window > max(limit_bytes // 2, ZSTD_WINDOW_BYTES):
+    # A decoder may fill a window beside our output. Half the limit at most, so that both stay under twice
+    # the limit; 8 MB always, as every decoder should take that much, and never more than any takes unless told to.
+    if least > limit_bytes or window > min(max(limit_bytes // 2, ZSTD_WINDOW_BYTES), ZSTD_WINDOW_BYTES_MAX):
         raise _too_large(ZSTD, limit_bytes)
     return most
 

@@ -65,6 +65,8 @@ cdef const uint8_t* _frame(const uint8_t* p, const uint8_t* end, Outline* out) n
         kind = (header >> 1) & 3
         size = header >> 3
         p += 3
+        if size > block:  # decoders of streams refuse it, those that have all of it at once do not
+            return NULL
         if kind == BLOCK_REPEATED:
             out.least += size
             out.most += size
