@@ -183,6 +183,7 @@ def test_l8_after_a_filesystems_sync_has_failed_nothing_is_confirmed(tmp_path: P
     shard.checkpoint()
     shard.pump()
     assert isinstance(shard.failure, StorageFailed)
+    assert shard.files.sync_failure.errno == 5, "a chain that runs beside it has nothing else to look at"
     assert shard.files.failure is not None
 
 

@@ -1,3 +1,4 @@
+# cython: nonecheck=True
 """The ends of files that a round appends to: the journal, a segment, the slots. What every round asks of them, so
 compiled; everything else about them is in journal.py, segment.py, tail.py, slots.py and files.py, whose classes are made
 of these. Nothing here touches a file: a step is carried out by a chain.

@@ -231,6 +231,7 @@ class Files(OpenFiles):
             sync()
         except OSError as error:
             self.failure = error
+            self.sync_failure.note(error.errno or errno.EIO)  # chains look at nothing else
             raise
         self.check()  # of two who sync a file at once, only one is told
 

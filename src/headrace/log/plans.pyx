@@ -1,3 +1,4 @@
+# cython: nonecheck=True
 """Rounds as chains: a few writes to open files and a sync or two, which need no interpreter between them.
 
 They are planned and taken in on the owner thread, in the worker's turn. A plan holds files and changes none; what

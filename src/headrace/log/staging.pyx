@@ -5,6 +5,7 @@ A round is everything that arrived since the last sync began. It becomes one jou
 it happens together; what is asked for as one Group is never split over two rounds.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -98,6 +99,7 @@ cdef class LogEnd:
             return end
         return min(max(<long long>self._stable_hold, self.start_offset), end)
 
+    @cython.nonecheck(True)
     cpdef tuple ends_at(self, long long next_offset):
         """What its slot says, as slots.Ends, once all before next_offset is in its segments."""
         cdef long long end = max(next_offset, self.start_offset), durable = end
