@@ -1,0 +1,139 @@
+"""No file descriptor is free: what needs one waits or is refused, and the log goes on when there is one."""
+
+import errno
+
+import pytest
+
+from headrace.errors import DiskFull
+from headrace.log.settings import StreamSettings
+from tests.crash.simdisk import Fault, SimulatedDisk
+from tests.log.helpers import Bench, batch, values
+
+
+def test_without_a_descriptor_for_the_next_journal_file_a_round_is_refused_and_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has them all may give one back, and a broker that has failed takes nothing until it is started again."""
+    shard = bench.open()
+    log, real = shard.log(1), shard.disk.open
+
+    def none_is_free(path: str, **how: bool) -> int:
+        if path.endswith(".wal"):
+            raise OSError(errno.EMFILE, "too many open files", path)
+        return real(path, **how)
+
+    stored, error = 0, None
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.disk, "open", none_is_free)
+        while error is None:
+            ticket = log.append(batch([b"x" * 2000]))
+            shard.pump()
+            error = ticket.error
+            stored += error is None
+    assert isinstance(error, DiskFull) and shard.failure is None
+    shard.tick()
+    bench.append(1, [b"later"])
+    assert log.visible_end == stored + 1
+    shard.close()
+
+
+@pytest.mark.parametrize("size", [900, 3000], ids=["journalled", "direct"])
+def test_without_a_descriptor_for_the_next_segment_a_round_waits_or_is_refused_and_no_more(size: int) -> None:
+    """To take back what was not written takes no descriptor, either."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    shard = bench.open(stream=StreamSettings(segment_size=3500))
+    log = shard.log(1)
+    bench.append(1, [b"x" * 3000])
+    shard.files.forget([log.segments[0].path()])  # none of its own that it could give up
+    disk.files_limit = len(disk.open_paths())
+    ticket = log.append(batch([b"x" * size]))
+    shard.pump()
+    assert shard.is_full and shard.failure is None
+    disk.files_limit = 1 << 30
+    for _ in range(2):
+        shard.tick()
+        shard.pump()
+    bench.append(1, [b"later"])
+    assert ticket.done and (ticket.error is None) == (size == 900)
+    assert len(values(log)) == (3 if size == 900 else 2)
+    shard.close()
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["its folder", "another file"])
+def test_a_round_that_was_written_and_then_finds_no_descriptor_can_still_be_taken_back(second: bool) -> None:
+    """What it had written was synced and closed to have one for the rest, and to cut it off took one again."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    shard = bench.open(1, 2)
+    bench.append(1, [b"a"])
+    bench.append(2, [b"a"])
+    if second:
+        shard.checkpoint()
+        shard.pump()
+        first = shard.log(1).segments[0].path()
+        shard.files.forget([path for path in disk.open_paths() if path != first])
+    disk.files_limit = 0  # others have all of them, and take what is closed
+    tickets = [shard.log(log_id).append(batch([b"x" * 6000])) for log_id in ((1, 2) if second else (1,))]
+    shard.pump()
+    assert shard.is_full and shard.failure is None
+    assert all(isinstance(ticket.error, DiskFull) for ticket in tickets)
+    disk.files_limit = 1 << 30
+    shard.tick()
+    for log_id in (1, 2):
+        bench.append(log_id, [b"b"])
+        assert values(shard.log(log_id)) == [b"a", b"b"]
+    shard.close()
+
+
+@pytest.mark.parametrize("flush", [{"flush_interval_ms": 500}, {"flush_interval_ms": 0, "flush_bytes": 1}])
+def test_without_a_descriptor_for_a_flush_an_async_log_is_flushed_when_there_is_one(flush: dict[str, int]) -> None:
+    """The folder of a new segment takes one: the shard had failed, and with it all other logs."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    shard = bench.open(stream=StreamSettings(write_mode="async", **flush))
+    log = shard.log(1)
+    shard.tick()
+    bench.append(1, [b"a"])
+    disk.files_limit = 0  # others have all of them
+    for _ in range(3):
+        bench.clock.advance(0.5)
+        shard.tick()
+        shard.pump()
+    assert shard.is_full and shard.failure is None and log.durable_end == 0
+    disk.files_limit = 1 << 30
+    shard.tick()
+    shard.pump()
+    assert not shard.is_full and log.durable_end == 1
+    shard.close()
+
+
+def test_an_async_log_of_a_checkpoint_that_was_refused_is_flushed_in_its_time() -> None:
+    """It was on no list any more, and only the next checkpoint synced it."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    shard = bench.open(stream=StreamSettings(write_mode="async", flush_interval_ms=500))
+    bench.append(1, [b"a"])
+    disk.files_limit = 0
+    shard.checkpoint(lambda _: None)
+    shard.pump()
+    assert shard.is_full and shard.log(1).durable_end == 0
+    disk.files_limit = 1 << 30
+    for _ in range(2):
+        bench.clock.advance(0.5)
+        shard.tick()
+        shard.pump()
+    assert shard.log(1).durable_end == 1
+    shard.close()
+
+
+def test_a_journal_file_whose_name_cannot_be_synced_is_not_left_behind() -> None:
+    """Each try would leave another, of 64 MB."""
+    disk = SimulatedDisk()
+    shard = Bench("/data", disk).open()
+    shard.journal.reserve(1)
+    before = disk.listdir("/data/journal")
+    disk.arm(Fault("sync_dir", 1, errno.EMFILE, within="/journal"))
+    with pytest.raises(OSError, match="Too many open files"):
+        shard.journal.make_ahead()
+    assert disk.listdir("/data/journal") == before
