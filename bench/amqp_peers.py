@@ -175,7 +175,5 @@ class Load:
     def publish(
         self, peer: Peer, count: int, size: int, connections: int = 1, window: int = 5000, *, rate: int = 0
     ) -> Seen:
-        started = self.start(
-            peer, "publish", count=count, size=size, connections=connections, window=window, rate=rate
-        )
+        started = self.start(peer, "publish", count=count, size=size, connections=connections, window=window, rate=rate)
         return self.wait(started)

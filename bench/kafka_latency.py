@@ -11,10 +11,13 @@ The brokers take turns, work by work, on the same cores and the same disk, since
 in another; the others are idle meanwhile, and what they wrote is on the disk before the next one begins. What each
 spent is told beside its rate.
 
-One of them is no broker: kafka_nothing.c answers without a look, on the cores that a broker has. What it holds is what
-the client and the machine take by themselves, so no broker does more with this client on these cores, and where it is
-not twice as fast as Kafka, nobody is. That is told beside each ratio ("at most"), and the verdict counts such rows by
-themselves, not as reached. The search ends there as it does with a broker: a client that is full is late.
+Two of them are no brokers. kafka_nothing.c answers without a look, on the cores that a broker has. What it holds is
+what the client and the machine take by themselves, so no broker does more with this client on these cores, and where it
+is not twice as fast as Kafka, nobody is. That is told beside each ratio ("at most"), and the verdict counts such rows
+by themselves, not as reached. The search ends there as it does with a broker: a client that is full is late.
+kafka_plain.c does the least that keeps the promise (receive, check, write, fdatasync, answer), in the plainest way: it
+tells what the disk and the memory take, and how little a broker could cost that does nothing else. It is a mark beside
+those that sync, not a bound, and excuses no row.
 
 The limit is four times what librdkafka waits for more to send: with twice that, p99 is at the limit for every broker at
 any rate, and the machine's hiccups decide.
@@ -33,17 +36,17 @@ from bench import machine
 from bench.cores import Cores, add_option, chosen
 from bench.kafka import IN_FLIGHT, JAVA_BATCH_BYTES, LEADER_S, MILLION, WARM_UPS, Load
 from bench.kafka_peers import (
+    KAFKA_FLUSH,
     LOAD,
     NOTHING,
-    NOTHING_PROGRAM,
+    PLAIN,
     RAW,
     Broker,
     Headrace,
-    Nothing,
     Program,
-    build,
     build_load,
     kafkas,
+    programs_that_are_none,
 )
 from bench.kafka_report import PAIRS, TWICE
 
@@ -56,6 +59,7 @@ RUNS_MORE = 2
 HALVINGS = 3  # of a step of 2: to 9 %
 STEP_MIN = 2.0**0.5**HALVINGS
 RATE_MIN, RATE_MAX = 100, 100_000_000
+WIDTH = 10  # of a column
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +218,7 @@ def run(
         programs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-kafka-load-")))
         build_load(programs)
         if ceiling:
-            build(programs, NOTHING_PROGRAM)
-            brokers.append(Nothing(programs))
+            brokers += programs_that_are_none(programs)
         for broker in brokers:
             broker.cores = cores
             stack.enter_context(broker.running())
@@ -269,24 +272,31 @@ def report(found: dict[str, Found]) -> Iterator[str]:
     for ours, theirs in PAIRS:
         if ours in found and theirs in found:
             yield f"\n{ours} beside {theirs}: messages per second at the same latency, and per CPU-second of the broker"
-            yield from _ratios(ours, found[ours], theirs, found[theirs], found.get(NOTHING))
+            marks = (NOTHING, PLAIN) if theirs == KAFKA_FLUSH else (NOTHING,)  # the plain program syncs
+            yield from _ratios(ours, theirs, [name for name in marks if name in found], found)
 
 
-def _ratios(ours: str, mine: Found, theirs: str, others: Found, nothing: Found | None) -> Iterator[str]:
-    times = {work: Times.of(one, others[work]) for work, one in mine.items()}
-    most = {work: Times.of(one, others[work]) for work, one in (nothing or {}).items()}
-    if most:
-        yield f"  {'':<38}{'per s':>9}{'at most':>9}{'per CPU-s':>11}{'at most':>9}"
-    for work, one in times.items():
+def _ratios(ours: str, theirs: str, marks: Sequence[str], found: dict[str, Found]) -> Iterator[str]:
+    mine, others = found[ours], found[theirs]
+    times = {name: {work: Times.of(found[name][work], others[work]) for work in mine} for name in (ours, *marks)}
+    columns = [{ours: "ours", NOTHING: "at most"}.get(name, name) for name in times]
+    if marks:
+        yield f"  {'':<38}{'per s':>{WIDTH * len(columns)}}{'per CPU-s':>{WIDTH * len(columns)}}"
+        yield f"  {'':<38}" + 2 * "".join(f"{column:>{WIDTH}}" for column in columns)
+    for work in mine:
         if mine[work] is None or others[work] is None:
             yield f"  {work:<38} {ours if mine[work] is None else theirs} holds no rate"
-        elif most:
-            by_clock = f"{one.rate:8.2f}x{most[work].rate:8.2f}x"
-            yield f"  {work:<38}{by_clock}{one.per_cpu_s:10.2f}x{most[work].per_cpu_s:8.2f}x"
-        else:
-            yield f"  {work:<38}{one.rate:8.2f}x{one.per_cpu_s:10.2f}x"
-    yield _verdict(BY_CLOCK, [one.rate for one in times.values()], [one.rate for one in most.values()])
-    yield _verdict(BY_CPU, [one.per_cpu_s for one in times.values()], [one.per_cpu_s for one in most.values()])
+            continue
+        of_each = [one[work] for one in times.values()]
+        ratios = [one.rate for one in of_each] + [one.per_cpu_s for one in of_each]
+        yield f"  {work:<38}" + "".join(f"{ratio:>{WIDTH - 1}.2f}x" for ratio in ratios)
+    most = times.get(NOTHING, {}).values()
+    yield _verdict(BY_CLOCK, [one.rate for one in times[ours].values()], [one.rate for one in most])
+    yield _verdict(BY_CPU, [one.per_cpu_s for one in times[ours].values()], [one.per_cpu_s for one in most])
+    if PLAIN in marks:
+        plain = times[PLAIN].values()
+        by_clock, by_cpu = sum(one.rate >= TWICE for one in plain), sum(one.per_cpu_s >= TWICE for one in plain)
+        yield f"  {PLAIN} is twice {theirs} in {by_clock} of {len(plain)} rows, per CPU-second in {by_cpu}"
 
 
 def _verdict(bar: Bar, ratios: Sequence[float], most: Sequence[float]) -> str:
@@ -316,7 +326,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
     parser.add_argument("--synced", action="store_true", help="only those that sync before they answer")
     parser.add_argument("--limit", type=float, default=LIMIT_MS, metavar="MS", help="of p99 (default: %(default)s)")
-    parser.add_argument("--no-ceiling", action="store_true", help="without the program that answers and does no more")
+    parser.add_argument("--no-ceiling", action="store_true", help="without the two programs that are no brokers")
     parser.add_argument("--only", default="", metavar="WORK", help="rows whose name has this in it")
     add_option(parser)
     arguments = parser.parse_args()

@@ -3,15 +3,11 @@
  *
  *   kafka_nothing PORT
  *
- * For kafka_raw (Produce v7, Fetch v4) and for librdkafka that produces (ApiVersions, Metadata v1, Produce v7); one
- * partition, and every topic that is asked for is there. Who asks for something else is hung up on, and it is said. One
- * thread, as kafka_raw has one. What is left is what the system takes to bring the bytes from one program to the other,
- * and the load generator. */
+ * For kafka_raw (Produce v7, Fetch v4) and for librdkafka that produces (ApiVersions, Metadata v1, Produce v7). Who asks
+ * for something else is hung up on, and it is said. One thread, as kafka_raw has one. What is left is what the system
+ * takes to bring the bytes from one program to the other, and the load generator. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -22,39 +18,15 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "kafka_bytes.h"
+#include "kafka_server.h"
 
-#define REQUEST_BYTES_MAX (2 << 20)
 #define FETCH_BYTES (1 << 20)
-#define TOPIC_BYTES_MAX 249
-#define TOPICS_MAX 8
-#define ANSWER_BYTES_MAX 4096 /* without the records: TOPICS_MAX names, and less than 64 bytes with each */
-
-enum { PRODUCE = 0, FETCH = 1, METADATA = 3, API_VERSIONS = 18 };
-enum { OK = 0, UNSUPPORTED_VERSION = 35 };
-
-/* By key. A client takes the highest that it knows, and only those are answered. librdkafka sends the current format of
- * batches where it sees Produce v3 and Fetch v4, and zstd where it sees Produce v7 and Fetch v10, so these are in. */
-static const uint16_t offered[][3] = {{PRODUCE, 3, 7}, {FETCH, 4, 10}, {METADATA, 1, 1}, {API_VERSIONS, 0, 0}};
-#define OFFERED (sizeof offered / sizeof *offered)
 
 struct link {
     int fd;
     int has_produced;
     uint32_t filled; /* of the request; its size comes first */
     uint8_t data[4 + REQUEST_BYTES_MAX];
-};
-
-struct request {
-    const uint8_t *at, *end; /* what is left of it */
-    const uint8_t *correlation;
-    int api, version;
-    int is_refused; /* shorter than it says, or more than is answered here */
-};
-
-struct text { /* with its size before it, as it is sent */
-    const uint8_t *at;
-    size_t bytes;
 };
 
 static uint16_t port;
@@ -84,91 +56,13 @@ static void keep(const uint8_t *batch, size_t size) {
     } while (records_bytes + size <= FETCH_BYTES);
 }
 
-static const uint8_t *take(struct request *request, size_t bytes) {
-    static const uint8_t zeros[16];
-    if ((size_t)(request->end - request->at) < bytes) {
-        request->is_refused = 1;
-        return zeros;
-    }
-    request->at += bytes;
-    return request->at - bytes;
-}
-
-static uint64_t take_number(struct request *request, int bytes) { return get(take(request, bytes), bytes); }
-
-static struct text take_topic(struct request *request) {
-    const uint8_t *at = request->at;
-    size_t bytes = take_number(request, 2);
-    take(request, bytes);
-    if (bytes > TOPIC_BYTES_MAX) request->is_refused = 1;
-    return (struct text){at, 2 + bytes};
-}
-
-static uint8_t *put_head(uint8_t *at, const struct request *request) {
-    at = put(at, 0, 4); /* its size, filled in at the end */
-    memcpy(at, request->correlation, 4);
-    return at + 4;
-}
-
-static uint8_t *put_topic(uint8_t *at, struct text topic) {
-    memcpy(at, topic.at, topic.bytes);
-    return at + topic.bytes;
-}
-
-/* And the records behind it, if there are any. */
-static void send_answer(int fd, uint8_t *answer, const uint8_t *end, size_t records_sent) {
-    put(answer, end - answer - 4 + records_sent, 4);
-    struct iovec parts[] = {{answer, end - answer}, {records, records_sent}};
-    write_all(fd, parts, 2);
-}
-
-static void answer_api_versions(int fd, const struct request *request) {
-    uint8_t answer[ANSWER_BYTES_MAX], *at = put_head(answer, request);
-    at = put(at, request->version == 0 ? OK : UNSUPPORTED_VERSION, 2); /* it asks again, then, with v0 */
-    at = put(at, OFFERED, 4);
-    for (size_t i = 0; i < OFFERED; i++)
-        for (int j = 0; j < 3; j++) at = put(at, offered[i][j], 2);
-    send_answer(fd, answer, at, 0);
-}
-
-static void answer_metadata(int fd, struct request *request) {
-    static const char host[] = "127.0.0.1";
-    uint8_t answer[ANSWER_BYTES_MAX], *at = put(put_head(answer, request), 1, 4);
-    at = put(put(at, 1, 4), sizeof host - 1, 2); /* node id */
-    memcpy(at, host, sizeof host - 1);
-    at = put(put(at + sizeof host - 1, port, 4), -1, 2); /* no rack */
-    at = put(at, 1, 4);                                  /* controller */
-    uint32_t topics = take_number(request, 4);
-    if (topics == UINT32_MAX) topics = 0; /* all that there are */
-    if (topics > TOPICS_MAX) request->is_refused = 1;
+static void take_batch(struct link *link, struct request *request) {
+    struct produced produced = take_produced(request);
+    if (produced.batch_bytes == 0) request->is_refused = 1;
     if (request->is_refused) return;
-    at = put(at, topics, 4);
-    for (uint32_t i = 0; i < topics; i++) {
-        struct text topic = take_topic(request);
-        if (request->is_refused) return;
-        at = put_topic(put(at, OK, 2), topic);
-        at = put(put(at, 0, 1), 1, 4);             /* not internal; partitions */
-        at = put(put(put(at, OK, 2), 0, 4), 1, 4); /* partition, leader */
-        at = put(put(at, 1, 4), 1, 4);             /* replicas */
-        at = put(put(at, 1, 4), 1, 4);             /* those in sync */
-    }
-    send_answer(fd, answer, at, 0);
-}
-
-static void answer_produce(struct link *link, struct request *request) {
-    take(request, 2 + 2 + 4 + 4); /* transactional id, acks, time-out, topics */
-    struct text topic = take_topic(request);
-    take(request, 4 + 4); /* partitions, partition */
-    size_t size = take_number(request, 4);
-    const uint8_t *batch = take(request, size);
-    if (size == 0) request->is_refused = 1;
-    if (request->is_refused) return;
-    if (!link->has_produced) keep(batch, size);
+    if (!link->has_produced) keep(produced.batch, produced.batch_bytes);
     link->has_produced = 1;
-    uint8_t answer[ANSWER_BYTES_MAX], *at = put_topic(put(put_head(answer, request), 1, 4), topic);
-    at = put(put(put(at, 1, 4), 0, 4), OK, 2);
-    at = put(put(put(at, 0, 8), -1, 8), 0, 8); /* base offset, append time, log start */
-    send_answer(link->fd, answer, put(at, 0, 4), 0);
+    answer_produce(link->fd, request, produced.topic);
 }
 
 static void answer_fetch(int fd, struct request *request) {
@@ -178,29 +72,26 @@ static void answer_fetch(int fd, struct request *request) {
     uint8_t answer[ANSWER_BYTES_MAX], *at = put_topic(put(put(put_head(answer, request), 0, 4), 1, 4), topic);
     at = put(put(put(at, 1, 4), 0, 4), OK, 2);
     at = put(put(put(at, 1, 8), 1, 8), 0, 4); /* high watermark, last stable offset, no aborted transactions */
-    send_answer(fd, answer, put(at, records_bytes, 4), records_bytes);
+    at = put(at, records_bytes, 4);
+    put(answer, at - answer - 4 + records_bytes, 4);
+    struct iovec parts[] = {{answer, at - answer}, {records, records_bytes}};
+    write_all(fd, parts, 2);
 }
 
 /* False for a request that is not understood. */
 static int answer(struct link *link, const uint8_t *data, size_t size) {
-    struct request request = {.at = data, .end = data + size};
-    request.api = take_number(&request, 2);
-    request.version = take_number(&request, 2);
-    request.correlation = take(&request, 4);
-    uint16_t name_bytes = take_number(&request, 2);
-    take(&request, name_bytes == UINT16_MAX ? 0 : name_bytes); /* of the client */
-    int api = request.is_refused ? -1 : request.api, version = request.version;
-    if (api == API_VERSIONS)
+    struct request request = take_request(data, size);
+    if (request.api == API_VERSIONS && !request.is_refused)
         answer_api_versions(link->fd, &request);
-    else if (api == METADATA && version == 1)
-        answer_metadata(link->fd, &request);
-    else if (api == PRODUCE && version == 7)
-        answer_produce(link, &request);
-    else if (api == FETCH && version == 4)
+    else if (is_for(&request, METADATA, 1))
+        answer_metadata(link->fd, &request, port);
+    else if (is_for(&request, PRODUCE, 7))
+        take_batch(link, &request);
+    else if (is_for(&request, FETCH, 4))
         answer_fetch(link->fd, &request);
     else
         request.is_refused = 1;
-    if (request.is_refused) fprintf(stderr, "refused: request %d v%d, %zu bytes\n", request.api, request.version, size);
+    if (request.is_refused) say_refused(&request);
     return !request.is_refused;
 }
 
@@ -224,11 +115,8 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: see the head of kafka_nothing.c\n");
         return 2;
     }
-    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1, events = epoll_create1(0);
     port = atoi(argv[1]);
-    struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons(port)};
-    here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (bind(listener, (struct sockaddr *)&here, sizeof here) < 0 || listen(listener, 100) < 0) die("bind");
+    int listener = listen_at(port), events = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN};
     epoll_ctl(events, EPOLL_CTL_ADD, listener, &event);
     signal(SIGPIPE, SIG_IGN);
@@ -245,9 +133,7 @@ int main(int argc, char **argv) {
                 continue;
             }
             link = calloc(1, sizeof *link);
-            link->fd = accept(listener, NULL, NULL);
-            if (link->fd < 0) die("accept");
-            setsockopt(link->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+            link->fd = accept_from(listener, 0);
             event.data.ptr = link;
             epoll_ctl(events, EPOLL_CTL_ADD, link->fd, &event);
         }

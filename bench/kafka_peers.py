@@ -1,11 +1,13 @@
 """The brokers of bench/kafka.py: ours, and a real Apache Kafka from the jars of Maven Central.
 
 Each in two kinds: with a sync before every acknowledgement, and from the page cache. Ours does the first unless told
-otherwise, Kafka the second. And one that is none, kafka_nothing.c: what is left when a broker costs nothing.
+otherwise, Kafka the second. And two that are none: kafka_nothing.c, what is left when a broker costs nothing, and
+kafka_plain.c, what is left when it only keeps the promise of an acknowledgement.
 """
 
 import glob
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -24,14 +26,15 @@ from bench.cores import Cores
 KAFKA_VERSION = "4.3.1"
 OURS, OURS_CACHED = "headrace", "headrace, page cache"
 KAFKA, KAFKA_FLUSH = "kafka", "kafka, flush per batch"
-NOTHING = "nothing"
+NOTHING, PLAIN = "nothing", "plain C"
 HEAP = ("-Xmx1G", "-Xms1G")  # kafka-server-start.sh's
 JVM = (
     "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35",
     "-XX:+ExplicitGCInvokesConcurrent", "-Djava.awt.headless=true",
 )  # fmt: skip
 START_SECONDS_MAX = 60
-LOAD, RAW, NOTHING_PROGRAM = "kafka_load", "kafka_raw", "kafka_nothing"  # sources beside this file
+LOAD, RAW = "kafka_load", "kafka_raw"  # sources beside this file
+NOTHING_PROGRAM, PLAIN_PROGRAM = "kafka_nothing", "kafka_plain"
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>headrace</groupId><artifactId>bench</artifactId><version>1</version><dependencies>
 <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{0}</version></dependency>
@@ -161,6 +164,19 @@ class Nothing(Program):
         return [str(self._programs / NOTHING_PROGRAM), str(self.port)]
 
 
+class Plain(Program):
+    name = PLAIN
+    durability = "fdatasync before every acknowledgement, and nothing else"
+
+    def command(self) -> list[str]:
+        return [str(self._programs / PLAIN_PROGRAM), str(self.port), str(self.folder / "data")]
+
+    def drop_topic(self, name: str) -> None:
+        """All that it keeps is one file, which it begins anew with what comes next."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
+
+
 class ApacheKafka(Broker):
     """KRaft, one node, combined roles, default settings but for what one node needs."""
 
@@ -227,6 +243,16 @@ def kafkas(*, flush: Sequence[bool]) -> list[Broker]:
         print(f"NO APACHE KAFKA TO COMPARE WITH: {error}", flush=True)
         return []
     return [ApacheKafka(classpath, flush=one) for one in flush]
+
+
+def programs_that_are_none(folder: Path) -> list[Program]:
+    """Those of the two that can be had here, built."""
+    build(folder, NOTHING_PROGRAM)
+    if platform.machine() != "x86_64":
+        print(f"NO PLAIN C: it takes the checksum instruction of x86-64, and this is {platform.machine()}", flush=True)
+        return [Nothing(folder)]
+    build(folder, PLAIN_PROGRAM, "-msse4.2", "-lpthread")
+    return [Nothing(folder), Plain(folder)]
 
 
 def build(folder: Path, program: str, *options: str) -> None:

@@ -12,7 +12,6 @@ flushes, what both have the system do for them is more than half of what Kafka c
 """
 
 import argparse
-import platform
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,36 +23,17 @@ from bench.kafka_peers import (
     KAFKA,
     KAFKA_FLUSH,
     NOTHING,
-    NOTHING_PROGRAM,
     OURS,
+    PLAIN,
     Broker,
     Headrace,
-    Nothing,
+    Plain,
     Program,
-    build,
     build_load,
     kafkas,
+    programs_that_are_none,
 )
 from bench.kafka_report import TWICE, Measured, Rows
-
-PLAIN_PROGRAM = "kafka_plain"
-PLAIN = "plain C"
-
-
-class Plain(Program):
-    name = PLAIN
-    durability = "fdatasync before every acknowledgement, and nothing else"
-
-    def command(self) -> list[str]:
-        return [str(self._programs / PLAIN_PROGRAM), str(self.port), str(self.folder / "data")]
-
-
-def build_programs(folder: Path) -> None:
-    """Raises with the reason if they can not be had."""
-    if platform.machine() != "x86_64":
-        raise RuntimeError(f"kafka_plain.c takes the checksum instruction of x86-64, and this is {platform.machine()}")
-    build(folder, PLAIN_PROGRAM, "-msse4.2", "-lpthread")
-    build(folder, NOTHING_PROGRAM)
 
 
 def measure(programs: Path, broker: Broker) -> Iterator[Measured]:
@@ -74,8 +54,7 @@ def run(*, peers: bool = True, cores: Cores | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-kafka-load-") as folder:
         programs = Path(folder)
         build_load(programs)
-        build_programs(programs)
-        brokers: list[Broker] = [Nothing(programs), Plain(programs), Headrace()]
+        brokers: list[Broker] = [*programs_that_are_none(programs), Headrace()]
         if peers:
             brokers += kafkas(flush=[False, True])
         for broker in brokers:
@@ -92,7 +71,7 @@ def run(*, peers: bool = True, cores: Cores | None = None) -> None:
 
 def report(measured: Mapping[str, Rows], beside: str) -> Iterator[str]:
     """Each as so many times what another one does by the clock, and for a second of its CPU time."""
-    others = [name for name in (NOTHING, PLAIN, OURS) if name != beside]
+    others = [name for name in (NOTHING, PLAIN, OURS) if name in measured and name != beside]
     yield f"\n  {f'beside {beside}: per s, per CPU-s':<42}" + "".join(f"{name:>18}" for name in others)
     by_clock: dict[str, list[float]] = {name: [] for name in others}
     by_cpu: dict[str, list[float]] = {name: [] for name in others}

@@ -110,9 +110,7 @@ def json_batch_payload(count: int = 1500) -> bytes:
             "at": TIMESTAMP + i * 37,
             "tags": chance.sample(["red", "green", "blue", "sale", "new"], 2),
         }
-        writer.append(
-            b"user-%05d" % chance.randrange(20_000), json.dumps(event).encode(), timestamp_ms=TIMESTAMP + i
-        )
+        writer.append(b"user-%05d" % chance.randrange(20_000), json.dumps(event).encode(), timestamp_ms=TIMESTAMP + i)
     return bytes(writer.finish()[layout.HEADER_BYTES :])
 
 

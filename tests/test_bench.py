@@ -2,7 +2,7 @@
 
 import pytest
 from bench.kafka_latency import Found, Trial, report
-from bench.kafka_peers import KAFKA_FLUSH, NOTHING, OURS
+from bench.kafka_peers import KAFKA, KAFKA_FLUSH, NOTHING, OURS, OURS_CACHED, PLAIN
 
 
 def held(rate: int, cpu_s: float = 1.0) -> Trial:
@@ -28,7 +28,24 @@ def test_beside_each_ratio_stands_what_a_program_that_does_nothing_would_have() 
     [row] = [line for line in lines if line.startswith("  row 0")]
     assert row.split()[2:] == ["3.00x", "4.50x", "6.00x", "18.00x"]
     [head] = [line for line in lines if "at most" in line]
+    assert head.split() == 2 * ["ours", "at", "most"]
     assert len(head) == len(row), "the columns are below their names"
+
+
+def test_what_the_plain_program_does_is_told_and_excuses_nothing() -> None:
+    kafka, plain = rows(held(100), held(100)), rows(held(210, 2.0), held(190, 0.5))
+    found = {OURS: rows(held(300), held(150)), KAFKA_FLUSH: kafka, NOTHING: rows(held(400), held(400)), PLAIN: plain}
+    lines = list(report(found))
+    [row] = [line for line in lines if line.startswith("  row 0")]
+    assert row.split()[2:] == ["3.00x", "4.00x", "2.10x", "3.00x", "4.00x", "1.05x"]
+    assert by_clock(lines).endswith("MISSED")
+    assert lines[-1] == f"  {PLAIN} is twice {KAFKA_FLUSH} in 1 of 2 rows, per CPU-second in 1"
+
+
+def test_the_plain_program_that_syncs_is_not_put_beside_a_page_cache() -> None:
+    one = rows(held(100))
+    lines = list(report({OURS_CACHED: one, KAFKA: one, NOTHING: one, PLAIN: one}))
+    assert lines and not [line for line in lines if PLAIN in line]
 
 
 def test_a_row_that_the_client_can_not_reach_is_named_and_does_not_count_as_reached() -> None:
