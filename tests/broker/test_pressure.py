@@ -130,8 +130,10 @@ class Clock:
 class Memory(ProcessMemory):
     def __init__(self, rss_bytes: int) -> None:
         self.rss = rss_bytes
+        self.looks = 0
 
     def rss_bytes(self) -> int:
+        self.looks += 1
         return self.rss
 
     def close(self) -> None: ...
@@ -171,7 +173,27 @@ class World:
 
     def step(self, seconds: float = 0.05) -> None:
         self.clock.now += seconds
+        self.pressure.took(1)
         self.pressure.tick()
+
+
+async def test_while_nothing_comes_and_all_is_well_memory_is_looked_at_once_a_second() -> None:
+    world = World()
+
+    def looks(ticks: int) -> int:
+        before = world.memory.looks
+        for _ in range(ticks):
+            world.clock.now += 0.0625
+            world.pressure.tick()
+        return world.memory.looks - before
+
+    assert looks(160) == 10, "ten seconds"
+    world.pressure.took(1)
+    assert looks(1) == 1, "something came"
+    world.memory.rss = 950 * MB  # of readers, who are not counted
+    assert looks(16) >= 1 and world.pressure.verdict.memory_alarm
+    assert looks(160) == 160, "an alarm is looked at until it is over"
+    await world.pressure.close()
 
 
 async def test_the_largest_holders_are_asked_first_and_only_as_much_as_is_needed() -> None:

@@ -250,6 +250,27 @@ def test_no_room_to_make_a_file_of_the_journal_ahead_is_no_failure(tmp_path: Pat
     shard.close()
 
 
+def test_an_idle_log_looks_at_the_room_of_its_disk_once_a_second(tmp_path: Path) -> None:
+    disk = RealDisk()
+    looks: list[str] = []
+    disk.free_bytes = lambda path: looks.append(path) or (1 << 40)  # type: ignore[method-assign, func-returns-value]
+    bench = Bench(tmp_path, disk)
+    shard = bench.open()
+
+    def looked(ticks: int) -> int:
+        before = len(looks)
+        for _ in range(ticks):
+            bench.clock.advance(0.0625)
+            shard.tick()
+        return len(looks) - before
+
+    looked(1)
+    assert looked(160) == 10, "ten seconds"
+    bench.append(1, [b"something"])
+    assert looked(1) == 1, "something was written"
+    shard.close()
+
+
 def test_the_log_says_that_the_disk_is_full_and_when_it_is_not_any_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

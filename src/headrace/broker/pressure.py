@@ -34,6 +34,7 @@ RATES = (512 * MB, 256 * MB, 128 * MB, 64 * MB, 32 * MB)  # bytes a second, of a
 FAIR_PART = 64
 DELAY_S_MAX = 1.0
 PENDING_BYTES_MAX = 256 * MB  # with less, one slow sync would refuse publishers
+CALM_LOOK_S = 1.0  # while nothing comes; a look at every tick was most of what an idle broker costs
 DISK_LOOK_S = 1.0
 SHED_INTERVAL_S = 1.0
 IDLE_LOOK_S = 10.0
@@ -77,6 +78,9 @@ class Verdict(NamedTuple):
         if self.paused_by is not None:
             return 0
         return RATES[self.level - 1] if self.level else None
+
+
+CALM = Verdict()
 
 
 def judge(before: Verdict, usage: Usage, limits: Limits) -> Verdict:
@@ -137,7 +141,7 @@ class Pressure:
         self._unseen_bytes = 0
         self._growth_bytes = limit // 64
         self._free_at = 0.0
-        self._disk_due = self._shed_due = self._trim_due = self._idle_due = 0.0
+        self._look_due = self._disk_due = self._shed_due = self._trim_due = self._idle_due = 0.0
         self._moved_bytes = 0
         self._has_worked = False
         self._alarm_since = self._complain_due = 0.0
@@ -219,8 +223,9 @@ class Pressure:
             self.look()
 
     def tick(self) -> None:
-        self.look()
         now = self._clock.monotonic()
+        if self._unseen_bytes or now >= self._look_due or self.verdict != CALM:
+            self.look()
         if self.verdict.memory_alarm and now >= self._shed_due:
             self._shed_due = now + SHED_INTERVAL_S
             self._shed(now)
@@ -233,6 +238,7 @@ class Pressure:
     def look(self) -> None:
         self._unseen_bytes = 0
         now = self._clock.monotonic()
+        self._look_due = now + CALM_LOOK_S
         free = self.usage.disk_free_bytes
         if now >= self._disk_due:
             self._disk_due = now + DISK_LOOK_S

@@ -24,6 +24,7 @@ logger = logging.getLogger("headrace.log")
 
 ENDS = "ends"
 MB = 1 << 20
+CALM_LOOK_S = 1.0  # at the disk's room, while nothing is written: others write there, too
 ROOM_HOLDS_S = 5.0  # a disk that is full again within this time was full all along
 WRITE_BACK_BYTES = 1 << 20  # more at once keeps the disk from the sync of a round for longer
 WRITE_BACK_LOGS_MAX = 64
@@ -58,6 +59,7 @@ class Checkpoints:
         self._grown_bytes = 0
         self._is_writing_back = False
         self._is_making_journal = False
+        self._room_seen: tuple[int, float] | None = None  # bytes_since, and when
         self._full_since: float | None = None  # as the log was told
         self._full_until = 0.0
         self._refused_before = 0
@@ -115,6 +117,30 @@ class Checkpoints:
     def tick(self) -> None:
         shard = self._shard
         now = shard.clock.monotonic()
+        if not self._knows_room(now):
+            self._look_for_room(now)
+            if shard.failure is not None:
+                return
+        shard.intake.let_starts_pass()
+        interval = shard.settings.settle_sync_interval_ms
+        if shard.unsynced_since is not None and interval and (now - shard.unsynced_since) * 1000 >= interval:
+            shard.unsynced_since = None
+            shard.worker.submit(shard.committer.sync_journal, self._synced)
+        self._flush_async(now)
+        due = (now - self._last) * 1000 >= shard.settings.checkpoint_interval_ms
+        if due and (self._touched or shard.state.is_dirty or self._leftover):
+            self.run()
+
+    def _knows_room(self, now: float) -> bool:
+        """Who is idle need not ask twenty times a second."""
+        if self._room_seen is None or self._shard.is_full or self._full_since is not None:
+            return False
+        bytes_then, seen_at = self._room_seen
+        return bytes_then == self.bytes_since and now < seen_at + CALM_LOOK_S
+
+    def _look_for_room(self, now: float) -> None:
+        shard = self._shard
+        self._room_seen = self.bytes_since, now
         try:
             free_bytes = shard.disk.free_bytes(shard.root)
         except OSError as error:  # what is written there now, nobody finds again
@@ -126,15 +152,6 @@ class Checkpoints:
         self._tell_of_room(now, free_bytes)
         if has_room and shard.is_full:
             self._try_again()
-        shard.intake.let_starts_pass()
-        interval = shard.settings.settle_sync_interval_ms
-        if shard.unsynced_since is not None and interval and (now - shard.unsynced_since) * 1000 >= interval:
-            shard.unsynced_since = None
-            shard.worker.submit(shard.committer.sync_journal, self._synced)
-        self._flush_async(now)
-        due = (now - self._last) * 1000 >= shard.settings.checkpoint_interval_ms
-        if due and (self._touched or shard.state.is_dirty or self._leftover):
-            self.run()
 
     def _synced(self, _result: object, error: BaseException | None) -> None:
         if error is not None:
