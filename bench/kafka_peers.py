@@ -251,7 +251,7 @@ def programs_that_are_none(folder: Path) -> list[Program]:
     if platform.machine() != "x86_64":
         print(f"NO PLAIN C: it takes the checksum instruction of x86-64, and this is {platform.machine()}", flush=True)
         return [Nothing(folder)]
-    build(folder, PLAIN_PROGRAM, "-msse4.2", "-lpthread")
+    build(folder, PLAIN_PROGRAM, "-msse4.2", "-lpthread", "-ldl")
     return [Nothing(folder), Plain(folder)]
 
 

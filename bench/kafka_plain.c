@@ -1,5 +1,6 @@
-/* The least that keeps the promise of an acknowledgement, in the plainest way: take a Produce request, check its batch,
- * write it, fdatasync, answer. No index, no offsets, no names. A mark to measure by, not a bound: its file grows, for
+/* The least that keeps the promise of an acknowledgement, in the plainest way: take a Produce request, check its batch
+ * (the checksum, and that what zstd folded can be unfolded, as brokers do), write it, fdatasync, answer. No look at the
+ * records themselves, no index, no offsets, no names. A mark to measure by, not a bound: its file grows, for
  * instance, where a journal that was written before is synced faster.
  *
  *   kafka_plain PORT FILE
@@ -8,6 +9,7 @@
  * is asked for something else. One thread receives; another writes what has arrived meanwhile, has the disk begin with
  * each megabyte, syncs once for all of it, and answers. Buffers are used again. SIGHUP has it begin its file anew. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <nmmintrin.h>
@@ -29,6 +31,10 @@
 #define PIECE_BYTES (1 << 20)
 #define CRC_AT 17
 #define CHECKED_FROM 21
+#define RECORDS_AT 61
+#define CODEC_BITS 7
+#define ZSTD 4
+#define UNFOLDED_BYTES_MAX (16 << 20)
 
 struct arrival {
     struct arrival *next;
@@ -63,14 +69,40 @@ static uint32_t crc32c(const uint8_t *at, size_t size) {
     return ~crc;
 }
 
+/* Of the system's library, whose headers need not be there. */
+static void *zstd_context;
+static size_t (*zstd_unfold)(void *, void *, size_t, const void *, size_t);
+static unsigned (*zstd_is_error)(size_t);
+
+static void find_zstd(void) {
+    void *library = dlopen("libzstd.so.1", RTLD_NOW);
+    if (!library) return;
+    void *(*create)(void) = (void *(*)(void))dlsym(library, "ZSTD_createDCtx");
+    zstd_unfold = (size_t(*)(void *, void *, size_t, const void *, size_t))dlsym(library, "ZSTD_decompressDCtx");
+    zstd_is_error = (unsigned (*)(size_t))dlsym(library, "ZSTD_isError");
+    if (!create || !zstd_unfold || !zstd_is_error) die("libzstd.so.1");
+    zstd_context = create();
+}
+
+static void check(const uint8_t *batch, size_t bytes) {
+    static uint8_t unfolded[UNFOLDED_BYTES_MAX];
+    if (bytes <= RECORDS_AT) die("a batch without records");
+    if (crc32c(batch + CHECKED_FROM, bytes - CHECKED_FROM) != get(batch + CRC_AT, 4))
+        die("a batch with a wrong checksum");
+    int codec = batch[CHECKED_FROM + 1] & CODEC_BITS;
+    if (codec == 0) return;
+    if (codec != ZSTD || !zstd_context) die("a codec that is not to be had here");
+    const uint8_t *records = batch + RECORDS_AT;
+    if (zstd_is_error(zstd_unfold(zstd_context, unfolded, sizeof unfolded, records, bytes - RECORDS_AT)))
+        die("a batch that can not be unfolded");
+}
+
 static void take_apart(struct arrival *arrival) {
     struct request request = take_request(arrival->data, arrival->size);
     if (is_for(&request, PRODUCE, 7)) {
         struct produced produced = take_produced(&request);
-        if (request.is_refused || produced.batch_bytes <= CHECKED_FROM) die("a Produce request without a batch");
-        uint32_t crc = get(produced.batch + CRC_AT, 4);
-        if (crc32c(produced.batch + CHECKED_FROM, produced.batch_bytes - CHECKED_FROM) != crc)
-            die("a batch with a wrong checksum");
+        if (request.is_refused) die("a Produce request that is shorter than it says");
+        check(produced.batch, produced.batch_bytes);
         arrival->produced = produced;
     }
     arrival->request = request;
@@ -202,6 +234,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: see the head of kafka_plain.c\n");
         return 2;
     }
+    find_zstd();
     file = open(argv[2], O_RDWR | O_CREAT | O_TRUNC, 0600);
     if (file < 0) die(argv[2]);
     port = atoi(argv[1]);
