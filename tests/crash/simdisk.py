@@ -86,6 +86,7 @@ class SimulatedDisk(Tree):
         self._faults: list[tuple[Fault, int]] = []
         self._seen: Counter[int] = Counter()
         self._next_file = 3
+        self._open_folders: dict[int, str] = {}
 
     # -- the Disk protocol ------------------------------------------------------------------------
 
@@ -115,10 +116,12 @@ class SimulatedDisk(Tree):
 
     def _take_descriptor(self, path: str) -> None:
         """A folder needs one, too, as long as it is synced or listed."""
-        if len(self._files) >= self.files_limit:
+        if len(self._files) + len(self._open_folders) >= self.files_limit:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
     def close(self, file: int) -> None:
+        if self._open_folders.pop(file, None) is not None:
+            return
         node, _, _ = self._open_file(file)
         del self._files[file]
         node.opened -= 1
@@ -270,10 +273,22 @@ class SimulatedDisk(Tree):
     def is_link(self, path: str) -> bool:
         return False
 
-    def sync_dir(self, path: str) -> None:
+    def open_dir(self, path: str) -> int:
+        self._step("open", path)
+        self._node(path)
+        self._take_descriptor(path)
+        file = self._next_file
+        self._next_file += 1
+        self._open_folders[file] = path
+        return file
+
+    def sync_dir(self, path: str, folder: int | None = None) -> None:
         self._step("sync_dir", path)
         node = self._node(path)
-        self._take_descriptor(path)
+        if folder is None:
+            self._take_descriptor(path)
+        else:
+            assert self._open_folders[folder] == path, "another folder, or none"
         if not isinstance(node, Folder):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         later = []

@@ -83,8 +83,8 @@ class WatchedDisk(SimulatedDisk):
         if self.watcher:
             self.watcher.removed_folder(path)
 
-    def sync_dir(self, path: str) -> None:
-        super().sync_dir(path)
+    def sync_dir(self, path: str, folder: int | None = None) -> None:
+        super().sync_dir(path, folder)
         if self.watcher:
             self.watcher.synced_folder(path)
 

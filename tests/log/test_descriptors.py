@@ -1,6 +1,7 @@
 """No file descriptor is free: what needs one waits or is refused, and the log goes on when there is one."""
 
 import errno
+from random import Random
 
 import pytest
 
@@ -137,3 +138,45 @@ def test_a_journal_file_whose_name_cannot_be_synced_is_not_left_behind() -> None
     with pytest.raises(OSError, match="Too many open files"):
         shard.journal.make_ahead()
     assert disk.listdir("/data/journal") == before
+
+
+@pytest.mark.parametrize("has_one", [False, True], ids=["the first segment", "the next segment"])
+@pytest.mark.parametrize("calls", range(12))
+def test_a_round_that_begins_a_segment_is_stored_or_refused_whenever_the_descriptors_run_out(
+    has_one: bool, calls: int
+) -> None:
+    """It had one for the new file and none for the folder: to sync what was taken back took one again."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    shard = bench.open(stream=StreamSettings(segment_size=3500))
+    kept = [b"a" * 3000] if has_one else []
+    for value in kept:
+        bench.append(1, [value])
+        shard.checkpoint()
+        shard.pump()
+        shard.files.forget([path for path in disk.open_paths() if "/logs/" in path])
+    left = calls
+
+    def others_take_them(_kind: str, _path: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            disk.files_limit = 0  # also what is closed
+
+    disk.before = others_take_them
+    ticket = shard.log(1).append(batch([b"x" * 5000]))
+    shard.pump()
+    disk.before = None
+    assert ticket.done and shard.failure is None
+    disk.files_limit = 1 << 30
+    kept += [b"x" * 5000] if ticket.error is None else []
+    assert ticket.error is None or isinstance(ticket.error, DiskFull)
+    assert values(shard.log(1)) == kept
+    for mode in ("lost", "kept"):
+        found = Bench("/data", disk.power_cut(Random(1), mode))
+        found.open(stream=StreamSettings(segment_size=3500))
+        assert values(found.shard.log(1)) == kept
+    shard.tick()
+    bench.append(1, [b"later"])
+    assert values(shard.log(1)) == [*kept, b"later"]
+    shard.close()

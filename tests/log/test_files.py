@@ -45,9 +45,9 @@ class Watched(RealDisk):
         super().sync_filesystem(file)
         self.unsynced.clear()
 
-    def sync_dir(self, path: str) -> None:
+    def sync_dir(self, path: str, folder: int | None = None) -> None:
         self.told("sync_dir")
-        super().sync_dir(path)
+        super().sync_dir(path, folder)
 
     def close(self, file: int) -> None:
         if file in self.unsynced:

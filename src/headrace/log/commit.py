@@ -159,9 +159,12 @@ class Committer:
                 self._secure_tails(inline, result)
             with self._refused_for(NO_ROOM + NO_FILES, saved):
                 for number, (log, parts) in enumerate(runs):
+                    may_hold = number < self.files.held_max
+                    if may_hold:
+                        held.enter_context(log.tail.names_held(sum(len(part.data) for part in parts)))
                     self._write_parts(log, parts, result, direct=True)
                     path = log.tail.grown_since(saved[number][1])
-                    if path is not None and number < self.files.held_max:
+                    if path is not None and may_hold:
                         held.enter_context(self.files.held(path))  # closed for others it could not be cut off again
             with self._refused_for(NO_FILES, saved):  # whatever else a sync says is the end
                 self._sync_direct(runs, result)

@@ -71,7 +71,8 @@ class Disk(Protocol):
     def file_size(self, path: str) -> int: ...
     def modified_ms(self, path: str) -> int: ...
     def is_link(self, path: str) -> bool: ...
-    def sync_dir(self, path: str) -> None: ...
+    def open_dir(self, path: str) -> FileId: ...
+    def sync_dir(self, path: str, folder: FileId | None = None) -> None: ...
     def free_bytes(self, path: str) -> int: ...
     def open_files_max(self) -> int: ...
     def lock(self, path: str) -> FileId: ...
@@ -241,12 +242,17 @@ class RealDisk:
     def is_link(self, path: str) -> bool:
         return os.path.islink(path)
 
-    def sync_dir(self, path: str) -> None:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def open_dir(self, path: str) -> FileId:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def sync_dir(self, path: str, folder: FileId | None = None) -> None:
+        """With `folder`, which is the same and open, it takes no descriptor."""
+        file = self.open_dir(path) if folder is None else folder
         try:
-            os.fsync(folder)
+            os.fsync(file)
         finally:
-            os.close(folder)
+            if folder is None:
+                os.close(file)
         if self.watcher is not None:
             self.watcher.synced_folder(path)
 

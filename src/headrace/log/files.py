@@ -53,6 +53,7 @@ class Files(OpenFiles):
         # a round must not take a folder for synced while a checkpoint is only about to sync it.
         self._dirty_folders: dict[str, int] = {}
         self._folder_changes = 0
+        self._folders: dict[str, OpenFile] = {}  # held, see `folder_held`
         # Set by the thread that saw it, at once: descriptors are shared and an error is reported to one caller
         # only, so after a failed sync the next one's OK means nothing, whoever asks.
         self.failure: OSError | None = None
@@ -266,10 +267,35 @@ class Files(OpenFiles):
             self._folder_changes += 1
             self._dirty_folders[folder] = self._folder_changes
 
+    @contextmanager
+    def folder_held(self, folder: str) -> Iterator[None]:
+        """Meanwhile a sync of this folder takes no descriptor: for who can do no more about it when there is none."""
+        held = OpenFile(folder, self._making_do(lambda: self.disk.open_dir(folder), writes=True))
+        with self._lock:
+            assert folder not in self._folders, "held in the worker's turn, by one"
+            self._folders[folder] = held
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._folders[folder]
+            self.let_go(held)
+
     def sync_folder(self, folder: str) -> None:
         change = self._dirty_folders.get(folder)
-        with suppress(FileNotFoundError):  # its log was deleted meanwhile
-            self._making_do(lambda: self.disk.sync_dir(folder), writes=True)
+        with self._lock:
+            held = self._folders.get(folder)
+            if held is not None:
+                held.users += 1  # a checkpoint may sync it when who holds it is done
+        try:
+            if held is not None:
+                self.disk.sync_dir(folder, held.file)
+            else:
+                with suppress(FileNotFoundError):  # its log was deleted meanwhile
+                    self._making_do(lambda: self.disk.sync_dir(folder), writes=True)
+        finally:
+            if held is not None:
+                self.let_go(held)
         self._folder_synced(folder, change)
 
     def listdir(self, folder: str) -> list[str]:

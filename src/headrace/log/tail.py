@@ -4,7 +4,7 @@ The list of segments is replaced, never changed, so that readers on another thre
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple
 
 from headrace.clock import Clock
@@ -51,9 +51,7 @@ class Tail(TailEnd):
     def append(self, data: Sequence[Bytes], size: int, base_offset: int, *, direct: bool) -> int:
         """Write whole batches behind what is there; returns how many segments were rolled."""
         rolled = 0
-        if self.writer is not None and self.writer.segment.created_ms == AGE_UNKNOWN:
-            self._find_age(self.writer)
-        if self.writer is None or self._is_full(self.writer, size):
+        if self._begins_segment(size):
             self.roll(base_offset)
             rolled = 1
         assert self.writer is not None
@@ -62,6 +60,19 @@ class Tail(TailEnd):
             self.wrote_past_journal()
         self.writer.append(data)
         return rolled
+
+    def _begins_segment(self, size: int) -> bool:
+        if self.writer is not None and self.writer.segment.created_ms == AGE_UNKNOWN:
+            self._find_age(self.writer)
+        return self.writer is None or self._is_full(self.writer, size)
+
+    def names_held(self, size: int) -> AbstractContextManager[None]:
+        """While so many bytes are appended that may have to be taken back: a new file that is removed again is gone for
+        good with a sync of the folder, and there may be no descriptor for that any more."""
+        if not self._begins_segment(size) and self.writer is not None and self.writer.position:
+            return nullcontext()
+        self._make_folder()
+        return self._files.folder_held(self.folder)
 
     def wrote_past_journal(self) -> None:
         """To the last segment: only a sync of its file makes that durable."""
@@ -84,14 +95,17 @@ class Tail(TailEnd):
         until the folder is synced the journal (or the round's own sync) still has the bytes."""
         if self.writer is not None:
             self.writer.seal()
-        if not self.created:
-            self._files.disk.mkdir(self.folder)
-            self._files.folder_changed(self.folder.rpartition("/")[0])
-            self.created = True
+        self._make_folder()
         segment = Segment(self.folder, base_offset, created_ms=self._clock.now_ms())
         self._files.folder_changed(self.folder)
         self.writer = SegmentWriter(self._files, segment, kernel.Walker(base_offset, self.settings.index_interval))
         self.segments = (*self.segments, segment)
+
+    def _make_folder(self) -> None:
+        if not self.created:
+            self._files.disk.mkdir(self.folder)
+            self._files.folder_changed(self.folder.rpartition("/")[0])
+            self.created = True
 
     def sync(self) -> int:
         """Make what was written past the journal durable, names included; returns the number of syncs."""
