@@ -1,11 +1,16 @@
 """No file descriptor is free: what needs one waits or is refused, and the log goes on when there is one."""
 
 import errno
+import os
+import resource
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from headrace.errors import DiskFull
+from headrace.log.changes import Changes
+from headrace.log.disk import RealDisk
 from headrace.log.settings import StreamSettings
 from tests.crash.simdisk import Fault, SimulatedDisk
 from tests.log.helpers import Bench, batch, values
@@ -180,3 +185,20 @@ def test_a_round_that_begins_a_segment_is_stored_or_refused_whenever_the_descrip
     bench.append(1, [b"later"])
     assert values(shard.log(1)) == [*kept, b"later"]
     shard.close()
+
+
+def test_a_folder_is_made_without_a_descriptor(tmp_path: Path) -> None:
+    """It was there, and whoever wanted it was told no: the next try found it, and told no standby."""
+    disk, made = RealDisk(), str(tmp_path / "made")
+    watcher = disk.watcher = Changes(disk, disk.names, str(tmp_path), lambda: 0.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(tmp_path, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            disk.open_dir(str(tmp_path))
+        disk.mkdir(made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert os.path.isdir(made) and watcher.sequence == 1 + 1

@@ -214,11 +214,16 @@ class RealDisk:
             if not os.path.isdir(path):
                 raise
             return
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            _give_away(folder, path)
-        finally:
-            os.close(folder)
+        if _heir(path) is not None:
+            try:
+                folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                os.rmdir(path)  # who tries again makes it anew: it would be root's, and no watcher told
+                raise
+            try:
+                _give_away(folder, path)
+            finally:
+                os.close(folder)
         if self.watcher is not None:
             self.watcher.made_folder(path)
 
@@ -277,13 +282,19 @@ class RealDisk:
         return file
 
 
-def _give_away(file: FileId, path: str) -> None:
+def _heir(path: str) -> os.stat_result | None:
+    """To whom it is given when root makes it."""
     if os.geteuid() != 0:
-        return
+        return None
     owner = os.stat(os.path.dirname(path.rstrip("/")) or ".")
-    if owner.st_uid != 0:
+    return owner if owner.st_uid != 0 else None
+
+
+def _give_away(file: FileId, path: str) -> None:
+    heir = _heir(path)
+    if heir is not None:
         with suppress(PermissionError):  # a root that may not: it is root's then, as everything else that it makes
-            os.fchown(file, owner.st_uid, owner.st_gid)
+            os.fchown(file, heir.st_uid, heir.st_gid)
 
 
 def is_untouched(disk: Disk) -> TypeGuard[RealDisk]:
