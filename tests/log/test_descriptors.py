@@ -3,17 +3,38 @@
 import errno
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from headrace.errors import DiskFull
+from headrace.log import paths
 from headrace.log.changes import Changes
+from headrace.log.compaction import Rewritten
 from headrace.log.disk import RealDisk
 from headrace.log.settings import StreamSettings
 from tests.crash.simdisk import Fault, SimulatedDisk
 from tests.log.helpers import Bench, batch, values
+
+
+@contextmanager
+def descriptors_run_out(disk: SimulatedDisk, *, after: int) -> Iterator[None]:
+    """After so many changes others take all that are left, and what is closed."""
+    left = after
+
+    def take_them(_kind: str, _path: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            disk.files_limit = 0
+
+    disk.before = take_them
+    yield
+    disk.before = None
+    disk.files_limit = 1 << 30
 
 
 def test_without_a_descriptor_for_the_next_journal_file_a_round_is_refused_and_no_more(
@@ -160,20 +181,10 @@ def test_a_round_that_begins_a_segment_is_stored_or_refused_whenever_the_descrip
         shard.checkpoint()
         shard.pump()
         shard.files.forget([path for path in disk.open_paths() if "/logs/" in path])
-    left = calls
-
-    def others_take_them(_kind: str, _path: str) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            disk.files_limit = 0  # also what is closed
-
-    disk.before = others_take_them
-    ticket = shard.log(1).append(batch([b"x" * 5000]))
-    shard.pump()
-    disk.before = None
+    with descriptors_run_out(disk, after=calls):
+        ticket = shard.log(1).append(batch([b"x" * 5000]))
+        shard.pump()
     assert ticket.done and shard.failure is None
-    disk.files_limit = 1 << 30
     kept += [b"x" * 5000] if ticket.error is None else []
     assert ticket.error is None or isinstance(ticket.error, DiskFull)
     assert values(shard.log(1)) == kept
@@ -202,3 +213,38 @@ def test_a_folder_is_made_without_a_descriptor(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert os.path.isdir(made) and watcher.sequence == 1 + 1
+
+
+@pytest.mark.parametrize("calls", range(36))
+def test_a_compaction_is_done_or_given_up_whenever_the_descriptors_run_out(calls: int) -> None:
+    """The new segment had its name and the folder could not be synced: the shard had failed, and with it all logs."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    small = StreamSettings(segment_size=400, cleanup_policy="compact")
+    shard = bench.open(stream=small)
+    log = shard.log(1)
+    for number in range(6):
+        log.append(batch([b"%d" % number * 100], keys=[b"k"]))
+        shard.pump()
+    wanted = values(log)
+    outcomes: list[tuple[Rewritten | None, BaseException | None]] = []
+    with descriptors_run_out(disk, after=calls):
+        shard.maintenance.compact(log, lambda made, error: outcomes.append((made, error)))
+        shard.pump()
+    [(made, error)] = outcomes
+    assert shard.failure is None
+    assert made is not None if error is None else isinstance(error, DiskFull | OSError)
+    compacted = values(log)  # one segment perhaps, and another not: each is swapped by itself
+    assert compacted == [value for value in wanted if value in compacted] and wanted[-1] in compacted
+    for mode in ("lost", "kept"):
+        found = Bench("/data", disk.power_cut(Random(1), mode))
+        found.open(stream=small)
+        assert values(found.shard.log(1)) == compacted
+    for _ in range(2):
+        shard.tick()
+        shard.pump()
+    shard.maintenance.compact(log, lambda made, error: outcomes.append((made, error)))
+    shard.pump()
+    assert outcomes[-1][1] is None and values(log)[-1] == wanted[-1] and len(values(log)) < len(wanted)
+    assert not [path for path in disk.files() if path.endswith(paths.UNFINISHED)]
+    shard.close()

@@ -53,7 +53,7 @@ class Files(OpenFiles):
         # a round must not take a folder for synced while a checkpoint is only about to sync it.
         self._dirty_folders: dict[str, int] = {}
         self._folder_changes = 0
-        self._folders: dict[str, OpenFile] = {}  # held, see `folder_held`
+        self._folders: dict[str, list[OpenFile]] = {}  # held, see `folder_held`
         # Set by the thread that saw it, at once: descriptors are shared and an error is reported to one caller
         # only, so after a failed sync the next one's OK means nothing, whoever asks.
         self.failure: OSError | None = None
@@ -272,21 +272,22 @@ class Files(OpenFiles):
         """Meanwhile a sync of this folder takes no descriptor: for who can do no more about it when there is none."""
         held = OpenFile(folder, self._making_do(lambda: self.disk.open_dir(folder), writes=True))
         with self._lock:
-            assert folder not in self._folders, "held in the worker's turn, by one"
-            self._folders[folder] = held
+            self._folders.setdefault(folder, []).append(held)
         try:
             yield
         finally:
             with self._lock:
-                del self._folders[folder]
+                self._folders[folder].remove(held)
+                if not self._folders[folder]:
+                    del self._folders[folder]
             self.let_go(held)
 
     def sync_folder(self, folder: str) -> None:
         change = self._dirty_folders.get(folder)
         with self._lock:
-            held = self._folders.get(folder)
+            held = self._folders[folder][-1] if folder in self._folders else None
             if held is not None:
-                held.users += 1  # a checkpoint may sync it when who holds it is done
+                held.users += 1  # another thread's, perhaps, which may let go of it meanwhile
         try:
             if held is not None:
                 self.disk.sync_dir(folder, held.file)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace.errors import Conflict, HeadraceError, SegmentGone
+from headrace.errors import Conflict, DiskFull, HeadraceError, SegmentGone
 from headrace.log import aborts, epochs, paths
 from headrace.log.aborts import Aborts
 from headrace.log.checkpoint import ENDS
@@ -387,25 +387,42 @@ class Maintenance:
 
     def _swap(self, log: Log, segments: Sequence[Segment], rewritten: Rewritten) -> list[Segment] | None:
         """What goes; None when it is what was to replace them. No segments: it is not wanted."""
-        current, disk = log.tail.segments, self._shard.disk
+        current = log.tail.segments
         if not segments or not set(current).issuperset(segments):
             # A pin came, or retention took some of them meanwhile: the old ones stay as they are.
-            if rewritten.unnamed is not None:
-                with suppress(FileNotFoundError):  # the log was deleted
-                    disk.unlink(rewritten.unnamed)
-            self._unlink([(log.id, rewritten.segment)])  # here and now: who tries again takes the same names
+            self._give_up(log, rewritten)
             return None
-        if rewritten.unnamed is not None:
-            try:
-                disk.rename(rewritten.unnamed, rewritten.segment.path())
-            except FileNotFoundError:
-                if not log.is_deleted:
-                    raise
-                return None
-            self._shard.files.sync_folder(rewritten.segment.folder)
+        if rewritten.unnamed is not None and not self._name(log, rewritten.unnamed, rewritten):
+            return None
         at = current.index(segments[0])
         log.tail.segments = (*current[:at], rewritten.segment, *current[at + len(segments) :])
         return list(segments)
+
+    def _name(self, log: Log, unnamed: str, rewritten: Rewritten) -> bool:
+        """Durably, or DiskFull: what has the name, a start takes, so there has to be a descriptor for the sync before.
+        False when the log was deleted."""
+        files, folder = self._shard.files, rewritten.segment.folder
+        try:
+            with files.folder_held(folder):
+                files.disk.rename(unnamed, rewritten.segment.path())
+                files.sync_folder(folder)
+        except FileNotFoundError:
+            if not log.is_deleted:
+                raise
+            return False
+        except OSError as error:
+            if error.errno not in NO_FILES:
+                raise
+            self._give_up(log, rewritten)
+            raise DiskFull(f"no file descriptor is free to replace segments of log {log.id}") from error
+        return True
+
+    def _give_up(self, log: Log, rewritten: Rewritten) -> None:
+        """Here and now: who tries again takes the same names."""
+        if rewritten.unnamed is not None:
+            with suppress(FileNotFoundError):  # the log was deleted
+                self._shard.disk.unlink(rewritten.unnamed)
+        self._unlink([(log.id, rewritten.segment)])
 
     def _swapped(
         self,
@@ -416,7 +433,8 @@ class Maintenance:
         done: Callable[[Rewritten | None, BaseException | None], object],
     ) -> None:
         self.busy.discard(log.id)
-        self.bury(log, gone, error)
+        if not isinstance(error, DiskFull):  # which left everything as it was
+            self.bury(log, gone, error)
         done(None if gone is None else rewritten, error)
 
     def _worker(self, name: str) -> Worker:
