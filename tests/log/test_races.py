@@ -3,7 +3,9 @@
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
+import msgspec
 import pytest
 
 from headrace.log.disk import RealDisk
@@ -13,7 +15,8 @@ from headrace.log.retention import Limits, new_start
 from headrace.log.segment import Segment
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
-from tests.log.helpers import Bench, values
+from tests.crash.simdisk import Fault, SimulatedDisk
+from tests.log.helpers import Bench, batch, values
 
 
 class SyncedWhileWritten(RealDisk):
@@ -171,3 +174,37 @@ def test_nothing_is_dropped_for_a_transaction_whose_end_was_not_seen(bench: Benc
     log = compacted(bench)
     assert kept(log) == [(b"k", b"old"), (b"k", b"perhaps"), (b"other", b"1"), (b"other", b"2")]
     bench.shard.close()
+
+
+def test_a_segment_that_a_round_began_and_could_not_fill_does_not_return_with_a_power_cut() -> None:
+    """A checkpoint had just synced the folder with it when it was removed again, and nobody knew that the folder was to
+    be synced without it. The next try had no need of it: segments may be larger by now."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    shard = bench.open(stream=StreamSettings(segment_size=3500))
+    log = shard.log(1)
+    bench.append(1, [b"a" * 3000])
+    disk.arm(Fault("pwrite", 1, errno.ENOSPC, within=f"{1:020}.log", forever=True))
+
+    def checkpoint_syncs(kind: str, path: str) -> None:
+        if kind == "pwrite" and path.endswith(f"{1:020}.log"):
+            shard.files.sync_all(shard.files.take_dirty())
+
+    disk.before = checkpoint_syncs
+    log.append(batch([b"b" * 900]))
+    shard.pump()
+    assert shard.committer.is_stuck and shard.failure is None
+    disk.disarm()
+    disk.before = None
+    log.tail.settings = msgspec.structs.replace(log.tail.settings, segment_size=100_000)
+    for _ in range(2):
+        shard.tick()
+        shard.pump()
+    shard.checkpoint()
+    shard.pump()
+    bench.append(1, [b"c" * 5000])  # past the journal
+    assert len(log.segments) == 1
+    found = Bench("/data", disk.power_cut(Random(1), "lost"))
+    found.open()
+    assert found.shard.log(1).damage is None
+    assert values(found.shard.log(1)) == values(log) == [b"a" * 3000, b"b" * 900, b"c" * 5000]

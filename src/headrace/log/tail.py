@@ -172,6 +172,10 @@ class Tail(TailEnd):
             has_bytes = saved.writer.undo_to(saved.state)
             has_names |= has_bytes and not saved.state.position
         self.segments, self.writer = saved.segments, saved.writer
+        if has_names:
+            # A checkpoint may have synced it with them just now: they would come back with a power cut, and hide
+            # what another try has written elsewhere.
+            self._files.folder_changed(self.folder)
         return Undone(has_bytes, has_names)
 
     def secure_undo(self, undone: Undone) -> None:
