@@ -16,6 +16,7 @@ from headrace.broker.staging import Section, Staging
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import Conflict, StorageError
+from headrace.log.disk import RealDisk
 from headrace.log.settings import LogSettings
 from headrace.record import codec
 from headrace.spark.broker import BrokerLink
@@ -157,8 +158,6 @@ def _try_commit(broker: RunningBroker, parts: list[dict[str, Any]]) -> None:
 
 
 async def test_orphans_are_swept_when_they_are_old_and_not_before(tmp_path: Path) -> None:
-    from headrace.log.disk import RealDisk
-
     class Clock:
         now = 1_000_000
 
@@ -178,6 +177,20 @@ async def test_orphans_are_swept_when_they_are_old_and_not_before(tmp_path: Path
     clock.now += 1000
     assert await staging.sweep(1000) == [name]
     assert [p.name for p in (tmp_path / "staging").iterdir()] == [f"{held}.staged"]
+    staging.close()
+
+
+async def test_a_delete_horizon_of_another_log_does_not_come_with_an_upload(tmp_path: Path) -> None:
+    """A tombstone went with the first compaction, and no reader had the time that it is kept for."""
+    compacted = codec.build([(b"k", None, (), 1)])
+    [info] = codec.scan(compacted)
+    compacted = codec.filter_batch(compacted, info, [0], delete_horizon_ms=7)
+    assert compacted is not None and codec.scan(compacted)[0].delete_horizon_ms == 7
+    staging = Staging(RealDisk(), str(tmp_path), ManualClock())
+    name = uuid.uuid4().hex
+    await staging.store(name, bytes(compacted), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+    data, [info] = await staging.read(Section(name, 0, len(compacted)))
+    assert info.delete_horizon_ms is None and codec.records(data) == codec.records(compacted)
     staging.close()
 
 

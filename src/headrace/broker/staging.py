@@ -59,15 +59,19 @@ class Staging:
         def work() -> Staged:
             if name in self._busy:
                 raise Conflict(f"{name} is being committed: it is too late to replace it")
-            infos = codec.validate(
-                data, batch_bytes_max=batch_bytes_max, decompressed_bytes_max=decompressed_bytes_max
+            batches = bytearray(data)
+            infos = codec.validate(  # and put right what can be, as of any producer: a delete horizon is another log's
+                batches,
+                batch_bytes_max=batch_bytes_max,
+                decompressed_bytes_max=decompressed_bytes_max,
+                repair=True,
             )
             for info in infos:
                 if info.is_control or info.is_transactional or info.producer_id >= 0:
                     raise CorruptBatch("staged batches belong to no producer or transaction", info.position)
             self._make_folder()
-            write_atomically(self._disk, self._path(name), bytes(data))
-            return Staged(len(data), sum(info.count for info in infos))
+            write_atomically(self._disk, self._path(name), batches)
+            return Staged(len(batches), sum(info.count for info in infos))
 
         self._seen_ms[name] = self._clock.now_ms()
         return await self._in_thread(work)

@@ -356,7 +356,7 @@ def run_one_by_one(disk: Disk, steps: Sequence[Step], failure: chain.SyncFailure
     return Ran(len(steps), None)
 
 
-def write_atomically(disk: Disk, path: str, data: bytes) -> None:
+def write_atomically(disk: Disk, path: str, data: bytes | bytearray) -> None:
     """Replace path with data: readers and crashes see the old content or the new, never a part.
 
     Both syncs matter: without the first the name can point at bytes that never reached the disk,

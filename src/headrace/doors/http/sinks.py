@@ -27,7 +27,7 @@ async def stage(site: Site, request: Request) -> Response:
         raise InvalidInput("there is no batch in the request")
     staged = await site.broker.staging.store(
         path_name(request, "staged"),
-        bytes(body),
+        body,
         batch_bytes_max=config.stream.batch_bytes_max,
         decompressed_bytes_max=config.decompressed_bytes_max,
     )
