@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote
 
+import confluent_kafka
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.doors.amqp.running import patient_connection
@@ -95,3 +96,16 @@ def test_every_name_the_grafana_dashboard_asks_for_exists(live: Served) -> None:
         for target in panel["targets"]:
             for name in re.findall(r"\b(?:headrace|rabbitmq|kafka)_\w+", target["expr"]):
                 assert re.search(rf"^(?:# TYPE )?{re.escape(name)}\b", text, re.M), name
+
+
+def test_the_oldest_message_of_a_queue_is_as_old_as_the_broker_says_where_its_time_counts(live: Served) -> None:
+    """The header still has the client's: the message was fifty years old when it came."""
+    live.create("stamped", timestamp_type="append")
+    declared = live.request("PUT", "/api/queues/%2F/stamped", json={"durable": True})
+    assert declared.status_code in (201, 204), declared.text
+    producer = confluent_kafka.Producer({"bootstrap.servers": live.kafka, "log_level": 0})
+    producer.produce("stamped", b"x", timestamp=1000)
+    assert producer.flush(30) == 0
+    seen = values(live.get("/metrics/detailed").text)
+    assert seen['rabbitmq_detailed_queue_messages_ready{queue="stamped",vhost="/"}'] == 1
+    assert seen['headrace_queue_oldest_age_seconds{queue="stamped",vhost="/"}'] < 1e6

@@ -17,6 +17,7 @@ from headrace.doors.http.api.overview import memory_bytes
 from headrace.doors.http.api.shapes import NODE
 from headrace.errors import HeadraceError
 from headrace.record import codec
+from headrace.record.layout import LOG_APPEND_TIME
 from headrace.version import __version__
 
 if TYPE_CHECKING:
@@ -142,7 +143,12 @@ def _head_ms(view: View) -> int | None:
         infos = codec.scan(data, verify_crc=False)
     except HeadraceError:
         return None
-    return next((info.base_timestamp for info in infos if info.last_offset >= view.low), None)
+    head = next((info for info in infos if info.last_offset >= view.low), None)
+    if head is None:
+        return None
+    # The other time of a header is the broker's where that counts, and never a delete horizon.
+    has_first = head.timestamp_type != LOG_APPEND_TIME and head.delete_horizon_ms is None
+    return head.base_timestamp if has_first else head.max_timestamp
 
 
 def _topics(broker: Broker) -> "Iterator[Metric | None]":
