@@ -20,6 +20,7 @@ from headrace.errors import (
     DiskFull,
     InvalidTransactionState,
     OutOfOrderSequence,
+    Overloaded,
     ProducerFenced,
 )
 from headrace.log.disk import RealDisk
@@ -307,3 +308,79 @@ async def test_d6_after_as_many_batches_as_are_remembered_found_no_room_the_firs
         with pytest.raises(OutOfOrderSequence):
             send(before + 1)
         assert [(await send(sequence)).base_offset for sequence in sent] == [*sent]
+
+
+def numbered(pid: int, epoch: int, sequence: int, *, transactional: bool = False) -> bytearray:
+    return codec.build(
+        [(None, b"x", (), 1)],
+        timestamp_ms=1,
+        producer_id=pid,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        transactional=transactional,
+    )
+
+
+async def test_d6_the_first_batch_of_a_transaction_comes_first_though_it_was_told_to_wait(tmp_path: Path) -> None:
+    """The broker was writing an earlier one's marker to another log. The second batch was stored then, and opened the
+    transaction: the first, which came again, was out of order."""
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        transactions = broker.coordination.transactions
+        pid, epoch = await transactions.begin_producer("x", 60_000)
+
+        def send(sequence: int) -> Any:
+            data = numbered(pid, epoch, sequence, transactional=True)
+            return transactions.append(log_of(broker), data, codec.validate(data), ("t", 0))
+
+        with transactions._busy(transactions.get("x")), pytest.raises(ConcurrentTransactions):
+            send(0)
+        with pytest.raises(OutOfOrderSequence):
+            send(1)
+        assert [(await send(sequence)).base_offset for sequence in (0, 1)] == [0, 1]
+
+
+async def test_d6_the_first_batch_of_a_producer_comes_first_though_its_log_was_being_cut_back(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        log, producers = log_of(broker), broker.coordination.producers
+
+        def send(sequence: int) -> Any:
+            data = numbered(5, 0, sequence)
+            return producers.append(log, data, codec.validate(data))
+
+        log.is_frozen = True
+        with pytest.raises(Overloaded):
+            send(0)
+        log.is_frozen = False
+        with pytest.raises(OutOfOrderSequence):
+            send(1)
+        assert [(await send(sequence)).base_offset for sequence in (0, 1)] == [0, 1]
+
+
+async def test_d6_the_first_batch_comes_first_though_the_log_knows_the_producer_by_a_marker_alone(
+    tmp_path: Path,
+) -> None:
+    """It had brought a partition into a transaction, and written nothing there."""
+    disk = Full()
+    async with opened(tmp_path, disk) as broker:
+        await broker.streams.create("t")
+        transactions, log = broker.coordination.transactions, log_of(broker)
+        other = numbered(99, 0, 0)
+        await broker.coordination.producers.append(log, other, codec.validate(other))
+        pid, epoch = await transactions.begin_producer("x", 60_000)
+        await transactions.add_partitions("x", pid, epoch, {("t", 0): log.id})
+        await transactions.end("x", pid, epoch, commit=False)
+        await transactions.add_partitions("x", pid, epoch, {("t", 0): log.id})
+
+        def send(sequence: int) -> Any:
+            data = numbered(pid, epoch, sequence, transactional=True)
+            return broker.coordination.producers.append(log, data, codec.validate(data))
+
+        broker.shard.is_full = True
+        with pytest.raises(DiskFull):
+            send(0)
+        broker.shard.is_full = False
+        with pytest.raises(OutOfOrderSequence):
+            send(1)
+        assert [(await send(sequence)).base_offset for sequence in (0, 1)] == [2, 3]

@@ -12,7 +12,7 @@ from headrace.broker.aborts import NO_ABORTS, Aborts
 from headrace.broker.producers import Batch, PartitionProducers, Snapshot
 from headrace.broker.settle import RangeSet
 from headrace.clock import Clock
-from headrace.errors import CorruptLog, DiskFull, HeadraceError, InvalidInput, StorageError
+from headrace.errors import CorruptLog, DiskFull, HeadraceError, InvalidInput, Overloaded, StorageError
 from headrace.log.group import Group
 from headrace.log.log import Log
 from headrace.log.shard import Shard
@@ -146,14 +146,18 @@ class Producers:
                 ticket = self._append_with(tracked, data, infos, with_it)
             else:
                 ticket = log.append(data, infos)
-        except DiskFull:
-            tracked.producers.put_off(info, self._clock.now_ms())
+        except (DiskFull, Overloaded):
+            self.put_off(log, info)
             raise
         batch = tracked.producers.staged(info, ticket, log.visible_end, self._clock.now_ms())
         if info.is_transactional:
             self._hold(tracked)
         ticket.add_callback(partial(self._appended, tracked, info, batch))
         return ticket
+
+    def put_off(self, log: Log, info: BatchInfo) -> None:
+        """A batch was refused that is to come again: none behind it is taken before it."""
+        self._track(log).producers.put_off(info, self._clock.now_ms())
 
     def _track(self, log: Log) -> Tracked:
         tracked = self._tracked.get(log.id)

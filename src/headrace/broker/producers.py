@@ -154,9 +154,14 @@ class PartitionProducers:
             producer.batches.remove(batch)
 
     def put_off(self, info: BatchInfo, now_ms: int) -> None:
-        """It was not even staged, and is to come again. Of a producer that is known what is behind it does not follow
-        anyway; of another one this is the first that is known."""
-        if info.base_sequence >= 0 and info.producer_id not in self.producers and len(self.producers) < PRODUCERS_MAX:
+        """It was not even staged, and is to come again. Where batches of its producer are known what is behind it does
+        not follow anyway, nor does it begin a new epoch; otherwise this is the first that is known."""
+        producer = self.producers.get(info.producer_id)
+        if producer is None:
+            is_first = len(self.producers) < PRODUCERS_MAX
+        else:  # perhaps by a marker alone
+            is_first = not producer.batches and info.producer_epoch == producer.epoch
+        if info.base_sequence >= 0 and is_first:
             producer = self._producer(info)
             producer.seen_ms = now_ms
             producer.batches.append(before(info.base_sequence))

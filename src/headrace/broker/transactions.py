@@ -196,6 +196,7 @@ class Transactions:
         if one.state == ONGOING and one.partitions.get(where) == log.id and saved:
             return self._producers.append(log, data, infos)
         if (one.busy and one.state != ONGOING) or any(marker.log_id == log.id for marker in one.owed):
+            self._producers.put_off(log, infos[0])
             raise ConcurrentTransactions(one.transactional_id)
         ticket = self._producers.append(log, data, infos, partial(self._join, one, where, log.id))
         ticket.add_callback(partial(self._joined, one, where))
