@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import cramjam
 import pytest
@@ -88,6 +89,38 @@ def test_a_zstd_window_that_no_decoder_takes_unless_told_to_is_refused_by_both()
     packed = b"\x28\xb5\x2f\xfd" + bytes([0, (window_log - 10) << 3]) + last_block
     with pytest.raises(DecompressedTooLarge):
         decompress(ZSTD, packed, 1 << 30)
+
+
+def behind_its_window(window_log: int) -> tuple[bytes, bytes]:
+    """Zstd data that says less of its window than it uses, and what it unfolds to for who has no need of one."""
+    seed = Random(1).randbytes(1_000_000)
+    parameters = zstandard.ZstdCompressionParameters(
+        window_log=21, hash_log=20, chain_log=20, strategy=zstandard.STRATEGY_BTOPT, write_content_size=False
+    )
+    packed = bytearray(zstandard.ZstdCompressor(compression_params=parameters).compress(seed + seed[:5000]))
+    assert len(packed) < len(seed) + 1000, "it refers to the beginning"
+    packed[5] = (window_log - 10) << 3
+    return bytes(packed), seed + seed[:5000]
+
+
+def test_zstd_data_that_refer_behind_their_window_are_refused_by_both() -> None:
+    packed, data = behind_its_window(20)
+    assert decompress(ZSTD, packed, 4 * MB) == data
+    packed, _ = behind_its_window(17)
+    with pytest.raises(CorruptBatch):
+        decompress(ZSTD, packed, 4 * MB)
+
+
+@pytest.mark.skipif(not system_zstd.FOUND, reason=NO_LIBRARY)
+def test_zstd_data_of_which_a_decoder_of_streams_makes_other_bytes_are_refused() -> None:
+    """It had what it was given last where the data mean what was there before, and said nothing: a broker with the
+    library and a consumer read different records."""
+    packed, data = behind_its_window(19)
+    room = memoryview(bytearray(2 * MB))
+    size = compression._zstd_by_cramjam(packed, room)
+    assert size == len(data) and room[:size] != data
+    with pytest.raises(CorruptBatch, match="behind its window"):
+        compression._by_system_zstd(packed, room)
 
 
 def test_a_zstd_block_that_unfolds_to_more_than_it_may_is_damage_and_not_too_much() -> None:
@@ -363,9 +396,10 @@ def test_the_outline_of_zstd_data_holds_what_unfolds(
     for whole in (packed, skipped + packed + skipped):
         found = outline(whole)
         assert found is not None
-        least, most, window = found
+        least, most, window, narrow = found
         assert least <= len(data) <= most
         assert window >= min(len(data), 1 << window_log)
+        assert narrow >= min(window, 1 << window_log)
         assert decompress(ZSTD, whole, max(len(data), 1)) == data
     for cut in range(1, len(packed)):
         assert outline(packed[:cut]) is None

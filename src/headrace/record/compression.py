@@ -103,7 +103,7 @@ def _zstd_guess(data: Buffer, limit_bytes: int) -> int:
     found = outline(data)
     if found is None:
         raise CorruptBatch("not zstd data: its blocks do not fill it")
-    least, most, window = found
+    least, most, window, _ = found
     # A decoder may fill a window beside our output. Half the limit at most, so that both stay under twice
     # the limit; 8 MB always, as every decoder should take that much, and never more than any takes unless told to.
     if least > limit_bytes or window > min(max(limit_bytes // 2, ZSTD_WINDOW_BYTES), ZSTD_WINDOW_BYTES_MAX):
@@ -135,9 +135,13 @@ def _by_system_zstd(data: Buffer, room: memoryview) -> int:
     if not len(data):
         raise CorruptBatch("not zstd data: there is none")
     size = system_zstd.decompress_into(data, room)
+    found = outline(data)
+    if found is not None and size > found[3] and not system_zstd.streams_the_same(data, room[:size]):
+        # Who has all that was unfolded finds what lies behind the window as well. A consumer's decoder has written
+        # other bytes there by then, and takes those or gives up. Few batches are larger than their window.
+        raise CorruptBatch("not zstd data: it refers to what lies behind its window")
     if size >= 0:
         return size
-    found = outline(data)
     if found is not None and found[1] <= len(room):
         raise CorruptBatch("not zstd data: a block unfolds to more than it may")  # no room would be enough
     raise _RoomTooSmall

@@ -6,6 +6,7 @@ The library is looked for when this is imported, and nothing needs it: compressi
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.string cimport memcmp
 
 from headrace.errors import CorruptBatch
 
@@ -14,11 +15,15 @@ cdef extern from *:
     #include <dlfcn.h>
 
     /* Its stable interface, declared by hand: its headers are on few machines. */
+    typedef struct { const void *from; size_t size, done; } headrace_zstd_input;
+    typedef struct { void *to; size_t room, done; } headrace_zstd_output;
+
     static struct {
         unsigned (*version)(void);
         void *(*make)(void);
         size_t (*free)(void *decoder);
         size_t (*decompress)(void *decoder, void *to, size_t room, const void *from, size_t size);
+        size_t (*stream)(void *decoder, headrace_zstd_output *output, headrace_zstd_input *input);
         unsigned (*is_error)(size_t code);
         int (*error_of)(size_t code);
         const char *(*name_of)(size_t code);
@@ -31,24 +36,34 @@ cdef extern from *:
         *(void **)&zstd.make = dlsym(library, "ZSTD_createDCtx");
         *(void **)&zstd.free = dlsym(library, "ZSTD_freeDCtx");
         *(void **)&zstd.decompress = dlsym(library, "ZSTD_decompressDCtx");
+        *(void **)&zstd.stream = dlsym(library, "ZSTD_decompressStream");
         *(void **)&zstd.is_error = dlsym(library, "ZSTD_isError");
         *(void **)&zstd.error_of = dlsym(library, "ZSTD_getErrorCode");
         *(void **)&zstd.name_of = dlsym(library, "ZSTD_getErrorName");
-        return zstd.version && zstd.make && zstd.free && zstd.decompress && zstd.is_error && zstd.error_of && zstd.name_of;
+        return zstd.version && zstd.make && zstd.free && zstd.decompress && zstd.stream && zstd.is_error &&
+               zstd.error_of && zstd.name_of;
     }
     """
+    ctypedef struct Input "headrace_zstd_input":
+        const void* origin "from"
+        size_t size, done
+    ctypedef struct Output "headrace_zstd_output":
+        void* to
+        size_t room, done
     int headrace_zstd_found(const char* name)
     unsigned int zstd_version "zstd.version"()
     void* zstd_make "zstd.make"()
     size_t zstd_free "zstd.free"(void* decoder)
     size_t zstd_decompress "zstd.decompress"(void* decoder, void* to, size_t room, const void* origin, size_t size) nogil
-    unsigned int zstd_is_error "zstd.is_error"(size_t code)
+    size_t zstd_stream "zstd.stream"(void* decoder, Output* output, Input* input) nogil
+    unsigned int zstd_is_error "zstd.is_error"(size_t code) nogil
     int zstd_error_of "zstd.error_of"(size_t code)
     const char* zstd_name_of "zstd.name_of"(size_t code)
 
 cdef enum:
     VERSION_MIN = 10400     # 1.4.0, of 2019: the first whose errors, too, are promised to stay
     NO_ROOM = 70            # dstSize_tooSmall
+    PIECE = 512             # less than the smallest window: with room for all of a frame the library needs no window
 
 cdef void* idle = NULL      # a decoder that nobody uses at the moment; one takes 90 KB
 
@@ -96,3 +111,46 @@ def decompress_into(data, room):
     if zstd_error_of(size) == NO_ROOM:
         return -1
     raise CorruptBatch(f"not zstd data: {zstd_name_of(size).decode()}")
+
+
+def streams_the_same(data, unfolded):
+    """Whether a decoder of streams, which has no more than its window, makes the same of it. Only if there is a
+    library."""
+    cdef Py_buffer origin, target
+    cdef bint same
+    cdef void* decoder
+    assert FOUND, "there is no such library"
+    decoder = zstd_make()  # not to be kept: it has a window by the end
+    if decoder == NULL:
+        raise MemoryError
+    try:
+        PyObject_GetBuffer(data, &origin, PyBUF_SIMPLE)
+        try:
+            PyObject_GetBuffer(unfolded, &target, PyBUF_SIMPLE)
+            try:
+                with nogil:
+                    same = _streams_the_same(decoder, &origin, &target)
+            finally:
+                PyBuffer_Release(&target)
+        finally:
+            PyBuffer_Release(&origin)
+    finally:
+        zstd_free(decoder)
+    return same
+
+
+cdef bint _streams_the_same(void* decoder, const Py_buffer* data, const Py_buffer* unfolded) noexcept nogil:
+    cdef char[PIECE] piece
+    cdef Input rest
+    cdef Output found
+    cdef size_t at = 0
+    rest.origin, rest.size, rest.done = data.buf, <size_t>data.len, 0
+    found.to, found.room, found.done = &piece[0], PIECE, PIECE
+    while rest.done < rest.size or found.done == PIECE:  # it keeps what found no room
+        found.done = 0
+        if zstd_is_error(zstd_stream(decoder, &found, &rest)):
+            return False
+        if found.done > <size_t>unfolded.len - at or memcmp(piece, <const char*>unfolded.buf + at, found.done):
+            return False
+        at += found.done
+    return at == <size_t>unfolded.len

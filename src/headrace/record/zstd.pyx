@@ -21,6 +21,7 @@ cdef struct Outline:
     uint64_t least              # bytes that will come out for certain
     uint64_t most               # bytes that cannot be exceeded
     uint64_t window             # the largest window of a frame
+    uint64_t narrow             # the smallest one of a frame that could hold more than its window
 
 
 cdef inline uint64_t _little(const uint8_t* p, int width) noexcept nogil:
@@ -36,7 +37,7 @@ cdef const uint8_t* _frame(const uint8_t* p, const uint8_t* end, Outline* out) n
     cdef uint8_t descriptor
     cdef bint single_segment, last = False
     cdef int size_width, dictionary_width
-    cdef uint64_t window, block
+    cdef uint64_t window, block, before = out.most
     cdef uint32_t header, size, kind
     if p >= end:
         return NULL
@@ -81,6 +82,8 @@ cdef const uint8_t* _frame(const uint8_t* p, const uint8_t* end, Outline* out) n
         if size > end - p:
             return NULL
         p += size
+    if not single_segment and out.most - before > window:
+        out.narrow = min(out.narrow, window)
     if descriptor & 4:
         if end - p < 4:
             return NULL
@@ -111,15 +114,17 @@ cdef bint _outline(const uint8_t* p, const uint8_t* end, Outline* out) noexcept 
 
 
 def outline(data):
-    """(least, most, window): the bytes that come out at least and at most, and the largest window that a frame
-    asks for. None when the frames and blocks do not fill the data."""
+    """(least, most, window, narrow): the bytes that come out at least and at most, and the largest window that a frame
+    asks for; and the smallest one of a frame that could hold more than that. None when the frames and blocks do not
+    fill the data."""
     cdef Py_buffer view
     cdef Outline out
     cdef bint whole
     out.least = out.most = out.window = 0
+    out.narrow = <uint64_t>-1
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         whole = _outline(<const uint8_t*>view.buf, <const uint8_t*>view.buf + view.len, &out)
     finally:
         PyBuffer_Release(&view)
-    return (out.least, out.most, out.window) if whole else None
+    return (out.least, out.most, out.window, out.narrow) if whole else None
