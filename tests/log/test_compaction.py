@@ -18,6 +18,7 @@ from headrace.log.shard import Shard
 from headrace.record import codec
 from headrace.record.control import is_commit as is_commit_marker
 from headrace.record.types import BatchInfo, Buffer
+from tests.crash.simdisk import Fault, SimulatedDisk
 from tests.log.helpers import Bench, batch, records
 
 DAY_MS = 24 * 3600 * 1000
@@ -192,7 +193,7 @@ def shown(log: Log, aborted: Sequence[tuple[int, int, int]]) -> set[int]:
     return offsets
 
 
-@pytest.mark.parametrize("suffix", [".seal", ".index", ".timeindex"])
+@pytest.mark.parametrize("suffix", [".seal.tmp", ".index", ".timeindex"])
 def test_what_finds_no_room_leaves_nothing(bench: Bench, suffix: str) -> None:
     """A file as large as the segments stayed, on a disk that was full."""
     disk = bench.disk
@@ -388,3 +389,26 @@ def test_the_marker_of_an_abort_stays_with_a_record_that_has_no_key(bench: Bench
         later(bench)
     assert markers(bench.shard.log(1)) == [1]
     bench.shard.close()
+
+
+@pytest.mark.parametrize("suffix", [".log.tmp", ".seal"])
+def test_a_compaction_whose_files_cannot_be_synced_is_given_up_and_stops_nobody(suffix: str) -> None:
+    """Nothing else depends on them. That of a seal was remembered as if it were a log's, and the next round, minutes
+    later perhaps, stopped the broker."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    bench.open(stream=StreamSettings(segment_size=400, cleanup_policy="compact"))
+    keyed(bench, lambda number: 1, 10)
+    shard = bench.shard
+    shard.checkpoint()
+    shard.pump()
+    before = disk.listdir("/data/logs/1-t")
+    disk.arm(Fault("sync", 1, errno.EIO, within=suffix))
+    with pytest.raises(OSError, match="Input/output error"):
+        compact(bench)
+    assert disk.listdir("/data/logs/1-t") == before
+    append(bench, batch([b"later"], keys=[b"k"]))
+    assert shard.failure is None
+    compact(bench)
+    assert disk.listdir("/data/logs/1-t") != before
+    shard.close()

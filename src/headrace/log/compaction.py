@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.errors import CorruptBatch, CorruptLog, LogClosed
 from headrace.log import kernel, paths
+from headrace.log.disk import write_atomically
 from headrace.log.files import Files
 from headrace.log.segment import Segment, seal_of
 from headrace.record import codec
@@ -133,16 +134,12 @@ def rewrite(files: Files, segments: Sequence[Segment], keep: Filter | ByKey, int
         finally:
             disk.close(file)
         seal = seal_of(walker, last.next_offset)
-        files.write(target.path(paths.SEAL), [seal.pack()], 0, create=True)
-        files.sync(target.path(paths.SEAL))
-        disk.sync_dir(first.folder)
+        # Not as a file of the log's: a sync that fails here is no reason to confirm nothing any more.
+        write_atomically(disk, target.path(paths.SEAL), seal.pack())
         files.write_derived(target.path(paths.INDEX), walker.index, 0)
         files.write_derived(target.path(paths.TIME_INDEX), walker.time_index, 0)
     except BaseException:
-        files.forget(target.paths)
-        for path in (temporary, *target.paths):
-            with suppress(OSError):  # its room is needed, if there was not enough; what is left, the next start removes
-                disk.unlink(path)
+        remove_made(files, target)
         raise
     target.size, target.records = seal.size, seal.records
     target.next_offset, target.max_timestamp, target.is_sealed = seal.next_offset, seal.max_timestamp, True
@@ -154,6 +151,16 @@ def rewrite(files: Files, segments: Sequence[Segment], keep: Filter | ByKey, int
         target.records,
         unnamed=temporary,
     )
+
+
+def remove_made(files: Files, target: Segment) -> None:
+    """Of a segment that was not finished. Its room is needed, if there was not enough; what is left, the next start
+    removes."""
+    files.forget(target.paths)
+    unfinished = [target.path(suffix) + paths.UNFINISHED for suffix in (paths.DATA, paths.SEAL)]
+    for path in (*unfinished, *target.paths):
+        with suppress(OSError):
+            files.disk.unlink(path)
 
 
 def kept_of(data: memoryview, info: BatchInfo, keep: Filter | ByKey) -> bytes | bytearray | memoryview | None:
