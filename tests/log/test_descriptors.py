@@ -14,7 +14,7 @@ from headrace.errors import DiskFull
 from headrace.log import paths
 from headrace.log.changes import Changes
 from headrace.log.compaction import Rewritten
-from headrace.log.disk import RealDisk
+from headrace.log.disk import RealDisk, write_atomically
 from headrace.log.settings import StreamSettings
 from tests.crash.simdisk import Fault, SimulatedDisk
 from tests.log.helpers import Bench, batch, values
@@ -248,3 +248,19 @@ def test_a_compaction_is_done_or_given_up_whenever_the_descriptors_run_out(calls
     assert outcomes[-1][1] is None and values(log)[-1] == wanted[-1] and len(values(log)) < len(wanted)
     assert not [path for path in disk.files() if path.endswith(paths.UNFINISHED)]
     shard.close()
+
+
+@pytest.mark.parametrize("calls", range(6))
+def test_a_file_is_replaced_or_stays_as_it_was_whenever_the_descriptors_run_out(calls: int) -> None:
+    """It was replaced, and whoever wanted that was told no."""
+    disk = SimulatedDisk()
+    disk.mkdir("/d")
+    write_atomically(disk, "/d/file", b"old")
+    with descriptors_run_out(disk, after=calls):
+        try:
+            write_atomically(disk, "/d/file", b"new")
+        except OSError:
+            assert disk.files()["/d/file"] == b"old"
+        else:
+            assert disk.files()["/d/file"] == b"new"
+    assert not disk.open_paths()

@@ -360,19 +360,25 @@ def write_atomically(disk: Disk, path: str, data: bytes | bytearray) -> None:
     """Replace path with data: readers and crashes see the old content or the new, never a part.
 
     Both syncs matter: without the first the name can point at bytes that never reached the disk,
-    without the second the old name can come back.
+    without the second the old name can come back. The folder is opened before, or there could be
+    no descriptor for it when it is too late to say no.
     """
     temporary = path + ".tmp"
     if disk.exists(temporary):
         disk.unlink(temporary)
-    file = disk.open(temporary, create=True, exclusive=True)
+    above = os.path.dirname(path)
+    folder = disk.open_dir(above)
     try:
-        disk.pwrite(file, [data], 0)
-        disk.sync(file)
+        file = disk.open(temporary, create=True, exclusive=True)
+        try:
+            disk.pwrite(file, [data], 0)
+            disk.sync(file)
+        finally:
+            disk.close(file)
+        disk.rename(temporary, path)
+        disk.sync_dir(above, folder)
     finally:
-        disk.close(file)
-    disk.rename(temporary, path)
-    disk.sync_dir(os.path.dirname(path))
+        disk.close(folder)
 
 
 def make_folder(disk: Disk, path: str) -> None:
