@@ -195,11 +195,15 @@ class LogModel:
             del self.pieces[count:]
         self.former = None
         self.forget_compaction_from(found.end)
-        ends = self.ends()
+        if self.end < found.end:
+            # Async, and of what retention was to remove a part was lost besides: nothing is left, and the log goes on
+            # where it starts.
+            assert found.start == found.end
+            self.first, self.pieces = found.end, []
         self.promise = Promise(len(self.pieces), found.end, found.end)
         self.start = found.start
         self.start_max = max(self.start_max, found.start)
-        assert ends[-1] <= found.end
+        assert self.end == found.end
         self.epoch = found.epoch
 
     def records(self) -> list[Record]:

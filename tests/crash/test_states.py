@@ -5,11 +5,16 @@ number: a nightly run takes other seeds and a million.
 """
 
 import os
+from random import Random
 from types import SimpleNamespace
 
 import pytest
 
+from headrace.log.log import LogSpec
+from headrace.log.settings import StreamSettings
 from tests.crash.explore import Broken, Effort, Stats, explore
+from tests.crash.faults import new_world
+from tests.crash.model import LogModel
 
 STATES = int(os.environ.get("HEADRACE_CRASH_STATES", "100000"))
 SEED = int(os.environ.get("HEADRACE_SEED", "0"))
@@ -134,3 +139,32 @@ def _first_broken() -> str:
         except Broken as broken:
             return str(broken)
     return ""
+
+
+def test_the_model_goes_on_where_an_async_log_does_of_which_retention_left_nothing_and_a_cut_less() -> None:
+    """Its start was durable and the records before it were not: what comes next comes behind the start, and the model
+    looked for it behind the last record that was promised."""
+    world = new_world(1)
+    world.open()
+    spec = LogSpec(world.shard.next_log_id(), "async", StreamSettings(write_mode="async", flush_interval_ms=0))
+    there = world.shard.create_log(spec)
+    log = world.model.logs[spec.id] = LogModel(spec, epoch=there.epoch)
+
+    def append() -> None:
+        raw, count = world.batches(1, (10,))
+        unit = world.model.new_unit()
+        ticket = world.shard.logs[spec.id].append(bytearray(raw))
+        world.model.stage_append(spec.id, raw, count, unit)
+        world._follow(ticket, unit, lazy=True)
+        world.settle()
+
+    append()
+    append()
+    log.start_max = there.visible_end
+    world.shard.maintenance.delete_before(there, log.start_max)
+    world.settle()
+    world.go_on_from(world.disk.power_cut(Random(1), "lost"), power_cut=True)
+    append()
+    world.read()
+    found = world.shard.logs[spec.id]
+    assert found.start_offset == log.start_max and found.visible_end > found.start_offset
