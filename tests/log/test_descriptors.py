@@ -264,3 +264,33 @@ def test_a_file_is_replaced_or_stays_as_it_was_whenever_the_descriptors_run_out(
         else:
             assert disk.files()["/d/file"] == b"new"
     assert not disk.open_paths()
+
+
+@pytest.mark.parametrize("calls", range(44))
+def test_a_log_is_cut_back_or_stays_as_it_was_whenever_the_descriptors_run_out(calls: int) -> None:
+    """What was to go had no name any more, and the folder could not be synced: the shard had failed."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    small = StreamSettings(segment_size=400)
+    shard = bench.open(stream=small)
+    log = shard.log(1)
+    for number in range(6):
+        bench.append(1, [b"%d" % number * 60, b"%d" % number * 60])
+    whole = values(log)
+    outcomes: list[BaseException | None] = []
+    with descriptors_run_out(disk, after=calls):
+        shard.maintenance.truncations.truncate(log, 5, outcomes.append)
+        shard.pump()
+    for _ in range(3):
+        shard.tick()
+        shard.pump()
+    [error] = outcomes
+    assert shard.failure is None and (error is None or isinstance(error, DiskFull))
+    left = whole[:5] if error is None else whole
+    bench.append(1, [b"later"])
+    assert values(log) == [*left, b"later"]
+    for mode in ("lost", "kept"):
+        found = Bench("/data", disk.power_cut(Random(1), mode))
+        found.open(stream=small)
+        assert values(found.shard.log(1)) == [*left, b"later"]
+    shard.close()

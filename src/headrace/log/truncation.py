@@ -11,6 +11,7 @@ copy has a name. And the last segment, the only one that is ever searched for it
 
 import struct
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from headrace.errors import DiskFull
 from headrace.log import kernel, paths
@@ -31,6 +32,17 @@ def cut_back(files: Files, tail: Tail, offset: int, replaced: Sequence[Segment])
     if tail.next_offset <= offset:
         _begin_active(tail, offset)
         return []
+    with ExitStack() as held:
+        try:  # what loses its name has to lose it for good, and to find no descriptor then is too late for a no
+            held.enter_context(files.folder_held(tail.folder))
+        except OSError as error:
+            if error.errno not in NO_FILES:
+                raise
+            raise DiskFull(f"{tail.folder} cannot be cut back now: {error}") from error
+        return _cut(files, tail, offset, replaced)
+
+
+def _cut(files: Files, tail: Tail, offset: int, replaced: Sequence[Segment]) -> list[Segment]:
     kept = [segment for segment in tail.segments if segment.base < offset]
     gone = [segment for segment in tail.segments if segment.base >= offset]
     copy = None
