@@ -15,6 +15,7 @@ from headrace.log import paths
 from headrace.log.changes import Changes
 from headrace.log.compaction import Rewritten
 from headrace.log.disk import RealDisk, write_atomically
+from headrace.log.rewriting import adopt, rewrite_file
 from headrace.log.settings import StreamSettings
 from tests.crash.simdisk import Fault, SimulatedDisk
 from tests.log.helpers import Bench, batch, values
@@ -293,4 +294,35 @@ def test_a_log_is_cut_back_or_stays_as_it_was_whenever_the_descriptors_run_out(c
         found = Bench("/data", disk.power_cut(Random(1), mode))
         found.open(stream=small)
         assert values(found.shard.log(1)) == [*left, b"later"]
+    shard.close()
+
+
+@pytest.mark.parametrize("calls", range(30))
+def test_a_rewritten_segment_is_taken_in_or_left_whenever_the_descriptors_run_out(calls: int) -> None:
+    """It had the name of the next generation, and whoever had rewritten it was told that it was not taken in: the log
+    went on with the old one, and the next start with the new one."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    small = StreamSettings(segment_size=400)
+    shard = bench.open(stream=small)
+    log = shard.log(1)
+    for number in range(6):
+        bench.append(1, [b"%d" % number * 60, b"%d" % number * 60])
+    disk.mkdir("/data/staging")
+    segment = log.segments[0]
+    rewrite_file(segment, "/data/staging/rewritten", lambda data, info: data[info.position : info.end], disk)
+    outcomes: list[BaseException | None] = []
+    with descriptors_run_out(disk, after=calls):
+        shard.maintenance.rewrite_segments(
+            log,
+            [segment],
+            lambda _data, _info: None,
+            lambda _made, error: outcomes.append(error),
+            make=lambda: adopt(shard.files, segment, "/data/staging/rewritten", 100),
+        )
+        shard.pump()
+    [error] = outcomes
+    assert shard.failure is None
+    names = [name for name in disk.listdir("/data/logs/1-t") if name.startswith(f"{0:020}-000001")]
+    assert (len(names) >= 2 and log.segments[0].generation == 1) if error is None else not names
     shard.close()

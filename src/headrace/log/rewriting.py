@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from headrace.errors import CorruptBatch, InvalidInput, NotFound, StorageError
 from headrace.log import kernel, paths
-from headrace.log.compaction import Rewritten, batches
-from headrace.log.disk import Disk, RealDisk
+from headrace.log.compaction import Rewritten, batches, remove_made
+from headrace.log.disk import Disk, RealDisk, write_atomically
 from headrace.log.files import Files
 from headrace.log.segment import Segment, seal_of
 from headrace.record import codec
@@ -68,13 +68,16 @@ def adopt(files: Files, segment: Segment, source: str, interval: int) -> Rewritt
     target = Segment(segment.folder, segment.base, segment.generation + 1)
     walker = _walk(files.disk, segment, source, interval)
     seal = seal_of(walker, segment.next_offset)
-    files.write(target.path(paths.SEAL), [seal.pack()], 0, create=True)
-    files.sync(target.path(paths.SEAL))
-    files.disk.sync_dir(segment.folder)
-    files.write_derived(target.path(paths.INDEX), walker.index, 0)
-    files.write_derived(target.path(paths.TIME_INDEX), walker.time_index, 0)
-    files.disk.rename(source, target.path())
-    files.disk.sync_dir(segment.folder)
+    try:
+        with files.folder_held(segment.folder):  # it has its name for good, or not at all
+            write_atomically(files.disk, target.path(paths.SEAL), seal.pack())
+            files.write_derived(target.path(paths.INDEX), walker.index, 0)
+            files.write_derived(target.path(paths.TIME_INDEX), walker.time_index, 0)
+            files.disk.rename(source, target.path())
+            files.sync_folder(segment.folder)
+    except BaseException:
+        remove_made(files, target)
+        raise
     target.size, target.records = seal.size, seal.records
     target.next_offset, target.max_timestamp, target.is_sealed = seal.next_offset, seal.max_timestamp, True
     return Rewritten(target, segment.size, target.size, segment.records, target.records)
