@@ -326,3 +326,28 @@ def test_a_rewritten_segment_is_taken_in_or_left_whenever_the_descriptors_run_ou
     names = [name for name in disk.listdir("/data/logs/1-t") if name.startswith(f"{0:020}-000001")]
     assert (len(names) >= 2 and log.segments[0].generation == 1) if error is None else not names
     shard.close()
+
+
+def test_a_sync_that_fails_while_upkeep_makes_room_for_a_descriptor_is_said_at_once() -> None:
+    """It was of a log that had nothing to do with it. Nobody was told before the next round."""
+    disk = SimulatedDisk()
+    bench = Bench("/data", disk)
+    shard = bench.open(stream=StreamSettings(segment_size=400))
+    log = shard.log(1)
+    for _ in range(6):
+        bench.append(1, [b"x" * 100])
+    segment = log.segments[0]
+    disk.mkdir("/data/staging")
+    rewrite_file(segment, "/data/staging/rewritten", lambda data, info: data[info.position : info.end], disk)
+
+    def make() -> Rewritten:
+        shard.files.write(f"{log.tail.folder}/other", [b"written by a round"], 0, create=True)
+        disk.arm(Fault("sync", 1, errno.EIO, within="/other"), Fault("open", 1, errno.EMFILE, within="1-t"))
+        return adopt(shard.files, segment, "/data/staging/rewritten", 100)
+
+    outcomes: list[BaseException | None] = []
+    shard.maintenance.rewrite_segments(
+        log, [segment], lambda _data, _info: None, lambda _made, error: outcomes.append(error), make=make
+    )
+    shard.pump()
+    assert isinstance(outcomes[0], OSError) and shard.failure is not None

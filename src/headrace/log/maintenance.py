@@ -355,6 +355,7 @@ class Maintenance:
         def swap(rewritten: Rewritten | None, error: BaseException | None) -> None:
             if error is not None or rewritten is None:
                 self.busy.discard(log.id)
+                self._check_syncs()
                 done(None, error)
                 return
             try:
@@ -384,6 +385,12 @@ class Maintenance:
 
         self._shard.checkpoints.include(log)  # the round that sealed the last of them may still be under way
         self._shard.checkpoint(known)
+
+    def _check_syncs(self) -> None:
+        """Perhaps it was somebody else's file, to be closed for one of ours, whose sync has failed."""
+        failure = self._shard.files.failure
+        if failure is not None:
+            self._shard.fail(failure)
 
     def _swap(self, log: Log, segments: Sequence[Segment], rewritten: Rewritten) -> list[Segment] | None:
         """What goes; None when it is what was to replace them. No segments: it is not wanted."""
