@@ -86,7 +86,6 @@ class SimulatedDisk(Tree):
         self._faults: list[tuple[Fault, int]] = []
         self._seen: Counter[int] = Counter()
         self._next_file = 3
-        self._open_folders: dict[int, str] = {}
 
     # -- the Disk protocol ------------------------------------------------------------------------
 

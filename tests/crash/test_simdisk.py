@@ -401,6 +401,23 @@ def test_running_out_of_files_is_emfile() -> None:
     disk.open("/d/f")
 
 
+def test_a_folder_that_is_open_takes_a_descriptor_and_is_synced_without_another() -> None:
+    disk, file = make(b"x")
+    disk.close(file)
+    disk.files_limit = 1
+    folder = disk.open_dir("/d")
+    with pytest.raises(OSError) as error:
+        disk.open("/d/f")
+    assert error.value.errno == errno.EMFILE and disk.open_paths() == ["/d"]
+    disk.unlink("/d/f")
+    with pytest.raises(OSError):
+        disk.sync_dir("/d")
+    disk.sync_dir("/d", folder)
+    assert disk.power_cut(Random(1), "lost").files() == {}
+    disk.close(folder)
+    assert not disk.open_paths()
+
+
 def test_the_lint_names_what_an_acknowledgement_still_depends_on() -> None:
     disk, file = make(b"")
     disk.pwrite(file, [b"....payload...."], 0)

@@ -13,6 +13,7 @@ class Tree:
         self.name_changes: list[NameChange] = []  # not durable yet, oldest first
         self.used = 0
         self._files: dict[int, tuple[File, str, bool]] = {}  # open ones: file, path, read only
+        self._open_folders: dict[int, str] = {}  # by which path
         self._folders: dict[str, Folder] = {}  # by path; forgotten whenever the name of one goes
 
     def walk(self) -> Iterator[tuple[str, Node]]:
@@ -55,7 +56,7 @@ class Tree:
         return hash(tuple(parts))
 
     def open_paths(self) -> list[str]:
-        return sorted(path for _, path, _ in self._files.values())
+        return sorted([*(path for _, path, _ in self._files.values()), *self._open_folders.values()])
 
     def flip(self, path: str, position: int, mask: int = 1) -> None:
         node = self._file_at(path)
