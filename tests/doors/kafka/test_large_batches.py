@@ -199,6 +199,23 @@ async def test_who_sends_too_much_at_once_is_told_to_come_again_however_little_a
         assert [code for code, _ in (await answer(client)).values()] == [0] * 3
 
 
+async def test_d6_what_a_producer_was_told_to_send_again_comes_before_what_it_sent_next(tmp_path: Path) -> None:
+    """Nothing was known of it in that partition yet: the second batch was taken, and the first was out of order."""
+    async with world_at(tmp_path, decompressed_bytes_max=64 << 10) as world:
+        await world.topic("t", 20)
+        client = await world.client()
+
+        async def sent(sequence: int, numbers: range) -> list[int]:
+            options = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
+            data = bytes(batch(bytes(60_000), codec=GZIP, **options))
+            send(client, *((number, data) for number in numbers))
+            return [code for code, _ in (await answer(client)).values()]
+
+        assert (await sent(0, range(20))).count(Code.THROTTLING_QUOTA_EXCEEDED) == 3
+        assert await sent(1, range(17, 20)) == [Code.OUT_OF_ORDER_SEQUENCE_NUMBER] * 3
+        assert await sent(0, range(17, 20)) == await sent(1, range(17, 20)) == [0] * 3
+
+
 async def test_a_topic_that_is_deleted_meanwhile_takes_nothing(world: World, gate: Gate) -> None:
     client, other = await world.client(), await world.client()
     send(client, (0, LARGE))

@@ -16,7 +16,8 @@ from headrace.doors.kafka.errors import Code, code_of
 from headrace.errors import CorruptBatch, HeadraceError, InvalidInput, Overloaded, StreamNotFound
 from headrace.record import codec
 from headrace.record.layout import (
-    CODECS, CONTROL_BIT, HEADERS_MAX, LOG_APPEND_TIME_BIT, MAGIC, MAGIC_AT, RECORDS_MAX, TRANSACTIONAL_BIT,
+    CODECS, CONTROL_BIT, HEADERS_MAX, LENGTH_AT, LOG_APPEND_TIME_BIT, MAGIC, MAGIC_AT, PREFIX_BYTES, RECORDS_MAX,
+    TRANSACTIONAL_BIT,
 )
 from headrace.wire.kafka import hot
 
@@ -189,6 +190,8 @@ cdef int store_all(door, Pending pending, Pipe connection, list parts) except -1
     found = door.topics if access is None else access.writes
     for part in parts:
         try:
+            if isinstance(part.error, Overloaded) and found.find(part.topic) is part.stream:
+                put_off(door, part)
             if part.error is not None:
                 raise part.error
             if found.find(part.topic) is not part.stream:
@@ -203,6 +206,15 @@ cdef int store_all(door, Pending pending, Pipe connection, list parts) except -1
             pending.failed(part.results, part.number, error, code, part.refused_records)
             continue
         pending.follow(ticket, part.results, part.number, part.partition, stamp_ms, messages, part.size)
+
+
+cdef int put_off(door, Part part) except -1:
+    """It is to come again. A batch of a producer with an id comes alone, and all but what it unfolds to was checked."""
+    size = PREFIX_BYTES + int.from_bytes(part.data[LENGTH_AT : LENGTH_AT + 4], "big")
+    [info] = codec.scan(part.data[:size], verify_crc=False)
+    if info.producer_id >= 0:
+        door.coordination.producers.put_off(part.partition.log, info)
+    return 0
 
 
 def produce(door, Request request not None):
