@@ -101,12 +101,12 @@ def test_a_commit_of_many_entries_is_finished_by_the_next_start(
     reads = 0
     real = Staging.read
 
-    async def failing(self: Staging, section: Section) -> Any:
+    async def failing(self: Staging, section: Section, **options: bool) -> Any:
         nonlocal reads
         reads += 1
         if reads in (5, 8):  # three reads make the plan, the rest are steps
             raise StorageError("a test pulled the plug")
-        return await real(self, section)
+        return await real(self, section, **options)
 
     monkeypatch.setattr(Staging, "read", failing)
     server = Live(tmp_path / "data")
@@ -155,6 +155,20 @@ def _try_commit(broker: RunningBroker, parts: list[dict[str, Any]]) -> None:
         broker.call("PUT", "/sinks/w/batches/0", {"parts": parts})
     except (OSError, HTTPException):  # killed before, while or after it answered
         return
+
+
+@pytest.mark.parametrize("size", [0, 3 << 20])  # in one entry; as a plan
+def test_a_sink_gives_a_compacted_topic_no_message_without_a_key(shared_broker: RunningBroker, size: int) -> None:
+    broker, topic = shared_broker, f"kept-{size}"
+    broker.create(topic, cleanup_policy="compact")
+    with_keys = b"".join(codec.build([(b"k%d" % n, b"x" * size, (), 1)]) for n in range(4))
+    data = with_keys + batch(0, 1, size)
+    body = {"parts": [part(stage(broker, data), data, topic=topic)]}
+    status, answer = broker.call("PUT", f"/sinks/{topic}/batches/1", body)
+    assert status == 400 and "a compacted topic takes no record without a key" in answer["detail"], answer
+    assert broker.count(topic) == 0
+    body = {"parts": [part(stage(broker, with_keys), with_keys, topic=topic)]}
+    assert broker.ok("PUT", f"/sinks/{topic}/batches/1", body)["records"] == 4
 
 
 async def test_orphans_are_swept_when_they_are_old_and_not_before(tmp_path: Path) -> None:

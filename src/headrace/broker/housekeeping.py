@@ -106,7 +106,7 @@ class Housekeeping:
         self._shard.maintenance.apply_retention(log, self._clock.now_ms())
 
     async def _compact_if_due(self, log: Log) -> None:
-        if "compact" in log.settings.cleanup_policy and await self._is_due(log):
+        if log.settings.is_compacted and await self._is_due(log):
             await self._compact(log)
 
     async def _is_due(self, log: Log) -> bool:

@@ -19,6 +19,7 @@ from headrace.broker.staging import Section, Staging
 from headrace.broker.streams import Streams
 from headrace.clock import Clock
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidInput, NotFound
+from headrace.log.log import Log
 from headrace.log.rounds import PART_BYTES
 from headrace.log.shard import Shard
 from headrace.record.types import BatchInfo
@@ -160,14 +161,17 @@ class Ledger:
         try:
             loaded = []
             for part in parts:
-                log_id = self._streams.get(part.topic).partition(part.partition).log.id
-                loaded.append((log_id, *await self._staging.read(part.section)))
+                log = self._log_of(part)
+                loaded.append((log.id, *await self._staging.read(part.section, keyed=log.settings.is_compacted)))
             line = Line(batch=batch, updated_ms=self._clock.now_ms(), user=user)
             line = await self._append(writer, line, loaded)
         finally:
             self._staging.let_go(names)
         await self._staging.remove(names)
         return Outcome(line, False)
+
+    def _log_of(self, part: Part) -> Log:
+        return self._streams.get(part.topic).partition(part.partition).log
 
     def _step_bytes(self) -> int:
         """What one entry takes, of a small journal too: a step that none can hold could never be done."""
@@ -179,8 +183,8 @@ class Ledger:
         runs: list[tuple[str, int, int, int]] = []
         room = most = self._step_bytes()
         for part in parts:
-            log = self._streams.get(part.topic).partition(part.partition).log
-            _, infos = await self._staging.read(part.section)
+            log = self._log_of(part)
+            _, infos = await self._staging.read(part.section, keyed=log.settings.is_compacted)
             for position, length in _runs(infos, most):
                 log.check_append(bytearray(), [info for info in infos if position <= info.position < position + length])
                 if length > room and runs:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.broker.streams import Stream
-from headrace.errors import BatchTooLarge, HeadraceError, PartitionNotFound, PartlyStored
+from headrace.errors import BatchTooLarge, HeadraceError, InvalidInput, PartitionNotFound, PartlyStored
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
 from headrace.log.staging import Ticket
@@ -80,6 +80,8 @@ def prepare(shape: Shape, messages: Sequence[Outgoing], now_ms: int, turn: int) 
     building: dict[int, _Building] = {}
     capacity = BATCH_OVERHEAD + (128 * len(messages) if len(messages) < 500 else 64 * 1024)
     for index, (key, value, headers, partition, stamp) in enumerate(messages):
+        if key is None and settings.is_compacted:
+            raise InvalidInput(f"message {index} has no key: {shape.name!r} is compacted, and keeps messages by key")
         if partition is None:
             partition = turn if key is None else codec.partition_for(key, count)
         elif not 0 <= partition < count:

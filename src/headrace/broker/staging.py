@@ -76,14 +76,15 @@ class Staging:
         self._seen_ms[name] = self._clock.now_ms()
         return await self._in_thread(work)
 
-    async def read(self, section: Section) -> tuple[bytearray, list[BatchInfo]]:
-        """The batches of a section, checked once more. CorruptBatch if it is not cut between batches."""
+    async def read(self, section: Section, *, keyed: bool = False) -> tuple[bytearray, list[BatchInfo]]:
+        """The batches of a section, checked once more. CorruptBatch if it is not cut between batches or, where they go
+        to a topic that is `keyed`, a record has no key."""
         _check_name(section.name)
         if section.position < 0 or section.length <= 0:
             raise InvalidInput("a section of a staged file has a position and a length")
-        return await self._in_thread(lambda: self._read(section))
+        return await self._in_thread(lambda: self._read(section, keyed))
 
-    def _read(self, section: Section) -> tuple[bytearray, list[BatchInfo]]:
+    def _read(self, section: Section, keyed: bool) -> tuple[bytearray, list[BatchInfo]]:
         path = self._path(section.name)
         if not self._disk.exists(path):
             raise NotFound(f"nothing is staged under {section.name}: it was committed, aborted or swept")
@@ -95,6 +96,8 @@ class Staging:
         infos = codec.scan(data)
         if len(data) < section.length or not infos or infos[-1].end != len(data):
             raise CorruptBatch(f"bytes {section.position} to {section.position + section.length} are not whole batches")
+        if keyed:
+            codec.validate(data, keyed=True)
         return data, infos
 
     def path_of(self, name: str) -> str:

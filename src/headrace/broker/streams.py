@@ -301,7 +301,7 @@ class Streams:
 
     def _refuse_compaction(self, document: StreamDocument) -> None:
         """A message's key is its routing key: of all that wait in a queue, compaction would leave one."""
-        if document.kind == "queue" and "compact" in self._settings(document).cleanup_policy:
+        if document.kind == "queue" and self._settings(document).is_compacted:
             raise InvalidInput(f"{document.name!r} is a queue: its messages stay until they are settled, not by key")
 
     def _added_logs(self, document: StreamDocument, partitions: int | None) -> Ids:

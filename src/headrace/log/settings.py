@@ -35,6 +35,11 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_bytes_max: int = 16 * MB  # the largest batch (and so message) taken
     key_index: bool = False  # beside the log, so that the last message of a key can be asked for
 
+    @property
+    def is_compacted(self) -> bool:
+        """Then every message needs a key: what has none could never be compacted away."""
+        return "compact" in self.cleanup_policy
+
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the storage of the whole broker."""
