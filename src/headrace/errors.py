@@ -346,6 +346,10 @@ class InvalidTransactionState(Conflict):
     """What was asked for does not fit where the transaction is."""
 
 
+class NotInTransaction(InvalidTransactionState):
+    """A batch, or offsets, of a partition or group that nobody has brought into the transaction."""
+
+
 class InvalidTransactionTimeout(InvalidInput):
     """A transaction time-out outside what the broker allows."""
 

@@ -197,7 +197,10 @@ def test_a_snapshot_and_a_replay_are_the_same_as_having_been_there(
     log = Log()
     history: list[BatchInfo] = []
     next_sequence: dict[int, int] = {}
-    for producer, count, transactional in work:
+    opened: set[int] = set()
+    for producer, count, opens in work:
+        opened |= {producer} if opens else set()
+        transactional = producer in opened  # no other batch is taken while a transaction is open
         sequence = next_sequence.get(producer, 0)
         batch = info(sequence, count, producer=producer, transactional=transactional)
         base = log.append(batch)

@@ -127,18 +127,25 @@ class Producers:
     # Appending.
 
     def append(
-        self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo], with_it: Beside | None = None
+        self,
+        log: Log,
+        data: bytearray | memoryview,
+        infos: list[BatchInfo],
+        with_it: Beside | None = None,
+        *,
+        from_zero: bool = False,
     ) -> Ticket:
         """As log.append, for batches of which at least one has a producer id. A repeated batch is not stored
         again: its ticket is the first one's, or one with the offset that the first one got. What `with_it` adds to
-        the entry of a new one is stored together with it, or not at all."""
+        the entry of a new one is stored together with it, or not at all. With `from_zero` the first of a producer has
+        the number 0."""
         if len(infos) != 1:
             raise InvalidInput("a producer with an id sends one batch for a partition at a time")
         [info] = infos
         if info.is_control:
             raise InvalidInput("control batches are the broker's")
         tracked = self._track(log)
-        repeated = tracked.producers.check(info)
+        repeated = tracked.producers.check(info, from_zero=from_zero)
         if repeated is not None:
             return self._ticket_of(repeated)
         try:

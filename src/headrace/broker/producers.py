@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.broker.aborts import Aborted, Aborts
 from headrace.broker.settle import RangeSet
-from headrace.errors import InvalidProducerEpoch, OutOfOrderSequence
+from headrace.errors import InvalidProducerEpoch, InvalidTransactionState, OutOfOrderSequence
 from headrace.record.types import BatchInfo
 
 BATCHES_KEPT = 5  # a client has at most this many unanswered, so a repeated one is among them
@@ -96,11 +96,22 @@ class PartitionProducers:
 
     # Appending.
 
-    def check(self, info: BatchInfo) -> Batch | None:
-        """The batch that this one repeats, None if it is new. Raises if it may not be appended."""
+    def check(self, info: BatchInfo, *, from_zero: bool = False) -> Batch | None:
+        """The batch that this one repeats, None if it is new. Raises if it may not be appended. Where the first batch
+        of a producer is known to have the number 0 (`from_zero`), one with another number is not it."""
         producer = self.producers.get(info.producer_id)
         if producer is None:
+            if from_zero and info.base_sequence != 0:
+                raise OutOfOrderSequence(f"producer {info.producer_id} starts at sequence {info.base_sequence}")
             return None
+        repeated = self._repeated(producer, info)
+        if repeated is None and producer.open_since is not None and not info.is_transactional:
+            # It would be read or not with the transaction, which it is no part of.
+            raise InvalidTransactionState(f"producer {info.producer_id} has a transaction open")
+        return repeated
+
+    @staticmethod
+    def _repeated(producer: Producer, info: BatchInfo) -> Batch | None:
         if info.producer_epoch < producer.epoch:
             raise InvalidProducerEpoch(
                 f"producer {info.producer_id} is at epoch {producer.epoch}, not {info.producer_epoch}"

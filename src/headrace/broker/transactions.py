@@ -47,6 +47,7 @@ from headrace.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,
     InvalidTransactionTimeout,
+    NotInTransaction,
     ProducerFenced,
     TransactionAbortable,
     TransactionNotFound,
@@ -135,8 +136,7 @@ class Transactions:
         self, transactional_id: str, timeout_ms: int, producer_id: int = -1, epoch: int = -1
     ) -> tuple[int, int]:
         """(producer id, epoch) for a producer that starts, or starts over; others of that name are fenced."""
-        if not transactional_id:
-            raise InvalidInput("a transactional id is not empty")
+        check_transactional_id(transactional_id)
         if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
             raise InvalidTransactionTimeout(f"{timeout_ms} ms; the most is {TIMEOUT_MS_MAX}")
         one = self._by_id.get(transactional_id)
@@ -185,20 +185,23 @@ class Transactions:
         one = self._producing(producer_id, epoch)
         # A topic made anew under the name is not in it: its log would get no marker.
         if one.state != ONGOING or one.partitions.get(where) not in self._shard.logs or where in one.joining:
-            raise InvalidTransactionState(f"{where[0]}-{where[1]} is not in the transaction")
+            raise NotInTransaction(f"{where[0]}-{where[1]} is not in the transaction")
 
     def append(
         self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo], where: Where
     ) -> Ticket:
-        """A transactional batch, which brings its partition into the transaction and opens that if it is the first."""
+        """A transactional batch, which brings its partition into the transaction and opens that if it is the first.
+        Each transaction has an epoch of its own, so its first batch for a log has the number 0: another one got past
+        it."""
         one = self._producing(infos[0].producer_id, infos[0].producer_epoch)
         saved = where not in one.joining if log.id in one.joined else one.is_saved
         if one.state == ONGOING and one.partitions.get(where) == log.id and saved:
-            return self._producers.append(log, data, infos)
+            return self._producers.append(log, data, infos, from_zero=True)
         if (one.busy and one.state != ONGOING) or any(marker.log_id == log.id for marker in one.owed):
             self._producers.put_off(log, infos[0])
             raise ConcurrentTransactions(one.transactional_id)
-        ticket = self._producers.append(log, data, infos, partial(self._join, one, where, log.id))
+        join = partial(self._join, one, where, log.id)
+        ticket = self._producers.append(log, data, infos, join, from_zero=True)
         ticket.add_callback(partial(self._joined, one, where))
         return ticket
 
@@ -224,6 +227,7 @@ class Transactions:
         return one
 
     def _check(self, transactional_id: str, producer_id: int, epoch: int) -> Transaction:
+        check_transactional_id(transactional_id)
         one = self._by_id.get(transactional_id)
         if one is None or one.producer_id != producer_id:
             raise UnknownProducer(f"producer {producer_id} is not {transactional_id!r}")
@@ -270,7 +274,7 @@ class Transactions:
         if joins and not entries:
             return
         if not joins and (one.state != ONGOING or any(entry.group not in one.groups for entry in entries)):
-            raise InvalidTransactionState(f"the group is not in the transaction of {transactional_id!r}")
+            raise NotInTransaction(f"the group is not in the transaction of {transactional_id!r}")
         with self._busy(one):
             self._open(one)
             one.groups.update(entry.group for entry in entries)
@@ -303,6 +307,7 @@ class Transactions:
     async def end_with_epoch(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> Instance:
         """Ends it, and returns who the producer is in its next transaction. To abort nothing moves the epoch on as
         well: who heard of no batch whether it was stored does not know if there is anything."""
+        check_transactional_id(transactional_id)
         said = Instance(producer_id, epoch)
         one = self._by_id.get(transactional_id)
         if one is None or producer_id < 0 or producer_id not in (one.producer_id, one.last.producer_id):
@@ -536,6 +541,11 @@ class Transactions:
             yield
         finally:
             one.busy = False
+
+
+def check_transactional_id(transactional_id: str) -> None:
+    if not transactional_id:
+        raise InvalidInput("a transactional id is not empty")
 
 
 def joined_key(one: Transaction, log_id: int) -> bytes:

@@ -267,7 +267,7 @@ async def transaction(client: Client, name: str, topic: str) -> Any:
         b"x", b"y", producer_id=producer.producer_id, producer_epoch=producer.producer_epoch, base_sequence=0,
         transactional=True,
     )  # fmt: skip
-    assert (await client.produce(topic, bytes(data))).error_code == 0
+    assert (await client.produce(topic, bytes(data), of=name)).error_code == 0
     return producer
 
 

@@ -156,8 +156,9 @@ def broken(change: dict[int, bytes], *, fix_crc: bool = True) -> bytearray:
     ("data", "code"),
     [
         (broken({80: b"\xff"}, fix_crc=False), Code.CORRUPT_MESSAGE),
-        (broken({MAGIC_AT: b"\1"}), Code.UNSUPPORTED_FOR_MESSAGE_FORMAT),
-        (broken({MAGIC_AT: b"\0"}), Code.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        (broken({MAGIC_AT: b"\1"}), Code.INVALID_RECORD),
+        (broken({MAGIC_AT: b"\0"}), Code.INVALID_RECORD),
+        (broken({MAGIC_AT: b"\3"}), Code.CORRUPT_MESSAGE),
         (broken({COUNT_AT: struct.pack(">i", 3)}), Code.INVALID_RECORD),
         (broken({COUNT_AT: struct.pack(">i", -1)}), Code.INVALID_RECORD),
         (broken({LAST_OFFSET_DELTA_AT: struct.pack(">i", 7)}), Code.INVALID_RECORD),
@@ -421,7 +422,7 @@ async def test_a_transactional_batch_outside_of_a_transaction_is_refused(
     data = batch(
         b"x", producer_id=producer.producer_id, producer_epoch=0, base_sequence=0, transactional=True
     )
-    assert (await client.produce("outside", data)).error_code == Code.INVALID_TXN_STATE
+    assert (await client.produce("outside", data, of="mine")).error_code == Code.INVALID_TXN_STATE
 
 
 @pytest.mark.parametrize("options", [{}, {"transactional": True}], ids=["numbered", "of a transaction"])

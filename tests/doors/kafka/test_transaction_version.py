@@ -117,8 +117,8 @@ async def test_who_is_late_is_told_to_abort(world: World, client: Client) -> Non
 async def test_a_client_of_version_1_goes_on_as_before(world: World, client: Client) -> None:
     topic = await world.topic("old")
     producer = await init(client, "old")
-    assert await write(client, "old", producer, topic, version=11) == [Code.INVALID_TXN_STATE]
-    assert await commit_offset(client, "old", producer, topic, version=4) == Code.INVALID_TXN_STATE
+    assert await write(client, "old", producer, topic, version=10) == [Code.INVALID_TXN_STATE]
+    assert await commit_offset(client, "old", producer, topic, version=3) == Code.INVALID_TXN_STATE
     who = {"transactional_id": "old", "producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
     for number in range(2):
         added = await client.call(

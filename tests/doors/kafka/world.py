@@ -117,11 +117,13 @@ class Client:
         return decode(response_struct(api, version), data, 4 + has_header_tags(api, version))
 
     async def produce(
-        self, topic: str, data: bytes, *, acks: int = -1, partition: int = 0
+        self, topic: str, data: bytes, *, acks: int = -1, partition: int = 0, of: str | None = None
     ) -> SimpleNamespace:
+        """`of` is the transactional id, which a batch of a transaction needs."""
         answer = await self.call(
             Api.PRODUCE,
             9,
+            transactional_id=of,
             acks=acks,
             timeout=1000,
             topic_data=[{"name": topic, "partition_data": [{"index": partition, "records": bytes(data)}]}],

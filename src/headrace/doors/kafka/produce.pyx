@@ -12,8 +12,10 @@ from headrace.record.scan cimport validated
 from headrace.wire.kafka.frames cimport BufferPool
 
 from headrace.broker import rewriting
-from headrace.doors.kafka.errors import Code, code_of
-from headrace.errors import CorruptBatch, HeadraceError, InvalidInput, Overloaded, StreamNotFound
+from headrace.doors.kafka.errors import Code, TransactionRefused, code_of
+from headrace.errors import (
+    CorruptBatch, HeadraceError, InvalidInput, NotInTransaction, Overloaded, StreamNotFound,
+)
 from headrace.record import codec
 from headrace.record.layout import (
     CODECS, CONTROL_BIT, HEADERS_MAX, LENGTH_AT, LOG_APPEND_TIME_BIT, MAGIC, MAGIC_AT, PREFIX_BYTES, RECORDS_MAX,
@@ -40,6 +42,8 @@ cdef enum:
     PACKING = 16                    # times as dear: gzip, if that is what the topic wants, takes 15 ms for a megabyte
     # Of this version and up a batch brings its partition into the transaction (transaction.version 2).
     JOINING_VERSION = 12
+    ABORTABLE_VERSION = 11  # those who send it abort when told so, where INVALID_TXN_STATE ends them
+    BATCH_VERSION = 3  # of record batches, and nothing older
     NAMED_MAX = 10_000  # looked at in a batch that is refused; those of librdkafka have no more
 
 
@@ -49,6 +53,7 @@ cdef class Pending:
     cdef Request request
     cdef list topics  # as hot.produce_response takes them
     cdef int64_t acks
+    cdef bint is_nameless  # it names no transactional id
     cdef Py_ssize_t left  # one is held by the handler, so that tickets that are done at once do not answer early
     cdef bint keeps_buffer  # to be used again
 
@@ -62,7 +67,11 @@ cdef class Pending:
         results.append((number, code_of(error) if code is None else code, -1, -1, -1, str(error), records))
 
     cdef object code_of_refusal(self, error, data):
-        return refusal(error, data) if -1 <= self.acks <= 1 else Code.INVALID_REQUIRED_ACKS
+        if not -1 <= self.acks <= 1:
+            return Code.INVALID_REQUIRED_ACKS
+        if isinstance(error, NotInTransaction) and self.request.version >= ABORTABLE_VERSION:
+            return Code.TRANSACTION_ABORTABLE
+        return refusal(error, data, self.request.version)
 
     cdef int follow(
         self, ticket, list results, number, partition, int64_t stamp_ms, int64_t messages, int64_t size
@@ -198,8 +207,7 @@ cdef int store_all(door, Pending pending, Pipe connection, list parts) except -1
                 raise StreamNotFound(part.topic)
             stamp_ms = -1
             ticket = put(
-                door, part.stream, part.partition, part.data, part.infos, access,
-                pending.request.version >= JOINING_VERSION, &stamp_ms, &messages,
+                door, pending, part.stream, part.partition, part.data, part.infos, access, &stamp_ms, &messages,
             )
         except HeadraceError as error:
             code = pending.code_of_refusal(error, part.data)
@@ -224,13 +232,14 @@ def produce(door, Request request not None):
     cdef list later = None
     cdef int64_t stamp_ms, messages = 0
     cdef Py_ssize_t left_bytes = LOOP_UNFOLDED_BYTES
-    _, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
+    transactional_id, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
     if request.size > LARGE_BYTES:
         door.check_named(topics)
     pending.door = door
     pending.request = request
     pending.topics = []
     pending.acks = acks
+    pending.is_nameless = transactional_id is None
     pending.left = 1
     pending.keeps_buffer = True
     if not connection.is_publisher:
@@ -265,8 +274,7 @@ def produce(door, Request request not None):
                     later.append(part_of(topic, number, stream, partition, results, view[start:end]))
                     continue
                 ticket = append(
-                    door, stream, partition, view[start:end], access, request.version >= JOINING_VERSION, &stamp_ms,
-                    &messages, &left_bytes,
+                    door, pending, stream, partition, view[start:end], access, &stamp_ms, &messages, &left_bytes,
                 )
             except HeadraceError as error:
                 pending.failed(
@@ -301,7 +309,8 @@ cdef Part part_of(topic, number, stream, partition, list results, data):
 
 
 cdef object append(
-    door, stream, partition, data, access, bint joins, int64_t* stamp_ms, int64_t* messages, Py_ssize_t* left_bytes
+    door, Pending pending, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages,
+    Py_ssize_t* left_bytes,
 ):
     """Puts the broker's time into stamp_ms if that is what the records carry. Raises ForThread if it is too much."""
     cdef list infos
@@ -324,13 +333,13 @@ cdef object append(
         if left_bytes[0] < 0:
             left_bytes[0] = left
             raise ForThread
-    return put(door, stream, partition, data, infos, access, joins, stamp_ms, messages)
+    return put(door, pending, stream, partition, data, infos, access, stamp_ms, messages)
 
 
 cdef object put(
-    door, stream, partition, data, list infos, access, bint joins, int64_t* stamp_ms, int64_t* messages
+    door, Pending pending, stream, partition, data, list infos, access, int64_t* stamp_ms, int64_t* messages
 ):
-    """What was found to be sound goes to the log, and if it `joins` its partition to the transaction."""
+    """What was found to be sound goes to the log, and if the request is new enough its partition to the transaction."""
     cdef int64_t attributes
     cdef Py_ssize_t batches
     log = partition.log
@@ -357,16 +366,20 @@ cdef object put(
             raise CorruptBatch("a batch of a producer with an id comes alone")
         if attributes & TRANSACTIONAL and producer_id < 0:
             raise CorruptBatch("a transactional batch without a producer")
+        if producer_id >= 0 and <int64_t>info.base_sequence < 0:
+            raise CorruptBatch("a producer with an id numbers its batches")
     attributes = first.attributes
     if producer_id < 0:
         return log.append(stored, infos)
     if attributes & TRANSACTIONAL:
+        if pending.is_nameless:
+            raise TransactionRefused("a batch of a transaction, and no transactional id")
         transactions = door.coordination.transactions
         # The id that the producer has, whichever the request names.
         name = transactions.name_of(producer_id) if access is not None else None
         if access is not None and name is not None:
             access.transaction(name)
-        if joins:
+        if pending.request.version >= JOINING_VERSION:
             return transactions.append(log, stored, infos, (stream.name, partition.number))
         transactions.check_append(producer_id, first.producer_epoch, (stream.name, partition.number))
     return door.coordination.producers.append(log, stored, infos)
@@ -403,12 +416,14 @@ cdef object packed(data, list infos, wanted, Py_ssize_t decompressed_bytes_max):
     return result
 
 
-cdef object refusal(error, data):
+cdef object refusal(error, data, int version):
     """Kafka tells four kinds of bad batch apart; ours is one error with a reason."""
     if not isinstance(error, CorruptBatch):
         return None
-    if len(data) > MAGIC_AT and data[MAGIC_AT] < MAGIC:
+    if len(data) > MAGIC_AT and data[MAGIC_AT] < MAGIC and version < BATCH_VERSION:
         return Code.UNSUPPORTED_FOR_MESSAGE_FORMAT
+    if len(data) > MAGIC_AT and data[MAGIC_AT] > MAGIC:
+        return Code.CORRUPT_MESSAGE
     reason = str(error)
     if NOT_YOUR_TIME in reason:
         return Code.INVALID_TIMESTAMP

@@ -16,7 +16,9 @@ from headrace.errors import (
     ConcurrentTransactions,
     GroupNotFound,
     HeadraceError,
+    InvalidInput,
     InvalidPattern,
+    NotInTransaction,
     ProducerFenced,
     StaleMemberEpoch,
 )
@@ -24,6 +26,7 @@ from headrace.errors import (
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
+ABORTABLE_SINCE = 4  # of TxnOffsetCommit: those who send it abort when told so, where INVALID_TXN_STATE ends them
 SINCE_VERSION_2 = 5  # of TxnOffsetCommit and EndTxn: those who send it know transaction.version 2
 NEVER = 1000  # TxnOffsetCommit names topics by name in all versions we offer
 STATES = {"Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead"}
@@ -39,6 +42,8 @@ def fencing_code(error: HeadraceError, version: int, since: int) -> Code:
 
 async def init_producer_id(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     try:
+        if (fields.producer_id < 0) != (fields.producer_epoch < 0):
+            raise InvalidInput("who it was before is an id and an epoch, or neither")
         if fields.transactional_id is None:
             producer_id, epoch = await door.coordination.producers.new_id(), 0
         else:
@@ -133,6 +138,9 @@ async def txn_offset_commit(door: "KafkaDoor", request: Request, fields: Any) ->
         )
     except StaleMemberEpoch:
         fail_all(answers, Code.ILLEGAL_GENERATION)  # the producer can abort; Java gives up on a code of members
+    except NotInTransaction as error:
+        abortable = request.version >= ABORTABLE_SINCE
+        fail_all(answers, Code.TRANSACTION_ABORTABLE if abortable else code_of(error))
     except ConcurrentTransactions:
         fail_all(answers, Code.COORDINATOR_LOAD_IN_PROGRESS)  # try again; Java gives up on the other code here
     except HeadraceError as error:
