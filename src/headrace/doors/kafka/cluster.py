@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_OPERATIONS = -0x80000000
 BROKERS = 1
+PREFERRED, UNCLEAN = 0, 1  # kinds of an election
 TELEMETRY_INTERVAL_MS = 300_000
 FEATURES = {"transaction.version": 2}  # KIP-890
 NO_SECURITY = "there are no ACLs here: what users may do is given with headrace user grant"
@@ -140,6 +141,8 @@ async def elect_leaders(door: "KafkaDoor", request: Request, fields: Any) -> dic
     """The leader is who it was."""
     if fields.topic_partitions is None:
         return {}
+    if fields.election_type not in (PREFERRED, UNCLEAN):
+        return {"error_code": Code.INVALID_REQUEST}
     return {
         "replica_election_results": [
             {

@@ -1,7 +1,8 @@
 """Settings of topics under Kafka's names, and those of the broker that tools look at."""
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,7 @@ THEIRS = {"create": "CreateTime", "append": "LogAppendTime"}
 PRODUCER = "producer"  # compression.type: batches stay as they came
 LAG_MAX = "max.compaction.lag.ms"
 NEVER = 9223372036854775807
+NO_DEFAULT_GROUP = "Default group resources are not allowed."
 DIRTY_RATIO = "min.cleanable.dirty.ratio"  # 0 to 1; ours is in percent
 Changes = Callable[[Stream, Any], dict[str, object]]  # of a topic as it is now, by what a request names
 
@@ -94,6 +96,13 @@ ONLY: dict[str, tuple[str, int]] = {
 }
 
 
+KNOWN = {*SETTINGS, *FIXED, *ONLY}
+LEAST = {"flush.messages": 1, "min.insync.replicas": 1, "segment.index.bytes": 4, LAG_MAX: 1}  # 0 for others
+FOR_EVER = {"retention.bytes", "retention.ms"}  # for which -1 stands
+MOST = {INT: (1 << 31) - 1, LONG: NEVER}
+THROTTLED = re.compile(r"\s*(\*|\d+:\d+)?\s*")  # one of the throttled replicas: a partition and a broker
+
+
 def overrides(given: Mapping[str, str | None]) -> dict[str, object]:
     """Kafka's names and values as ours. None takes a setting back to the broker's."""
     changed: dict[str, object] = {}
@@ -101,7 +110,9 @@ def overrides(given: Mapping[str, str | None]) -> dict[str, object]:
         if name in ONLY:
             if value is not None and value.lower() != ONLY[name][0].lower():
                 raise InvalidConfig(f"{name} can only be {ONLY[name][0]}, not {value!r}")
-        elif name not in FIXED:
+        elif name in FIXED:
+            check_fixed(name, FIXED[name][1], value)
+        else:
             setting = SETTINGS.get(name)
             if setting is None:
                 raise InvalidConfig(f"Unknown topic config name: {name}")
@@ -116,17 +127,35 @@ def parse(name: str, setting: Setting, value: str | None) -> object:
         return percent_of(value)
     if setting.kind not in (INT, LONG):
         return WORDS.get(value, value)
+    number = parse_number(name, setting.kind, value)
+    # Above what an int64 of ours can hold it is for ever: Kafka's tools write Long.MAX_VALUE for that.
+    is_for_ever = number > 1 << 53 and (name == LAG_MAX or name.startswith("retention."))
+    return -1 if is_for_ever else min(number, 1 << 53)
+
+
+def parse_number(name: str, kind: int, value: str) -> int:
     try:
         number = int(value)
     except ValueError:
         raise InvalidConfig(f"Invalid value {value} for configuration {name}: Not a number") from None
-    if number < -1 or (number == -1 and name not in ("retention.ms", "retention.bytes")):
-        raise InvalidConfig(f"Invalid value {value} for configuration {name}")
-    if number == 0 and name == LAG_MAX:
-        raise InvalidConfig(f"Invalid value {value} for configuration {name}: Value must be at least 1")
-    # Above what an int64 of ours can hold it is for ever: Kafka's tools write Long.MAX_VALUE for that.
-    is_for_ever = number > 1 << 53 and (name == LAG_MAX or name.startswith("retention."))
-    return -1 if is_for_ever else min(number, 1 << 53)
+    least = -1 if name in FOR_EVER else LEAST.get(name, 0)
+    if number < least:
+        raise InvalidConfig(f"Invalid value {value} for configuration {name}: Value must be at least {least}")
+    if number > MOST[kind]:
+        raise InvalidConfig(f"Invalid value {value} for configuration {name}: Value must be at most {MOST[kind]}")
+    return number
+
+
+def check_fixed(name: str, kind: int, value: str | None) -> None:
+    """It has no effect, but who writes nonsense hears of it, as from Kafka."""
+    if value is None:
+        return
+    if kind in MOST:
+        parse_number(name, kind, value)
+    elif kind == BOOLEAN and value.strip().lower() not in ("true", "false"):
+        raise InvalidConfig(f"Invalid value {value} for configuration {name}: Expected true or false")
+    elif kind == LIST and not all(THROTTLED.fullmatch(one) for one in value.split(",")):
+        raise InvalidConfig(f"Invalid value {value} for configuration {name}: [partitionId]:[brokerId], or *")
 
 
 def percent_of(ratio: str) -> int:
@@ -145,16 +174,20 @@ def checked(door: "KafkaDoor", changes: Changes, given: Any, stream: Stream) -> 
     return changed
 
 
-def check(door: "KafkaDoor", changed: Mapping[str, object]) -> None:
+def check(door: "KafkaDoor", changed: Mapping[str, object]) -> object:
+    """The settings as they would be."""
     given = {name: value for name, value in changed.items() if value is not None}
-    stream_settings(given, door.config.stream, origin="from the request")
+    return stream_settings(given, door.config.stream, origin="from the request")
 
 
-def topic_configs(door: "KafkaDoor", stream: Stream) -> list[Config]:
-    set_here = set(stream.document.config)
+def topic_configs(stream: Stream) -> list[Config]:
+    return shown(stream.settings, set(stream.document.config))
+
+
+def shown(settings: object, set_here: Container[str]) -> list[Config]:
     found = []
     for name, setting in SETTINGS.items():
-        value = getattr(stream.settings, setting.field)
+        value = getattr(settings, setting.field)
         source = SOURCE_TOPIC if setting.ours in set_here else SOURCE_DEFAULT
         if name == "compression.type" and source == SOURCE_DEFAULT:
             value = PRODUCER
@@ -224,7 +257,7 @@ async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> 
 def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list[Config]:
     allowed = access.of(door, request)
     if resource.resource_type == TOPIC:
-        return topic_configs(door, allowed.sees.find(resource.resource_name))
+        return topic_configs(allowed.sees.find(resource.resource_name))
     if resource.resource_type == BROKER:
         allowed.administer()
         if resource.resource_name not in ("", str(door.node_id)):
@@ -232,6 +265,8 @@ def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list
         return broker_configs(door, door.address_for(request.connection))
     if resource.resource_type == GROUP:
         allowed.group(resource.resource_name)
+        if not resource.resource_name:
+            raise InvalidInput(NO_DEFAULT_GROUP)
         return [
             Config(
                 one.name,
@@ -288,6 +323,8 @@ async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Chang
                     await door.broker.streams.configure(stream.name, change)
             elif resource.resource_type == GROUP:
                 allowed.configure_group(resource.resource_name)
+                if not resource.resource_name:
+                    raise UnclearChange(NO_DEFAULT_GROUP)
                 await group_configs.alter(
                     door, resource.resource_name, resource.configs,
                     replaces=changes is replace_changes, validate_only=fields.validate_only,
@@ -329,9 +366,12 @@ def incremental_changes(stream: Stream, given: Any) -> dict[str, object]:
         if one.config_operation == SET:
             values[one.name] = one.value
         elif one.config_operation == DELETE:
-            values[one.name] = None
+            if one.name in KNOWN:  # as in Kafka: what there is not, is not set
+                values[one.name] = None
         elif one.config_operation in (APPEND, SUBTRACT) and one.name == "cleanup.policy":
             values[one.name] = merged_policy(stream, one)
+        elif one.config_operation in (APPEND, SUBTRACT) and FIXED.get(one.name, ("", STRING))[1] == LIST:
+            values[one.name] = one.value
         else:
             raise InvalidConfig(f"{one.name} is not a list")
     return overrides(values)
@@ -339,6 +379,6 @@ def incremental_changes(stream: Stream, given: Any) -> dict[str, object]:
 
 def merged_policy(stream: Stream, one: Any) -> str:
     have = stream.settings.cleanup_policy.split(",")
-    named = [word for word in (one.value or "").split(",") if word]
-    kept = [*have, *named] if one.config_operation == APPEND else [word for word in have if word not in named]
-    return ",".join(word for word in ("compact", "delete") if word in kept)
+    named = [word.strip() for word in (one.value or "").split(",") if word.strip()]
+    kept = {*have, *named} if one.config_operation == APPEND else {*have}.difference(named)
+    return ",".join(sorted(kept))  # in the order of ours, and with what is none of them, to be refused

@@ -11,6 +11,7 @@ from headrace.doors.kafka.errors import Code, UnknownTopicId, code_of
 from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import Conflict, HeadraceError, InvalidInput, StreamNotFound
+from headrace.wire.kafka.schema import NO_UUID
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -82,18 +83,17 @@ async def create_topic(
         raise configs.InvalidConfig(f"Null value not supported for topic configs: {','.join(nulls)}")
     overrides = configs.overrides({one.name: one.value for one in topic.configs})
     if validate_only:
-        configs.check(door, overrides)
-        answer.update(num_partitions=partitions, replication_factor=1)
-        return
-    stream = await door.topics.create(topic.name, partitions, overrides)
+        would_be = configs.check(door, overrides)
+        set_here = {name for name, value in overrides.items() if value is not None}
+        found = configs.shown(would_be, set_here)
+    else:
+        stream = await door.topics.create(topic.name, partitions, overrides)
+        answer["topic_id"] = door.topics.id_of(stream)
+        found = configs.topic_configs(stream)
     answer.update(
-        topic_id=door.topics.id_of(stream),
         num_partitions=partitions,
         replication_factor=1,
-        configs=[
-            {"name": one.name, "value": one.value, "config_source": one.source}
-            for one in configs.topic_configs(door, stream)
-        ],
+        configs=[{"name": one.name, "value": one.value, "config_source": one.source} for one in found],
     )
 
 
@@ -123,12 +123,16 @@ async def delete_topics(door: "KafkaDoor", request: Request, fields: Any) -> dic
     else:
         wanted = [(one.name, one.topic_id) for one in fields.topics]
     allowed = access.of(door, request).configures
+    named = Counter(topic_named(allowed, *one) for one in wanted)
     answers = []
     async for name, topic_id in Turns().each(wanted):
         answer: dict[str, Any] = {"name": name}
         if topic_id is not None:
             answer["topic_id"] = topic_id
         try:
+            check_named(name, topic_id)
+            if named[topic_named(allowed, name, topic_id)] > 1:
+                raise InvalidInput("Duplicate topic name.")
             stream = allowed.find(name if name is not None else topic_id or b"")
             answer["name"] = stream.name
             if topic_id is not None:
@@ -138,6 +142,21 @@ async def delete_topics(door: "KafkaDoor", request: Request, fields: Any) -> dic
             answer.update(error_code=code_of(error), error_message=str(error))
         answers.append(answer)
     return {"responses": answers}
+
+
+def topic_named(allowed: Topics, name: str | None, topic_id: bytes | None) -> str | bytes:
+    """The name of a topic, also where its id is said: whether the same is asked for twice."""
+    if name is not None or topic_id is None:
+        return name or ""
+    try:
+        return allowed.find(topic_id).name
+    except HeadraceError:
+        return topic_id  # what is wrong with it is said in its turn
+
+
+def check_named(name: str | None, topic_id: bytes | None) -> None:
+    if topic_id is not None and (name is not None) == (topic_id != NO_UUID):
+        raise InvalidInput("You must specify either a topic name or a topic ID, but not both, nor neither.")
 
 
 async def delete_topic(door: "KafkaDoor", stream: Stream, topic_id: bytes | None) -> None:
@@ -151,10 +170,13 @@ async def delete_topic(door: "KafkaDoor", stream: Stream, topic_id: bytes | None
 
 async def create_partitions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     allowed = access.of(door, request).configures
+    named = Counter(topic.name for topic in fields.topics)
     answers = []
     async for topic in Turns().each(fields.topics):
         answer: dict[str, Any] = {"name": topic.name}
         try:
+            if named[topic.name] > 1:
+                raise InvalidInput("Duplicate topic name.")
             stream = allowed.find(topic.name)
             have = len(stream.partitions)
             if topic.count <= have:
@@ -180,6 +202,9 @@ async def describe_topic_partitions(door: "KafkaDoor", request: Request, fields:
     first, start = "", 0
     if fields.cursor is not None:
         first, start = fields.cursor.topic_name, fields.cursor.partition_index
+        if start < 0:
+            refused = {"error_code": Code.INVALID_REQUEST}
+            return {"topics": [{"name": topic.name, **refused} for topic in fields.topics]}
     topics: list[dict[str, Any]] = []
     async for name in Turns().each(names):
         if name < first:
