@@ -211,10 +211,14 @@ class Log(LogEnd):
         self._reader.forget_positions()
 
     def epoch_end(self, epoch: int) -> tuple[int, int]:
-        """(the largest epoch at or below the one asked for, the offset where it ended)."""
+        """(the largest epoch at or below the one asked for, the offset where it ended). Of one before the first record
+        nothing was ever written, so it ended where that begins: who waited then has lost nothing, and is not to be told
+        that something was cut. (-1, 0) if there are records and nobody knows of which epochs."""
         at = bisect_right(self.epochs, epoch, key=lambda entry: entry[0])
+        if at == 0 and self.epochs:
+            return epoch, max(self.epochs[0][1], self.start_offset)
         if at == 0:
-            return -1, self.start_offset if self.epochs else 0
+            return (-1, 0) if self.visible_end else (epoch, 0)
         end = self.epochs[at][1] if at < len(self.epochs) else self.visible_end
         return self.epochs[at - 1][0], end
 

@@ -20,6 +20,8 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4  # everything is local
 LATEST_TIERED = -5  # nothing is elsewhere
 EARLIEST_PENDING_UPLOAD = -6
+SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+NEVER = 1000  # a version of ListOffsets that is far away
 READ_COMMITTED = 1
 NONE = -1
 
@@ -42,6 +44,8 @@ async def list_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict
                 check = epoch_error(partition, wanted.current_leader_epoch)
                 if check is not None:
                     answer["error_code"] = check
+                elif wanted.timestamp < 0 and request.version < SINCE.get(wanted.timestamp, NEVER):
+                    answer["error_code"] = Code.UNSUPPORTED_VERSION  # it means nothing to who sends it
                 else:
                     timestamp, offset = await find_offset(partition, wanted.timestamp, committed)
                     epoch = partition.log.epoch if offset >= 0 else NONE

@@ -81,16 +81,16 @@ def open_session(
     if known is None:
         return Opened(0, {}, False, Code.FETCH_SESSION_ID_NOT_FOUND)
     if epoch != known.epoch:
-        return Opened(session_id, {}, False, Code.INVALID_FETCH_SESSION_EPOCH)
+        return Opened(0, {}, False, Code.INVALID_FETCH_SESSION_EPOCH)
     if by_id != known.by_id:
-        return Opened(session_id, {}, False, Code.FETCH_SESSION_TOPIC_ID_ERROR)
+        return Opened(0, {}, False, Code.FETCH_SESSION_TOPIC_ID_ERROR)
     known.epoch = known.epoch + 1 if known.epoch < EPOCH_MAX else 1
     known.used = now
     door.sessions[session_id] = door.sessions.pop(session_id)
-    for topic, numbers in forgotten:
+    update(known.wanted, topics)
+    for topic, numbers in forgotten:  # in this order: of what is named in both nothing more is read, as in Kafka
         for number in numbers:
             known.wanted.pop((topic, number), None)
-    update(known.wanted, topics)
     grown = len(known.wanted) - known.counted
     if grown > 0 and (len(known.wanted) > door.elements_max or not has_room(door, grown)):
         end_session(door, session_id)
