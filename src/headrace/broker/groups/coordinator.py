@@ -310,6 +310,8 @@ class Groups:
             group.check_commit(member_id, instance_id, generation, transactional=transactional)
         elif isinstance(group, ConsumerGroup):
             group.check_commit(member_id, generation)
+        elif generation >= 0 and self.offsets.of(group_id):
+            raise UnknownMember(f"group {group_id!r} has no members")
         elif generation >= 0:
             raise IllegalGeneration(f"group {group_id!r} has no members")
 

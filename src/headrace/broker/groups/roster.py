@@ -210,9 +210,13 @@ class Roster:
             raise UnknownMember(f"no member {member_id!r} in group {self._group_id!r}") from None
 
     def check_instance(self, member_id: str, instance_id: str | None) -> None:
-        """Raises if the static name is somebody else's by now."""
-        known = None if instance_id is None else self._instances.get(instance_id)
-        if known is not None and known != member_id:
+        """Raises if the static name is nobody's, or somebody else's by now."""
+        if instance_id is None:
+            return
+        known = self._instances.get(instance_id)
+        if known is None:
+            raise UnknownMember(f"no static member {instance_id!r}")
+        if known != member_id:
             raise FencedInstance(f"{instance_id!r} is {known!r} now")
 
     def id_of(self, instance_id: str) -> str | None:

@@ -4,19 +4,27 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
+from headrace.broker.groups.consumer import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    ConsumerGroup,
+    Heartbeat,
+)
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.groups import described, future_answer, group_refused, is_share_group
 from headrace.doors.kafka.pipe import Request
-from headrace.errors import GroupNotFound, HeadraceError, StreamNotFound
+from headrace.errors import GroupNotFound, HeadraceError, InvalidInput, StreamNotFound
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
 UNKNOWN_OPERATIONS = -0x80000000
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
+OWN_ID_SINCE = 1
+NOT_SAID = -1
 
 
 async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
@@ -38,6 +46,7 @@ async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: 
         may_read=known.reads.shows if known is not None else None,
     )
     try:
+        check_beat(request.version, fields)
         if is_share_group(door, fields.group_id):
             raise GroupNotFound(fields.group_id)  # as a consumer group
         answer = groups.heartbeat(fields.group_id, beat)
@@ -50,8 +59,6 @@ async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: 
         return {
             "error_code": group_code(code_of(error)),
             "error_message": str(error),
-            "member_id": fields.member_id,
-            "member_epoch": fields.member_epoch,
         }
     values: dict[str, Any] = {
         "member_id": answer.member_id,
@@ -61,6 +68,26 @@ async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: 
     if answer.assignment is not None:
         values["assignment"] = {"topic_partitions": by_topic(door, answer.assignment)}
     return values
+
+
+def check_beat(version: int, fields: Any) -> None:
+    """Raises if it makes no sense, whatever the group. Members bring an id of their own since version 1."""
+    epoch = fields.member_epoch
+    joins = epoch == JOIN_EPOCH
+    if not fields.group_id:
+        raise InvalidInput("GroupId can't be empty.")
+    if not fields.member_id and (version >= OWN_ID_SINCE or epoch > 0 or epoch == LEAVE_EPOCH):
+        raise InvalidInput("MemberId can't be empty.")
+    if fields.instance_id == "" or fields.rack_id == "":
+        raise InvalidInput("InstanceId and RackId can't be empty.")
+    if joins and fields.rebalance_timeout == NOT_SAID:
+        raise InvalidInput("RebalanceTimeoutMs must be provided in first request.")
+    if joins and (fields.topic_partitions is None or fields.topic_partitions):
+        raise InvalidInput("TopicPartitions must be empty when (re-)joining.")
+    if epoch == STATIC_LEAVE_EPOCH and fields.instance_id is None:
+        raise InvalidInput("InstanceId can't be null.")
+    if epoch < STATIC_LEAVE_EPOCH:
+        raise InvalidInput(f"MemberEpoch is {epoch}, but must be greater than or equal to {STATIC_LEAVE_EPOCH}.")
 
 
 def owned_partitions(door: "KafkaDoor", topics: Any) -> frozenset[tuple[str, int]] | None:

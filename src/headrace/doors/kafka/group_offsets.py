@@ -1,11 +1,12 @@
 """Offsets that groups commit, fetch and delete."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.groups.classic import ClassicGroup
 from headrace.broker.groups.consumer import ConsumerGroup
-from headrace.broker.groups.embedded import CONSUMER
+from headrace.broker.groups.coordinator import check_group_id
+from headrace.broker.groups.embedded import CONSUMER, decode_subscription
 from headrace.broker.groups.offsets import Committed
 from headrace.broker.streams import Stream
 from headrace.broker.turns import Turns
@@ -20,6 +21,7 @@ from headrace.errors import (
     GroupNotFound,
     HeadraceError,
     IllegalGeneration,
+    InconsistentProtocol,
     OffsetMetadataTooLarge,
     PartitionNotFound,
     StaleMemberEpoch,
@@ -258,32 +260,32 @@ def wanted_topics(
 
 async def offset_delete(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     groups = door.coordination.groups
-    if not groups.exists(fields.group_id):
-        return {"error_code": code_of(GroupNotFound(fields.group_id))}
+    try:
+        check_group_id(fields.group_id)
+        if not groups.exists(fields.group_id):
+            raise GroupNotFound(fields.group_id)
+    except HeadraceError as refused:
+        return {"error_code": code_of(refused)}
     group = groups.find(fields.group_id)
     if isinstance(group, ClassicGroup) and group.members and group.protocol_type != CONSUMER:
         return {"error_code": Code.NON_EMPTY_GROUP}  # what they read is not ours to see
     readable = access.of(door, request).reads
+    reads = subscribed_to(group)
     answers = []
     gone: list[tuple[str, int]] = []
     for topic in fields.topics:
-        read = group is not None and bool(group.members) and subscribes(group, topic.name)
-        code = Code.GROUP_SUBSCRIBED_TO_TOPIC if read else Code.NONE
-        try:
-            readable.find(topic.name)
-        except (AccessRefused, StreamNotFound) as refused:
-            code = code_of(refused)
+        read = reads(topic.name)
+        parts = []
         for one in topic.partitions:
+            code = Code.GROUP_SUBSCRIBED_TO_TOPIC if read else Code.NONE
+            try:
+                readable.partition(topic.name, one.partition_index)
+            except (AccessRefused, StreamNotFound, PartitionNotFound) as refused:
+                code = code_of(refused)
             if not code:
                 gone.append((topic.name, one.partition_index))
-        answers.append(
-            {
-                "name": topic.name,
-                "partitions": [
-                    {"partition_index": one.partition_index, "error_code": code} for one in topic.partitions
-                ],
-            }
-        )
+            parts.append({"partition_index": one.partition_index, "error_code": code})
+        answers.append({"name": topic.name, "partitions": parts})
     future, done = future_answer(door)
     groups.offsets.delete(fields.group_id, gone, done)
     error = await future
@@ -292,10 +294,15 @@ async def offset_delete(door: "KafkaDoor", request: Request, fields: Any) -> dic
     return {"topics": answers}
 
 
-def subscribes(group: Any, topic: str) -> bool:
-    """Whether a member reads the topic. A classic member's subscription is its own business, save that its
-    bytes have the topic's name in them when it does."""
+def subscribed_to(group: ClassicGroup | ConsumerGroup | None) -> Callable[[str], bool]:
+    """Whether a member reads a topic, or nobody can tell what it reads."""
+    if group is None or not group.members:
+        return lambda topic: False
     if isinstance(group, ConsumerGroup):
-        return group.subscribes(topic)
-    wanted = len(topic).to_bytes(2, "big") + topic.encode()
-    return any(wanted in data for member in group.members.values() for _, data in member.protocols)
+        return group.subscribes
+    try:
+        said = {data for member in group.members.values() for _, data in member.protocols}
+        topics = frozenset[str]().union(*(decode_subscription(data).topics for data in said))
+    except InconsistentProtocol:
+        return lambda topic: True
+    return topics.__contains__

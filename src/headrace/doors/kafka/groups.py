@@ -6,20 +6,29 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.groups.classic import ClassicGroup
-from headrace.broker.groups.coordinator import Listed
+from headrace.broker.groups.coordinator import Listed, check_group_id
 from headrace.broker.groups.members import GroupState, Join, Joined, Synced
 from headrace.broker.turns import Turns
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.pipe import Request
-from headrace.errors import AccessRefused, GroupKindMismatch, HeadraceError, InvalidInput, MemberIdRequired
+from headrace.errors import (
+    AccessRefused,
+    GroupKindMismatch,
+    HeadraceError,
+    InconsistentProtocol,
+    InvalidGroupId,
+    InvalidInput,
+    MemberIdRequired,
+)
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
 UNKNOWN_OPERATIONS = -0x80000000
 GROUP, TRANSACTION = 0, 1
+SYNC_SAYS_PROTOCOL = 5
 
 
 def future_answer(door: "KafkaDoor") -> tuple["asyncio.Future[Any]", Callable[[Any], None]]:
@@ -113,6 +122,8 @@ def join_refused(request: Request, code: Code, member_id: str) -> dict[str, Any]
 async def sync_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     future, answer = future_answer(door)
     try:
+        if request.version >= SYNC_SAYS_PROTOCOL and None in (fields.protocol_type, fields.protocol_name):
+            raise InconsistentProtocol("which protocol it is that the member syncs in, it must say")
         door.coordination.groups.known_classic(fields.group_id).sync(
             fields.member_id,
             fields.group_instance_id,
@@ -152,6 +163,10 @@ async def leave_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[
         except HeadraceError as error:
             return {"error_code": code_of(error)}
         return {}
+    try:
+        check_group_id(fields.group_id)
+    except InvalidGroupId as error:
+        return {"error_code": code_of(error)}
     members = []
     async for one in Turns().each(fields.members):
         answer: dict[str, Any] = {"member_id": one.member_id, "group_instance_id": one.group_instance_id}
@@ -242,7 +257,7 @@ def group_refused(allowed: Anybody, group_id: str) -> dict[str, Any] | None:
 async def delete_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     allowed = access.of(door, request)
     results = []
-    async for group_id in Turns().each(fields.groups_names):
+    async for group_id in Turns().each(dict.fromkeys(fields.groups_names)):
         answer: dict[str, Any] = {"group_id": group_id}
         future, done = future_answer(door)
         try:
