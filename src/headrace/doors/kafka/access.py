@@ -51,6 +51,13 @@ class Anybody:
     def administer(self) -> None:
         """For what is of the whole broker."""
 
+    @property
+    def is_administrator(self) -> bool:
+        return True
+
+    def changes_group(self, group_id: str) -> bool:
+        return True
+
     def shows_group(self, group_id: str) -> bool:
         """Whether it is in a list."""
         return True
@@ -100,6 +107,13 @@ class Access(Anybody):
         if not self._user.is_administrator:
             self._say(text := f"this is for users with the tag administrator, and {self._user.name!r} is none")
             raise ClusterRefused(text)
+
+    @property
+    def is_administrator(self) -> bool:
+        return self._user.is_administrator
+
+    def changes_group(self, group_id: str) -> bool:
+        return self.may(CONFIGURE, group_id)
 
     def shows_group(self, group_id: str) -> bool:
         return self.may(READ, group_id)

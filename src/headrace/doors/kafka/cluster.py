@@ -4,7 +4,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.streams import Stream
-from headrace.doors.kafka import access
+from headrace.doors.kafka import access, operations
 from headrace.doors.kafka.configs import BROKER, GROUP, TOPIC
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.pipe import Request
@@ -16,7 +16,6 @@ from headrace.wire.kafka.schema import response_struct
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
-UNKNOWN_OPERATIONS = -0x80000000
 BROKERS = 1
 PREFERRED, UNCLEAN = 0, 1  # kinds of an election
 TELEMETRY_INTERVAL_MS = 300_000
@@ -56,7 +55,9 @@ async def describe_cluster(door: "KafkaDoor", request: Request, fields: Any) -> 
         "controller_id": door.node_id,
         "endpoint_type": fields.endpoint_type or BROKERS,
         "brokers": [{"broker_id": door.node_id, "host": host, "port": port}],
-        "cluster_authorized_operations": UNKNOWN_OPERATIONS,
+        "cluster_authorized_operations": operations.on_cluster(
+            access.of(door, request), asked=fields.include_cluster_authorized_operations
+        ),
     }
 
 

@@ -11,17 +11,17 @@ from headrace.broker.groups.consumer import (
     ConsumerGroup,
     Heartbeat,
 )
-from headrace.doors.kafka import access
+from headrace.doors.kafka import access, operations
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.groups import described, future_answer, group_refused, is_share_group
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import GroupNotFound, HeadraceError, InvalidInput, StreamNotFound
+from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
-UNKNOWN_OPERATIONS = -0x80000000
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 OWN_ID_SINCE = 1
 NOT_SAID = -1
@@ -126,10 +126,11 @@ def by_topic(
 
 async def consumer_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     allowed = access.of(door, request)
-    return {"groups": await described(partial(describe, door, allowed), fields.group_ids)}
+    describing = partial(describe, door, allowed, fields.include_authorized_operations)
+    return {"groups": await described(describing, fields.group_ids)}
 
 
-def describe(door: "KafkaDoor", allowed: Anybody, group_id: str) -> dict[str, Any]:
+def describe(door: "KafkaDoor", allowed: Anybody, tells: bool, group_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
     refused = group_refused(allowed, group_id)
     if refused is not None:
@@ -138,6 +139,7 @@ def describe(door: "KafkaDoor", allowed: Anybody, group_id: str) -> dict[str, An
     if not isinstance(group, ConsumerGroup):
         message = f"Group {group_id} is not a consumer group."
         return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
+    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
     return {
         **answer,
         "group_state": group.state,

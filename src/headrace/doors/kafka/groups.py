@@ -9,7 +9,7 @@ from headrace.broker.groups.classic import ClassicGroup
 from headrace.broker.groups.coordinator import Listed, check_group_id
 from headrace.broker.groups.members import GroupState, Join, Joined, Synced
 from headrace.broker.turns import Turns
-from headrace.doors.kafka import access
+from headrace.doors.kafka import access, operations
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.pipe import Request
@@ -22,11 +22,11 @@ from headrace.errors import (
     InvalidInput,
     MemberIdRequired,
 )
+from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
-UNKNOWN_OPERATIONS = -0x80000000
 GROUP, TRANSACTION = 0, 1
 SYNC_SAYS_PROTOCOL = 5
 
@@ -203,7 +203,8 @@ def share_groups(door: "KafkaDoor") -> list[Listed]:
 
 
 async def describe_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    return {"groups": await described(partial(describe_group, door, request), fields.groups)}
+    describe = partial(describe_group, door, request, fields.include_authorized_operations)
+    return {"groups": await described(describe, fields.groups)}
 
 
 async def described(describe: Callable[[str], dict[str, Any]], group_ids: list[str]) -> list[dict[str, Any]]:
@@ -211,11 +212,14 @@ async def described(describe: Callable[[str], dict[str, Any]], group_ids: list[s
     return await Turns().map(describe, list(dict.fromkeys(group_ids)))
 
 
-def describe_group(door: "KafkaDoor", request: Request, group_id: str) -> dict[str, Any]:
+def describe_group(door: "KafkaDoor", request: Request, tells: bool, group_id: str) -> dict[str, Any]:
+    """`tells` what may be done with it, too."""
+    allowed = access.of(door, request)
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
-    refused = group_refused(access.of(door, request), group_id)
+    refused = group_refused(allowed, group_id)
     if refused is not None:
         return {**answer, **refused}
+    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
     groups = door.coordination.groups
     group = groups.find(group_id)
     if not isinstance(group, ClassicGroup):
@@ -223,7 +227,11 @@ def describe_group(door: "KafkaDoor", request: Request, group_id: str) -> dict[s
             return {**answer, "group_state": GroupState.EMPTY.value}
         is_other = group is not None or is_share_group(door, group_id)
         why = "is not a classic group" if is_other else "not found"
-        missing = {"error_code": Code.GROUP_ID_NOT_FOUND, "error_message": f"Group {group_id} {why}."}
+        missing = {
+            "error_code": Code.GROUP_ID_NOT_FOUND,
+            "error_message": f"Group {group_id} {why}.",
+            "authorized_operations": UNKNOWN_OPERATIONS,
+        }
         return {**answer, **(missing if request.version >= 6 else {}), "group_state": "Dead"}
     is_stable = group.state is GroupState.STABLE
     return {

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.streams import Stream, is_topic_name
 from headrace.broker.turns import Turns
-from headrace.doors.kafka import access
+from headrace.doors.kafka import access, operations
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, UnknownTopicId, code_of
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import AccessRefused, HeadraceError, StreamNotFound
 from headrace.wire.kafka import metadata
-from headrace.wire.kafka.metadata import NO_ID, Node, Topic
+from headrace.wire.kafka.metadata import NO_ID, Node, Topic, Wanted
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -44,7 +44,8 @@ def handle_metadata(door: "KafkaDoor", request: Request) -> None:
     wanted = metadata.parse(request.body, request.position, request.version, door.elements_max)
     allowed = access.of(door, request)
     if wanted.topics is None:
-        answer(door, request, [door.metadata.get(door, one, request.version) for one in allowed.sees.all()])
+        every = [encoded(door, request.version, allowed, wanted, stream) for stream in allowed.sees.all()]
+        answer(door, request, wanted, every)
         return
     creates = wanted.allow_auto_create and door.config.auto_create_topics
     missing = [
@@ -58,15 +59,16 @@ def handle_metadata(door: "KafkaDoor", request: Request) -> None:
     ]
     topics = list(dict.fromkeys(wanted.topics))  # each once, or the answer could be thousands of times as large
     if missing or len(topics) > AT_ONCE_MAX:
-        door.spawn(create_and_answer(door, request, allowed, topics, missing), request)
+        door.spawn(create_and_answer(door, request, allowed, wanted, topics, missing), request)
     else:
-        answer(door, request, [describe(door, request.version, allowed, *topic) for topic in topics])
+        answer(door, request, wanted, [describe(door, request.version, allowed, wanted, *topic) for topic in topics])
 
 
 async def create_and_answer(
     door: "KafkaDoor",
     request: Request,
     allowed: Anybody,
+    wanted: Wanted,
     topics: list[tuple[str | None, bytes]],
     missing: list[str],
 ) -> None:
@@ -77,25 +79,32 @@ async def create_and_answer(
             await door.topics.get_or_create(name)
         except HeadraceError as error:
             refused[name] = code_of(error)
-    encoded = []
+    told = []
     async for asked, topic_id in Turns().each(topics):
         if asked in refused:
             topic = Topic(asked, NO_ID, (), error=refused[asked])
-            encoded.append(metadata.encode_topic(topic, request.version, door.node_id))
+            told.append(metadata.encode_topic(topic, request.version, door.node_id))
         else:
-            encoded.append(describe(door, request.version, allowed, asked, topic_id))
-    answer(door, request, encoded)
+            told.append(describe(door, request.version, allowed, wanted, asked, topic_id))
+    answer(door, request, wanted, told)
+
+
+def encoded(door: "KafkaDoor", version: int, allowed: Anybody, wanted: Wanted, stream: Stream) -> bytes:
+    topic = door.metadata.get(door, stream, version)
+    if not wanted.topic_operations:
+        return topic
+    return metadata.with_operations(topic, version, operations.on_topic(allowed, stream.name))
 
 
 def describe(
-    door: "KafkaDoor", version: int, allowed: Anybody, name: str | None, topic_id: bytes
+    door: "KafkaDoor", version: int, allowed: Anybody, wanted: Wanted, name: str | None, topic_id: bytes
 ) -> bytes:
     try:
         if name is not None and not is_topic_name(name):
             return metadata.encode_topic(
                 Topic(name, NO_ID, (), error=Code.INVALID_TOPIC), version, door.node_id
             )
-        return door.metadata.get(door, allowed.sees.find(topic_id if name is None else name), version)
+        return encoded(door, version, allowed, wanted, allowed.sees.find(topic_id if name is None else name))
     except AccessRefused as error:
         return metadata.encode_topic(
             Topic(name, topic_id if name is None else NO_ID, (), error=code_of(error)), version, door.node_id
@@ -110,7 +119,7 @@ def describe(
         )
 
 
-def answer(door: "KafkaDoor", request: Request, topics: list[bytes]) -> None:
+def answer(door: "KafkaDoor", request: Request, wanted: Wanted, topics: list[bytes]) -> None:
     host, port = door.address_for(request.connection)
     request.answer(
         metadata.response(
@@ -120,5 +129,6 @@ def answer(door: "KafkaDoor", request: Request, topics: list[bytes]) -> None:
             node=Node(door.node_id, host, port),
             cluster_id=door.cluster_id,
             topics=topics,
+            cluster_operations=operations.on_cluster(access.of(door, request), asked=wanted.cluster_operations),
         )
     )

@@ -12,7 +12,7 @@ from headrace.broker.partition import Partition, when_loaded
 from headrace.broker.reading import aborted_batches
 from headrace.broker.share import ACCEPT, RELEASE, SharePartition
 from headrace.broker.share_groups import ShareGroup
-from headrace.doors.kafka import access
+from headrace.doors.kafka import access, operations
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.arrivals import Arrivals, Key
 from headrace.doors.kafka.consumer_groups import by_topic
@@ -30,11 +30,11 @@ from headrace.errors import (
     StreamNotFound,
 )
 from headrace.record import codec
+from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
-UNKNOWN_OPERATIONS = -0x80000000
 RENEWS_FROM = 2  # ShareFetch may renew locks and do nothing else
 CHUNK_BYTES = 1 << 20
 ASSIGNOR = "simple"
@@ -93,10 +93,11 @@ def check_kind(door: "KafkaDoor", group_id: str) -> None:
 
 async def share_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     allowed = access.of(door, request)
-    return {"groups": await described(partial(describe, door, allowed), fields.group_ids)}
+    describing = partial(describe, door, allowed, fields.include_authorized_operations)
+    return {"groups": await described(describing, fields.group_ids)}
 
 
-def describe(door: "KafkaDoor", allowed: Anybody, group_id: str) -> dict[str, Any]:
+def describe(door: "KafkaDoor", allowed: Anybody, tells: bool, group_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
     refused = group_refused(allowed, group_id)
     if refused is not None:
@@ -105,6 +106,7 @@ def describe(door: "KafkaDoor", allowed: Anybody, group_id: str) -> dict[str, An
     if group is None:
         message = f"Group {group_id} is not a share group."
         return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
+    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
     return {
         **answer,
         "group_state": group.state,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.streams import Stream, check_topic_name
 from headrace.broker.turns import Turns
 from headrace.config import InvalidSetting
-from headrace.doors.kafka import access, configs
+from headrace.doors.kafka import access, configs, operations
 from headrace.doors.kafka.errors import Code, UnknownTopicId, code_of
 from headrace.doors.kafka.pipe import Request
 from headrace.doors.kafka.topic_index import Topics
@@ -16,7 +16,6 @@ from headrace.wire.kafka.schema import NO_UUID
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
 
-UNKNOWN_OPERATIONS = -0x80000000
 DEFAULT = -1
 DESCRIBED_PARTITIONS_MAX = 2000
 
@@ -197,7 +196,8 @@ async def create_partitions(door: "KafkaDoor", request: Request, fields: Any) ->
 async def describe_topic_partitions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
     """In the order of names, a page at a time; the cursor says where the next page begins."""
     limit = max(1, min(fields.response_partition_limit, DESCRIBED_PARTITIONS_MAX))
-    seen = access.of(door, request).sees
+    allowed = access.of(door, request)
+    seen = allowed.sees
     names = sorted({topic.name for topic in fields.topics}) or [stream.name for stream in seen.all()]
     first, start = "", 0
     if fields.cursor is not None:
@@ -223,7 +223,7 @@ async def describe_topic_partitions(door: "KafkaDoor", request: Request, fields:
             {
                 "name": name,
                 "topic_id": door.topics.id_of(stream),
-                "topic_authorized_operations": UNKNOWN_OPERATIONS,
+                "topic_authorized_operations": operations.on_topic(allowed, name),
                 "partitions": [
                     {
                         "partition_index": partition.number,

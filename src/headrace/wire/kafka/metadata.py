@@ -12,12 +12,15 @@ from headrace.wire.kafka.schema import request_struct
 METADATA = 3
 NO_ID = bytes(16)
 FLEXIBLE_FROM = 9
+OPERATIONS_FROM = 8  # of topics; those of the cluster up to version 10
 UNKNOWN_OPERATIONS = -0x80000000
 
 
 class Wanted(NamedTuple):
     topics: list[tuple[str | None, bytes]] | None  # (name, id); None = all
     allow_auto_create: bool
+    topic_operations: bool  # to be told what may be done with them
+    cluster_operations: bool
 
 
 class Node(NamedTuple):
@@ -42,7 +45,12 @@ def parse(body: memoryview, position: int, version: int, elements_max: int) -> W
         topics = None  # the first version had no other way to say "all"
     if topics is not None:
         topics = [(topic.name, getattr(topic, "topic_id", NO_ID)) for topic in topics]
-    return Wanted(topics, request.allow_auto_topic_creation)
+    return Wanted(
+        topics,
+        request.allow_auto_topic_creation,
+        request.include_topic_authorized_operations,
+        getattr(request, "include_cluster_authorized_operations", False),  # up to version 10
+    )
 
 
 def shape_of(version: int) -> int:
@@ -64,11 +72,20 @@ def encode_topic(topic: Topic, version: int, node_id: int) -> bytes:
     out += count(len(topic.leader_epochs), flexible)
     for index, epoch in enumerate(topic.leader_epochs):
         out += partition(index, epoch, version, node_id)
-    if version >= 8:
+    if version >= OPERATIONS_FROM:
         out += struct.pack(">i", UNKNOWN_OPERATIONS)
     if flexible:
         out.append(0)
     return bytes(out)
+
+
+def with_operations(encoded: bytes, version: int, operations: int) -> bytes:
+    """A topic as encode_topic made it, for who asked what it may do with it."""
+    if version < OPERATIONS_FROM:
+        return encoded
+    tags = 1 if version >= FLEXIBLE_FROM else 0
+    end = len(encoded) - tags
+    return encoded[: end - 4] + struct.pack(">i", operations) + encoded[end:]
 
 
 FLEXIBLE = struct.Struct(">hiiiBiBiBB")
@@ -96,6 +113,7 @@ def response(
     node: Node,
     cluster_id: str,
     topics: Iterable[bytes],
+    cluster_operations: int = UNKNOWN_OPERATIONS,
 ) -> list[bytes]:
     """topics are encode_topic's bytes. A list of buffers: size and head, topics, tail."""
     flexible = version >= FLEXIBLE_FROM
@@ -117,8 +135,8 @@ def response(
         head += struct.pack(">i", node.node_id)
     head += count(len(topics), flexible)
     tail = b""
-    if 8 <= version <= 10:
-        tail = struct.pack(">i", UNKNOWN_OPERATIONS)
+    if OPERATIONS_FROM <= version <= 10:
+        tail = struct.pack(">i", cluster_operations)
     if version >= 13:
         tail += b"\0\0"
     if flexible:
