@@ -1,5 +1,6 @@
 """Transactions: begun, ended, timed out, fenced, and found again after a restart."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,16 @@ async def test_ending_twice_the_same_way_is_an_answer_that_was_lost(tmp_path: Pa
         with pytest.raises(InvalidTransactionState):
             await transactions.end("x", pid, epoch, commit=False)
         assert broker.streams.get("t").partitions[0].end_offset == 2, "one marker"
+
+
+async def test_a_transaction_is_not_shown_as_complete_before_its_marker_can_be_read(tmp_path: Path) -> None:
+    """Who waits for that, as Kafka's tools do, and reads then, reads to its end."""
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        pid, epoch = await begin(broker)
+        transactions, log = broker.coordination.transactions, broker.streams.get("t").partitions[0].log
+        ending = asyncio.create_task(transactions.end("x", pid, epoch, commit=True))
+        while not ending.done():
+            await asyncio.sleep(0)
+            assert (transactions.get("x").shown_state, log.visible_end) != ("CompleteCommit", 1)
+        assert (transactions.get("x").shown_state, log.visible_end) == ("CompleteCommit", 2)
