@@ -340,6 +340,19 @@ async def test_d6_the_first_batch_of_a_transaction_comes_first_though_it_was_tol
         assert [(await send(sequence)).base_offset for sequence in (0, 1)] == [0, 1]
 
 
+async def test_d6_a_later_batch_of_a_transaction_that_was_told_to_wait_is_not_its_first(tmp_path: Path) -> None:
+    async with opened(tmp_path) as broker:
+        await broker.streams.create("t")
+        transactions = broker.coordination.transactions
+        pid, epoch = await transactions.begin_producer("x", 60_000)
+        data = numbered(pid, epoch, 1, transactional=True)
+        log, infos = log_of(broker), codec.validate(data)
+        with transactions._busy(transactions.get("x")), pytest.raises(ConcurrentTransactions):
+            transactions.append(log, data, infos, ("t", 0))
+        with pytest.raises(OutOfOrderSequence):
+            transactions.append(log, data, infos, ("t", 0))
+
+
 async def test_d6_the_first_batch_of_a_producer_comes_first_though_its_log_was_being_cut_back(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")

@@ -198,7 +198,8 @@ class Transactions:
         if one.state == ONGOING and one.partitions.get(where) == log.id and saved:
             return self._producers.append(log, data, infos, from_zero=True)
         if (one.busy and one.state != ONGOING) or any(marker.log_id == log.id for marker in one.owed):
-            self._producers.put_off(log, infos[0])
+            if infos[0].base_sequence == 0:  # another one is not the first, and hears so when it comes again
+                self._producers.put_off(log, infos[0])
             raise ConcurrentTransactions(one.transactional_id)
         join = partial(self._join, one, where, log.id)
         ticket = self._producers.append(log, data, infos, join, from_zero=True)
