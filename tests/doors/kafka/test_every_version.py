@@ -97,6 +97,7 @@ FILLED: dict[Api, dict[str, Any]] = {
     },
     Api.OFFSET_DELETE: {"group_id": "g", "topics": [{"name": TOPIC, "partitions": [{"partition_index": 0}]}]},
     Api.DESCRIBE_QUORUM: {"topics": [{"topic_name": TOPIC, "partitions": [{"partition_index": 0}]}]},
+    Api.UPDATE_FEATURES: {"feature_updates": [{"feature": "transaction.version", "max_version_level": 2}]},
     Api.DESCRIBE_PRODUCERS: {"topics": [{"name": TOPIC, "partition_indexes": [0, 7]}]},
     Api.DESCRIBE_TRANSACTIONS: {"transactional_ids": ["x", "nobody"]},
     Api.CONSUMER_GROUP_HEARTBEAT: {

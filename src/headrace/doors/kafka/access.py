@@ -243,6 +243,7 @@ RULES: dict[Api, tuple[Need, ...]] = {
     Api.CREATE_ACLS: ANYBODY,
     Api.DELETE_ACLS: ANYBODY,
     Api.DESCRIBE_QUORUM: (_administrator,),
+    Api.UPDATE_FEATURES: (_administrator,),
     Api.DESCRIBE_LOG_DIRS: (_administrator,),
     Api.ALTER_REPLICA_LOG_DIRS: BY_NAME,  # administrator; its answer has no place for one error
     Api.ELECT_LEADERS: (_administrator,),

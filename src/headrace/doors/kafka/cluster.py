@@ -7,6 +7,7 @@ from headrace.broker.streams import Stream
 from headrace.doors.kafka import access, operations
 from headrace.doors.kafka.configs import BROKER, GROUP, TOPIC
 from headrace.doors.kafka.errors import Code, code_of
+from headrace.doors.kafka.features import FEATURES
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError
 from headrace.wire.kafka.apis import VERSIONS, Api
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 BROKERS = 1
 PREFERRED, UNCLEAN = 0, 1  # kinds of an election
 TELEMETRY_INTERVAL_MS = 300_000
-FEATURES = {"transaction.version": 2}  # KIP-890
 NO_SECURITY = "there are no ACLs here: what users may do is given with headrace user grant"
 
 
