@@ -218,6 +218,13 @@ SETTINGS: tuple[Setting, ...] = (
         "`auto` is the address they connected to.",
     ),
     Setting(
+        "kafka_node_id",
+        "count",
+        "The number Kafka clients know this broker by: for scripts that place partitions on the broker of a Kafka that "
+        "had another, often 0.",
+        most=2**31 - 1,
+    ),
+    Setting(
         "kafka_session_timeout_max",
         "duration",
         "Longest session timeout a Kafka group member may ask for.",

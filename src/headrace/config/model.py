@@ -45,6 +45,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     disk_free_limit: int = 256 * MB
     retention_interval_ms: int = 30_000
     kafka_advertised: Address | None = None
+    kafka_node_id: int = 1
     kafka_session_timeout_ms_max: int = 30 * 60 * 1000
     kafka_migration_policy: MigrationPolicy = "bidirectional"
     amqp_product: AmqpProduct = "headrace"

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
-from kafka import KafkaAdminClient
-from kafka.errors import InvalidUpdateVersionError
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka.errors import InvalidReplicationAssignmentError, InvalidUpdateVersionError
 
 from tests.interop.kafka.broker import KafkaBroker
 
 FEATURE = "transaction.version"
+SECONDS = 60  # a busy machine is slow, not wrong
 
 
 @pytest.fixture
@@ -46,3 +47,36 @@ def test_a_level_that_a_feature_can_not_have_is_refused_and_named(
     with pytest.raises(InvalidUpdateVersionError, match="Invalid update version"):
         admin.update_features(asked)
     assert admin.describe_features()[FEATURE]["finalized"] == (2, 2)
+
+
+@pytest.fixture
+def broker_zero(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """Known to clients by the number that a Kafka of one node often has."""
+    started = KafkaBroker(tmp_path_factory.mktemp("zero"), "--kafka-node-id", "0").start()
+    yield started
+    started.close()
+    assert started.errors() == [], started.said()
+
+
+def test_a_script_that_places_partitions_on_broker_0_works_where_the_broker_has_that_number(
+    broker_zero: KafkaBroker,
+) -> None:
+    """Ours was always 1, so that scripts written for another Kafka, and tests of its clients, were refused."""
+    admin = KafkaAdminClient(bootstrap_servers=broker_zero.address)
+    assert [one["broker_id"] for one in admin.describe_cluster()["brokers"]] == [0]
+    admin.create_topics({"t": {"assignments": {0: [0]}}})
+    admin.create_partitions({"t": {"count": 3, "assignments": [[0], [0]]}})
+    with pytest.raises(InvalidReplicationAssignmentError):
+        admin.create_partitions({"t": {"count": 4, "assignments": [[1]]}})
+    [topic] = admin.describe_topics(["t"])
+    assert [(part["leader_id"], part["replica_nodes"]) for part in topic["partitions"]] == [(0, [0])] * 3
+    admin.close()
+    producer = KafkaProducer(bootstrap_servers=broker_zero.address)
+    places = [producer.send("t", b"%d" % number, partition=number) for number in range(3)]
+    assert [place.get(SECONDS).offset for place in places] == [0, 0, 0]
+    producer.close()
+    # Through a group, whose coordinator is told by the same number.
+    settings = {"group_id": "g", "auto_offset_reset": "earliest", "consumer_timeout_ms": SECONDS * 1000}
+    reader = KafkaConsumer("t", bootstrap_servers=broker_zero.address, **settings)
+    assert sorted(next(reader).value for _ in range(3)) == [b"0", b"1", b"2"]
+    reader.close()

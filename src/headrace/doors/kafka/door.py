@@ -34,7 +34,6 @@ from headrace.wire.kafka.schema import request_struct
 
 logger = logging.getLogger("headrace.kafka")
 
-NODE_ID = 1
 IDENTITY = "kafka"
 CLUSTER_ID = b"cluster"
 PAUSED_WAIT_MS = 1000  # told to producers while nothing of theirs is read
@@ -69,7 +68,7 @@ class KafkaDoor:
         self.coordination = broker.coordination
         self.cluster = cluster
         self.cluster_id = cluster_name(cluster)
-        self.node_id = NODE_ID
+        self.node_id = config.kafka_node_id
         self.loop = asyncio.get_running_loop()
         self.pool = BufferPool()
         broker.pressure.add_holder(SpareBuffers(self.pool))
