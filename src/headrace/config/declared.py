@@ -267,7 +267,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "segment_age",
         "duration",
-        "Or at this age, so that retention also works on a quiet topic.",
+        "A segment file is sealed at this age, too, so that retention also works on a quiet topic.",
         path="stream.segment_age_ms",
         least=1,
         aliases=("segment_ms", "segment_age_ms"),

@@ -89,3 +89,14 @@ async def test_nobody_is_told_that_something_was_set_that_there_is_not(world: Wo
     metrics, unknown = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
     assert (metrics.error_code, metrics.configs) == (0, [])
     assert unknown.error_code == Code.INVALID_REQUEST
+
+
+async def test_every_setting_is_explained_to_who_asks_for_it_and_to_nobody_else(world: World) -> None:
+    client = await world.client()
+    for kind, name in ((TOPIC, "t"), (BROKER, "1"), (GROUP, "g")):
+        resource = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+        asked = await client.call(Api.DESCRIBE_CONFIGS, 4, resources=[resource], include_documentation=True)
+        assert [one.name for one in asked.results[0].configs if not one.documentation] == []
+        assert len(asked.results[0].configs) > 10
+        plain = await client.call(Api.DESCRIBE_CONFIGS, 4, resources=[resource])
+        assert {one.documentation for one in plain.results[0].configs} == {None}

@@ -130,3 +130,15 @@ def test_the_small_tools_run(tool: Tool, name: Name, tmp_path: Path) -> None:
     offsets = tmp_path / "offsets.json"
     offsets.write_text(f'{{"version":1,"partitions":[{{"topic":"{topic}","partition":0,"offset":2}}]}}')
     assert "low_watermark: 2" in tool(f"{TOOLS}.DeleteRecordsCommand", "--offset-json-file", str(offsets))
+
+
+def test_a_java_admin_that_asks_what_settings_mean_is_told(broker: KafkaBroker, tool: Tool, name: Name) -> None:
+    """None had a text. Consoles show it beside the setting."""
+    topic = name("t")
+    tool(TOPICS, "--create", "--topic", topic)
+    program = str(Path(__file__).parent / "SettingsExplained.java")
+    for kind, resource in (("TOPIC", topic), ("BROKER", "1"), ("GROUP", name("g"))):
+        said = [line.split() for line in run_java(kafka_tools(), program, broker.address, kind, resource).splitlines()]
+        assert {explained for wanted, _, explained in said if wanted == "false"} == {"false"}, kind
+        assert [setting for wanted, setting, explained in said if (wanted, explained) == ("true", "false")] == [], kind
+        assert len(said) > 20, kind

@@ -11,7 +11,7 @@ from headrace.broker.streams import Stream
 from headrace.broker.transactions import ID_EXPIRATION_MS
 from headrace.broker.turns import Turns
 from headrace.config import stream_settings
-from headrace.doors.kafka import access, group_configs
+from headrace.doors.kafka import access, explanations, group_configs
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.pipe import Request
@@ -244,9 +244,7 @@ async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> 
             found = resource_configs(door, request, resource)
             keys = resource.configuration_keys
             answer["configs"] = [
-                describe(one, resource.resource_type, fields.include_synonyms)
-                for one in found
-                if not keys or one.name in keys
+                describe(one, resource.resource_type, fields) for one in found if not keys or one.name in keys
             ]
         except HeadraceError as error:
             answer.update(error_code=code_of(error), error_message=str(error))
@@ -281,7 +279,8 @@ def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list
     raise InvalidInput(f"no resource of type {resource.resource_type}")
 
 
-def describe(one: Config, resource_type: int, synonyms: bool) -> dict[str, Any]:
+def describe(one: Config, resource_type: int, fields: Any) -> dict[str, Any]:
+    own = {"name": one.name, "value": one.value, "source": one.source}
     return {
         "name": one.name,
         "value": one.value,
@@ -289,8 +288,19 @@ def describe(one: Config, resource_type: int, synonyms: bool) -> dict[str, Any]:
         "is_default": one.source == SOURCE_DEFAULT,  # all that version 0 says of its source
         "config_source": one.source,
         "config_type": one.kind,
-        "synonyms": [{"name": one.name, "value": one.value, "source": one.source}] if synonyms else [],
+        "synonyms": [own] if fields.include_synonyms else [],
+        "documentation": explanation(one.name, resource_type) if fields.include_documentation else None,
     }
+
+
+def explanation(name: str, resource_type: int) -> str:
+    if resource_type == BROKER:
+        return explanations.BROKER[name]
+    if resource_type == GROUP:
+        return explanations.GROUP[name]
+    if name in SETTINGS:
+        return explanations.TOPIC.get(name) or explanations.HELP[SETTINGS[name].ours]
+    return explanations.NO_EFFECT if name in FIXED else explanations.NO_TIERS
 
 
 async def alter_configs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
