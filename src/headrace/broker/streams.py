@@ -253,7 +253,7 @@ class Streams:
     ) -> dict[str, str]:
         """InvalidInput for what `create` refuses, whatever else there is; the settings, as they are kept."""
         self._check(name, vhost, partitions, kind)
-        return _overrides(config or {}, {}, self._base(kind))
+        return _overrides(config or {}, {}, self.base(kind))
 
     async def get_or_create(self, name: str, vhost: str = DEFAULT_VHOST) -> Stream:
         """For publishing: makes a topic that is not there, unless that is switched off."""
@@ -284,7 +284,7 @@ class Streams:
             old = stream.document
             if callable(config):
                 config = config(stream)
-            overrides = _overrides(config, old.config, self._base(old.kind))
+            overrides = _overrides(config, old.config, self.base(old.kind))
             added = self._added_logs(old, partitions)
             for check in self._before_growth if added else ():
                 check(stream)
@@ -372,8 +372,10 @@ class Streams:
             return [LogSpec(document.logs[0], name, settings)]
         return [LogSpec(log_id, f"{name}-{n}", settings) for n, log_id in enumerate(document.logs)]
 
-    def _base(self, kind: Kind) -> StreamSettings:
-        """A queue keeps a message until somebody has settled it, however old it gets, however many there are, and
+    def base(self, kind: Kind) -> StreamSettings:
+        """What holds for a stream that has no settings of its own.
+
+        A queue keeps a message until somebody has settled it, however old it gets, however many there are, and
         whatever its key: what the broker is told to do with topics takes nothing from it."""
         if kind == "queue":
             return msgspec.structs.replace(
@@ -382,7 +384,7 @@ class Streams:
         return self._config.stream
 
     def _settings(self, document: StreamDocument) -> StreamSettings:
-        return stream_settings(document.config, self._base(document.kind), origin=f"of {document.name!r}")
+        return stream_settings(document.config, self.base(document.kind), origin=f"of {document.name!r}")
 
     async def _put(self, document: StreamDocument) -> None:
         content = msgspec.to_builtins(document)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import InvalidReplicationAssignmentError, InvalidUpdateVersionError
 
 from tests.interop.kafka.broker import KafkaBroker
@@ -80,3 +81,21 @@ def test_a_script_that_places_partitions_on_broker_0_works_where_the_broker_has_
     reader = KafkaConsumer("t", bootstrap_servers=broker_zero.address, **settings)
     assert sorted(next(reader).value for _ in range(3)) == [b"0", b"1", b"2"]
     reader.close()
+
+
+def test_who_asks_for_synonyms_sees_what_a_topic_would_have_without_its_own_setting(admin: KafkaAdminClient) -> None:
+    """Consoles show it as the default. It was told of no setting that the topic had one of its own for."""
+    admin.create_topics({"own": {"configs": {"max.message.bytes": "2000", "cleanup.policy": "compact"}}})
+    topic = ConfigResource(ConfigResourceType.TOPIC, "own")
+    found = admin.describe_configs([topic], include_synonyms=True, config_filter="all")["topic"]["own"]
+    own, broker = "DYNAMIC_TOPIC_CONFIG", "DEFAULT_CONFIG"
+    said = {
+        name: [(one["name"], one["value"], one["source"]) for one in found[name]["synonyms"]]
+        for name in ("max.message.bytes", "cleanup.policy", "segment.bytes", "min.insync.replicas")
+    }
+    assert said == {
+        "max.message.bytes": [("max.message.bytes", "2000", own), ("message.max.bytes", "16777216", broker)],
+        "cleanup.policy": [("cleanup.policy", "compact", own), ("log.cleanup.policy", "delete", broker)],
+        "segment.bytes": [("log.segment.bytes", found["segment.bytes"]["value"], broker)],
+        "min.insync.replicas": [("min.insync.replicas", "1", broker)],
+    }

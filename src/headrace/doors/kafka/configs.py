@@ -16,6 +16,7 @@ from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError, InvalidInput
+from headrace.log.settings import StreamSettings
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -43,33 +44,45 @@ class UnclearChange(InvalidInput):
     """Nobody can say what it asks for."""
 
 
+class Value(NamedTuple):
+    name: str
+    value: str
+    source: int
+
+
 class Config(NamedTuple):
     name: str
     value: str
     source: int
     kind: int
+    behind: Value | None = None  # what would hold without it
 
 
 class Setting(NamedTuple):
     ours: str  # the name of the setting
     field: str  # and of the field of StreamSettings
     kind: int
+    of_broker: str  # Kafka's name of the setting of a broker that holds for topics without one
 
 
 SETTINGS: dict[str, Setting] = {
-    "cleanup.policy": Setting("cleanup_policy", "cleanup_policy", LIST),
-    "compression.type": Setting("compression", "compression", STRING),
-    "delete.retention.ms": Setting("tombstone_retention", "tombstone_retention_ms", LONG),
-    "index.interval.bytes": Setting("index_interval", "index_interval", INT),
-    LAG_MAX: Setting("compaction_lag_max", "compaction_lag_max_ms", LONG),
-    "max.message.bytes": Setting("batch_bytes_max", "batch_bytes_max", INT),
-    "message.timestamp.type": Setting("timestamp_type", "timestamp_type", STRING),
-    DIRTY_RATIO: Setting("compaction_dirty_percent", "compaction_dirty_percent", DOUBLE),
-    "min.compaction.lag.ms": Setting("compaction_lag", "compaction_lag_ms", LONG),
-    "retention.bytes": Setting("retention_bytes", "retention_bytes", LONG),
-    "retention.ms": Setting("retention_ms", "retention_ms", LONG),
-    "segment.bytes": Setting("segment_size", "segment_size", INT),
-    "segment.ms": Setting("segment_age", "segment_age_ms", LONG),
+    "cleanup.policy": Setting("cleanup_policy", "cleanup_policy", LIST, "log.cleanup.policy"),
+    "compression.type": Setting("compression", "compression", STRING, "compression.type"),
+    "delete.retention.ms": Setting(
+        "tombstone_retention", "tombstone_retention_ms", LONG, "log.cleaner.delete.retention.ms"
+    ),
+    "index.interval.bytes": Setting("index_interval", "index_interval", INT, "log.index.interval.bytes"),
+    LAG_MAX: Setting("compaction_lag_max", "compaction_lag_max_ms", LONG, "log.cleaner.max.compaction.lag.ms"),
+    "max.message.bytes": Setting("batch_bytes_max", "batch_bytes_max", INT, "message.max.bytes"),
+    "message.timestamp.type": Setting("timestamp_type", "timestamp_type", STRING, "log.message.timestamp.type"),
+    DIRTY_RATIO: Setting(
+        "compaction_dirty_percent", "compaction_dirty_percent", DOUBLE, "log.cleaner.min.cleanable.ratio"
+    ),
+    "min.compaction.lag.ms": Setting("compaction_lag", "compaction_lag_ms", LONG, "log.cleaner.min.compaction.lag.ms"),
+    "retention.bytes": Setting("retention_bytes", "retention_bytes", LONG, "log.retention.bytes"),
+    "retention.ms": Setting("retention_ms", "retention_ms", LONG, "log.retention.ms"),
+    "segment.bytes": Setting("segment_size", "segment_size", INT, "log.segment.bytes"),
+    "segment.ms": Setting("segment_age", "segment_age_ms", LONG, "log.roll.ms"),
 }
 
 # Settings that mean nothing to one node that syncs before it confirms: the value that is true here. Setting
@@ -174,32 +187,39 @@ def checked(door: "KafkaDoor", changes: Changes, given: Any, stream: Stream) -> 
     return changed
 
 
-def check(door: "KafkaDoor", changed: Mapping[str, object]) -> object:
+def check(door: "KafkaDoor", changed: Mapping[str, object]) -> StreamSettings:
     """The settings as they would be."""
     given = {name: value for name, value in changed.items() if value is not None}
     return stream_settings(given, door.config.stream, origin="from the request")
 
 
-def topic_configs(stream: Stream) -> list[Config]:
-    return shown(stream.settings, set(stream.document.config))
+def topic_configs(door: "KafkaDoor", stream: Stream) -> list[Config]:
+    return shown(door.broker.streams.base(stream.kind), stream.settings, stream.document.config)
 
 
-def shown(settings: object, set_here: Container[str]) -> list[Config]:
+def shown(base: StreamSettings, settings: StreamSettings, set_here: Container[str]) -> list[Config]:
     found = []
     for name, setting in SETTINGS.items():
-        value = getattr(settings, setting.field)
-        source = SOURCE_TOPIC if setting.ours in set_here else SOURCE_DEFAULT
-        if name == "compression.type" and source == SOURCE_DEFAULT:
-            value = PRODUCER
-        if name == "compression.type" and value == "none":
-            value = "uncompressed"
-        if name == DIRTY_RATIO:
-            value = value / 100
-        if name == LAG_MAX and value < 0:
-            value = NEVER
-        found.append(Config(name, THEIRS.get(value, str(value)), source, setting.kind))
+        inherited = PRODUCER if name == "compression.type" else theirs(name, getattr(base, setting.field))
+        behind = Value(setting.of_broker, inherited, SOURCE_DEFAULT)
+        if setting.ours in set_here:
+            own = theirs(name, getattr(settings, setting.field))
+            found.append(Config(name, own, SOURCE_TOPIC, setting.kind, behind))
+        else:
+            found.append(Config(name, inherited, SOURCE_DEFAULT, setting.kind, behind))
     fixed = [Config(name, value, SOURCE_DEFAULT, kind) for name, (value, kind) in (FIXED | ONLY).items()]
     return sorted(found + fixed)
+
+
+def theirs(name: str, value: Any) -> str:
+    """A value of ours as Kafka writes it."""
+    if name == "compression.type" and value == "none":
+        return "uncompressed"
+    if name == DIRTY_RATIO:
+        return str(value / 100)
+    if name == LAG_MAX and value < 0:
+        return str(NEVER)
+    return THEIRS.get(value, str(value))
 
 
 def broker_configs(door: "KafkaDoor", listener: tuple[str, int]) -> list[Config]:
@@ -255,7 +275,7 @@ async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> 
 def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list[Config]:
     allowed = access.of(door, request)
     if resource.resource_type == TOPIC:
-        return topic_configs(allowed.sees.find(resource.resource_name))
+        return topic_configs(door, allowed.sees.find(resource.resource_name))
     if resource.resource_type == BROKER:
         allowed.administer()
         if resource.resource_name not in ("", str(door.node_id)):
@@ -280,7 +300,6 @@ def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list
 
 
 def describe(one: Config, resource_type: int, fields: Any) -> dict[str, Any]:
-    own = {"name": one.name, "value": one.value, "source": one.source}
     return {
         "name": one.name,
         "value": one.value,
@@ -288,9 +307,17 @@ def describe(one: Config, resource_type: int, fields: Any) -> dict[str, Any]:
         "is_default": one.source == SOURCE_DEFAULT,  # all that version 0 says of its source
         "config_source": one.source,
         "config_type": one.kind,
-        "synonyms": [own] if fields.include_synonyms else [],
+        "synonyms": [value._asdict() for value in synonyms(one)] if fields.include_synonyms else [],
         "documentation": explanation(one.name, resource_type) if fields.include_documentation else None,
     }
+
+
+def synonyms(one: Config) -> list[Value]:
+    """Where a value comes from, and what it stands in front of. The broker's has a name of its own."""
+    own = Value(one.name, one.value, one.source)
+    if one.behind is None:
+        return [own]
+    return [one.behind] if one.source == SOURCE_DEFAULT else [own, one.behind]
 
 
 def explanation(name: str, resource_type: int) -> str:

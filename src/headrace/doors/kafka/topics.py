@@ -84,11 +84,11 @@ async def create_topic(
     if validate_only:
         would_be = configs.check(door, overrides)
         set_here = {name for name, value in overrides.items() if value is not None}
-        found = configs.shown(would_be, set_here)
+        found = configs.shown(door.config.stream, would_be, set_here)
     else:
         stream = await door.topics.create(topic.name, partitions, overrides)
         answer["topic_id"] = door.topics.id_of(stream)
-        found = configs.topic_configs(stream)
+        found = configs.topic_configs(door, stream)
     answer.update(
         num_partitions=partitions,
         replication_factor=1,
