@@ -253,7 +253,7 @@ def test_a_stream_overrides_the_broker_in_any_spelling() -> None:
     base = StreamSettings(segment_size=MB)
     got = stream_settings({"retention.ms": 1000, "cleanup-policy": "delete,compact", "max.message.bytes": "2MB"}, base)
     assert got == msgspec.structs.replace(
-        base, retention_ms=1000, cleanup_policy="compact,delete", batch_bytes_max=2 * MB
+        base, retention_ms=1000, cleanup_policy="delete,compact", batch_bytes_max=2 * MB
     )
     assert stream_settings({"retention_ms": -1}, base).retention_ms == -1
     assert stream_settings({"retention_ms": None}, base) == base

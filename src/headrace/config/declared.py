@@ -318,9 +318,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "cleanup_policy",
         "choice",
-        "`delete` removes old segments; `compact` keeps the last message of every key; `compact,delete` does both.",
+        "`delete` removes old segments; `compact` keeps the last message of every key; `compact,delete` does both, "
+        "in either order.",
         path="stream.cleanup_policy",
-        choices=("delete", "compact", "compact,delete"),
+        choices=("delete", "compact", "compact,delete", "delete,compact"),
     ),
     Setting(
         "compaction_lag",

@@ -137,8 +137,6 @@ def _parse_bool(setting: Setting, value: object) -> bool:
 
 def _parse_choice(setting: Setting, value: object) -> str:
     word = value.strip().lower().replace(" ", "") if isinstance(value, str) else value
-    if word == "delete,compact":  # Kafka takes the two in either order
-        word = "compact,delete"
     if isinstance(word, str) and word in setting.choices:
         return word
     raise ValueError(f"{_quote(value)} is not one of {', '.join(setting.choices)}")

@@ -9,7 +9,7 @@ MB = 1024 * KB
 GB = 1024 * MB
 
 WriteMode = Literal["sync", "sync-immediate", "async"]
-CleanupPolicy = Literal["delete", "compact", "compact,delete"]
+CleanupPolicy = Literal["delete", "compact", "compact,delete", "delete,compact"]  # each shown as it was set
 TimestampType = Literal["create", "append"]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 

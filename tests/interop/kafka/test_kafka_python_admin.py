@@ -83,6 +83,29 @@ def test_a_script_that_places_partitions_on_broker_0_works_where_the_broker_has_
     reader.close()
 
 
+def test_a_cleanup_policy_is_shown_in_the_order_in_which_it_was_given(admin: KafkaAdminClient) -> None:
+    """`delete,compact` came back as `compact,delete`: tools that compare what they find with what they want, such as
+    those that keep topics as code, changed it again and again."""
+    topic = ConfigResource(ConfigResourceType.TOPIC, "ordered")
+
+    def shown() -> str:
+        found = admin.describe_configs([topic], config_filter="all")
+        return str(found["topic"]["ordered"]["cleanup.policy"]["value"])
+
+    admin.create_topics({"ordered": {"configs": {"cleanup.policy": "delete,compact"}}})
+    assert shown() == "delete,compact"
+    for change, then in (
+        ({"cleanup.policy": "compact,delete"}, "compact,delete"),
+        ({"cleanup.policy": "delete"}, "delete"),
+        ({"cleanup.policy": ("APPEND", "compact")}, "delete,compact"),
+        ({"cleanup.policy": ("SUBTRACT", "delete")}, "compact"),
+        ({"cleanup.policy": ("APPEND", "delete")}, "compact,delete"),
+        ({"cleanup.policy": ("APPEND", "compact")}, "compact,delete"),
+    ):
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, "ordered", configs=change)])
+        assert shown() == then
+
+
 def test_who_asks_for_synonyms_sees_what_a_topic_would_have_without_its_own_setting(admin: KafkaAdminClient) -> None:
     """Consoles show it as the default. It was told of no setting that the topic had one of its own for."""
     admin.create_topics({"own": {"configs": {"max.message.bytes": "2000", "cleanup.policy": "compact"}}})

@@ -417,5 +417,5 @@ def incremental_changes(stream: Stream, given: Any) -> dict[str, object]:
 def merged_policy(stream: Stream, one: Any) -> str:
     have = stream.settings.cleanup_policy.split(",")
     named = [word.strip() for word in (one.value or "").split(",") if word.strip()]
-    kept = {*have, *named} if one.config_operation == APPEND else {*have}.difference(named)
-    return ",".join(sorted(kept))  # in the order of ours, and with what is none of them, to be refused
+    kept = [*have, *named] if one.config_operation == APPEND else [word for word in have if word not in named]
+    return ",".join(dict.fromkeys(kept))  # with what is no policy, to be refused
