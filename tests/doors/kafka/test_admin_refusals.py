@@ -80,7 +80,7 @@ async def test_nonsense_is_not_appended_to_a_list_in_silence(world: World, clien
     assert world.broker.streams.get(topic).settings.cleanup_policy == "delete"
     assert await change(client, TOPIC, topic, "cleanup.policy", APPEND, " compact") == 0
     assert await change(client, TOPIC, topic, "cleanup.policy", APPEND, "compact") == 0
-    assert world.broker.streams.get(topic).settings.cleanup_policy == "compact,delete"
+    assert world.broker.streams.get(topic).settings.cleanup_policy == "delete,compact"
     assert await change(client, TOPIC, topic, "cleanup.policy", SUBTRACT, "nonsense, delete") == 0
     assert world.broker.streams.get(topic).settings.cleanup_policy == "compact"
     throttled = "leader.replication.throttled.replicas"
