@@ -79,6 +79,18 @@ def test_03_a_frame_over_frame_max_is_501_and_nothing_is_allocated_for_it(client
     assert memory.peak_bytes < 150_000  # this client reads 64 KB at a time
 
 
+@pytest.mark.parametrize("frame_max", [4096, 131_072])
+def test_03_a_body_that_counts_frame_max_without_the_frame_around_it_is_taken(client: Raw, frame_max: int) -> None:
+    """AMQPStorm cuts bodies so, and RabbitMQ allows those 8 bytes; what goes out keeps to frame_max all the same."""
+    client.open(frame_max=frame_max).channel()
+    body = b"x" * frame_max
+    client.send(publish() + raw_frame(2, 1, content_header(len(body))) + raw_frame(3, 1, body))
+    client.method(1, commands.Basic.Get, queue="innocent", no_ack=True)
+    client.expect(commands.Basic.GetOk)
+    assert client.frame()[0] == 2
+    assert [len(client.frame()[2]) for _ in range(2)] == [frame_max - 8, 8]
+
+
 def test_03_before_tune_a_frame_of_8_kb_is_the_limit(client: Raw) -> None:
     client.start()
     client.send(b"\x01\x00\x00" + (9000).to_bytes(4, "big"))
@@ -136,6 +148,25 @@ def test_04_a_cancel_ok_is_refused_as_by_rabbitmq_even_after_our_cancel(client: 
     assert client.expect(commands.Basic.Cancel).nowait
     client.method(1, commands.Basic.CancelOk, consumer_tag="mine")
     assert refusal(client) == (503, "COMMAND_INVALID - unimplemented method", 60, 31)
+
+
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [
+        (frame(1, commands.Basic.Deliver, consumer_tag="tag", delivery_tag=1, routing_key="innocent"), 60),
+        (frame(1, commands.Basic.Return, reply_code=312, reply_text="NO_ROUTE", routing_key="innocent"), 50),
+        (frame(1, commands.Basic.GetOk, delivery_tag=1, routing_key="innocent", message_count=0), 71),
+    ],
+)
+def test_04_a_message_as_only_a_broker_sends_it_is_refused_once_for_all_its_frames(
+    client: Raw, method: bytes, number: int
+) -> None:
+    """With RabbitMQ's words. It reads the content first; we refuse before it, and its frames are no second mistake."""
+    client.open().channel()
+    client.send(method + raw_frame(2, 1, content_header(5)) + raw_frame(3, 1, b"hello"))
+    assert refusal(client) == (503, "COMMAND_INVALID - unimplemented method", 60, number)
+    client.method(0, commands.Connection.CloseOk)
+    assert client.is_closed()
 
 
 def test_04_a_flow_ok_is_refused_as_by_rabbitmq(client: Raw) -> None:
