@@ -159,6 +159,24 @@ def test_amqplain_asks_for_the_same_password(running: Running, password: str, is
     raw.close()
 
 
+@pytest.mark.parametrize(("acts_as", "is_taken"), [(b"", True), (b"guest", True), (b"ann", False)])
+def test_nobody_acts_as_somebody_else(running: Running, acts_as: bytes, is_taken: bool) -> None:
+    """PLAIN may name whom to act as (RFC 4616); to let them in as who they are is not what they asked for."""
+    add(running, "ann", EVERYTHING)
+    raw = Raw(running.port)
+    raw.start()
+    raw.method(
+        0, commands.Connection.StartOk, client_properties={}, mechanism="PLAIN", response=acts_as + b"\0guest\0guest",
+        locale="en_US",
+    )  # fmt: skip
+    if is_taken:
+        raw.expect(commands.Connection.Tune)
+    else:
+        close = raw.expect(commands.Connection.Close)
+        assert close.reply_code == 502 and "response of PLAIN" in close.reply_text
+    raw.close()
+
+
 def test_a_password_of_any_bytes_is_that_password_and_no_other(running: Running) -> None:
     """Older clients send Latin-1; RabbitMQ hashes what came."""
     change(running, lambda users: users.put_user("latin", password="caf\udce9"))

@@ -401,6 +401,14 @@ def test_a_question_about_no_port_and_no_node_is_not_answered_as_one(live: Serve
     assert [live.get(f"/api/healthchecks/node/{name}").status_code for name in (node, "another")] == [200, 404]
 
 
+def test_the_overview_says_where_the_management_api_is(live: Served) -> None:
+    """AMQPStorm's own tests take the node's name from there, and RabbitMQ has the port as text."""
+    node = live.get("/api/nodes").json()[0]
+    context = {"description": "Headrace", "path": "/", "port": str(live.port)}
+    assert live.get("/api/overview").json()["contexts"] == [{"node": node["name"], **context}]
+    assert node["contexts"] == [context]
+
+
 def test_a_certificate_that_expires_soon_fails_its_check(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     check = "/api/health/checks/certificate-expiration"
     assert live.get(f"{check}/3/years").status_code == 200  # no TLS, nothing that expires

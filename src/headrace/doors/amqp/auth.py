@@ -7,9 +7,9 @@ from headrace.record.properties import decode_table
 
 
 def plain(response: bytes) -> tuple[str, str] | None:
-    """(user, password) of a PLAIN response."""
+    """(user, password) of a PLAIN response. Nobody acts as somebody else here, so whoever asks for that is refused."""
     parts = response.split(b"\0")
-    if len(parts) != 3:
+    if len(parts) != 3 or parts[0] not in (b"", parts[1]):
         return None
     # RabbitMQ hashes a password as the bytes it came in; escapes keep those that are no UTF-8.
     return parts[1].decode("utf-8", "replace"), parts[2].decode("utf-8", "surrogateescape")

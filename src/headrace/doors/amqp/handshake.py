@@ -85,7 +85,7 @@ def log_in(method: commands.Connection.StartOk, peer: Any, users: Users) -> str:
     raw: Any = method.response
     credentials = read(raw)
     if credentials is None:
-        raise ProtocolError(SYNTAX_ERROR, f"response of {mechanism} cannot be read", 10, 11)
+        raise ProtocolError(SYNTAX_ERROR, f"response of {mechanism} is not a user and a password", 10, 11)
     name, password = credentials
     user = users.authenticate(name, password)
     if user is None:

@@ -137,7 +137,7 @@ async def overview(site: Site, request: Request) -> Response:
             "statistics_db_event_queue": 0,
             "node": shapes.NODE,
             "listeners": listeners(site),
-            "contexts": [],
+            "contexts": [{"node": shapes.NODE, **context} for context in contexts(site)],
         },
     )
 
@@ -176,6 +176,12 @@ def listeners(site: Site) -> list[Shape]:
                 }
             )
     return found
+
+
+def contexts(site: Site) -> list[Shape]:
+    """What RabbitMQ calls web contexts: where this API is, the port as text."""
+    ports = [str(listener["port"]) for listener in listeners(site) if listener["protocol"] == "http"]
+    return [{"description": "Headrace", "path": "/", "port": port} for port in dict.fromkeys(ports)]
 
 
 def node_shape(site: Site) -> Shape:
@@ -226,7 +232,7 @@ def node_shape(site: Site) -> Shape:
         "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KINDS],
         "auth_mechanisms": [{"name": "PLAIN", "description": "", "enabled": True}],
         "applications": [{"name": "rabbit", "description": "Headrace", "version": RABBITMQ_VERSION}],
-        "contexts": [],
+        "contexts": contexts(site),
         "partitions": [],
         "cluster_links": [],
         "metrics_gc_queue_length": {},
