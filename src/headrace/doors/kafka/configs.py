@@ -16,7 +16,6 @@ from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of
 from headrace.doors.kafka.pipe import Request
 from headrace.errors import HeadraceError, InvalidInput
-from headrace.log.settings import StreamSettings
 
 if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
@@ -187,7 +186,7 @@ def checked(door: "KafkaDoor", changes: Changes, given: Any, stream: Stream) -> 
     return changed
 
 
-def check(door: "KafkaDoor", changed: Mapping[str, object]) -> StreamSettings:
+def check(door: "KafkaDoor", changed: Mapping[str, object]) -> object:
     """The settings as they would be."""
     given = {name: value for name, value in changed.items() if value is not None}
     return stream_settings(given, door.config.stream, origin="from the request")
@@ -197,7 +196,7 @@ def topic_configs(door: "KafkaDoor", stream: Stream) -> list[Config]:
     return shown(door.broker.streams.base(stream.kind), stream.settings, stream.document.config)
 
 
-def shown(base: StreamSettings, settings: StreamSettings, set_here: Container[str]) -> list[Config]:
+def shown(base: object, settings: object, set_here: Container[str]) -> list[Config]:
     found = []
     for name, setting in SETTINGS.items():
         inherited = PRODUCER if name == "compression.type" else theirs(name, getattr(base, setting.field))
