@@ -303,7 +303,7 @@ cdef Part part_of(topic, number, stream, partition, list results, data):
     part.data = data
     part.size = len(data)
     part.codec = CODECS[stream.settings.compression] if "compression" in stream.document.config else None
-    part.keyed = "compact" in settings.cleanup_policy
+    part.keyed = settings.is_compacted
     part.batch_bytes_max = settings.batch_bytes_max
     return part
 
@@ -321,7 +321,7 @@ cdef object append(
             data, log.settings.batch_bytes_max, door.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
             True,
             True,  # sarama leaves the max timestamp empty; Kafka puts it right, too
-            "compact" in log.settings.cleanup_policy,  # what has no key could never be compacted away
+            log.settings.is_compacted,
             left_bytes,
             False,
         )
