@@ -19,7 +19,7 @@ from pamqp import commands
 from bench.amqp_peers import Load, Peer, headrace
 from bench.machine import describe
 from bench.result import Result
-from headrace.record.properties import encode_properties
+from headrace.record.amqp.properties import encode_properties
 from headrace.wire.amqp.methods import content_frames, frame
 from headrace.wire.amqp.protocol import PROTOCOL_HEADER
 

@@ -12,7 +12,7 @@ from typing import Any
 from bench.kernels import load
 from bench.result import Result
 from headrace.record import codec, layout
-from headrace.record.compression import compress, decompress
+from headrace.record.compression.codecs import compress, decompress
 
 BUFFER_BYTES = 8 << 20
 RUNS = 9

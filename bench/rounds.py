@@ -18,7 +18,7 @@ import uvloop
 
 from bench import machine
 from bench.log import batch, opened
-from headrace.log.chain import Engine, Step, SyncFailure
+from headrace.log.disk.io_chain import Engine, Step, SyncFailure
 
 IN_MEMORY = "/dev/shm"
 RUNS = 6

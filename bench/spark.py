@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as f
 
 from headrace.pipelines.session import build
-from headrace.record.partitioned import BinaryRows, PartitionedWriter
+from headrace.record.arrow.write import BinaryRows, PartitionedWriter
 from headrace.spark.broker import BrokerLink
 
 sys.path.insert(0, str(Path(__file__).parent.parent))

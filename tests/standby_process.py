@@ -41,7 +41,7 @@ class StandbyProcess(Killable):
 
 def differences(leader: Path, standby: Path) -> list[str]:
     """Paths whose content is not the same, or that only one of them has, besides what is not sent."""
-    from headrace.log.changes import LEFT_OUT
+    from headrace.log.standby.change_feed import LEFT_OUT
 
     def files(root: Path) -> dict[str, Path]:
         found = {str(path.relative_to(root)): path for path in listed(root, "**/*") if path.is_file()}

@@ -13,8 +13,8 @@ import pytest
 import headrace
 from headrace.errors import CorruptLog, DataFolderLocked, InvalidInput, LogClosed, OffsetOutOfRange, StorageError
 from headrace.log import shard as shard_module
-from headrace.log.disk import RealDisk
-from headrace.log.loading import Loads, ReadWaits
+from headrace.log.disk.disk import RealDisk
+from headrace.log.read.cold_reads import Loads, ReadWaits
 from headrace.record.types import Record
 from tests.cli.running import serving
 

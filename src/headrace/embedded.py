@@ -15,16 +15,16 @@ from typing import TypeVar
 from headrace.clock import Clock, SystemClock
 from headrace.config import load
 from headrace.errors import Conflict, HeadraceError, InvalidInput, LogClosed, StorageError
-from headrace.log.dirtiness import is_due_now
-from headrace.log.inspect import Inspector, VerifyReport
-from headrace.log.loading import ReadWaits
+from headrace.log.commit.round import Ticket
+from headrace.log.disk.paths import CATALOG, LOGS, RESTORED, UNFINISHED, log_folder
 from headrace.log.log import Log as StoredLog
-from headrace.log.paths import CATALOG, LOGS, RESTORED, UNFINISHED, log_folder
-from headrace.log.recovery import RecoveryReport
+from headrace.log.maintenance.dirtiness import is_due_now
+from headrace.log.read.cold_reads import ReadWaits
+from headrace.log.recovery.inspect import Inspector, VerifyReport
+from headrace.log.recovery.recovery import RecoveryReport
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import LogSpec, Shard
-from headrace.log.staging import Ticket
-from headrace.log.tiering import archive, bring_back, is_archivable, parquet_path, write_parquet, write_segment
+from headrace.log.tier.archive import archive, bring_back, is_archivable, parquet_path, write_parquet, write_segment
 from headrace.record import codec
 from headrace.record.layout import CODECS
 from headrace.record.types import Record

@@ -15,7 +15,7 @@ from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import StorageError
 from headrace.log.settings import LogSettings
-from headrace.record.properties import edit
+from headrace.record.amqp.properties import edit
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from headrace.broker.arguments import from_plain, to_plain
 from headrace.broker.message import Message
-from headrace.record.properties import Timestamp
+from headrace.record.amqp.properties import Timestamp
 from tests.broker.queue_world import declare, declare_exchange, opened
 
 VALUES = (b"\xff", Timestamp(1_600_000_000), Decimal("1.50"), 1.5, float("inf"), None, [1, b"\xff", {"a": b""}], "text",

@@ -32,8 +32,8 @@ from headrace.errors import (
     StreamExists,
     StreamNotFound,
 )
-from headrace.log.disk import RealDisk
-from headrace.log.reader import Chunk
+from headrace.log.disk.disk import RealDisk
+from headrace.log.read.reader import Chunk
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.record.codec import partition_for
 from tests.log.helpers import batch

@@ -15,8 +15,8 @@ from headrace.broker.broker import Broker
 from headrace.broker.catalog import Catalog, file_name
 from headrace.config import Config
 from headrace.errors import CorruptCatalog
-from headrace.log import catalog_copy
-from headrace.log.disk import RealDisk, write_atomically
+from headrace.log.catalog import copy
+from headrace.log.disk.disk import RealDisk, write_atomically
 from tests.crash.simdisk import Fault, SimulatedDisk
 
 KIND = "streams"
@@ -256,7 +256,7 @@ def test_a_failing_disk_never_leaves_a_copy_that_is_behind(kind: str) -> None:
 
 
 def test_the_copy_does_not_grow_with_the_number_of_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_copy, "_STUFFED_BYTES_MIN", 2000)
+    monkeypatch.setattr(copy, "_STUFFED_BYTES_MIN", 2000)
     disk = SimulatedDisk()
     disk.mkdir("/data")
     catalog = Catalog(disk, "/data")

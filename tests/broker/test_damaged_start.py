@@ -7,7 +7,7 @@ import pytest
 from headrace.broker.broker import Broker
 from headrace.broker.exchanges import DELAYED
 from headrace.broker.message import Message
-from headrace.record.properties import edit
+from headrace.record.amqp.properties import edit
 from tests.broker.queue_world import bodies, declare, declare_exchange, opened, say
 
 

@@ -9,9 +9,9 @@ from headrace.broker.broker import Broker
 from headrace.broker.message import Message
 from headrace.clock import ManualClock
 from headrace.config import Config
-from headrace.log.intake import Intake
+from headrace.log.commit.scheduler import Intake
+from headrace.log.disk.paths import HELD, held_name
 from headrace.log.log import Log
-from headrace.log.paths import HELD, held_name
 from headrace.log.settings import LogSettings, StreamSettings
 from tests.broker.queue_world import declare, refuse, until
 

@@ -10,7 +10,7 @@ from headrace.broker.catalog import Catalog
 from headrace.broker.policies import TIGHTEST, Policies, Policy, check, limits, merge
 from headrace.broker.policy import QueuePolicy, parse_arguments
 from headrace.errors import InvalidInput
-from headrace.log.disk import RealDisk
+from headrace.log.disk.disk import RealDisk
 from tests.broker.queue_world import declare, opened, say
 
 NUMBERS = {

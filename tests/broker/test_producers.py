@@ -16,8 +16,8 @@ from headrace.broker.producer_registry import Producers
 from headrace.broker.producers import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers, Snapshot
 from headrace.broker.upkeep import delete_before
 from headrace.errors import Conflict, CorruptLog, InvalidInput, InvalidProducerEpoch, OutOfOrderSequence
+from headrace.log.commit.round import Ticket
 from headrace.log.settings import StreamSettings
-from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.types import BatchInfo
 from tests.broker.producer_world import append, batch, opened

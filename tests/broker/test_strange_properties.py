@@ -13,7 +13,7 @@ from headrace.broker.dead_letters import Wanted, death_of
 from headrace.broker.message import Message, from_record
 from headrace.broker.queue import Queue
 from headrace.record import codec
-from headrace.record.properties import OBJECTS_MAX, encode_properties
+from headrace.record.amqp.properties import OBJECTS_MAX, encode_properties
 from headrace.record.types import Record
 from tests.broker.queue_world import bodies, declare, opened, pass_time, say, until
 

@@ -24,10 +24,10 @@ from headrace.errors import (
     TransactionAbortable,
     UnknownProducer,
 )
-from headrace.log.disk import RealDisk
+from headrace.log.commit.round import Ticket
+from headrace.log.disk.disk import RealDisk
 from headrace.log.log import Log
 from headrace.log.settings import LogSettings
-from headrace.log.staging import Ticket
 from headrace.record import codec
 from tests.broker.test_producers import info
 from tests.broker.test_transaction_races import Full

@@ -23,7 +23,7 @@ from headrace.errors import (
     Overloaded,
     ProducerFenced,
 )
-from headrace.log.disk import RealDisk
+from headrace.log.disk.disk import RealDisk
 from headrace.record import codec
 
 

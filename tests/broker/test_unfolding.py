@@ -18,9 +18,10 @@ from headrace.broker.partition import Partition
 from headrace.broker.stream_queue import StreamQueue
 from headrace.broker.view import View
 from headrace.clock import ManualClock
-from headrace.log.files import Files
-from headrace.record import codec, recompress, unfold
-from headrace.record.compression import decompress
+from headrace.log.disk.file_cache import Files
+from headrace.record import codec
+from headrace.record.batch import recompress
+from headrace.record.compression.codecs import decompress, payload
 from headrace.record.types import Record
 from tests.broker.queue_world import bodies, declare, until
 from tests.broker.test_broker import config
@@ -127,7 +128,7 @@ def times_unfolded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(data))
         return decompress(codec, data, limit_bytes)
 
-    monkeypatch.setattr(unfold, "decompress", counted)
+    monkeypatch.setattr(payload, "decompress", counted)
     monkeypatch.setattr(recompress, "decompress", counted)
     return sizes
 
@@ -203,7 +204,7 @@ async def test_a_look_by_time_unfolds_the_batch_that_it_ends_in_and_no_other(
         unfolded.append(1)
         return decompress(*args)
 
-    monkeypatch.setattr(unfold, "decompress", counted)
+    monkeypatch.setattr(payload, "decompress", counted)
     for timestamp, wanted in ((0, (0, 0)), (1, (1, 5)), (55, (11, 55)), (56, (12, 60)), (95, (19, 95)), (96, None)):
         unfolded.clear()
         assert partition.log.offset_for_timestamp_now(timestamp) == wanted

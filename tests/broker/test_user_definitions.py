@@ -12,7 +12,7 @@ from headrace.broker.catalog import Catalog
 from headrace.broker.rights import Permission, TopicPermission
 from headrace.config import Config
 from headrace.errors import InvalidInput
-from headrace.log.disk import RealDisk
+from headrace.log.disk.disk import RealDisk
 from headrace.log.settings import LogSettings
 
 OF_TEST12 = "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"  # of RabbitMQ's documentation

@@ -17,7 +17,7 @@ from headrace.broker.policies import Policies, Policy
 from headrace.broker.rights import EVERYTHING, Permission, TopicPermission
 from headrace.broker.users import GUEST, Users
 from headrace.errors import CorruptCatalog, InvalidInput, NotFound
-from headrace.log.disk import Disk, RealDisk
+from headrace.log.disk.disk import Disk, RealDisk
 from tests.crash.simdisk import SimulatedDisk
 
 OF_TEST12 = "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from random import Random
 
 from headrace.errors import HeadraceError
+from headrace.log.commit.round import Ticket
 from headrace.log.shard import Shard
-from headrace.log.staging import Ticket
 from tests.crash.model import Broken, Found, Model, same
 from tests.crash.simdisk import SimulatedDisk
 from tests.crash.world import World, look, look_at_last, open_shard, take_apart

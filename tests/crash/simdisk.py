@@ -1,6 +1,6 @@
 """A disk in memory that forgets what was not synced.
 
-It stands in for `headrace.log.disk.Disk`. Besides doing what a filesystem does, it remembers which
+It stands in for `headrace.log.disk.disk.Disk`. Besides doing what a filesystem does, it remembers which
 writes and which names a power cut could still take back, and makes the disks that could be found
 after one. What it may do to a caller, and nothing else:
 

@@ -6,10 +6,10 @@ and made at once, so that at any moment every change that the broker knows of ha
 
 from random import Random
 
-from headrace.log.changes import LEFT_OUT, Changes, Feed
-from headrace.log.frames import Frame, FrameReader, Kind, pack
-from headrace.log.standby import IncompleteCopy, Standby, check_whole, prepare
-from headrace.log.watching import OpenPaths, Watcher
+from headrace.log.disk.watcher import OpenPaths, Watcher
+from headrace.log.standby.change_feed import LEFT_OUT, Changes, Feed
+from headrace.log.standby.follower import IncompleteCopy, Standby, check_whole, prepare
+from headrace.log.standby.frames import Frame, FrameReader, Kind, pack
 from tests.crash.explore import Broken, Effort, Explorer, Stats
 from tests.crash.simdisk import SimulatedDisk
 from tests.crash.world import ROOT, World

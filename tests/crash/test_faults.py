@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import DiskFull, HeadraceError, StorageError, StorageFailed
-from headrace.log import state
+from headrace.log.state.store import store
 from tests.crash.faults import READS, WRITES, Trial, calls_of, new_world, variants
 from tests.crash.model import Broken
 from tests.crash.world import World, look, open_shard
@@ -153,7 +153,7 @@ def test_l8_descriptors_that_run_out_again_and_again_refuse_heal_and_keep_every_
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Down to none at all, whatever is closed that nobody needs at the moment."""
-    monkeypatch.setattr(state, "_REWRITE_BYTES_MIN", 500)
+    monkeypatch.setattr(store, "_REWRITE_BYTES_MIN", 500)
     world = new_world(seed)
     world.open()
     world.faulty = True

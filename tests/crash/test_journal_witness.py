@@ -6,8 +6,9 @@ from random import Random
 import pytest
 
 from headrace.errors import CorruptJournal, StorageFailed
-from headrace.log import journal, repair, slots
-from headrace.log.journal import Journal
+from headrace.log.commit.committer import journal, slots
+from headrace.log.commit.journal import Journal
+from headrace.log.recovery.recovery import journal_repair
 from headrace.log.settings import LogSettings
 from tests.crash.shards import ROOT, batch, checkpoint, lost, new_disk, reopen, spec, values, write
 from tests.crash.simdisk import Fault, SimulatedDisk
@@ -140,15 +141,15 @@ def test_a_refused_entry_that_cannot_be_taken_out_stops_the_shard() -> None:
 def test_a_sound_journal_is_left_as_it_is() -> None:
     image = filled().kill()
     before = journal_files(image)
-    assert repair.examine(ROOT, image) == repair.JournalFacts(0, 3, 3, None)
-    assert repair.accept_loss(ROOT, image) == repair.JournalFacts(0, 3, 3, None)
+    assert journal_repair.examine(ROOT, image) == journal_repair.JournalFacts(0, 3, 3, None)
+    assert journal_repair.accept_loss(ROOT, image) == journal_repair.JournalFacts(0, 3, 3, None)
     assert journal_files(image) == before
 
 
 def test_looking_at_a_damaged_journal_changes_nothing() -> None:
     image = damaged(filled(), 3)
     before = image.files()
-    facts = repair.examine(ROOT, image)
+    facts = journal_repair.examine(ROOT, image)
     assert (facts.checkpoint, facts.readable, facts.synced) == (0, 2, 3)
     assert facts.problem is not None and "entries 3 to 3" in facts.problem
     assert {p for p, c in image.files().items() if before.get(p) != c} <= {f"{ROOT}/lock"}
@@ -157,7 +158,7 @@ def test_looking_at_a_damaged_journal_changes_nothing() -> None:
 def test_after_the_loss_is_accepted_the_rest_is_there_and_the_files_are_kept() -> None:
     image = damaged(filled(), 3)
     bytes_before = set(journal_files(image).values())
-    facts = repair.accept_loss(ROOT, image)
+    facts = journal_repair.accept_loss(ROOT, image)
     assert set(facts.set_aside) <= journal_files(image).keys()
     assert {image.files()[path] for path in facts.set_aside} <= bytes_before
     shard = reopen(image, *TWO_LOGS)
@@ -170,7 +171,7 @@ def test_after_the_loss_is_accepted_the_rest_is_there_and_the_files_are_kept() -
 @pytest.mark.parametrize("sequence", [1, 2, 3])
 def test_l6_a_log_that_lost_confirmed_records_with_the_journal_is_named(sequence: int) -> None:
     image = without_segments(damaged(filled(), sequence))
-    repair.accept_loss(ROOT, image)
+    journal_repair.accept_loss(ROOT, image)
     shard = reopen(image, *TWO_LOGS)
     told = {log_id for log_id, log in shard.logs.items() if log.damage is not None}
     assert told == {log_id for log_id in (1, 2) if log_id >= sequence}
@@ -193,7 +194,7 @@ def test_a_repair_that_is_interrupted_can_be_done_again() -> None:
     rng = Random(3)
     image = without_segments(damaged(disk, shard.journal.sequence - 1)).power_cut(rng, "kept")
     wanted = image.kill()
-    repair.accept_loss(ROOT, wanted)
+    journal_repair.accept_loss(ROOT, wanted)
     expected = outcome(wanted)
     assert expected == ([bytes([n]) for n in b"abcdefghijklmnopqrstuvwxy"], [False, True])
     crashes: list[SimulatedDisk] = []
@@ -202,9 +203,9 @@ def test_a_repair_that_is_interrupted_can_be_done_again() -> None:
         crashes.extend([image.kill(), *(image.power_cut(rng, mode) for mode in ("lost", "kept", "mixed", "mixed"))])
 
     image.before = crash
-    repair.accept_loss(ROOT, image)
+    journal_repair.accept_loss(ROOT, image)
     image.before = None
     assert len(crashes) > 30
     for crashed in crashes:
-        repair.accept_loss(ROOT, crashed)
+        journal_repair.accept_loss(ROOT, crashed)
         assert outcome(crashed) == expected

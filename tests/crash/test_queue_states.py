@@ -86,8 +86,8 @@ async def test_d1_to_d10_hold_for_queues_in_every_crash_state(
 
 async def test_a_journal_that_is_not_synced_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_threads(monkeypatch)
-    monkeypatch.setattr("headrace.log.journal.Journal._sync_file", lambda self, file: None)
-    monkeypatch.setattr("headrace.log.slots.Slots.write_sequence", lambda self, sequence: None)
+    monkeypatch.setattr("headrace.log.commit.journal.Journal._sync_file", lambda self, file: None)
+    monkeypatch.setattr("headrace.log.commit.slots.Slots.write_sequence", lambda self, sequence: None)
     assert "D1" in (await explore(tmp_path, 0))[0]
 
 
@@ -101,7 +101,7 @@ async def test_a_dead_letter_that_is_not_moved_as_one_is_found(tmp_path: Path, m
 
 async def test_deliveries_whose_reach_is_not_synced_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_threads(monkeypatch)
-    from headrace.log.group import Group
+    from headrace.log.commit.atomic_group import Group
 
     commit = Group.commit
     monkeypatch.setattr(Group, "commit", lambda self, *, lazy=False: commit(self, lazy=True))

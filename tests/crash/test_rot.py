@@ -21,12 +21,12 @@ from headrace.broker.rights import TopicPermission
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import CorruptCatalog, CorruptLog, HeadraceError
-from headrace.log import documents
-from headrace.log.disk import make_folder, write_atomically
+from headrace.log.catalog import document
+from headrace.log.disk.disk import make_folder, write_atomically
 from headrace.log.log import Log, LogSpec
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
-from headrace.log.state import StateStore
+from headrace.log.state.store import StateStore
 from headrace.record import codec
 from headrace.record.types import Record
 from tests.crash.queue_world import without_threads
@@ -378,11 +378,11 @@ def test_l6_every_flipped_bit_of_every_document_is_noticed(catalog: dict[str, by
     count, believed = 0, []
     for path, text in catalog.items():
         if path.endswith(".json"):
-            documents.read(text, path)
+            document.read(text, path)
             for changed in flips(text):
                 count += 1
                 try:
-                    documents.read(changed, path)
+                    document.read(changed, path)
                 except CorruptCatalog as error:
                     assert error.path == path
                 else:

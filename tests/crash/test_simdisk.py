@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from headrace.errors import DataFolderLocked
-from headrace.log.disk import Disk, RealDisk, read_whole, write_atomically
+from headrace.log.disk.disk import Disk, RealDisk, read_whole, write_atomically
 from tests.crash.inodes import SECTOR
 from tests.crash.simdisk import Fault, SimulatedDisk
 

@@ -5,9 +5,8 @@ import os
 
 import pytest
 
-from headrace.log import changes
-from headrace.log.changes import Feed
-from headrace.log.standby import Standby
+from headrace.log.standby.change_feed import Feed
+from headrace.log.standby.follower import Standby, change_feed
 from tests.crash.explore import Broken, Effort
 from tests.crash.standby_world import explore_standby
 
@@ -19,7 +18,7 @@ STATES = int(os.environ.get("HEADRACE_CRASH_STATES", "100000")) // 50
 def test_a_standby_holds_what_was_promised_wherever_the_stream_ends(
     monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr(changes, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(change_feed, "PIECE_BYTES", piece_bytes)
     seed, states, broken = SEED, 0, []
     while states < STATES:
         try:
@@ -59,7 +58,7 @@ def test_the_explorer_finds_a_copy_that_overtakes_changes(monkeypatch: pytest.Mo
             return sent + following
         return sent
 
-    monkeypatch.setattr(changes, "PIECE_BYTES", 400)
+    monkeypatch.setattr(change_feed, "PIECE_BYTES", 400)
     monkeypatch.setattr(Feed, "read", early)
     assert _first_broken()
 

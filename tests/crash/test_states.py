@@ -48,7 +48,7 @@ def test_l1_to_l10_hold_in_every_crash_state(part: int) -> None:
 
 def test_the_explorer_finds_a_journal_that_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control: without its sync the journal loses what was confirmed."""
-    from headrace.log.journal import Journal
+    from headrace.log.commit.journal import Journal
 
     monkeypatch.setattr(Journal, "sync", lambda self: setattr(self, "_synced", self.sequence))
     found = _first_broken()
@@ -56,21 +56,21 @@ def test_the_explorer_finds_a_journal_that_is_not_synced(monkeypatch: pytest.Mon
 
 
 def test_the_explorer_finds_a_segment_whose_name_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.log.files import Files
+    from headrace.log.disk.file_cache import Files
 
     monkeypatch.setattr(Files, "sync_folder", lambda self, folder: self._dirty_folders.pop(folder, None))
     assert _first_broken()
 
 
 def test_the_explorer_finds_a_recovery_that_trusts_the_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.log.recovery_fresh import FreshFiles
+    from headrace.log.recovery.new_files import FreshFiles
 
     monkeypatch.setattr(FreshFiles, "sync", lambda self: None)
     assert _first_broken()
 
 
 def test_the_explorer_finds_an_epoch_that_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.log.state import StateStore
+    from headrace.log.state.store import StateStore
 
     write = StateStore.write
 
@@ -83,7 +83,7 @@ def test_the_explorer_finds_an_epoch_that_does_not_grow(monkeypatch: pytest.Monk
 
 def test_the_explorer_finds_a_journal_slot_written_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sound folder would be refused as damaged: the slot reached the disk and the entry did not."""
-    from headrace.log.commit import Committer
+    from headrace.log.commit.committer import Committer
 
     sync = Committer.sync_journal
 
@@ -99,9 +99,9 @@ def test_the_explorer_finds_a_journal_slot_written_before_the_sync(monkeypatch: 
 def test_the_explorer_finds_a_large_round_that_is_told_before_it_is_synced(
     monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
-    from headrace.log import commit
-    from headrace.log.chain import Step
-    from headrace.log.plans import DirectPlan
+    from headrace.log.commit.committer import committer as commit
+    from headrace.log.commit.plan import DirectPlan
+    from headrace.log.disk.io_chain import Step
 
     def hasty(committer, runs):
         plan = DirectPlan.of(committer, runs)
@@ -119,7 +119,7 @@ def test_the_explorer_finds_a_large_round_that_is_told_before_it_is_synced(
 def test_the_explorer_finds_a_journal_slot_that_vouches_for_settles_nobody_synced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from headrace.log.commit import Committer
+    from headrace.log.commit.committer import Committer
 
     tell = Committer.tell
 

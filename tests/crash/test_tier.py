@@ -4,9 +4,10 @@ from random import Random
 
 import pytest
 
-from headrace.log import parquet, tiering
-from headrace.log.paths import UNFINISHED
+from headrace.log.disk.paths import UNFINISHED
 from headrace.log.shard import Shard
+from headrace.log.tier.manifest import archive as tiering
+from headrace.log.tier.manifest import parquet
 from tests.crash.shards import new_disk, reopen, spec, values, write
 from tests.crash.simdisk import SimulatedDisk
 

@@ -9,13 +9,13 @@ from random import Random
 
 from headrace.clock import ManualClock
 from headrace.errors import BatchTooLarge, Conflict, CorruptLog, DiskFull, HeadraceError, LogClosed, Overloaded
-from headrace.log.compaction import LatestByKey
+from headrace.log.commit.round import Ticket
 from headrace.log.log import Log, LogSpec
-from headrace.log.maintenance import Maintenance
-from headrace.log.retention import Limits, new_start
+from headrace.log.maintenance.compaction import LatestByKey
+from headrace.log.maintenance.maintenance import Maintenance
+from headrace.log.maintenance.retention import Limits, new_start
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
-from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.layout import RECORDS_AT
 from tests.crash.model import Broken, Found, FoundLog, LogModel, Model

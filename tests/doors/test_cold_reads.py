@@ -12,7 +12,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 
 from headrace.broker import broker as broker_module
 from headrace.config import Address
-from headrace.log.disk import RealDisk
+from headrace.log.disk.disk import RealDisk
 from tests.doors.amqp.running import depth, eventually, patient_connection, take
 from tests.doors.http.live import SECONDS_MAX, Live
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.log.disk import FileId, RealDisk
+from headrace.log.disk.disk import FileId, RealDisk
 from tests.log.helpers import Bench
 
 

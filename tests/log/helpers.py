@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headrace.clock import ManualClock
-from headrace.log.disk import Disk
+from headrace.log.disk.disk import Disk
 from headrace.log.log import Log
-from headrace.log.recovery import RecoveryReport
+from headrace.log.recovery.recovery import RecoveryReport
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import LogSpec, Shard
-from headrace.log.state import Fold
+from headrace.log.state.store import Fold
 from headrace.record import codec
 from headrace.record.types import Record
 

@@ -13,17 +13,16 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.errors import StorageFailed
-from headrace.log import commit
-from headrace.log.chain import Engine, Step, SyncFailure, run, sync
-from headrace.log.commit import CHAIN_LOGS_MAX
-from headrace.log.disk import RealDisk, run_one_by_one
-from headrace.log.files import Files
+from headrace.log.commit.committer import CHAIN_LOGS_MAX, committer
+from headrace.log.commit.plan import InlinePlan, Plan
+from headrace.log.commit.round import Round
+from headrace.log.disk.disk import RealDisk, run_one_by_one
+from headrace.log.disk.file_cache import Files
+from headrace.log.disk.io_chain import Engine, Step, SyncFailure, run, sync
+from headrace.log.disk.workers import InlineWorker, Lane
 from headrace.log.log import LogSpec
-from headrace.log.plans import InlinePlan, Plan
 from headrace.log.settings import LogSettings, StreamSettings, WriteMode
 from headrace.log.shard import Shard
-from headrace.log.staging import Round
-from headrace.log.work import InlineWorker, Lane
 from tests.log.helpers import Bench, batch
 
 
@@ -107,8 +106,8 @@ def test_l6_a_sync_that_fails_for_somebody_else_ends_it(runner: Runner, file: in
 
 SHORT = """
 import os, resource, sys
-from headrace.log.chain import SyncFailure, run
-from headrace.log.chain import Step
+from headrace.log.disk.io_chain import SyncFailure, run
+from headrace.log.disk.io_chain import Step
 file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 print(run([Step(file, [b"a" * 700, b"b" * 700], 0)], SyncFailure())[:2], os.fstat(file).st_size)
@@ -215,7 +214,7 @@ def test_a_bug_on_the_way_stops_the_log_and_keeps_nobody_waiting(
     if step == "plan":
         monkeypatch.setattr(shard.committer, "plan", broken)
     else:
-        monkeypatch.setattr(commit, "InlinePlan", Broken)
+        monkeypatch.setattr(committer, "InlinePlan", Broken)
     ticket = shard.log(1).append(batch([b"second"]))
     shard.pump()
     assert isinstance(ticket.error, StorageFailed) and "a bug" in str(ticket.error)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import Conflict, LogClosed
-from headrace.log.compaction import Rewritten
-from headrace.log.disk import RealDisk
+from headrace.log.disk.disk import RealDisk
 from headrace.log.log import Log
-from headrace.log.reading import aborted_ranges
+from headrace.log.maintenance.compaction import Rewritten
+from headrace.log.read.external import aborted_ranges
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.log.compaction import Deletes, Survivors, kept_of
-from headrace.log.dirtiness import is_due_now
-from headrace.log.inspect import Inspector
 from headrace.log.log import Log
+from headrace.log.maintenance.compaction import Deletes, Survivors, kept_of
+from headrace.log.maintenance.dirtiness import is_due_now
+from headrace.log.recovery.inspect import Inspector
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
 from headrace.record.layout import CODECS

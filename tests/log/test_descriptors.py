@@ -11,12 +11,11 @@ from random import Random
 import pytest
 
 from headrace.errors import DiskFull
-from headrace.log import paths
-from headrace.log.changes import Changes
-from headrace.log.compaction import Rewritten
-from headrace.log.disk import RealDisk, write_atomically
-from headrace.log.rewriting import adopt, rewrite_file
+from headrace.log.disk.disk import RealDisk, paths, write_atomically
+from headrace.log.maintenance.compaction import Rewritten
+from headrace.log.maintenance.offline_rewrite import adopt, rewrite_file
 from headrace.log.settings import StreamSettings
+from headrace.log.standby.change_feed import Changes
 from tests.crash.simdisk import Fault, SimulatedDisk
 from tests.log.helpers import Bench, batch, values
 

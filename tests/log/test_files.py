@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from headrace.errors import StorageFailed
-from headrace.log.disk import RealDisk, read_whole
-from headrace.log.files import Files
+from headrace.log.disk.disk import RealDisk, read_whole
+from headrace.log.disk.file_cache import Files
 from headrace.log.settings import StreamSettings
 from tests.log.helpers import SMALL, Bench, batch, values
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from headrace.errors import CorruptLog, LogClosed, OffsetOutOfRange, StorageError
-from headrace.log import loading
-from headrace.log.disk import RealDisk
-from headrace.log.loading import THREADS, Loader, ReadWaits
+from headrace.log.disk.disk import RealDisk
+from headrace.log.disk.workers import ThreadWorker
 from headrace.log.log import Log
+from headrace.log.read import cold_reads
+from headrace.log.read.cold_reads import THREADS, Loader, ReadWaits
 from headrace.log.settings import StreamSettings
-from headrace.log.work import ThreadWorker
 from headrace.record import codec
 from tests.log.helpers import Bench, batch, records
 
@@ -241,7 +241,7 @@ def test_what_may_have_come_from_the_disk_is_always_checked(
 
     log = filled(bench, disk)
     disk.is_cold = False
-    monkeypatch.setattr("headrace.log.disk.pread_nowait", unknown)
+    monkeypatch.setattr("headrace.log.disk.disk.pread_nowait", unknown)
     assert eventually(bench, log, 3) == b"03" * 100
     damage(log, 3, b"03" * 100)
     with pytest.raises(CorruptLog):
@@ -380,7 +380,7 @@ def test_a_first_read_that_meets_the_stop_leaves_no_thread_behind(monkeypatch: p
         made.append(ThreadWorker(*args))
         return made[0]
 
-    monkeypatch.setattr(loading, "ThreadWorker", make_while_it_is_closed)
+    monkeypatch.setattr(cold_reads, "ThreadWorker", make_while_it_is_closed)
     told: list[BaseException | None] = []
     loader.submit(lambda: None, lambda _, error: told.append(error))
     assert not any(thread.is_alive() for thread in made[0]._threads)

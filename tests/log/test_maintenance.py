@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import LogClosed, OffsetOutOfRange, Overloaded, StorageFailed
-from headrace.log.inspect import Inspector
-from headrace.log.journal import JournalFull
-from headrace.log.leases import Key, Leases
-from headrace.log.maintenance import runs_of
-from headrace.log.retention import Limits, new_start
-from headrace.log.segment import Segment
+from headrace.log.commit.journal import JournalFull
+from headrace.log.maintenance.maintenance import runs_of
+from headrace.log.maintenance.retention import Limits, new_start
+from headrace.log.read.leases import Key, Leases
+from headrace.log.recovery.inspect import Inspector
+from headrace.log.segments.segment import Segment
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
 from tests.crash.simdisk import SimulatedDisk

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.log.counters import Counters
-from headrace.log.disk import RealDisk
-from headrace.log.files import Files
-from headrace.log.loading import Loader, ReadWaits
-from headrace.log.memory_log import MemoryLog
-from headrace.log.spill import LARGE_BYTES, LOG_BYTES_MAX, Spill
-from headrace.log.work import InlineWorker
+from headrace.log.disk.disk import RealDisk
+from headrace.log.disk.file_cache import Files
+from headrace.log.disk.workers import InlineWorker
+from headrace.log.memory.memory_log import MemoryLog
+from headrace.log.memory.spill import LARGE_BYTES, LOG_BYTES_MAX, Spill
+from headrace.log.read.cold_reads import Loader, ReadWaits
 from headrace.record import codec
 
 KB, MB = 1 << 10, 1 << 20

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import CorruptLog
-from headrace.log import part, reader
 from headrace.log.log import Log
-from headrace.log.part import FilePart
+from headrace.log.read import file_range, reader
+from headrace.log.read.file_range import FilePart
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.record import codec
 from headrace.record.layout import LENGTH_AT
@@ -26,7 +26,7 @@ def system_tells(folder: Path) -> bool:
     probe = folder / "probe"
     probe.write_bytes(b"x" * 4096)
     with probe.open("rb") as file:
-        return part.is_cached(file.fileno(), 0, 4096)
+        return file_range.is_cached(file.fileno(), 0, 4096)
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_what_is_not_in_memory_is_read(bench: Bench) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        assert not part.is_cached(file.fileno(), 0, 300 * KB), "the system keeps it all the same"
+        assert not file_range.is_cached(file.fileno(), 0, 300 * KB), "the system keeps it all the same"
     assert log.part_now(offset, 100 * KB) is None
 
 
@@ -202,7 +202,7 @@ def test_where_the_index_is_lost_it_is_read(bench: Bench, monkeypatch: pytest.Mo
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("headrace.log.segment.write_atomically", full)
+    monkeypatch.setattr("headrace.log.segments.segment.write_atomically", full)
     assert log.part_now(offset, 100 * KB) is None
     assert log.read(offset, 100 * KB).next_offset > offset
     monkeypatch.undo()
@@ -228,7 +228,7 @@ def test_a_part_outlives_its_file(bench: Bench) -> None:
 
 
 def test_there_are_never_more_than_descriptors_for_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part, "PARTS_MAX", 2)
+    monkeypatch.setattr(file_range, "PARTS_MAX", 2)
     log = filled(bench)
     offset = log.read(log.start_offset, 2 * KB).next_offset
     kept = [cut_one(log), cut_one(log)]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from headrace.log.disk import RealDisk
-from headrace.log.files import Files
-from headrace.log.reading import LogFiles, SegmentGone, aborted_ranges
+from headrace.log.disk.disk import RealDisk
+from headrace.log.disk.file_cache import Files
+from headrace.log.read.external import LogFiles, SegmentGone, aborted_ranges
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.record import codec
 from headrace.record.types import BatchInfo

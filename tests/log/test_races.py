@@ -8,11 +8,11 @@ from random import Random
 import msgspec
 import pytest
 
-from headrace.log.disk import RealDisk
-from headrace.log.files import Files
+from headrace.log.disk.disk import RealDisk
+from headrace.log.disk.file_cache import Files
 from headrace.log.log import Log
-from headrace.log.retention import Limits, new_start
-from headrace.log.segment import Segment
+from headrace.log.maintenance.retention import Limits, new_start
+from headrace.log.segments.segment import Segment
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
 from tests.crash.simdisk import Fault, SimulatedDisk

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from headrace.log.recent import SHARED_READS
+from headrace.log.read.recent_reads import SHARED_READS
 from headrace.log.settings import LogSettings
 from tests.log.helpers import Bench, batch
 

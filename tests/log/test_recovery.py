@@ -11,9 +11,9 @@ import pytest
 from crc32c import crc32c
 
 from headrace.errors import CorruptLog, DataFolderLocked, StorageError
-from headrace.log.disk import RealDisk
-from headrace.log.journal import FILE_HEADER, FILE_MAGIC
-from headrace.log.repair import accept_loss
+from headrace.log.commit.journal import FILE_HEADER, FILE_MAGIC
+from headrace.log.disk.disk import RealDisk
+from headrace.log.recovery.journal_repair import accept_loss
 from headrace.log.settings import StreamSettings
 from tests.crash.simdisk import SimulatedDisk
 from tests.log.helpers import SMALL, Bench, batch, records, values

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.broker.catalog import Catalog, file_name
 from headrace.errors import CorruptCatalog, DataFolderLocked, InvalidInput
-from headrace.log import repair_catalog
+from headrace.log.catalog import repair
 from tests.crash.simdisk import SimulatedDisk
 
 ROOT = "/data"
@@ -52,7 +52,7 @@ def both_damaged() -> SimulatedDisk:
 def test_looking_changes_nothing_and_says_what_there_is() -> None:
     disk = both_damaged()
     before = disk.files()
-    (facts,) = repair_catalog.examine(ROOT, disk)
+    (facts,) = repair.examine(ROOT, disk)
     assert (facts.path, facts.kind) == (B, "streams")
     assert not facts.restores_itself and facts.can_be_taken
     assert '"n": 3' in (facts.says or "") and '"n": 1' in (facts.copy or "")
@@ -62,9 +62,9 @@ def test_looking_changes_nothing_and_says_what_there_is() -> None:
 def test_what_the_next_start_restores_is_left_to_it() -> None:
     disk = filled()
     change(disk, B, b'"n": 2', b'"n": 3')
-    (facts,) = repair_catalog.examine(ROOT, disk)
+    (facts,) = repair.examine(ROOT, disk)
     assert facts.restores_itself
-    assert repair_catalog.decide(ROOT, accept_loss=True, disk=disk) == []
+    assert repair.decide(ROOT, accept_loss=True, disk=disk) == []
     assert found(disk) == {"a": 1, "b": 2}
 
 
@@ -72,7 +72,7 @@ def test_what_the_next_start_restores_is_left_to_it() -> None:
 def test_a_document_is_taken_as_it_is_with_a_new_checksum(make) -> None:
     disk = make()
     change(disk, B, b'"n": ', b'"n": 4')
-    (done,) = repair_catalog.decide(ROOT, as_is=[B], disk=disk)
+    (done,) = repair.decide(ROOT, as_is=[B], disk=disk)
     assert done.path == B
     assert found(disk)["b"] in (42, 43)
     disk.remove(B)
@@ -82,7 +82,7 @@ def test_a_document_is_taken_as_it_is_with_a_new_checksum(make) -> None:
 def test_what_is_left_of_a_broken_checksum_is_not_taken_for_a_part_of_the_document() -> None:
     disk = both_damaged()
     change(disk, B, b'"crc32c"', b'"crc32b"')
-    repair_catalog.decide(ROOT, as_is=[B.rpartition("/")[2]], disk=disk)
+    repair.decide(ROOT, as_is=[B.rpartition("/")[2]], disk=disk)
     (document,) = (d for d in Catalog(disk, ROOT).load("streams") if d["identity"][1] == "b")
     assert document == {"identity": ["/", "b"], "n": 3}
 
@@ -90,7 +90,7 @@ def test_what_is_left_of_a_broken_checksum_is_not_taken_for_a_part_of_the_docume
 def test_a_document_is_taken_from_a_damaged_copy_when_a_person_says_so() -> None:
     disk = both_damaged()
     damaged = disk.files()[B]
-    repair_catalog.decide(ROOT, from_copy=[B], disk=disk)
+    repair.decide(ROOT, from_copy=[B], disk=disk)
     assert found(disk) == {"a": 1, "b": 1}
     assert damaged in disk.files().values()
 
@@ -98,12 +98,12 @@ def test_a_document_is_taken_from_a_damaged_copy_when_a_person_says_so() -> None
 def test_going_on_without_a_document_keeps_it() -> None:
     disk = both_damaged()
     damaged, copy = disk.files()[B], disk.files()[COPY]
-    (done,) = repair_catalog.decide(ROOT, accept_loss=True, disk=disk)
+    (done,) = repair.decide(ROOT, accept_loss=True, disk=disk)
     kept = f"{ROOT}/damaged/catalog/streams/{B.rpartition('/')[2]}"
     assert kept in done.what and disk.files()[kept] == damaged
     assert disk.files()[f"{ROOT}/damaged/catalog/all.copy"] == copy, "it may still have something to say"
     assert found(disk) == {"a": 1}
-    assert repair_catalog.examine(ROOT, disk) == []
+    assert repair.examine(ROOT, disk) == []
     disk.remove(A)
     assert found(disk) == {"a": 1}, "what is left is protected again"
 
@@ -113,7 +113,7 @@ def test_going_on_without_a_document_keeps_it() -> None:
 def test_a_document_can_be_left_out_whether_it_is_damaged_or_not(make, path: str) -> None:
     disk = make()
     content = disk.files()[path]
-    (done,) = repair_catalog.decide(ROOT, without=[path], accept_loss=path == A and make is both_damaged, disk=disk)[:1]
+    (done,) = repair.decide(ROOT, without=[path], accept_loss=path == A and make is both_damaged, disk=disk)[:1]
     assert done.path == path and path not in disk.files()
     assert disk.files()[path.replace("/catalog/", "/damaged/catalog/")] == content
     assert "ab"[path == B] not in found(disk)
@@ -124,21 +124,21 @@ def test_only_what_can_be_done_is_done() -> None:
     disk = both_damaged()
     before = disk.files()
     with pytest.raises(InvalidInput, match="not a damaged document"):
-        repair_catalog.decide(ROOT, as_is=[A], disk=disk)
+        repair.decide(ROOT, as_is=[A], disk=disk)
     with pytest.raises(InvalidInput, match="twice"):
-        repair_catalog.decide(ROOT, as_is=[B], from_copy=[B], disk=disk)
+        repair.decide(ROOT, as_is=[B], from_copy=[B], disk=disk)
     with pytest.raises(InvalidInput, match="not a document"):
-        repair_catalog.decide(ROOT, without=["nix.json"], disk=disk)
+        repair.decide(ROOT, without=["nix.json"], disk=disk)
     change(disk, B, b"identity", b"Identity")
     with pytest.raises(CorruptCatalog, match="does not say what it describes"):
-        repair_catalog.decide(ROOT, as_is=[B], accept_loss=True, disk=disk)
+        repair.decide(ROOT, as_is=[B], accept_loss=True, disk=disk)
     disk.remove(COPY)
     with pytest.raises(InvalidInput, match="does not have"):
-        repair_catalog.decide(ROOT, from_copy=[B], disk=disk)
+        repair.decide(ROOT, from_copy=[B], disk=disk)
     assert disk.files().keys() - {f"{ROOT}/lock"} == before.keys() - {COPY}
     lock = disk.lock(f"{ROOT}/lock")
     with pytest.raises(DataFolderLocked):
-        repair_catalog.decide(ROOT, accept_loss=True, disk=disk)
+        repair.decide(ROOT, accept_loss=True, disk=disk)
     disk.close(lock)
 
 
@@ -147,17 +147,17 @@ def test_being_interrupted_loses_nothing(options: dict) -> None:
     disk = both_damaged().power_cut(Random(1), "kept")
     damaged = disk.files()[B]
     wanted = disk.kill()
-    repair_catalog.decide(ROOT, disk=wanted, **options)
+    repair.decide(ROOT, disk=wanted, **options)
     rng = Random(2)
     crashes: list[SimulatedDisk] = []
     disk.before = lambda _kind, _path: crashes.extend(
         [disk.kill(), *(disk.power_cut(rng, mode) for mode in ("lost", "mixed", "mixed"))]
     )
-    repair_catalog.decide(ROOT, disk=disk, **options)
+    repair.decide(ROOT, disk=disk, **options)
     assert len(crashes) > 15
     for crashed in crashes:
         assert damaged in crashed.files().values()
-        findings = repair_catalog.examine(ROOT, crashed)
+        findings = repair.examine(ROOT, crashed)
         if any(not facts.restores_itself for facts in findings):
-            repair_catalog.decide(ROOT, disk=crashed, **options)
+            repair.decide(ROOT, disk=crashed, **options)
         assert found(crashed) == found(wanted.kill())

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from headrace.errors import BatchTooLarge, DiskFull, LogClosed, OffsetOutOfRange, StorageFailed
-from headrace.log.disk import RealDisk
-from headrace.log.journal import JournalFull
+from headrace.log.commit.journal import JournalFull
+from headrace.log.disk.disk import RealDisk
+from headrace.log.disk.workers import Done, Job
 from headrace.log.settings import StreamSettings
-from headrace.log.work import Done, Job
 from tests.log.helpers import SMALL, Bench, batch, values
 
 

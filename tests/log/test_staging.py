@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import LogClosed
-from headrace.log import journal, kernel, slots
+from headrace.log.commit.committer import journal, slots
+from headrace.log.commit.journal_entry import DELETE, MERGE, PUT, ReplayedEnd, ReplayedPart, StateChange, decode
+from headrace.log.commit.round import Part, Round, Ticket, Unit, encode
 from headrace.log.log import Log
-from headrace.log.rounds import DELETE, MERGE, PUT, ReplayedEnd, ReplayedPart, StateChange, decode
+from headrace.log.segments import index
 from headrace.log.settings import StreamSettings
-from headrace.log.staging import Part, Round, Ticket, Unit, encode
 from tests.log.helpers import Bench, batch
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -83,11 +84,11 @@ def test_an_entry_of_the_journal_is_what_its_layout_says(
 ) -> None:
     whole = b"".join(pieces)
     mixed = [bytearray(piece) if number % 2 else memoryview(piece) for number, piece in enumerate(pieces)]
-    raw = b"".join(kernel.journal_entry(number, sequence, synced, mixed))
+    raw = b"".join(index.journal_entry(number, sequence, synced, mixed))
     rest = journal.ENTRY_HEADER.pack(0, journal.ENTRY_MAGIC, number, sequence, synced, len(whole))[4:] + whole
     entry = crc32c(rest).to_bytes(4, "little") + rest
     assert raw == entry.ljust(journal.padded(len(entry)), b"\0")
-    assert kernel.total(mixed) == len(whole)
+    assert index.total(mixed) == len(whole)
 
 
 def test_a_round_takes_what_fits_and_at_least_one(log: Log) -> None:

@@ -13,16 +13,15 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.errors import Conflict
-from headrace.log import changes as changes_module
-from headrace.log import paths, standby
-from headrace.log.changes import Changes, Feed
-from headrace.log.confirms import Confirms
-from headrace.log.disk import RealDisk, write_atomically
-from headrace.log.frames import BadFrame, FrameReader, Kind, pack
-from headrace.log.inspect import Inspector
+from headrace.log.disk.disk import RealDisk, paths, write_atomically
+from headrace.log.disk.watcher import OpenPaths
+from headrace.log.recovery.inspect import Inspector
 from headrace.log.shard import Shard
-from headrace.log.standby import IncompleteCopy, OutOfStep, Standby, prepare
-from headrace.log.watching import OpenPaths
+from headrace.log.standby.acks import Confirms
+from headrace.log.standby.change_feed import Changes, Feed
+from headrace.log.standby.follower import IncompleteCopy, OutOfStep, Standby, follower, prepare
+from headrace.log.standby.follower import change_feed as changes_module
+from headrace.log.standby.frames import BadFrame, FrameReader, Kind, pack
 
 FRAMES = [
     pack(Kind.CREATE, 2, 1, b"a"),
@@ -155,7 +154,7 @@ def test_a_leader_that_sends_anything_at_all_breaks_nothing_of_ours(pair: Pair) 
     assert sorted(os.listdir(Path(pair.copy).parent)) == ["leader", "standby"]
     pair.follow()
     pair.send()
-    assert pair.standby.is_in_step and json.loads(pair.read(paths.STANDBY))["state"] == standby.IN_STEP
+    assert pair.standby.is_in_step and json.loads(pair.read(paths.STANDBY))["state"] == follower.IN_STEP
 
 
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a//b", "a\0b", paths.LOCK, paths.STANDBY])
@@ -172,10 +171,10 @@ def test_a_gap_in_the_changes_is_noticed(pair: Pair) -> None:
 
 def test_a_change_of_what_is_not_there_ends_the_trust_in_the_folder(pair: Pair) -> None:
     pair.send()
-    assert standby.state_of(pair.other, pair.copy) == standby.IN_STEP
+    assert follower.state_of(pair.other, pair.copy) == follower.IN_STEP
     with pytest.raises(OutOfStep):
         pair.give(pack(Kind.WRITE, pair.standby.position + 1, 0, b"nowhere", b"x"))
-    assert standby.state_of(pair.other, pair.copy) == standby.COPYING
+    assert follower.state_of(pair.other, pair.copy) == follower.COPYING
 
 
 def test_what_is_renamed_while_it_is_copied_arrives_under_its_last_name(
@@ -384,7 +383,7 @@ def test_a_leader_that_was_started_on_another_folder_takes_nothing_away(pair: Pa
     with pytest.raises(Conflict, match="--overwrite"):
         pair.follow()
     assert pair.read("a") == b"all there is"
-    assert standby.state_of(pair.other, pair.copy) == standby.IN_STEP
+    assert follower.state_of(pair.other, pair.copy) == follower.IN_STEP
     pair.standby.close()
     pair.standby = Standby(pair.other, pair.copy, prepare(pair.other, pair.copy), overwrite=True)
     pair.follow()
@@ -394,15 +393,15 @@ def test_a_leader_that_was_started_on_another_folder_takes_nothing_away(pair: Pa
 
 def test_the_copies_of_a_folder_have_its_name(pair: Pair) -> None:
     pair.send()
-    name = standby.folder_id(pair.disk, pair.root)
+    name = follower.folder_id(pair.disk, pair.root)
     pair.send()
-    assert standby.folder_id(pair.other, pair.copy) == name == standby.folder_id(pair.disk, pair.root)
+    assert follower.folder_id(pair.other, pair.copy) == name == follower.folder_id(pair.disk, pair.root)
 
 
 def test_a_marker_that_cannot_be_read_counts_as_unfinished(pair: Pair) -> None:
     pair.send()
     Path(pair.copy, paths.STANDBY).write_bytes(json.dumps(["?"]).encode())
-    assert standby.state_of(pair.other, pair.copy) == standby.COPYING
+    assert follower.state_of(pair.other, pair.copy) == follower.COPYING
 
 
 def test_nobody_is_told_before_as_many_standbys_as_wanted_have_the_change(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from headrace.log import state
+from headrace.log.state.store import store
 from tests.crash.simdisk import Fault, SimulatedDisk
 from tests.log.helpers import Bench
 
@@ -14,7 +14,7 @@ ROOT = "/data"
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(state, "_REWRITE_BYTES_MIN", 2000)
+    monkeypatch.setattr(store, "_REWRITE_BYTES_MIN", 2000)
     disk = SimulatedDisk()
     bench = Bench(ROOT, disk)
     bench.open()

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from headrace.errors import CorruptLog, HeadraceError, NotFound, StorageError
-from headrace.log import parquet, tiering
-from headrace.log.disk import RealDisk
-from headrace.log.inspect import Inspector
-from headrace.log.paths import UNFINISHED
-from headrace.log.reading import LogFiles
-from headrace.log.segment import Segment
+from headrace.log.disk.disk import RealDisk
+from headrace.log.disk.paths import UNFINISHED
+from headrace.log.read.external import LogFiles
+from headrace.log.recovery.inspect import Inspector
+from headrace.log.segments.segment import Segment
+from headrace.log.tier.manifest import archive as tiering
+from headrace.log.tier.manifest import parquet
 from headrace.record import codec
 from tests.log.helpers import Bench, values
 from tests.log.tiers import ROLLING, Stop, archive, fill, restore, sealed, take, write

@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from headrace.errors import OffsetOutOfRange
-from headrace.log import parquet, tiering
-from headrace.log.inspect import Inspector
-from headrace.log.loading import ReadWaits
-from headrace.log.reading import LogFiles
+from headrace.log.read.cold_reads import ReadWaits
+from headrace.log.read.external import LogFiles
+from headrace.log.recovery.inspect import Inspector
 from headrace.log.settings import StreamSettings
-from headrace.log.tiered import GroupCache
+from headrace.log.tier.manifest import archive as tiering
+from headrace.log.tier.manifest import parquet
+from headrace.log.tier.row_group_cache import GroupCache
 from headrace.record import codec
 from headrace.record.layout import ZSTD
 from tests.log.helpers import SMALL, Bench, batch, records, values

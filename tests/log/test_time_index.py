@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.log.inspect import Inspector
 from headrace.log.log import Log
+from headrace.log.recovery.inspect import Inspector
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
 from tests.log.helpers import Bench

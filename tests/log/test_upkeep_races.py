@@ -9,9 +9,8 @@ from random import Random
 import pytest
 
 from headrace.errors import Conflict, DiskFull
-from headrace.log import paths
-from headrace.log.compaction import Rewritten
-from headrace.log.disk import RealDisk
+from headrace.log.disk.disk import RealDisk, paths
+from headrace.log.maintenance.compaction import Rewritten
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
 from tests.crash.shards import batch as simulated_batch

@@ -1,14 +1,14 @@
 """A log with segments to archive, and the steps of archiving one by one."""
 
-from headrace.log import tiering
+from headrace.log.disk.paths import UNFINISHED
 from headrace.log.log import Log
-from headrace.log.paths import UNFINISHED
-from headrace.log.segment import Segment
+from headrace.log.segments.segment import Segment
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
+from headrace.log.tier.manifest import archive as tiering
 from headrace.record import codec
+from headrace.record.batch.recompress import recompress
 from headrace.record.layout import GZIP, LOG_APPEND_TIME_BIT, ZSTD
-from headrace.record.recompress import recompress
 from tests.log.helpers import Bench, batch
 
 ROLLING = StreamSettings(segment_size=2000)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.log.disk import RealDisk, write_atomically
-from headrace.log.reading import LogFiles
-from headrace.log.rewriting import Written
+from headrace.log.disk.disk import RealDisk, write_atomically
+from headrace.log.maintenance.offline_rewrite import Written
+from headrace.log.read.external import LogFiles
 from headrace.pipelines.upkeep import to_staging
 from headrace.record.slice import Slice
 from headrace.spark.access import Piece

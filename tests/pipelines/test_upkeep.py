@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.errors import HeadraceError, InvalidInput, NotFound
-from headrace.log.inspect import Inspector
+from headrace.log.recovery.inspect import Inspector
 from headrace.pipelines.upkeep import Upkeep, Where, reindex, verify
 from headrace.spark.broker import BrokerLink
 from headrace.spark.rows import Rows

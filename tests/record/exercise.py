@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import BatchTooLarge, CorruptBatch, DecompressedTooLarge, InvalidInput, UnknownCodec
+from headrace.record.arrow.restore import Cells, Numbers, Rows
 from headrace.record.codec import (
     LatestOffsets,
     columns,
@@ -19,7 +20,6 @@ from headrace.record.codec import (
     validate,
 )
 from headrace.record.layout import MAX_OFFSET
-from headrace.record.render import Cells, Numbers, Rows
 from headrace.record.types import BatchInfo, Buffer
 
 LIMIT = 1 << 20

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from headrace.record.codec import build, murmur2, partition_for, patch, records, scan, validate
-from headrace.record.compression import decompress
+from headrace.record.compression.codecs import decompress
 from headrace.record.layout import CODEC_NAMES, CODECS, HEADER_BYTES
 from tests.record import oracle, strategies
 from tests.record.clients import BUILDERS, PARSERS, kafka_codec, kafka_murmur2

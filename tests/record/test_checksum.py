@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.record.checksum import crc32c, crc32c_software
+from headrace.record.batch.crc32c import crc32c, crc32c_software
 
 VECTORS = {
     b"": 0,

@@ -16,18 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, UnknownCodec
-from headrace.record import compression, system_zstd
 from headrace.record.codec import LatestOffsets, build, columns, filter_batch, records, scan, validate
-from headrace.record.compression import (
+from headrace.record.compression.codecs import (
     GZIP_MEMBERS_MAX,
     XERIAL_BLOCK_BYTES,
     XERIAL_BLOCKS_MAX,
     XERIAL_HEADER,
+    codecs,
     compress,
     decompress,
+    libzstd,
 )
+from headrace.record.compression.zstd_bounds import outline
 from headrace.record.layout import CODEC_NAMES, GZIP, LZ4, SNAPPY, ZSTD
-from headrace.record.zstd import outline
 from tests.record import oracle
 
 MB = 1 << 20
@@ -40,12 +41,12 @@ TEXT = json.dumps([{"id": i, "name": f"name-{i % 17}", "ok": True} for i in rang
 def zstd_decoder(request: pytest.FixtureRequest) -> Iterator[None]:
     """Everything here holds for both: which of them a broker has depends on its machine."""
     is_ours = request.param == "cramjam's zstd"
-    if not system_zstd.FOUND and not is_ours:
+    if not libzstd.FOUND and not is_ours:
         pytest.skip(NO_LIBRARY)
     with pytest.MonkeyPatch.context() as patch:
         if is_ours:
-            guess = compression._UNFOLD[ZSTD][1]
-            patch.setitem(compression._UNFOLD, ZSTD, (compression._zstd_by_cramjam, guess))
+            guess = codecs._UNFOLD[ZSTD][1]
+            patch.setitem(codecs._UNFOLD, ZSTD, (codecs._zstd_by_cramjam, guess))
         yield
 
 
@@ -57,13 +58,13 @@ def test_zstd_data_with_a_damaged_byte_fill_their_room_at_most_and_say_the_same_
     checksum for that. Nothing of what was in the room, or unfolded before, comes out."""
     packed = bytearray(compress(ZSTD, data * 3))
     packed[place % len(packed)] ^= change
-    unfold = compression._UNFOLD[ZSTD][0]
+    unfold = codecs._UNFOLD[ZSTD][0]
 
     def said(filling: int) -> bytes | None:
         room = bytearray([filling]) * (3 * len(data) + 8)
         try:
             size = unfold(bytes(packed), memoryview(room)[:-8])
-        except (CorruptBatch, compression._RoomTooSmall):
+        except (CorruptBatch, codecs._RoomTooSmall):
             return None
         assert room[-8:] == bytes([filling]) * 8
         return bytes(room[:size])
@@ -111,16 +112,16 @@ def test_zstd_data_that_refer_behind_their_window_are_refused_by_both() -> None:
         decompress(ZSTD, packed, 4 * MB)
 
 
-@pytest.mark.skipif(not system_zstd.FOUND, reason=NO_LIBRARY)
+@pytest.mark.skipif(not libzstd.FOUND, reason=NO_LIBRARY)
 def test_zstd_data_of_which_a_decoder_of_streams_makes_other_bytes_are_refused() -> None:
     """It had what it was given last where the data mean what was there before, and said nothing: a broker with the
     library and a consumer read different records."""
     packed, data = behind_its_window(19)
     room = memoryview(bytearray(2 * MB))
-    size = compression._zstd_by_cramjam(packed, room)
+    size = codecs._zstd_by_cramjam(packed, room)
     assert size == len(data) and room[:size] != data
     with pytest.raises(CorruptBatch, match="behind its window"):
-        compression._by_system_zstd(packed, room)
+        codecs._by_system_zstd(packed, room)
 
 
 def test_a_zstd_block_that_unfolds_to_more_than_it_may_is_damage_and_not_too_much() -> None:
@@ -306,7 +307,7 @@ MEMORY_PROGRAM = """
 import re, sys
 from headrace.errors import DecompressedTooLarge, CorruptBatch
 from headrace.record.codec import build, validate
-from headrace.record.compression import decompress
+from headrace.record.compression.codecs import decompress
 def peak_kb():
     # Not ru_maxrss: a child inherits that of the process that started it.
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read()).group(1))

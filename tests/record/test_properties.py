@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pamqp import commands, decode, encode
 
 from headrace.errors import CorruptProperties, InvalidInput
-from headrace.record.properties import (
+from headrace.record.amqp.properties import (
     DEPTH_MAX,
     OBJECTS_MAX,
     PROPERTIES,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidInput
+from headrace.record.arrow.restore import Cells, Numbers, Rows
 from headrace.record.codec import columns, scan
-from headrace.record.render import Cells, Numbers, Rows
 from headrace.record.types import BinaryColumn
 from tests.record import oracle, strategies
 from tests.record.oracle import Fields, Message

@@ -17,7 +17,7 @@ from headrace.record.codec import (
     valid_until,
     validate,
 )
-from headrace.record.compression import compress
+from headrace.record.compression.codecs import compress
 from headrace.record.layout import HEADER_BYTES, HEADERS_MAX, INCOMPLETE, MAX_OFFSET
 from tests.record import oracle
 from tests.record.oracle import Fields, Message

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.record.amqp.properties import encode_properties
+from headrace.record.amqp.trace_headers import traces_of
 from headrace.record.layout import TRACE_HEADERS
-from headrace.record.properties import encode_properties
-from headrace.record.traces import traces_of
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 names = st.sampled_from([*TRACE_HEADERS, "trace", "Traceparent", "tracestat", "x"])

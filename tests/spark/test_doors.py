@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.log.reading import Ends, LogFiles
+from headrace.log.read.external import Ends, LogFiles
 from tests.listing import listed
 from tests.spark.test_size import planned
 from tests.spark.test_source import WAYS, load, options

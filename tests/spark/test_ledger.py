@@ -16,7 +16,7 @@ from headrace.broker.staging import Section, Staging
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import Conflict, StorageError
-from headrace.log.disk import RealDisk
+from headrace.log.disk.disk import RealDisk
 from headrace.log.settings import LogSettings
 from headrace.record import codec
 from headrace.spark.broker import BrokerLink

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.broker.catalog import Catalog
 from headrace.errors import CorruptCatalog, InvalidInput
-from headrace.log.disk import RealDisk
+from headrace.log.disk.disk import RealDisk
 from headrace.pipelines.progress import lag_of
 from headrace.spark.access import DataLoss, State
 from headrace.spark.broker_access import BrokerAccess

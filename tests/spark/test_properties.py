@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.record import codec
+from headrace.record.amqp.properties import encode_properties
 from headrace.record.layout import AMQP_PROPERTIES_HEADER
-from headrace.record.properties import encode_properties
 from headrace.spark.access import Piece
 from headrace.spark.broker import BrokerLink
 from headrace.spark.broker_access import BrokerAccess

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import SegmentGone
-from headrace.log.paths import SegmentStem
-from headrace.log.reading import LogFiles, SliceFile
-from headrace.log.segment import Segment
+from headrace.log.disk.paths import SegmentStem
+from headrace.log.read.external import LogFiles, SliceFile
+from headrace.log.segments.segment import Segment
 from headrace.record.slice import Slice
 from headrace.spark.access import Hold, Piece
 from headrace.spark.folder_access import FolderAccess

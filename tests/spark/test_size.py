@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.record.partitioned import BinaryRows, PartitionedWriter
+from headrace.record.arrow.write import BinaryRows, PartitionedWriter
 from headrace.spark.access import DataLoss
 from headrace.spark.broker import BrokerLink
 from tests.listing import listed
@@ -51,7 +51,7 @@ def test_a_million_records_are_each_read_once(spark: "SparkSession", shared_brok
 
 def test_a_lease_keeps_files_that_retention_is_done_with(tmp_path: "Path") -> None:
     """What a batch was planned on stays until it is done, though the log has moved on."""
-    from headrace.log.reading import LogFiles
+    from headrace.log.read.external import LogFiles
 
     broker = RunningBroker(tmp_path, "--retention-interval", "100ms").start()
     try:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from headrace.record import codec
+from headrace.record.amqp.properties import encode_properties
+from headrace.record.amqp.validate import properties_fault
 from headrace.record.codec import BatchWriter
-from headrace.record.fields import properties_fault
-from headrace.record.properties import encode_properties
 from headrace.wire.amqp.deliver import FOREIGN, WHOLE, encode_deliveries
 from headrace.wire.amqp.methods import arguments, content_frames, frame
 from headrace.wire.amqp.protocol import ProtocolError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from headrace.record.properties import Timestamp
+from headrace.record.amqp.properties import Timestamp
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "$bytes": b64decode,

@@ -41,11 +41,11 @@ from headrace.broker.view import fold_settles
 from headrace.clock import Clock, SystemClock
 from headrace.config import Config
 from headrace.errors import StorageError
-from headrace.log.disk import Disk, RealDisk
+from headrace.log.disk.disk import Disk, RealDisk
 from headrace.log.log import LogSpec
-from headrace.log.recovery import RecoveryReport
+from headrace.log.memory.spill import Spill
+from headrace.log.recovery.recovery import RecoveryReport
 from headrace.log.shard import Shard
-from headrace.log.spill import Spill
 
 TICK_S = 0.05
 MEMBERS_SHARE = 8  # of the memory: what members of groups may have us keep is at most this part

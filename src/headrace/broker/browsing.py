@@ -9,7 +9,7 @@ from headrace.broker.partition import when_loaded
 from headrace.broker.reading import committed
 from headrace.broker.view import View
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, OffsetOutOfRange
-from headrace.log.reader import Chunk
+from headrace.log.read.reader import Chunk
 from headrace.record import codec
 from headrace.record.types import Record
 

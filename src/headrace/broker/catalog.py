@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.errors import CorruptCatalog
-from headrace.log import documents
-from headrace.log.aside import set_aside
-from headrace.log.catalog_copy import CatalogCopy
-from headrace.log.catalog_survey import Survey, restore, survey
-from headrace.log.confirms import Confirms
-from headrace.log.disk import Disk, write_atomically
-from headrace.log.documents import Identity, file_name
-from headrace.log.paths import CATALOG
+from headrace.log.catalog import document as documents
+from headrace.log.catalog.copy import CatalogCopy
+from headrace.log.catalog.document import Identity, file_name
+from headrace.log.catalog.quarantine import set_aside
+from headrace.log.catalog.survey import Survey, restore, survey
+from headrace.log.disk.disk import Disk, write_atomically
+from headrace.log.disk.paths import CATALOG
+from headrace.log.standby.acks import Confirms
 
 __all__ = ["Catalog", "Identity", "file_name", "shaped"]
 

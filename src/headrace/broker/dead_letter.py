@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.message import NO_PROPERTIES, Message, keys_in, to_text
 from headrace.errors import InvalidInput
-from headrace.record.properties import Timestamp, edit
+from headrace.record.amqp.properties import Timestamp, edit
 
 if TYPE_CHECKING:
     from headrace.broker.queue_contents import QueueContents

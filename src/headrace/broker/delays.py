@@ -19,7 +19,7 @@ from headrace.broker.routing import Routed
 from headrace.broker.timers import DueIndex
 from headrace.broker.view import Run, View
 from headrace.errors import HeadraceError
-from headrace.log.memory_log import MemoryLog
+from headrace.log.memory.memory_log import MemoryLog
 from headrace.record import codec
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record

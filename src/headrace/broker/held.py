@@ -1,11 +1,11 @@
-"""Files that readers beside the broker hold by a second name: what is past its time goes. See log/paths.py."""
+"""Files that readers beside the broker hold by a second name: what is past its time goes. See log/disk/paths.py."""
 
 import asyncio
 
 from headrace.clock import Clock
 from headrace.errors import StorageError
-from headrace.log.disk import Disk
-from headrace.log.paths import HELD, held_until
+from headrace.log.disk.disk import Disk
+from headrace.log.disk.paths import HELD, held_until
 
 
 async def sweep_held(disk: Disk, root: str, clock: Clock) -> list[str]:

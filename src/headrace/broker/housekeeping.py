@@ -10,8 +10,8 @@ from headrace.broker.stats import Stats
 from headrace.broker.streams import Streams
 from headrace.clock import Clock
 from headrace.errors import Conflict, HeadraceError, StorageError
-from headrace.log.dirtiness import is_due_now
 from headrace.log.log import Log
+from headrace.log.maintenance.dirtiness import is_due_now
 from headrace.log.shard import Shard
 
 logger = logging.getLogger("headrace.broker")

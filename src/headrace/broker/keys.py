@@ -25,8 +25,8 @@ from headrace.errors import (
     OffsetOutOfRange,
     StorageError,
 )
-from headrace.log import paths
-from headrace.log.reader import Chunk
+from headrace.log.disk.disk import paths
+from headrace.log.read.reader import Chunk
 from headrace.record import codec
 from headrace.record.types import Record
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from headrace.broker.partition import Partition
 from headrace.errors import LimitReached
-from headrace.log.leases import Key
-from headrace.log.segment import Segment
+from headrace.log.read.leases import Key
+from headrace.log.segments.segment import Segment
 from headrace.log.shard import Shard
 
 SEGMENTS_MAX = 100_000

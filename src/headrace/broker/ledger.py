@@ -19,8 +19,8 @@ from headrace.broker.staging import Section, Staging
 from headrace.broker.streams import Streams
 from headrace.clock import Clock
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidInput, NotFound
+from headrace.log.commit.journal_entry import PART_BYTES
 from headrace.log.log import Log
-from headrace.log.rounds import PART_BYTES
 from headrace.log.shard import Shard
 from headrace.record.types import BatchInfo
 

@@ -3,7 +3,7 @@
 import os
 import resource
 
-from headrace.log.disk import Disk, RealDisk
+from headrace.log.disk.disk import Disk, RealDisk
 
 KB, GB = 1 << 10, 1 << 30
 AUTO_LIMIT_MAX = 2 * GB

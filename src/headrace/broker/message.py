@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import CorruptProperties, InvalidInput
+from headrace.record.amqp.properties import Table, decode_properties, edit, encode_properties, property_of
+from headrace.record.amqp.trace_headers import traces_of
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
-from headrace.record.properties import Table, decode_properties, edit, encode_properties, property_of
-from headrace.record.traces import traces_of
 from headrace.record.types import Record
 
 NO_PROPERTIES = b"\x00\x00"

@@ -11,8 +11,8 @@ from headrace.broker.users import Users
 from headrace.broker.vhosts import CATALOG_KIND as VHOSTS
 from headrace.broker.vhosts import DEFAULT
 from headrace.errors import NotFound, VirtualHostNotFound
-from headrace.log import paths, standby
-from headrace.log.disk import Disk, RealDisk
+from headrace.log.disk.disk import Disk, RealDisk, paths
+from headrace.log.standby.follower import follower
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def offline_users(data_dir: str, disk: Disk | None = None) -> Iterator[OfflineUs
         raise NotFound(f"{data_dir} is not the data folder of a broker")
     lock = disk.lock(f"{data_dir}/{paths.LOCK}")
     try:
-        standby.promote(disk, data_dir)  # its leader does not know what is changed here
+        follower.promote(disk, data_dir)  # its leader does not know what is changed here
         with asyncio.Runner() as runner:
             catalog = Catalog(disk, data_dir)
             vhosts = frozenset((DEFAULT, *(document["identity"][0] for document in catalog.load(VHOSTS))))

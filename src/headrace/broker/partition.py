@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from headrace.log.loading import ReadWaits
+from headrace.log.commit.round import Ticket
 from headrace.log.log import Log
-from headrace.log.part import FilePart
-from headrace.log.reader import PART_BYTES_MIN, Chunk
+from headrace.log.read.cold_reads import ReadWaits
+from headrace.log.read.file_range import FilePart
+from headrace.log.read.reader import PART_BYTES_MIN, Chunk
 from headrace.log.settings import StreamSettings
-from headrace.log.staging import Ticket
 from headrace.record.types import BatchInfo
 
 READ_BYTES = 1 << 20

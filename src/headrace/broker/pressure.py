@@ -15,8 +15,8 @@ from headrace.broker.machine import ProcessMemory, memory_limit
 from headrace.clock import Clock
 from headrace.config import Config, format_size
 from headrace.errors import DiskFull, Overloaded
-from headrace.log.disk import Disk
-from headrace.log.part import parts_max
+from headrace.log.disk.disk import Disk
+from headrace.log.read.file_range import parts_max
 from headrace.log.shard import Shard
 
 logger = logging.getLogger("headrace.pressure")

@@ -13,10 +13,10 @@ from headrace.broker.producers import Batch, PartitionProducers, Snapshot
 from headrace.broker.settle import RangeSet
 from headrace.clock import Clock
 from headrace.errors import CorruptLog, DiskFull, HeadraceError, InvalidInput, Overloaded, StorageError
-from headrace.log.group import Group
+from headrace.log.commit.atomic_group import Group
+from headrace.log.commit.round import Ticket
 from headrace.log.log import Log
 from headrace.log.shard import Shard
-from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.control import is_commit
 from headrace.record.types import BatchInfo
@@ -249,7 +249,7 @@ class Producers:
         return producers.aborted if producers is not None else NO_ABORTS
 
     def _forget_aborted(self, log: Log, markers: Sequence[int]) -> Ticket | None:
-        """Compaction is about to drop them; see log/aborts.py. Stored also if they were forgotten before: perhaps what
+        """Compaction is about to drop them; see log/maintenance/abort_markers.py. Stored also if they were forgotten before: perhaps what
         was to say so was refused."""
         tracked = self._tracked.get(log.id)
         if tracked is None or tracked.upto < 0:

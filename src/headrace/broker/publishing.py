@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from headrace.broker.streams import Stream
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidInput, PartitionNotFound, PartlyStored
+from headrace.log.commit.round import Ticket
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
-from headrace.log.staging import Ticket
 from headrace.record import codec
 from headrace.record.layout import CODECS
 from headrace.record.types import BatchInfo

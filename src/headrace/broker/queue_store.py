@@ -29,9 +29,9 @@ from headrace.broker.streams import Stream, Streams
 from headrace.broker.view import Delta, View
 from headrace.config.setting import NUMBER_MOST
 from headrace.errors import ArgumentMismatch, StorageError
-from headrace.log.memory_log import MemoryLog
+from headrace.log.commit.round import Ticket
+from headrace.log.memory.memory_log import MemoryLog
 from headrace.log.shard import Shard
-from headrace.log.staging import Ticket
 
 if TYPE_CHECKING:
     from headrace.broker.vhost import VirtualHost

@@ -7,8 +7,8 @@ from headrace.broker.aborts import NO_ABORTS, Aborted, Aborts
 from headrace.broker.partition import Partition, ReadWaits
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, UnreadableBatch
 from headrace.record import codec
+from headrace.record.batch.recompress import recompress
 from headrace.record.layout import ATTRIBUTES_AT, CODEC_MASK, NONE
-from headrace.record.recompress import recompress
 from headrace.record.types import BatchInfo, Record
 
 STEP_BYTES = 64 * 1024  # of the first read: most pages are small

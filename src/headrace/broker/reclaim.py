@@ -15,7 +15,7 @@ from headrace.broker.turns import Turns
 from headrace.broker.view import View
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, StorageError
-from headrace.log.segment import Segment
+from headrace.log.segments.segment import Segment
 from headrace.log.shard import Shard
 from headrace.record.types import BatchInfo
 

@@ -1,8 +1,8 @@
 """Batches that a topic's settings do not let stay as they came: another codec, or the broker's time."""
 
 from headrace.errors import CorruptBatch
-from headrace.record import compression
-from headrace.record.checksum import crc32c
+from headrace.record.batch.crc32c import crc32c
+from headrace.record.compression.codecs import codecs
 from headrace.record.layout import (
     ATTRIBUTES_AT,
     CODEC_MASK,
@@ -18,9 +18,9 @@ from headrace.record.layout import (
 def recompress(batch: memoryview, codec: int, decompressed_bytes_max: int) -> bytearray:
     """One whole, valid batch with its records under another codec."""
     attributes = int.from_bytes(batch[ATTRIBUTES_AT : ATTRIBUTES_AT + 2], "big")
-    records = compression.decompress(attributes & CODEC_MASK, batch[RECORDS_AT:], decompressed_bytes_max)
+    records = codecs.decompress(attributes & CODEC_MASK, batch[RECORDS_AT:], decompressed_bytes_max)
     result = bytearray(batch[:RECORDS_AT])
-    result += compression.compress(codec, records)
+    result += codecs.compress(codec, records)
     attributes = (attributes & ~CODEC_MASK) | codec
     result[ATTRIBUTES_AT : ATTRIBUTES_AT + 2] = attributes.to_bytes(2, "big")
     result[LENGTH_AT : LENGTH_AT + 4] = (len(result) - PREFIX_BYTES).to_bytes(4, "big")

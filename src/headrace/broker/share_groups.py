@@ -32,7 +32,7 @@ from headrace.errors import (
     InvalidRecordState,
     UnknownMember,
 )
-from headrace.log.group import Group as Entry
+from headrace.log.commit.atomic_group import Group as Entry
 from headrace.log.log import Log
 from headrace.log.shard import Shard
 

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 from headrace.clock import Clock
 from headrace.errors import Conflict, CorruptBatch, InvalidInput, NotFound, StorageError
-from headrace.log.disk import Disk, write_atomically
-from headrace.log.paths import STAGING, UNFINISHED
+from headrace.log.disk.disk import Disk, write_atomically
+from headrace.log.disk.paths import STAGING, UNFINISHED
 from headrace.record import codec
 from headrace.record.types import BatchInfo
 

@@ -11,11 +11,11 @@ import msgspec
 
 from headrace.clock import Clock
 from headrace.errors import Conflict, InvalidInput, NotFound
-from headrace.log.changes import QUEUE_BYTES_MAX, Changes, Feed, Kept
-from headrace.log.confirms import Confirms
-from headrace.log.disk import RealDisk
-from headrace.log.frames import FORMAT, Kind, pack
-from headrace.log.standby import folder_id
+from headrace.log.disk.disk import RealDisk
+from headrace.log.standby.acks import Confirms
+from headrace.log.standby.change_feed import QUEUE_BYTES_MAX, Changes, Feed, Kept
+from headrace.log.standby.follower import folder_id
+from headrace.log.standby.frames import FORMAT, Kind, pack
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

@@ -13,7 +13,7 @@ from headrace.broker.queue import Queue
 from headrace.broker.view import View
 from headrace.errors import ArgumentMismatch, NotSupported
 from headrace.record import codec
-from headrace.record.properties import Timestamp
+from headrace.record.amqp.properties import Timestamp
 from headrace.record.types import Record
 
 READ_BYTES = 128 * 1024

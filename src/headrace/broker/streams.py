@@ -30,8 +30,8 @@ from headrace.errors import (
     StreamExists,
     StreamNotFound,
 )
+from headrace.log.disk.paths import slug
 from headrace.log.log import LogSpec
-from headrace.log.paths import slug
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
 

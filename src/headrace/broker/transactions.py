@@ -53,10 +53,10 @@ from headrace.errors import (
     TransactionNotFound,
     UnknownProducer,
 )
-from headrace.log.group import Group
+from headrace.log.commit.atomic_group import Group
+from headrace.log.commit.round import Ticket
 from headrace.log.log import Log
 from headrace.log.shard import Shard
-from headrace.log.staging import Ticket
 from headrace.record.types import BatchInfo
 
 TRANSACTIONS = "transactions"

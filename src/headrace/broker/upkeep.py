@@ -7,11 +7,11 @@ from headrace.broker.partition import Partition
 from headrace.broker.producer_registry import Producers
 from headrace.broker.staging import Staging
 from headrace.errors import Conflict, HeadraceError, NotFound, StorageError
-from headrace.log.compaction import Rewritten
-from headrace.log.rewriting import adopt
-from headrace.log.segment import Segment
+from headrace.log.maintenance.compaction import Rewritten
+from headrace.log.maintenance.offline_rewrite import adopt
+from headrace.log.segments.segment import Segment
 from headrace.log.shard import Shard
-from headrace.log.tiering import archive, take_back
+from headrace.log.tier.archive import archive, take_back
 
 
 class Gain(NamedTuple):

@@ -61,7 +61,7 @@ def _python() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     fits = sys.version_info >= (3, 11)
     yield Finding("Python", GOOD if fits else BAD, version, "" if fits else "install Python 3.11 or newer")
-    import headrace.record.build as kernel
+    import headrace.record.batch.build as kernel
 
     compiled = not str(kernel.__file__).endswith(".py")
     yield Finding(
@@ -73,9 +73,9 @@ def _python() -> Iterator[Finding]:
         yield Finding(
             "uvloop", WARN, "not installed", "pip install uvloop: about a third less CPU for small messages"
         )
-    from headrace.record import system_zstd
+    from headrace.record.compression.codecs import libzstd
 
-    if system_zstd.FOUND:
+    if libzstd.FOUND:
         yield Finding("libzstd", GOOD, "the system's")
     else:
         advice = "batches in zstd unfold in two thirds of the time with it (Debian: apt install libzstd1)"

@@ -14,7 +14,7 @@ from headrace.cli.options import Command, config_option, settings_file
 from headrace.errors import InvalidInput, NotFound, StorageError
 
 if TYPE_CHECKING:
-    from headrace.log.inspect import LogFacts
+    from headrace.log.recovery.inspect import LogFacts
 
 
 def data_dir_option(command: Command) -> Command:
@@ -48,7 +48,7 @@ class Folder:
 
     def __init__(self, data_dir: str | None, config_file: Path | None, *, quiet: bool = False) -> None:
         from headrace.config import load
-        from headrace.log.inspect import Inspector
+        from headrace.log.recovery.inspect import Inspector
 
         config = load({"data_dir": data_dir}, os.environ, settings_file(config_file))
         self.path = os.path.abspath(config.data_dir)

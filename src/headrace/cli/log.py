@@ -14,7 +14,7 @@ from headrace.cli.repair import repair
 from headrace.cli.upkeep import Where, compact, is_for_spark, on_option, recompress, replay, tier
 
 if TYPE_CHECKING:
-    from headrace.log.inspect import Inspector, LogFacts
+    from headrace.log.recovery.inspect import Inspector, LogFacts
 
 DAMAGED = 6
 DUMP_COLUMNS = ("segment", "position", "base_offset", "last_offset", "records", "bytes", "timestamp", "codec", "flags")

@@ -10,8 +10,8 @@ from headrace.cli.folder import Folder, data_dir_option
 from headrace.cli.options import json_option
 
 if TYPE_CHECKING:
-    from headrace.log.repair import JournalFacts
-    from headrace.log.repair_catalog import DocumentFacts, Done
+    from headrace.log.catalog.repair import DocumentFacts, Done
+    from headrace.log.recovery.journal_repair import JournalFacts
 
 DAMAGED = 6
 ENTRIES = ("checkpoint", "readable", "synced")
@@ -79,8 +79,8 @@ def repair(
     catalog: each damaged document, what it says, what its copy says, and what is missing without it. The exit code is
     0 when everything is sound, will be restored by the next start or was repaired, and 6 when something is damaged.
     """
-    from headrace.log import repair as journal_repair
-    from headrace.log import repair_catalog
+    from headrace.log.catalog import repair as repair_catalog
+    from headrace.log.recovery.recovery import journal_repair as journal_repair
 
     with Folder(data_dir, config_file, quiet=True) as folder:
         done = repair_catalog.decide(

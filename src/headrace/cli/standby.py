@@ -18,7 +18,7 @@ from headrace.outlet import Outlet
 
 if TYPE_CHECKING:
     from headrace.client.connection import Connection
-    from headrace.log.standby import Standby
+    from headrace.log.standby.follower import Standby
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.2, 10.0
 SILENCE_S_MAX = 30.0  # of a leader, which says something every two seconds
@@ -52,8 +52,8 @@ def standby(
     from headrace.client.connection import Connection
     from headrace.client.exchange import parse_url
     from headrace.config import load
-    from headrace.log.disk import RealDisk
-    from headrace.log.standby import Standby, prepare
+    from headrace.log.disk.disk import RealDisk
+    from headrace.log.standby.follower import Standby, prepare
 
     config = load({"data_dir": data_dir}, os.environ, settings_file(config_file))
     root = os.path.abspath(config.data_dir)
@@ -121,7 +121,7 @@ class Following:
 
     def _follow(self) -> None:
         from headrace.client.shapes import JSON, encode
-        from headrace.log.frames import FORMAT, BadFrame, FrameReader
+        from headrace.log.standby.frames import FORMAT, BadFrame, FrameReader
 
         kept = {path: list(facts) for path, facts in self._standby.kept().items()}
         body = encode({"name": self._name, "copy": self._standby.copy, "format": FORMAT, "kept": kept})
@@ -160,7 +160,7 @@ class Following:
         raise Lost(f"{self._connection.endpoint} has ended the stream")
 
     def _take(self, frame: Any) -> None:
-        from headrace.log.frames import BadFrame, Kind
+        from headrace.log.standby.frames import BadFrame, Kind
 
         if not self._id and frame.kind != Kind.HELLO:
             raise BadFrame("the leader does not say who it is")
@@ -179,7 +179,7 @@ class Following:
             self._confirm()
 
     def _meet(self, frame: Any) -> None:
-        from headrace.log.standby import Hello
+        from headrace.log.standby.follower import Hello
 
         hello = Hello.of(frame)
         self._id, self._has_waiters = hello.id, hello.waits

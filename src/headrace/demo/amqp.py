@@ -10,7 +10,7 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from headrace.errors import AccessRefused, BrokerUnreachable, Conflict, HeadraceError
-from headrace.record.properties import encode_properties
+from headrace.record.amqp.properties import encode_properties
 from headrace.wire.amqp.methods import content_frames, decode, frame
 from headrace.wire.amqp.protocol import FRAME_METHOD, PROTOCOL_HEADER
 

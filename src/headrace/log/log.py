@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from headrace.errors import CorruptLog, LogClosed, OffsetOutOfRange, StorageError
-from headrace.log.loading import ReadWaits
-from headrace.log.part import FilePart
-from headrace.log.reader import Chunk, Reader
-from headrace.log.segment import Segment
+from headrace.log.commit.log_writer import Tail
+from headrace.log.commit.round import LogEnd
+from headrace.log.read.cold_reads import ReadWaits
+from headrace.log.read.file_range import FilePart
+from headrace.log.read.reader import Chunk, Reader
+from headrace.log.segments.segment import Segment
 from headrace.log.settings import StreamSettings
-from headrace.log.staging import LogEnd
-from headrace.log.tail import Tail
 from headrace.record.slice import Slice
 
 if TYPE_CHECKING:

@@ -11,28 +11,28 @@ from typing import Any
 
 from headrace.clock import Clock
 from headrace.errors import DiskFull, NotFound, StorageError, StorageFailed
-from headrace.log import checkpoint, paths, standby
-from headrace.log.commit import Committer
+from headrace.log.commit.atomic_group import Group
+from headrace.log.commit.committer import Committer, checkpoint
+from headrace.log.commit.journal import Journal
+from headrace.log.commit.journal_entry import DELETE, MERGE, PUT, StateChange
+from headrace.log.commit.log_writer import Tail
+from headrace.log.commit.round import Ticket, Unit
+from headrace.log.commit.scheduler import Intake
+from headrace.log.commit.slots import Ends, Slots
 from headrace.log.counters import Counters
-from headrace.log.disk import Disk, FileId, RealDisk, make_folder
-from headrace.log.files import NO_ROOM, Files
-from headrace.log.group import Group
-from headrace.log.index_cache import IndexCache
-from headrace.log.intake import Intake
-from headrace.log.journal import Journal
-from headrace.log.loading import Loader
+from headrace.log.disk.disk import Disk, FileId, RealDisk, make_folder, paths
+from headrace.log.disk.file_cache import NO_ROOM, Files
+from headrace.log.disk.workers import InlineWorker, Lane, Post, ThreadWorker, Watch, Worker
 from headrace.log.log import Log, LogSpec
-from headrace.log.maintenance import Maintenance
-from headrace.log.recent import RecentReads
-from headrace.log.recovery import RecoveryReport, recover
-from headrace.log.rounds import DELETE, MERGE, PUT, StateChange
+from headrace.log.maintenance.maintenance import Maintenance
+from headrace.log.read.cold_reads import Loader
+from headrace.log.read.recent_reads import RecentReads
+from headrace.log.recovery.recovery import RecoveryReport, recover
+from headrace.log.segments.index_cache import IndexCache
 from headrace.log.settings import LogSettings
-from headrace.log.slots import Ends, Slots
-from headrace.log.staging import Ticket, Unit
-from headrace.log.state import Fold, StateStore
-from headrace.log.tail import Tail
-from headrace.log.tiering import tier_root
-from headrace.log.work import InlineWorker, Lane, Post, ThreadWorker, Watch, Worker
+from headrace.log.standby.follower import follower
+from headrace.log.state.store import Fold, StateStore
+from headrace.log.tier.archive import tier_root
 
 RECENT_BYTES_MAX = 8 << 20
 
@@ -120,7 +120,7 @@ class Shard:
             self.disk.mkdir(f"{self.root}/{folder}")
         self.disk.sync_dir(self.root)  # what is synced in a folder without a durable name of its own is lost with it
         self._lock = self.disk.lock(f"{self.root}/{paths.LOCK}")
-        self.was_standby = standby.promote(self.disk, self.root)
+        self.was_standby = follower.promote(self.disk, self.root)
         self.tier_root = tier_root(self.disk, self.root, self.settings.tier_dir)
         self.state = StateStore(self.disk, f"{self.root}/{paths.STATE}", folds)
         return recover(self, list(logs))  # not before the lock is ours: another broker may be changing them

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.log.paths import LOCK, SLOTS
+from headrace.log.disk.paths import LOCK, SLOTS
 
 
 def folder_in_sight(status: Mapping[str, Any]) -> str | None:

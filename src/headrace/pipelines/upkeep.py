@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from headrace.client.exchange import without_password
 from headrace.config import parse_duration
 from headrace.errors import Conflict, HeadraceError, InvalidInput, NotFound
-from headrace.log.compaction import Deletes, Survivors, kept_of
-from headrace.log.disk import RealDisk
-from headrace.log.inspect import Checked, Inspector, VerifyReport
-from headrace.log.paths import STAGING, TIER, UNFINISHED
-from headrace.log.reading import LogFiles
-from headrace.log.rewriting import Written, rewrite_file
-from headrace.log.segment import Segment
-from headrace.log.tier import read_tier
-from headrace.log.tiering import NotArchivable, parquet_path, write_parquet, write_segment
+from headrace.log.disk.disk import RealDisk
+from headrace.log.disk.paths import STAGING, TIER, UNFINISHED
+from headrace.log.maintenance.compaction import Deletes, Survivors, kept_of
+from headrace.log.maintenance.offline_rewrite import Written, rewrite_file
+from headrace.log.read.external import LogFiles
+from headrace.log.recovery.inspect import Checked, Inspector, VerifyReport
+from headrace.log.segments.segment import Segment
+from headrace.log.tier.archive import NotArchivable, parquet_path, write_parquet, write_segment
+from headrace.log.tier.manifest import read_tier
 from headrace.pipelines.java import check_pyspark, has_pyspark
 from headrace.pipelines.sight import folder_in_sight
+from headrace.record.batch.recompress import recompress
 from headrace.record.layout import CODECS
-from headrace.record.recompress import recompress
 from headrace.record.types import BatchInfo, Buffer
 from headrace.spark.broker import BrokerLink
 

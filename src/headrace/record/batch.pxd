@@ -6,7 +6,7 @@ so that it runs without the GIL; the one place that knows the position turns the
 
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
 
-from headrace.record.checksum cimport crc32c_of
+from headrace.record.batch.crc32c cimport crc32c_of
 from headrace.record.raw cimport add_overflows, get16, get32, get64, get_varint
 
 cdef enum Fault:

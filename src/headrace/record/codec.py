@@ -1,12 +1,12 @@
 """The one place to import the batch kernels from; build, scan, decode and the rest are how they are cut."""
 
-from headrace.record.build import BatchWriter, build, encode_headers
-from headrace.record.columns import columns
-from headrace.record.decode import first_at, records
-from headrace.record.latest import LatestOffsets, keep_latest, keep_listed
-from headrace.record.partition import murmur2, partition_for
-from headrace.record.rewrite import filter_batch
-from headrace.record.scan import epochs_until, patch, patch_run, scan, trim, valid_until, validate
+from headrace.record.arrow.read import columns
+from headrace.record.batch.build import BatchWriter, build, encode_headers
+from headrace.record.batch.decode import first_at, records
+from headrace.record.batch.filter import filter_batch
+from headrace.record.batch.latest_by_key import LatestOffsets, keep_latest, keep_listed
+from headrace.record.batch.murmur2 import murmur2, partition_for
+from headrace.record.batch.scan import epochs_until, patch, patch_run, scan, trim, valid_until, validate
 
 __all__ = [
     "BatchWriter",

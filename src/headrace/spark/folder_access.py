@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from headrace.errors import CorruptLog, NotFound
-from headrace.log.documents import read as read_document
-from headrace.log.paths import CATALOG, LOGS
-from headrace.log.reading import LogFiles, SegmentGone, SliceFile
+from headrace.log.catalog.document import read as read_document
+from headrace.log.disk.paths import CATALOG, LOGS
+from headrace.log.read.external import LogFiles, SegmentGone, SliceFile
 from headrace.record.layout import MAX_OFFSET
 from headrace.record.types import BatchInfo
 from headrace.spark.access import CHUNK_BYTES, DataLoss, Feed, Hold, Piece, State

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.log.paths import DATA, HELD, PARQUET, TIER, SegmentStem, held_name, held_until, parse_segment
-from headrace.log.reading import LogFiles, SegmentGone
+from headrace.log.disk.paths import DATA, HELD, PARQUET, TIER, SegmentStem, held_name, held_until, parse_segment
+from headrace.log.read.external import LogFiles, SegmentGone
 from headrace.record.slice import Slice
 from headrace.spark.access import Piece
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptBatch, CorruptLog, CorruptProperties
-from headrace.log.reading import SegmentGone, aborted_ranges
+from headrace.log.read.external import SegmentGone, aborted_ranges
 from headrace.record import codec
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import BinaryColumn, Columns, HeadersColumn
@@ -218,7 +218,7 @@ def _properties(raw: bytes) -> list[tuple[str, str]] | None:
     goes as one without."""
     import msgspec
 
-    from headrace.record.properties import decode_properties
+    from headrace.record.amqp.properties import decode_properties
 
     def text(value: Any) -> str:
         if isinstance(value, str):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from headrace.errors import BrokerUnreachable, HeadraceError, InvalidInput, Unconfirmed
+from headrace.record.arrow.write import BinaryRows, PartitionedWriter
 from headrace.record.codec import encode_headers
-from headrace.record.partitioned import BinaryRows, PartitionedWriter
 from headrace.spark.broker import BrokerLink
 from headrace.spark.options import BadOption, WriteOptions
 from headrace.spark.workers import prepare_worker

@@ -10,7 +10,7 @@ from headrace.broker.message import Message
 from headrace.broker.queue import Queue
 from headrace.broker.queue_contents import DROPPED_AT_ONCE
 from headrace.broker.vhost import VirtualHost
-from headrace.record.properties import encode_properties
+from headrace.record.amqp.properties import encode_properties
 from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange, pass_time, say, until
 
 

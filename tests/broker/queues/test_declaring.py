@@ -11,7 +11,7 @@ from headrace.broker.message import Message
 from headrace.broker.queue import Queue
 from headrace.broker.vhost import VirtualHost
 from headrace.errors import ArgumentMismatch, InUse, StorageError
-from headrace.record.properties import edit
+from headrace.record.amqp.properties import edit
 from tests.broker.queue_world import bodies, declare, declare_exchange, refuse, say, until
 
 # Deleting and declaring.

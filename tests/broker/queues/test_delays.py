@@ -11,8 +11,8 @@ from headrace.broker.delays import DUE_HEADER
 from headrace.broker.exchanges import DELAYED
 from headrace.broker.message import Message
 from headrace.broker.vhost import VirtualHost
-from headrace.log.loading import Loads
-from headrace.record.properties import edit
+from headrace.log.read.cold_reads import Loads
+from headrace.record.amqp.properties import edit
 from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange, delayed, pass_time, refuse, say, until
 
 

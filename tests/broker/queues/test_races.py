@@ -15,7 +15,7 @@ from headrace.broker.posting import post
 from headrace.broker.queue import Queue
 from headrace.broker.vhost import VirtualHost
 from headrace.errors import StorageError
-from headrace.record.properties import edit
+from headrace.record.amqp.properties import edit
 from tests.broker.queue_world import Refusing, bodies, declare, opened, pass_time, refuse, say, until
 
 T = TypeVar("T")

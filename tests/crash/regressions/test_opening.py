@@ -7,9 +7,9 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.errors import DataFolderLocked
+from headrace.log.commit.slots import read_all
 from headrace.log.log import LogSpec
 from headrace.log.shard import Shard
-from headrace.log.slots import read_all
 from headrace.record import codec
 from headrace.record.layout import LEADER_EPOCH_AT
 from tests.crash.shards import (

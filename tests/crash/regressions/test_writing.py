@@ -7,10 +7,10 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.errors import DiskFull, StorageError
-from headrace.log import paths
+from headrace.log.commit.round import Ticket
+from headrace.log.commit.slots import read_all
+from headrace.log.disk.disk import paths
 from headrace.log.shard import Shard
-from headrace.log.slots import read_all
-from headrace.log.staging import Ticket
 from tests.crash.shards import ROOT, SETTINGS, batch, checkpoint, lost, new_disk, reopen, spec, values, write
 from tests.crash.simdisk import Fault, SimulatedDisk
 

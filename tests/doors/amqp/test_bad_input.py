@@ -458,7 +458,7 @@ def test_a_wrong_login_is_403(client: Raw, user: str, password: str) -> None:
 
 
 def test_amqplain_is_understood(client: Raw) -> None:
-    from headrace.record.properties import encode_table
+    from headrace.record.amqp.properties import encode_table
 
     client.start()
     response = encode_table({"LOGIN": "guest", "PASSWORD": "guest"})[4:]

@@ -19,7 +19,7 @@ from pika.exceptions import (
 
 from headrace.doors.amqp import publish
 from headrace.errors import StorageError
-from headrace.record.properties import encode_properties
+from headrace.record.amqp.properties import encode_properties
 from headrace.wire.amqp.methods import frame
 from tests.doors.amqp.raw import Raw, content_header, raw_frame
 from tests.doors.amqp.running import Running, bodies, depth, eventually, take

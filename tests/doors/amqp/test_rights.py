@@ -27,7 +27,7 @@ from headrace.broker.users import Users
 from headrace.config import Address
 from headrace.doors.addresses import is_loopback
 from headrace.doors.amqp import opening
-from headrace.record.properties import encode_table
+from headrace.record.amqp.properties import encode_table
 from tests.doors.amqp.raw import Closed, Raw
 from tests.doors.amqp.running import PATIENCE_S, Running, bodies, eventually, patient_connection
 from tests.listing import listed

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.broker import browsing
 from headrace.broker.dead_letters import DeadLetterOffice
-from headrace.log.commit import Committer
+from headrace.log.commit.committer import Committer
 from tests.cli.running import Broker as Process
 from tests.doors.amqp.running import eventually
 from tests.doors.api.conftest import Served

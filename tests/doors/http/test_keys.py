@@ -12,7 +12,7 @@ from headrace.broker import keys
 from headrace.broker.partition import Partition
 from headrace.client.admin import Client
 from headrace.errors import Conflict, CorruptLog, NotFound
-from headrace.log.reader import Chunk
+from headrace.log.read.reader import Chunk
 from tests.doors.http.live import Live
 
 

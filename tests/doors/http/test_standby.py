@@ -14,9 +14,9 @@ from headrace.broker.standbys import Standbys
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import InvalidInput
-from headrace.log.disk import RealDisk
-from headrace.log.frames import Frame, FrameReader, Kind
+from headrace.log.disk.disk import RealDisk
 from headrace.log.settings import LogSettings
+from headrace.log.standby.frames import Frame, FrameReader, Kind
 from tests.doors.amqp.running import eventually
 from tests.doors.http.live import Live, code_of
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.doors.kafka.errors import Code
-from headrace.record.checksum import crc32c
+from headrace.record.batch.crc32c import crc32c
 from headrace.record.layout import (
     ATTRIBUTES_AT,
     COUNT_AT,

@@ -15,8 +15,8 @@ import pytest_asyncio
 from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.handlers import HANDLERS
 from headrace.doors.kafka.pipe import Request
-from headrace.log.disk import RealDisk
-from headrace.log.part import FilePart
+from headrace.log.disk.disk import RealDisk
+from headrace.log.read.file_range import FilePart
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import World, world_at
 

@@ -17,8 +17,8 @@ import pytest_asyncio
 
 from headrace.doors.kafka import sending
 from headrace.doors.kafka.sending import FileSending
-from headrace.log import part
-from headrace.log.part import FilePart
+from headrace.log.read import file_range
+from headrace.log.read.file_range import FilePart
 from headrace.record import codec
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.schema import request_entity
@@ -36,7 +36,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     probe = folder / "probe"
     probe.write_bytes(b"x" * 4096)
     with probe.open("rb") as file:
-        if not part.is_cached(file.fileno(), 0, 4096):
+        if not file_range.is_cached(file.fileno(), 0, 4096):
             pytest.skip("this system does not tell what the page cache holds (Linux from 6.5 on does)")
     async with world_at(folder / "data") as opened:
         await fill(opened)

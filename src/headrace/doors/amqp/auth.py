@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from headrace.errors import InvalidInput
-from headrace.record.properties import decode_table
+from headrace.record.amqp.properties import decode_table
 
 
 def plain(response: bytes) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ from headrace.broker.queue import Queue
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.replies import PREFIX, PSEUDO_QUEUE
 from headrace.doors.amqp.tx import Publish
-from headrace.record.properties import edit, property_of
+from headrace.record.amqp.properties import edit, property_of
 from headrace.wire.amqp import protocol
 from headrace.wire.amqp.methods import content_frames
 from headrace.wire.amqp.protocol import ProtocolError

@@ -8,7 +8,7 @@ log, too, the order is that of the requests.
 from libc.stdint cimport int64_t
 
 from headrace.doors.kafka.pipe cimport Pipe, Request
-from headrace.record.scan cimport validated
+from headrace.record.batch.scan cimport validated
 from headrace.wire.kafka.frames cimport BufferPool
 
 from headrace.broker import rewriting

@@ -14,9 +14,9 @@ from headrace.record.batch cimport (
     CODEC_MASK, CONTROL_BIT, FAULT_NONE, HEADER_SIZE, Batch, HeaderView, RecordView,
     read_batch, read_header, read_record,
 )
-from headrace.record.fields cimport EXCHANGE_NAME, EXCHANGE_NAME_SIZE, PROPERTIES_NAME, PROPERTIES_NAME_SIZE
+from headrace.record.amqp.validate cimport EXCHANGE_NAME, EXCHANGE_NAME_SIZE, PROPERTIES_NAME, PROPERTIES_NAME_SIZE
 from headrace.record.raw cimport get16, put16, put32, put64
-from headrace.record.traces cimport TRACES_MAX, Trace, find_traces
+from headrace.record.amqp.trace_headers cimport TRACES_MAX, Trace, find_traces
 from headrace.wire.amqp.tags cimport TagRing
 
 cdef enum:

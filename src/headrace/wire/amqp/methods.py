@@ -11,7 +11,7 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from headrace.errors import InvalidInput
-from headrace.record.properties import decode_table, encode_table
+from headrace.record.amqp.properties import decode_table, encode_table
 from headrace.wire.amqp.protocol import (
     FRAME_END,
     FRAME_ERROR,

@@ -12,12 +12,12 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
-from headrace.record.build cimport APPENDED, BatchWriter, header_size, put_header
-from headrace.record.fields cimport (
+from headrace.record.batch.build cimport APPENDED, BatchWriter, header_size, put_header
+from headrace.record.amqp.validate cimport (
     BAD, EXCHANGE_NAME, EXCHANGE_NAME_SIZE, NEEDS_DECISION, PROPERTIES_NAME, PROPERTIES_NAME_SIZE, check_properties,
 )
 from headrace.record.raw cimport get16, get32, get64
-from headrace.record.traces cimport TRACES_MAX, Trace, find_traces
+from headrace.record.amqp.trace_headers cimport TRACES_MAX, Trace, find_traces
 from headrace.wire.amqp.tags cimport TagRing
 
 from headrace.errors import BatchTooLarge

@@ -9,8 +9,8 @@ from decimal import Decimal
 from typing import Any
 
 from headrace.errors import CorruptProperties
+from headrace.record.amqp.properties import Timestamp, decode_properties
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
-from headrace.record.properties import Timestamp, decode_properties
 
 
 def amqp_shape(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, Any] | None:

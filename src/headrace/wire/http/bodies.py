@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Sequence
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, InvalidInput, UnsupportedMedia
-from headrace.record import compression
+from headrace.record.compression.codecs import codecs
 from headrace.record.layout import ZSTD
 
 Body = bytes | bytearray
@@ -56,7 +56,7 @@ def unfold(data: Body, encoding: str | None, limit_bytes: int) -> Body:
         if name == "deflate":
             return _inflate(data, zlib.MAX_WBITS, limit_bytes)
         if name == "zstd":
-            return compression.decompress(ZSTD, data, limit_bytes)
+            return codecs.decompress(ZSTD, data, limit_bytes)
     except (zlib.error, CorruptBatch):
         raise InvalidInput(f"the body is not {name} data") from None
     raise UnsupportedMedia(f"content encoding {name[:80]!r} is not one of {', '.join(CONTENT_ENCODINGS)}")

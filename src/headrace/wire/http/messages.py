@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.errors import MalformedJson, MalformedMessage
-from headrace.record.fields import properties_fault
+from headrace.record.amqp.validate import properties_fault
 from headrace.record.layout import AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
 from headrace.wire.http import strict_json

@@ -9,7 +9,7 @@ from headrace.broker.message import NO_PROPERTIES, Message, expiration_fault
 from headrace.doors.http.api.values import Shape
 from headrace.doors.http.requests import whole_number
 from headrace.errors import CorruptProperties, InvalidInput
-from headrace.record.properties import PROPERTIES, Timestamp, decode_properties, encode_properties
+from headrace.record.amqp.properties import PROPERTIES, Timestamp, decode_properties, encode_properties
 from headrace.wire.http.amqp import plain
 
 

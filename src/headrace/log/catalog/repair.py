@@ -1,0 +1,157 @@
+"""Going on after documents of the catalog were damaged and their second copy cannot bring them back by itself.
+
+A start restores what it can be sure of. What is left is for a person to decide, document by document: take it as it is,
+take what the copy still says, though the copy is damaged, too, or go on without it. Nothing is deleted.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from headrace.errors import CorruptCatalog, InvalidInput
+from headrace.log.catalog import document
+from headrace.log.catalog.copy import CatalogCopy, CopyContent
+from headrace.log.catalog.quarantine import set_aside
+from headrace.log.catalog.survey import Finding, Survey, put_back, survey
+from headrace.log.disk.disk import Disk, RealDisk, paths
+from headrace.log.standby.follower import follower
+
+T = TypeVar("T")
+
+
+class DocumentFacts(NamedTuple):
+    kind: str
+    path: str
+    problem: str
+    says: str | None  # what is there, readable or not
+    copy: str | None  # what the copy says
+    restores_itself: bool  # the next start puts the copy in its place
+    can_be_taken: bool  # it says something, and that under the right name
+
+
+class Done(NamedTuple):
+    path: str
+    what: str
+
+
+def examine(root: str, disk: Disk | None = None) -> list[DocumentFacts]:
+    """Every document that cannot be believed. The broker must be stopped; nothing is changed."""
+    return _locked(root, disk or RealDisk(), lambda catalog: [catalog.facts(f) for f in catalog.survey.findings])
+
+
+def decide(
+    root: str,
+    *,
+    as_is: Sequence[str] = (),
+    from_copy: Sequence[str] = (),
+    without: Sequence[str] = (),
+    accept_loss: bool = False,
+    disk: Disk | None = None,
+) -> list[Done]:
+    """Files are named by their path, or the last part of it. All are checked before anything is changed; what can be
+    restored for certain is left to the start. Being interrupted leaves the rest as it was: do it again."""
+
+    def work(catalog: "_Catalog") -> list[Done]:
+        taken = [(catalog.find(name), catalog.take) for name in as_is]
+        copied = [(catalog.find(name), catalog.put_copy) for name in from_copy]
+        dropped = [(catalog.find(name, sound=True), catalog.drop) for name in without]
+        chosen = {finding.path for finding, _ in (*taken, *copied, *dropped)}
+        left = [(f, catalog.give_up) for f in catalog.hopeless() if accept_loss and f.path not in chosen]
+        if len(chosen) < len(taken) + len(copied) + len(dropped):
+            raise InvalidInput("a document is named twice: decide for one thing")
+        for finding, _ in taken:
+            document.parse(finding.text or b"", finding.path)
+        for finding, _ in copied:
+            if finding.copy is None:
+                raise InvalidInput(f"the catalog's copy does not have {finding.path}")
+        done = [Done(finding.path, act(finding)) for finding, act in (*taken, *copied, *dropped, *left)]
+        if done:
+            catalog.settle_copy()
+        return done
+
+    return _locked(root, disk or RealDisk(), work)
+
+
+class _Catalog:
+    def __init__(self, root: str, disk: Disk) -> None:
+        self._root = root
+        self._disk = disk
+        self._folder = f"{root}/{paths.CATALOG}"
+        self._copy = CatalogCopy(disk, self._folder)
+        self.survey: Survey = survey(disk, self._folder, self._copy)
+
+    def facts(self, finding: Finding) -> DocumentFacts:
+        return DocumentFacts(
+            finding.kind,
+            finding.path,
+            finding.reason,
+            _text(finding.text),
+            _text(finding.copy),
+            self.survey.can_restore(finding),
+            _can_be_taken(finding),
+        )
+
+    def hopeless(self) -> list[Finding]:
+        return [finding for finding in self.survey.findings if not self.survey.can_restore(finding)]
+
+    def find(self, name: str, *, sound: bool = False) -> Finding:
+        """A damaged document, or with `sound` any."""
+        for finding in self.survey.findings:
+            if name in (finding.path, finding.file):
+                return finding
+        for (kind, file), text in self.survey.texts.items():
+            path = f"{self._folder}/{kind}/{file}"
+            if sound and name in (path, file):
+                return Finding(kind, file, path, "", text, self.survey.copy.texts.get((kind, file)))
+        raise InvalidInput(f"{name} is not a {'' if sound else 'damaged '}document of {self._folder}")
+
+    def take(self, finding: Finding) -> str:
+        content = document.parse(finding.text or b"", finding.path)
+        # A checksum is always the last member: whatever else is left of an old one is not part of the document.
+        content = {key: value for key, value in content.items() if not document.is_like_checksum(key)}
+        kept = put_back(self._disk, self._root, finding, document.sealed(content))
+        return f"taken as it is, with a new checksum{kept}"
+
+    def put_copy(self, finding: Finding) -> str:
+        assert finding.copy is not None
+        document.read(finding.copy, finding.path)
+        return f"taken from the catalog's copy{put_back(self._disk, self._root, finding, finding.copy)}"
+
+    def give_up(self, finding: Finding) -> str:
+        return f"set aside: {set_aside(self._disk, self._root, finding.path)}"
+
+    def drop(self, finding: Finding) -> str:
+        """The copy first, as when it is removed: otherwise the next start would bring it back."""
+        if self.survey.copy.is_sound:
+            self.survey.copy.texts.pop((finding.kind, finding.file), None)
+            self._copy.settle(CopyContent(is_there=True), self.survey.copy.texts)
+        return "set aside" if finding.text is None else self.give_up(finding)
+
+    def settle_copy(self) -> None:
+        """What was decided is to be its last word, too. While other documents are damaged it is left as it is: it may
+        still have something to say about them."""
+        found = survey(self._disk, self._folder, self._copy)
+        if not found.findings:
+            if found.lost_with_the_copy:
+                set_aside(self._disk, self._root, self._copy.path)
+            self._copy.settle(found.copy, found.texts)
+
+
+def _locked(root: str, disk: Disk, work: Callable[[_Catalog], T]) -> T:
+    lock = disk.lock(f"{root}/{paths.LOCK}")
+    try:
+        follower.check_whole(disk, root)
+        return work(_Catalog(root, disk))
+    finally:
+        disk.close(lock)
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "replace")
+
+
+def _can_be_taken(finding: Finding) -> bool:
+    try:
+        document.parse(finding.text or b"", finding.path)
+    except CorruptCatalog:
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""What is in the catalog's folder, what of it can be believed, and what its second copy can bring back."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headrace.errors import CorruptCatalog
+from headrace.log.catalog import document as documents
+from headrace.log.catalog.copy import CatalogCopy, CopyContent, Name
+from headrace.log.catalog.quarantine import keep
+from headrace.log.disk.disk import Disk, make_folder, paths, read_whole, write_atomically
+
+MISSING = "it is missing"
+
+
+class Finding(NamedTuple):
+    """A document that cannot be believed, or is gone."""
+
+    kind: str
+    file: str
+    path: str
+    reason: str
+    text: bytes | None  # what is there; None when nothing is
+    copy: bytes | None  # what the second copy has
+
+
+@dataclass(slots=True)
+class Survey:
+    copy: CopyContent
+    texts: dict[Name, bytes] = field(default_factory=dict)  # of documents that can be believed
+    findings: list[Finding] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+
+    @property
+    def lost_with_the_copy(self) -> list[str]:
+        """Files that a damaged copy names and that are not there. They were removed, and the line that said so is what
+        is damaged; or they are gone. Nobody can tell."""
+        if self.copy.is_sound:
+            return []
+        there = {*self.texts, *((finding.kind, finding.file) for finding in self.findings)}
+        return [f"{kind}/{file}" for kind, file in self.copy.texts if (kind, file) not in there]
+
+    def can_restore(self, finding: Finding) -> bool:
+        """Only a copy that is whole to its end is known to have the last word."""
+        return self.copy.is_sound and finding.copy is not None
+
+
+def survey(disk: Disk, root: str, copy: CatalogCopy) -> Survey:
+    """Read everything; nothing is changed."""
+    found = Survey(copy.read())
+    kinds = [name for name in disk.listdir(root) if "." not in name] if disk.exists(root) else []
+    for kind in kinds:
+        found.folders.append(f"{root}/{kind}")
+        for file in disk.listdir(f"{root}/{kind}"):
+            path = f"{root}/{kind}/{file}"
+            if file.endswith(paths.UNFINISHED):
+                found.unfinished.append(path)
+            elif file.endswith(documents.SUFFIX):
+                _look(disk, found, kind, file, path)
+    if found.copy.is_sound:  # otherwise the line that is lost may be the one that said that it was removed
+        seen = {*found.texts, *((finding.kind, finding.file) for finding in found.findings)}
+        found.findings += [
+            Finding(kind, file, f"{root}/{kind}/{file}", MISSING, None, text)
+            for (kind, file), text in found.copy.texts.items()
+            if (kind, file) not in seen
+        ]
+    return found
+
+
+def _look(disk: Disk, found: Survey, kind: str, file: str, path: str) -> None:
+    text = read_whole(disk, path)
+    copied = found.copy.texts.get((kind, file))
+    try:
+        document = documents.read(text, path)
+        if not document.is_checked and found.copy.is_sound and copied not in (None, text):
+            raise CorruptCatalog(path, "it has no checksum, and is not what the catalog's copy says")
+    except CorruptCatalog as error:
+        found.findings.append(Finding(kind, file, path, error.reason, text, copied))
+        return
+    found.texts[kind, file] = text if copied != text else copied  # held once: there may be many
+
+
+def put_back(disk: Disk, data_dir: str, finding: Finding, text: bytes) -> str:
+    """Replace what is damaged, and keep it in damaged/. Where it was, in words."""
+    kept = ""
+    if finding.text is not None:
+        kept = f"; what was there is in {keep(disk, data_dir, finding.path, finding.text)}"
+    make_folder(disk, finding.path.rpartition("/")[0])
+    write_atomically(disk, finding.path, text)
+    return kept
+
+
+def restore(disk: Disk, data_dir: str, finding: Finding) -> str:
+    """Put back what the copy has."""
+    assert finding.copy is not None
+    kept = put_back(disk, data_dir, finding, finding.copy)
+    return f"{finding.path} was damaged ({finding.reason}) and is restored from the catalog's copy{kept}"

@@ -1,0 +1,332 @@
+"""The journal: one file written in turn by every log of a shard, so that one sync makes a whole round durable.
+
+    file   = block(magic, number, first sequence, crc) entry*
+    entry  = header(crc, magic, file number, sequence, synced, body bytes) body, padded to 512 bytes
+
+Files are written in full with zeros when they are made and used again afterwards: a sync then has no
+file size to update. What a recycled file still holds of its former life cannot come back to life: the entry's
+CRC covers the file's number and the entry's sequence, and both only grow.
+
+Entries start on sectors of their own, so that a torn write never damages an entry synced before.
+"""
+
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headrace.errors import CorruptJournal, StorageError, StorageFailed
+from headrace.log.disk.disk import Disk, FileId, paths, read_whole
+from headrace.log.disk.file_ends import JournalEnd
+from headrace.log.segments import index
+from headrace.record.batch.crc32c import crc32c
+
+Bytes = bytes | bytearray | memoryview
+
+SECTOR = 512
+FILE_MAGIC = b"HRJOURN1"
+FILE_HEADER = struct.Struct("<8sQQI")  # magic, number, first sequence, crc of the rest
+ENTRY_MAGIC = 0x48524A45
+# crc of the rest and the body, magic, file number, sequence, last sequence synced before it, body bytes
+ENTRY_HEADER = struct.Struct("<IIQQQI")
+_CRC_BYTES = 4
+_ZEROS = bytes(SECTOR)
+_COPY = b"copy"  # behind the header of a file that recovery wrote
+
+
+def padded(size: int) -> int:
+    return -(-size // SECTOR) * SECTOR
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    sequence: int
+    body: memoryview
+    synced: int = 0  # the last entry that was on stable storage when this one was written
+
+
+class JournalFull(Exception):
+    """No recycled file is free: a checkpoint has to finish first. The caller waits; nothing was written."""
+
+
+class Journal(JournalEnd):
+    """Written by the worker thread only; `release` may be called from the owner between rounds, `make_ahead` by all."""
+
+    def __init__(self, disk: Disk, folder: str, file_bytes: int, files_max: int) -> None:
+        super().__init__(padded(file_bytes))
+        self._disk = disk
+        self._folder = folder
+        self.capacity = self._file_bytes - SECTOR - ENTRY_HEADER.size  # the largest body that fits an entry
+        self._files_max = max(files_max, 2)
+        self._free: list[str] = []
+        self._live: list[tuple[int, str, int]] = []  # number, path, last sequence in it, oldest first
+        self._path = ""
+        self._making = threading.Lock()
+
+    def start(self, sequence: int, epoch: int = 0) -> None:
+        """Begin after recovery: everything in the folder has been taken over and may be overwritten.
+
+        Numbers grow with the epoch, too: a header that was torn does not tell its number, and entries behind
+        it must not be taken for those of a later life.
+        """
+        self._disk.mkdir(self._folder)
+        self.sequence = self._synced = sequence
+        numbers = [n for n in map(paths.parse_journal, self._disk.listdir(self._folder)) if n is not None]
+        for number in numbers:
+            path = f"{self._folder}/{paths.journal_name(number)}"
+            if self._disk.file_size(path) == self._file_bytes and len(self._free) < self._files_max:
+                self._free.append(path)
+            else:
+                self._disk.unlink(path)
+        self._number = max((self._header_number(path) for path in self._free), default=0)
+        self._number = max(self._number, epoch << 32)
+        self._next_name = max(numbers, default=-1) + 1
+        self.make_ahead()
+
+    @property
+    def wants_another(self) -> bool:
+        """Half of the file is used up, and there is none to follow. Whoever needs it would wait until it is made."""
+        return not self._free and 2 * self._position > self._file_bytes and self.files_live < self._files_max
+
+    def make_ahead(self) -> None:
+        """Have a file ready."""
+        with self._making:
+            if not self._free:
+                self._make()
+
+    def _header_number(self, path: str) -> int:
+        header = read_header(self._disk, path)
+        return header[0] if header else 0
+
+    def _make(self) -> None:
+        path = f"{self._folder}/{paths.journal_name(self._next_name)}"
+        self._next_name += 1
+        file = self._disk.open(path, create=True, exclusive=True)
+        try:
+            try:
+                chunk = bytes(min(self._file_bytes, 1 << 20))
+                for position in range(0, self._file_bytes, len(chunk)):
+                    self._disk.pwrite(file, [chunk[: self._file_bytes - position]], position)
+                self._disk.sync(file)
+            finally:
+                self._disk.close(file)
+            self._disk.sync_dir(self._folder)
+        except OSError:
+            # One of half the size would be taken for a smaller setting; a whole one would be left at every try.
+            self._disk.unlink(path)
+            raise
+        self._free.append(path)
+
+    @property
+    def live_bytes(self) -> int:
+        return len(self._live) * self._file_bytes + self._position
+
+    @property
+    def files_live(self) -> int:
+        return len(self._live) + (self._file is not None)
+
+    @property
+    def is_full(self) -> bool:
+        return not self._free and self.files_live >= self._files_max
+
+    def reserve(self, size: int) -> None:
+        """Make sure that an entry with a body of size bytes fits; JournalFull before anything is touched."""
+        if self._file is None or self._position + padded(ENTRY_HEADER.size + size) > self._file_bytes:
+            self._next_file()
+
+    def append(self, buffers: list[Bytes]) -> None:
+        """Write one entry, not yet synced. Room for it was reserved."""
+        step = self.step(buffers)
+        assert step is not None and step.buffers is not None, "room was reserved"
+        try:
+            self._disk.pwrite(step.file, step.buffers, step.position)
+        except OSError:
+            self.blank()
+            raise
+        self.wrote(step)
+
+    def sync_failed(self, error: OSError) -> None:
+        self._failure = error
+
+    def blank(self) -> None:
+        """What was written of a refused entry may be a whole one, the rest being padding: it must never be found.
+
+        If this fails, too, whatever the reason, the refusal is no clean one, and nothing may follow.
+        """
+        assert self._file is not None
+        try:
+            self._disk.pwrite(self._file, [_ZEROS], self._position)
+            self._sync_file(self._file)
+        except OSError as error:
+            raise StorageFailed(f"a refused entry cannot be taken out of {self._path}: {error}") from error
+
+    def _next_file(self) -> None:
+        if not self._free:
+            if self.files_live >= self._files_max:
+                raise JournalFull
+            self.make_ahead()
+        if self._file is not None:
+            # Entries of the old file may be unsynced (rounds of settles): later syncs go to the new one only.
+            self.sync()
+            self._disk.close(self._file)
+            self._live.append((self._number, self._path, self.sequence))
+            self._file = None
+        path = self._free[0]
+        file = self._disk.open(path)
+        try:
+            self._disk.pwrite(file, [_header(self._number + 1, self.sequence + 1)], 0)
+        except OSError:
+            self._disk.close(file)  # as if never begun: a file without its header holds nothing
+            raise
+        self._free.pop(0)
+        self._path, self._file = path, file
+        self._number += 1
+        self._position = SECTOR
+
+    def sync(self) -> None:
+        if self._failure is not None:
+            # A job queued before the failure was known comes here: this sync would answer OK and write nothing.
+            raise OSError(self._failure.errno, f"an earlier sync failed: {self._failure}") from self._failure
+        if self._file is not None and self.is_unsynced:
+            covered = self.sequence  # before the sync: what is written while it runs may not be covered
+            self._sync_file(self._file)
+            self._synced = covered
+
+    def _sync_file(self, file: FileId) -> None:
+        try:
+            self._disk.sync(file)
+        except OSError as error:
+            self._failure = error
+            raise
+
+    def release(self, sequence: int) -> None:
+        """Entries up to sequence are in their segments and state logs for good: recycle their files."""
+        while self._live and self._live[0][2] <= sequence:
+            self._free.append(self._live.pop(0)[1])
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._disk.close(self._file)
+            self._file = None
+
+
+def _header(number: int, first: int) -> bytes:
+    rest = FILE_HEADER.pack(FILE_MAGIC, number, first, 0)[:-_CRC_BYTES]
+    return rest + crc32c(rest).to_bytes(_CRC_BYTES, "little")
+
+
+def write_again(disk: Disk, folder: str, entries: Sequence[Entry], *, as_copy: bool = True) -> None:
+    """Make entries durable that may have been read from the page cache only, in a file of their own.
+
+    Recovery acts on them log by log: a power cut in the middle must not find them gone, or a group would be
+    in some of its logs and not in the others. Syncing the file they were read from would not do: after a failed
+    sync the next one answers OK and writes nothing. `as_copy`: the file they were read from stays.
+    """
+    names = [number for number in map(paths.parse_journal, disk.listdir(folder)) if number is not None]
+    headers = [read_header(disk, f"{folder}/{paths.journal_name(name)}") for name in names]
+    number = max((header[0] for header in headers if header), default=0) + 1
+    path = f"{folder}/{paths.journal_name(max(names, default=-1) + 1)}"
+    mark = _COPY if as_copy else b""
+    blocks: list[Bytes] = [(_header(number, entries[0].sequence) + mark).ljust(SECTOR, b"\0")]
+    for entry in entries:
+        blocks += index.journal_entry(number, entry.sequence, entry.synced, [entry.body])
+    file = disk.open(path, create=True, exclusive=True)
+    try:
+        disk.pwrite(file, blocks, 0)
+        disk.sync(file)
+    except OSError:
+        disk.close(file)
+        disk.unlink(path)  # or starts that find no room would take more of it, each time
+        raise
+    disk.close(file)
+    disk.sync_dir(folder)
+    # A start that came to no end has written the same entries: they are in this file, too.
+    for name in names if as_copy else ():
+        former = f"{folder}/{paths.journal_name(name)}"
+        if _is_copy(disk, former):
+            disk.unlink(former)
+
+
+def _is_copy(disk: Disk, path: str) -> bool:
+    file = disk.open(path, readonly=True)
+    try:
+        return disk.pread(file, len(_COPY), FILE_HEADER.size) == _COPY
+    finally:
+        disk.close(file)
+
+
+def read_header(disk: Disk, path: str) -> tuple[int, int] | None:
+    """(number, first sequence) of a journal file, None when it was never used or its header is torn."""
+    file = disk.open(path, readonly=True)
+    try:
+        raw = disk.pread(file, FILE_HEADER.size, 0)
+    finally:
+        disk.close(file)
+    if len(raw) < FILE_HEADER.size:
+        return None
+    magic, number, first, crc = FILE_HEADER.unpack(raw)
+    if crc != crc32c(raw[:-_CRC_BYTES]):
+        return None
+    if magic != FILE_MAGIC:  # whole, and not ours: no damage, and nothing of it may be given up
+        raise StorageError(f"{path} is of a newer version of Headrace: start that one, or restore a copy made before")
+    return number, first
+
+
+def is_unused(disk: Disk, path: str) -> bool:
+    """As it was made: a file of zeros that waits for its turn."""
+    return not any(read_whole(disk, path))
+
+
+def replay(disk: Disk, folder: str, after: int) -> Iterator[Entry]:
+    """Every entry past sequence `after`, in order, up to the first that is not whole.
+
+    The end of the journal is a torn entry or none. A damaged entry that a later one knows to have been
+    synced is neither: that is corruption, and is raised rather than taken for the end.
+    """
+    if not disk.exists(folder):
+        return
+    found = []
+    for name in disk.listdir(folder):
+        header = read_header(disk, f"{folder}/{name}") if paths.parse_journal(name) is not None else None
+        if header is not None:
+            found.append((*header, f"{folder}/{name}"))
+    expected = after + 1
+    for number, first, path in sorted(found):
+        if first > expected:
+            raise CorruptJournal(path, 0, f"entries {expected} to {first - 1} of the journal are missing")
+        for entry in _entries(disk, path, number, first, after):
+            if entry.sequence == expected:
+                expected += 1
+                yield entry
+
+
+def _entries(disk: Disk, path: str, number: int, sequence: int, after: int) -> Iterator[Entry]:
+    raw = read_whole(disk, path)
+    data = memoryview(raw)
+    position = SECTOR
+    while (entry := _entry_at(data, position, number)) is not None and entry[0] == sequence:
+        yield Entry(sequence, entry[2], entry[1])
+        sequence += 1
+        position += padded(ENTRY_HEADER.size + len(entry[2]))
+    if sequence <= after:
+        return  # behind the checkpoint: nobody needs it any more
+    magic = ENTRY_MAGIC.to_bytes(4, "little")
+    at = raw.find(magic, position)
+    while at != -1:
+        later = _entry_at(data, at - _CRC_BYTES, number)
+        if later is not None and later[0] > sequence and later[1] >= sequence:
+            raise CorruptJournal(path, position, f"entry {sequence} of the journal was synced and is damaged")
+        at = raw.find(magic, at + 1)
+
+
+def _entry_at(data: memoryview, position: int, number: int) -> tuple[int, int, memoryview] | None:
+    """(sequence, synced, body) of the whole entry at position, if there is one of this file's life."""
+    if position + ENTRY_HEADER.size > len(data):
+        return None
+    crc, magic, entry_number, sequence, synced, size = ENTRY_HEADER.unpack_from(data, position)
+    end = position + ENTRY_HEADER.size + size
+    if magic != ENTRY_MAGIC or entry_number != number or end > len(data):
+        return None
+    if crc32c(data[position + _CRC_BYTES : end]) != crc:
+        return None
+    return sequence, synced, data[position + ENTRY_HEADER.size : end]

@@ -1,0 +1,214 @@
+# cython: nonecheck=True
+"""Rounds as chains: a few writes to open files and a sync or two, which need no interpreter between them.
+
+They are planned and taken in on the owner thread, in the worker's turn. A plan holds files and changes none; what
+became of its steps is taken in by `finish`, and where they broke off, a job for the worker, `mend`, says what that
+means: what is not durable is refused if the disk only lacks room for it, what is durable is brought to its end.
+"""
+
+from headrace.log.disk.file_ends cimport JournalEnd, OpenFile, OpenFiles, SlotFile, TailEnd
+from headrace.log.disk.io_chain cimport Step, new_step
+from headrace.log.segments.index cimport total
+from headrace.log.commit.round cimport LogEnd, Part
+
+from headrace.errors import DiskFull, StorageFailed
+from headrace.log.commit.journal_entry import Committed
+from headrace.log.commit.round import encode
+
+
+cdef class Plan:
+    cdef object _committer
+    cdef readonly list runs     # (log, parts)
+    cdef public list steps
+    cdef list _data             # of each run
+    cdef list _held
+
+    def __init__(self, committer, list runs not None):
+        self._committer = committer
+        self.runs = runs
+        self.steps = []
+        self._data = []
+        self._held = []
+
+    cdef list hold_segments(self):
+        """A write for each log. None, and nothing held, when one takes more than that: a new segment, an index."""
+        cdef list steps = [], data
+        cdef LogEnd log
+        cdef TailEnd tail
+        cdef OpenFile held
+        cdef Part part
+        for log, parts in self.runs:
+            data = [part.data for part in <list>parts]
+            tail = log.tail
+            held = tail.hold(total(data))
+            if held is None:
+                self.let_go(False)
+                return None
+            self._data.append(data)
+            self._held.append(held)
+            steps.append(new_step(held.file, data, tail.writer.walker.position))
+        return steps
+
+    cdef int let_go(self, bint dirty) except -1:
+        cdef OpenFiles files = self._committer.files
+        cdef OpenFile held
+        for held in self._held:
+            files.let_go(held, dirty)
+        self._held = []
+        return 0
+
+    cdef Step slot_step(self, SlotFile slots, tuple run):
+        cdef LogEnd log = run[0]
+        cdef list parts = run[1]
+        return slots.step(log.ends_at((<Part>parts[len(parts) - 1]).next_offset))
+
+    cdef int appended(self, Py_ssize_t count) except -1:
+        """By the first runs."""
+        cdef LogEnd log
+        cdef Py_ssize_t number
+        for number in range(count):
+            log = self.runs[number][0]
+            log.tail.writer.appended(self._data[number])
+        return 0
+
+
+cdef class InlinePlan(Plan):
+    """The journal's entry, its sync, the journal's slot; then for each log its segment and its slot."""
+
+    _DURABLE = 2  # so many steps make it safe: what fails behind them can be done again
+    _APPLIED_FROM = 3
+
+    @classmethod
+    def of(cls, committer, batch, list runs not None):
+        """None when it takes more than a chain."""
+        cdef JournalEnd journal = committer.journal
+        cdef SlotFile slots = committer.slots
+        cdef LogEnd log
+        cdef InlinePlan plan
+        cdef Step entry, sync
+        cdef list segments
+        cdef Py_ssize_t number
+        for log, _ in runs:
+            if log.tail._written:
+                return None  # it was async until a moment ago
+        body = encode(batch.parts, batch.changes, batch.ends)
+        entry = journal.step(body) if body else None
+        sync = journal.sync_step()
+        if entry is None or sync is None:
+            return None
+        plan = cls(committer, runs)
+        segments = plan.hold_segments()
+        if segments is None:
+            return None
+        plan.steps = [entry, sync, slots.sequence_step(journal.sequence + 1)]
+        for number in range(len(runs)):
+            plan.steps.append(segments[number])
+            plan.steps.append(plan.slot_step(slots, runs[number]))
+        return plan
+
+    def finish(self, ran):
+        """Take in what the chain has done."""
+        cdef JournalEnd journal = self._committer.journal
+        cdef Py_ssize_t done = ran.done
+        cdef Py_ssize_t applied = max(0, done - self._APPLIED_FROM + 1) // 2  # a slot that failed is merely old
+        self.let_go(True)
+        result = Committed(sync_s=ran.sync_s)
+        self.appended(applied)
+        if done >= self._DURABLE:
+            journal.wrote(self.steps[0])
+            journal.synced_all()
+            result.syncs = 1
+            result.has_entry = True
+            self._committer.leave_unapplied(self.runs[applied:])
+        elif done == 1 and ran.error is not None:
+            journal.sync_failed(ran.error)
+        return result
+
+    def mend(self, ran, result):
+        """After a chain that broke off."""
+        error = ran.error
+        assert error is not None
+        if ran.done == 0:
+            self._committer.journal.blank()
+            if self._committer.lacks_room(error):
+                raise DiskFull("the disk is full") from error
+        if ran.done == 1:
+            raise error
+        if not self._committer.lacks_room(error):
+            if self.steps[ran.done].file == self._committer.slots.file:
+                raise StorageFailed(f"the slots cannot be written: {error}") from error
+            raise error
+        return self._committer.apply_rest(result)
+
+
+cdef class DirectPlan(Plan):
+    """Past the journal: a write for each log, then a sync for each unless that comes later (async), then their
+    slots."""
+    cdef bint _is_async
+
+    @classmethod
+    def of(cls, committer, list runs not None, bint is_async=False):
+        """None when it takes more than a chain."""
+        cdef SlotFile slots = committer.slots
+        cdef LogEnd log
+        cdef DirectPlan plan
+        cdef Step step
+        cdef list segments
+        if not runs:
+            return None
+        if not is_async:
+            for log, _ in runs:
+                if log.tail._written or log.tail.has_new_names:
+                    return None  # more to sync than one file
+            if committer.journal.is_unsynced:
+                return None  # settles were promised the next sync there is
+        plan = cls(committer, runs)
+        plan._is_async = is_async
+        segments = plan.hold_segments()
+        if segments is None:
+            return None
+        plan.steps = segments
+        if not is_async:
+            plan.steps = segments + [new_step(step.file, None, 0) for step in segments]
+        for run in runs:
+            plan.steps.append(plan.slot_step(slots, run))
+        return plan
+
+    cdef Py_ssize_t whole(self):
+        """So many steps and the round is kept, as its logs keep it; what fails behind them are slots."""
+        return len(self.runs) * (1 if self._is_async else 2)
+
+    def finish(self, ran):
+        """Take in what the chain has done."""
+        cdef Py_ssize_t count = len(self.runs)
+        cdef bint is_kept = ran.done >= self.whole()
+        self.let_go(self._is_async or not is_kept)
+        result = Committed(sync_s=ran.sync_s)
+        if is_kept and self._is_async:
+            self.appended(count)
+            for log, _ in self.runs:
+                log.tail.wrote_past_journal()
+        elif is_kept:
+            self._committer.files.check()  # the error of a sync goes to one caller: perhaps it was another
+            result.syncs = count
+            self.appended(count)
+            result.direct_ends = [(log.id, log.epoch, log.tail.next_offset) for log, _ in self.runs]
+        elif ran.done >= count and ran.error is not None:
+            self._committer.files.sync_failed(ran.error)
+        return result
+
+    def mend(self, ran, result):
+        """After a chain that broke off."""
+        error = ran.error
+        assert error is not None
+        lacks_room = self._committer.lacks_room(error)
+        if ran.done >= self.whole():
+            if lacks_room:
+                return result  # a slot: an old one is merely old
+            raise StorageFailed(f"the slots cannot be written: {error}") from error
+        if ran.done >= len(self.runs) or not lacks_room:
+            raise error
+        for log, _ in self.runs:
+            log.tail.broke_off()
+        self._committer.take_back([(log, log.tail.save()) for log, _ in self.runs])
+        raise DiskFull("the disk is full") from error

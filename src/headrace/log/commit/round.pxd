@@ -1,0 +1,56 @@
+from headrace.log.disk.file_ends cimport TailEnd
+
+
+cdef class Ticket:
+    cdef public bint done
+    cdef public object error
+    cdef public long long base_offset, next_offset
+    cdef object _callback, _make_future
+    cdef list _more
+
+    cpdef object add_callback(self, callback)
+    cpdef object resolve(self, error=*)
+    cdef int tell_all(self, first, list more) except -1
+
+
+cdef class LogEnd:
+    cdef public long long id, start_offset, next_offset, visible_end, durable_end, unflushed_bytes
+    cdef public int epoch
+    cdef public list epochs
+    cdef public object settings, damage
+    cdef public bint is_closed, is_deleted, is_frozen
+    cdef public TailEnd tail
+    cdef public object _stable_hold
+    cdef Staging _staging
+
+    cdef bint writes_async(self) except -1
+    cpdef long long stable_below(self, long long end) except? -1
+    cpdef tuple ends_at(self, long long next_offset)
+    cpdef object check_append(self, batch, infos)
+
+
+cdef class Part:
+    cdef public LogEnd log
+    cdef public object data
+    cdef public Ticket ticket
+    cdef public bint atomic
+    cdef public long long base_offset, next_offset
+
+
+cdef class Unit:
+    cdef public Ticket ticket
+    cdef public list parts, changes
+    cdef public Py_ssize_t size
+    cdef public bint lazy, immediate
+
+    cdef bint leave_out_deleted(self) except -1
+
+
+cdef class Staging:
+    cdef readonly object shard
+    cdef public object in_flight
+    cdef public Py_ssize_t pending_bytes
+    cdef readonly object pending
+    cdef public bint is_scheduled
+
+    cpdef object stage(self, Unit unit)

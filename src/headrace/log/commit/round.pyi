@@ -1,0 +1,98 @@
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from headrace.errors import CorruptLog, HeadraceError
+from headrace.log.commit.journal_entry import StateChange
+from headrace.log.commit.log_writer import Tail
+from headrace.log.log import Log
+from headrace.log.settings import StreamSettings
+from headrace.log.shard import Shard
+from headrace.record.types import BatchInfo
+
+class Ticket:
+    done: bool
+    error: HeadraceError | None
+    base_offset: int
+    next_offset: int
+    def __init__(self, make_future: Callable[[], Any] | None = None) -> None: ...
+    def add_callback(self, callback: Callable[[Ticket], object]) -> None: ...
+    def resolve(self, error: HeadraceError | None = None) -> None: ...
+    def __await__(self) -> Generator[Any, None, Ticket]: ...
+
+class LogEnd:
+    id: int
+    settings: StreamSettings
+    slug: str
+    epoch: int
+    epochs: list[tuple[int, int]]
+    tail: Tail
+    start_offset: int
+    next_offset: int
+    visible_end: int
+    durable_end: int
+    unflushed_bytes: int  # async only: written since the last flush
+    damage: CorruptLog | None
+    is_closed: bool
+    is_deleted: bool
+    is_frozen: bool  # being cut back: no appends
+    _stable_hold: int | None  # the first offset of the oldest open transaction
+    def __init__(self, staging: Staging, log_id: int, settings: StreamSettings, epoch: int) -> None: ...
+    def stable_below(self, end: int) -> int: ...
+    def ends_at(self, next_offset: int) -> tuple[int, int, int, int, int, int]: ...
+    def append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None = None) -> Ticket: ...
+    def check_append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None) -> None: ...
+
+class Part:
+    log: Log
+    data: bytearray | memoryview
+    ticket: Ticket
+    atomic: bool
+    base_offset: int
+    next_offset: int
+    def __init__(self, log: Log, data: bytearray | memoryview, ticket: Ticket, atomic: bool) -> None: ...
+
+class Unit:
+    ticket: Ticket
+    parts: list[Part]
+    changes: list[StateChange]
+    size: int
+    lazy: bool
+    immediate: bool
+    def __init__(self, ticket: Ticket) -> None: ...
+
+def resolve_all(told: Sequence[Unit | Part], error: HeadraceError | None = None) -> None: ...
+
+class Staging:
+    shard: Shard
+    in_flight: Round | None
+    pending: deque[Unit]
+    pending_bytes: int
+    is_scheduled: bool
+    def __init__(self, shard: Shard) -> None: ...
+    def stage(self, unit: Unit) -> None: ...
+
+class Round:
+    units: list[Unit]
+    parts: list[Part]
+    changes: list[StateChange]
+    ends: list[tuple[int, int, int]]
+    size: int
+    must_sync: bool
+    has_async: bool
+    def fill(self, pending: deque[Unit], bytes_max: int) -> list[Unit]: ...
+    def number(self) -> list[Log]: ...
+    @property
+    def has_one_log(self) -> bool: ...
+    @property
+    def has_groups(self) -> bool: ...
+    @property
+    def shares_bytes(self) -> bool: ...
+    def take_in(self) -> tuple[int, dict[int, Log]]: ...
+
+Run = tuple[Log, list[Part]]
+
+def by_log(parts: list[Part]) -> list[Run]: ...
+def encode(
+    parts: list[Part], changes: list[StateChange], ends: list[tuple[int, int, int]]
+) -> list[bytes | bytearray | memoryview]: ...

@@ -1,0 +1,131 @@
+"""The slots: 64 bytes per log with its ends, for other processes (Spark) to read without asking the broker.
+
+Written after each sync and hardly ever synced for its own sake: what a slot says was durable before it was
+written, so an old slot is merely old, unless the log was cut back since: then it is synced. Deleting the file
+changes no answer; it is written anew at every start.
+
+The first slot is the journal's. Its durable end is the last entry that a sync covered: nothing behind that entry
+could tell that it was ever whole, so this is how a damaged one is told from one that a crash tore.
+"""
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from headrace.log.disk.disk import Disk, FileId, read_whole
+from headrace.log.disk.file_ends import JOURNAL_ID, SlotFile
+from headrace.log.segments import index
+from headrace.record.batch.crc32c import crc32c
+
+SLOT = struct.Struct(
+    "<qqqqqqi8xI"
+)  # id, epoch, start, visible end, durable end, stable end, flags, spare, crc of the rest
+assert SLOT.size == 64
+_CRC_AT = SLOT.size - 4
+JOURNAL = JOURNAL_ID  # in place of a log's id, in the first slot
+
+
+class Ends(NamedTuple):
+    log_id: int
+    epoch: int
+    start: int
+    visible_end: int
+    durable_end: int
+    stable_end: int  # where readers of committed records stop: the visible end unless a transaction is open
+
+
+def pack(ends: Ends) -> bytes:
+    return index.pack_slot(*ends)
+
+
+def unpack(raw: bytes | memoryview) -> Ends | None:
+    """None for an empty slot, and for one caught in the middle of a write: the reader tries again."""
+    if crc32c(raw[:_CRC_AT]) != int.from_bytes(raw[_CRC_AT : SLOT.size], "little"):
+        return None
+    log_id, epoch, start, visible_end, durable_end, stable_end, _flags, _crc = SLOT.unpack(raw)
+    return Ends(log_id, epoch, start, visible_end, durable_end, stable_end)
+
+
+class Slots(SlotFile):
+    """The broker's side. A log keeps its place while it lives; places of deleted logs are used again."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        super().__init__()
+        self._disk = disk
+        self._path = path
+
+    @property
+    def file(self) -> FileId | None:
+        return self._file
+
+    def start(self, sequence: int, ends: Iterable[Ends]) -> None:
+        """`sequence` is the journal's last entry, and durable. Its slot lies in the synced part of the file from the
+        start: what is written behind that can be anything after a power cut, another broker's old slot, too."""
+        ends = [_journal(sequence), *ends]
+        if self._disk.exists(self._path):
+            self._disk.unlink(self._path)  # a reader with the old file open sees ends that no longer move
+        self._file = self._disk.open(self._path, create=True)
+        for entry in ends:
+            self._places[entry.log_id] = self._next
+            self._next += 1
+        self._disk.pwrite(self._file, [b"".join(map(pack, ends))], 0)
+        # Or a power cut brings the former file back, with ends from before a truncation.
+        self._disk.sync(self._file)
+        self._disk.sync_dir(self._path.rpartition("/")[0])
+
+    def write_sequence(self, sequence: int) -> None:
+        """Only what a sync has covered: a folder whose journal ends before its slot is refused as damaged."""
+        self.write(_journal(sequence))
+
+    def write(self, ends: Ends) -> None:
+        step = self.step(ends)
+        assert step.buffers is not None
+        self._disk.pwrite(step.file, step.buffers, step.position)
+
+    def sync(self) -> None:
+        assert self._file is not None
+        self._disk.sync(self._file)
+
+    def remove(self, log_id: int) -> None:
+        place = self._places.pop(log_id, None)
+        if place is not None and self._file is not None:
+            self._disk.pwrite(self._file, [bytes(SLOT.size)], place * SLOT.size)
+            self._free.append(place)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._disk.close(self._file)
+            self._file = None
+
+
+def _journal(sequence: int) -> Ends:
+    return Ends(JOURNAL, 0, 0, sequence, sequence, sequence)
+
+
+def read_all(disk: Disk, path: str) -> dict[int, Ends]:
+    return {ends.log_id: ends for ends in _read(disk, path) if ends is not None and ends.log_id > 0}
+
+
+def read_sequence(disk: Disk, path: str) -> int:
+    """The last journal entry that is known to have been synced; 0 when nothing is known."""
+    first = next(iter(_read(disk, path)), None)
+    return first.durable_end if first is not None and first.log_id == JOURNAL else 0
+
+
+def rewrite_sequence(disk: Disk, path: str, sequence: int) -> None:
+    """Take back what the journal's slot says: somebody accepted that later entries are lost."""
+    if read_sequence(disk, path) == 0:
+        return
+    file = disk.open(path)
+    try:
+        disk.pwrite(file, [pack(_journal(sequence))], 0)
+        disk.sync(file)
+    finally:
+        disk.close(file)
+
+
+def _read(disk: Disk, path: str) -> list[Ends | None]:
+    if not disk.exists(path):
+        return []
+    raw = memoryview(read_whole(disk, path))
+    return [unpack(raw[at : at + SLOT.size]) for at in range(0, len(raw) - SLOT.size + 1, SLOT.size)]

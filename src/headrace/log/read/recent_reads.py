@@ -1,0 +1,68 @@
+"""What was read last, for others who want the same: consumers at the end of a log ask for the same records within
+moments, and each would have them read and checked again. Used by the owner thread only."""
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.log.read.reader import Chunk
+    from headrace.log.segments.segment import Segment
+
+ENTRY_BYTES = 512  # what an entry takes besides its records
+ASKED_MAX = 32
+SHARED_READS = 64
+Key = tuple["Segment", int, int, int]  # segment, offset, where to stop, most bytes
+
+
+class RecentReads:
+    """Bounded by bytes; who was not asked for longest goes first. A segment that is rewritten or cut back becomes
+    another one, so that nothing has to be taken out.
+
+    Nothing is kept as long as nobody asks twice: a single reader would have its buffers go round through all of the
+    cache, where now it gets the same one again and again.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._chunks: OrderedDict[Key, Chunk] = OrderedDict()
+        self._asked: dict[Key, None] = {}  # the last ones, in order
+        self._to_keep = 0
+        self.size_bytes = 0
+
+    def get(self, key: Key) -> "Chunk | None":
+        chunk = self._chunks.get(key)
+        if chunk is not None:
+            self._chunks.move_to_end(key)
+            self._to_keep = SHARED_READS
+        return chunk
+
+    def offer(self, key: Key, chunk: "Chunk") -> None:
+        """It was read from the disk."""
+        if key in self._asked:
+            self._to_keep = SHARED_READS
+        elif self._to_keep == 0:
+            self._asked[key] = None
+            if len(self._asked) > ASKED_MAX:
+                del self._asked[next(iter(self._asked))]
+            return
+        else:
+            self._to_keep -= 1
+        if self._to_keep == 0:
+            self.clear()
+        else:
+            self._keep(key, chunk)
+
+    def _keep(self, key: Key, chunk: "Chunk") -> None:
+        size = len(chunk.data) + ENTRY_BYTES
+        if size > self._bytes_max or key in self._chunks:
+            return
+        self._chunks[key] = chunk
+        self.size_bytes += size
+        while self.size_bytes > self._bytes_max:
+            _, gone = self._chunks.popitem(last=False)
+            self.size_bytes -= len(gone.data) + ENTRY_BYTES
+
+    def clear(self) -> None:
+        self._chunks.clear()
+        self._asked.clear()
+        self.size_bytes = 0

@@ -1,0 +1,96 @@
+"""The files that recovery writes: under temporary names, until everything that relies on them can be made durable."""
+
+from collections.abc import Callable
+
+from headrace.log.commit.log_writer import Tail
+from headrace.log.disk.disk import Disk, FileId, paths
+from headrace.log.disk.file_cache import Files
+from headrace.log.segments import index
+from headrace.log.segments.segment import Segment, SegmentWriter
+
+
+class FreshFiles:
+    """Of one log."""
+
+    def __init__(self, disk: Disk, files: Files, tail: Tail) -> None:
+        self._disk = disk
+        self._files = files
+        self._tail = tail
+        self._targets: list[str] = []
+        self._to_seal: list[SegmentWriter] = []
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def begin(self, target: Segment, walker: index.Walker) -> "FreshCopy":
+        return FreshCopy(self._disk, lambda: self._make(target.path()), walker)
+
+    def _make(self, path: str) -> FileId:
+        """An empty file that will be called path."""
+        temporary = path + paths.UNFINISHED
+        if not self._tail.created:
+            self._disk.mkdir(self._tail.folder)
+            self._tail.created = True
+        if self._disk.exists(temporary):
+            self._disk.unlink(temporary)
+        file = self._disk.open(temporary, create=True, exclusive=True)
+        self._targets.append(path)
+        return file
+
+    def seal_later(self, writer: SegmentWriter) -> None:
+        self._to_seal.append(writer)
+
+    # In this order, and each for all logs before the next.
+
+    def sync(self) -> None:
+        for path in self._targets:
+            file = self._disk.open(path + paths.UNFINISHED)
+            try:
+                self._disk.sync(file)
+            finally:
+                self._disk.close(file)
+
+    def seal(self) -> None:
+        for writer in self._to_seal:
+            writer.seal()
+            # The marker that follows makes this a known segment, and only the seal says where it ends.
+            self._files.sync(writer.segment.path(paths.SEAL))
+
+    def put_in_place(self) -> None:
+        for path in self._targets:
+            self._disk.rename(path + paths.UNFINISHED, path)
+        self._disk.sync_dir(self._tail.folder)
+
+    # Or not at all.
+
+    def abandon(self) -> None:
+        """Give back the room of what has no name of its own yet."""
+        for path in self._targets:
+            if self._disk.exists(path + paths.UNFINISHED):
+                self._disk.unlink(path + paths.UNFINISHED)
+
+    def discard(self) -> None:
+        """As if nothing had been written."""
+        self.abandon()
+        self._targets, self._to_seal = [], []
+
+
+class FreshCopy:
+    """One data file, made when the first byte comes."""
+
+    def __init__(self, disk: Disk, make: Callable[[], FileId], walker: index.Walker) -> None:
+        self._disk = disk
+        self._make = make
+        self._walker = walker
+        self._file: FileId | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._file is None:
+            self._file = self._make()
+        self._disk.pwrite(self._file, [data], self._walker.position)
+        end = self._walker.walk(data)
+        assert end == len(data), "only whole batches are copied"
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._disk.close(self._file)

@@ -1,0 +1,438 @@
+"""The changes of a data folder, in order, for whoever keeps a copy of it: what a standby is sent.
+
+A feed begins with a copy of the folder while it is written to. Its sender takes changes and pieces of files in turn,
+and a piece is read only when everything taken before it was sent: so it holds the changes sent before it, and perhaps
+some of those that follow, which are then made once more. They say what lies where, so that does no harm, and the copy
+is right as soon as everything is sent that was told of before its last piece was read: then both are in step.
+"""
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from headrace.log.disk.disk import Disk, paths
+from headrace.log.disk.watcher import Bytes, OpenPaths
+from headrace.log.standby.frames import PIECE_BYTES, Kind, are_zeros, checksum, counted, pack
+from headrace.record.batch.crc32c import crc32c
+
+QUEUE_BYTES_MAX = 256 << 20
+SILENT_BYTES_MAX = 64 * PIECE_BYTES  # compared with what a standby has, and so not sent
+ITEM_BYTES = 200  # of a change in memory, besides its data
+# Of the process or the disk that has the folder, or made again from what is sent.
+LEFT_OUT = frozenset(
+    {
+        *(paths.LOCK, paths.STAGING, paths.HELD, paths.SPILL, paths.KEYS, paths.LOST_AND_FOUND),
+        *(paths.STANDBY, paths.STANDBY + paths.UNFINISHED),
+    }
+)
+# What other processes write: of a file that comes from there nobody was told.
+WRITTEN_BY_OTHERS = frozenset({paths.STAGING, paths.TIERS})
+
+
+class Item(NamedTuple):
+    sequence: int
+    kind: Kind
+    number: int
+    path: bytes
+    data: bytes
+    crc: int
+
+
+class Content(NamedTuple):
+    """A file whose content is sent here, by then."""
+
+    path: bytes
+    file: int
+
+
+class Kept(NamedTuple):
+    """A file that a standby has already, it says."""
+
+    size: int
+    crc: int
+
+
+class Mark(NamedTuple):
+    sequence: int
+    bytes: int
+    at_s: float
+
+
+class Changes:
+    """The watcher of a disk. As long as nobody listens it only counts."""
+
+    def __init__(
+        self, disk: Disk, names: OpenPaths, root: str, monotonic: Callable[[], float], first: int = 1
+    ) -> None:
+        self.disk = disk
+        self.root = root
+        self.monotonic = monotonic
+        self._names = names
+        self.lock = names.lock
+        self._inside = root + "/"
+        self.feeds: tuple[Feed, ...] = ()
+        self.sequence = first  # of the last change
+
+    def attach(self, feed: "Feed") -> None:
+        with self.lock:
+            feed.sent = self.sequence
+            self.feeds = (*self.feeds, feed)
+
+    def detach(self, feed: "Feed") -> None:
+        with self.lock:
+            self.feeds = tuple(one for one in self.feeds if one is not feed)
+
+    def relative(self, path: str | None) -> str | None:
+        """Inside the folder; None for what is not sent."""
+        if path == self.root:
+            return ""
+        if path is None or not path.startswith(self._inside):
+            return None
+        inner = path[len(self._inside) :]
+        return None if inner.partition("/")[0] in LEFT_OUT else inner
+
+    def _put(self, kind: Kind, path: str, number: int = 0, data: bytes = b"", data_crc: int | None = None) -> None:
+        """With the lock."""
+        self.sequence += 1
+        if self.feeds:
+            name = path.encode(errors="surrogateescape")
+            item = Item(self.sequence, kind, number, name, data, checksum(name, data, data_crc))
+            for feed in self.feeds:
+                feed.put(item)
+
+    # What a disk tells.
+
+    def created(self, path: str, *, exclusive: bool) -> None:
+        self._name(Kind.CREATE, path, int(exclusive))
+
+    def removed(self, path: str) -> None:
+        self._name(Kind.REMOVE, path)
+
+    def made_folder(self, path: str) -> None:
+        self._name(Kind.MAKE_FOLDER, path)
+
+    def removed_folder(self, path: str) -> None:
+        self._name(Kind.REMOVE_FOLDER, path)
+
+    def synced_folder(self, path: str) -> None:
+        self._name(Kind.SYNC_FOLDER, path)
+
+    def _name(self, kind: Kind, path: str, number: int = 0) -> None:
+        inner = self.relative(path)
+        if inner is not None:
+            with self.lock:
+                self._put(kind, inner, number)
+
+    def wrote(self, file: int, buffers: Sequence[Bytes], position: int) -> None:
+        """Copied: the same bytes may be patched for another log next."""
+        if self.relative(self._names.path(file)) is None:
+            return
+        with self.lock:
+            if not self.feeds:  # counted all the same: somebody may wait for standbys that come
+                self.sequence += 1
+                return
+        data = b"".join(buffers)
+        for at in range(0, len(data), PIECE_BYTES):
+            piece = data if len(data) <= PIECE_BYTES else data[at : at + PIECE_BYTES]
+            if are_zeros(piece):
+                self._file(Kind.ZEROS, file, position + at, counted(piece))
+            else:
+                self._file(Kind.WRITE, file, position + at, piece)
+
+    def broke_off(self, file: int, size: int, position: int) -> None:
+        """What lies there now is what counts."""
+        if self.feeds:
+            try:
+                self.wrote(file, [self.disk.pread(file, size, position)], position)
+            except OSError as error:
+                self.give_up(f"a file cannot be read back after a write that failed: {error}")
+
+    def truncated(self, file: int, size: int) -> None:
+        self._file(Kind.TRUNCATE, file, size)
+
+    def synced(self, file: int) -> None:
+        self._file(Kind.SYNC, file)
+
+    def _file(self, kind: Kind, file: int, number: int = 0, data: bytes = b"") -> None:
+        data_crc = crc32c(data)
+        with self.lock:  # the name, too: it must not be removed in between
+            inner = self.relative(self._names.path(file))
+            if inner is not None:
+                self._put(kind, inner, number, data, data_crc)
+
+    def synced_filesystem(self) -> None:
+        with self.lock:
+            self._put(Kind.SYNC_ALL, "")
+
+    def renamed(self, source: str, target: str) -> None:
+        new = self.relative(target)
+        if new is None:
+            if self.relative(source) is not None:
+                self.removed(source)
+            return
+        old = source[len(self._inside) :] if source.startswith(self._inside) else f"{paths.STAGING}/from-elsewhere"
+        with self.lock:
+            if self.relative(source) is None or old.partition("/")[0] in WRITTEN_BY_OTHERS:
+                for feed in self.feeds:
+                    self._send_content(feed, old, target)
+                self._put(Kind.SYNC, old)  # as whoever takes it in has done, where nobody was told
+            self._put(Kind.RENAME, old, data=new.encode(errors="surrogateescape"))
+            for feed in self.feeds:
+                if feed.is_copying:
+                    feed.again.append((self.sequence, new))
+
+    def _send_content(self, feed: "Feed", name: str, path: str) -> None:
+        try:
+            feed.put(Content(name.encode(errors="surrogateescape"), self.disk.open(path, readonly=True)))
+        except OSError as error:
+            feed.lose(f"{path} cannot be read: {error}")
+
+    def give_up(self, reason: str) -> None:
+        with self.lock:
+            for feed in self.feeds:
+                feed.lose(reason)
+
+
+class Feed:
+    """What one standby is sent. `put` is called by all threads, with the lock; the rest by its one sender."""
+
+    def __init__(
+        self, changes: Changes, kept: dict[str, Kept], wake: Callable[[], object], bytes_max: int = QUEUE_BYTES_MAX
+    ) -> None:
+        self._changes = changes
+        self._kept = kept
+        self._wake = wake
+        self._bytes_max = bytes_max
+        self._queue: deque[Item | Content] = deque()
+        self._reading = threading.Lock()
+        self._queued_bytes = 0
+        self._sent_bytes = 0
+        self._marks: deque[Mark] = deque()  # sent, and not confirmed yet
+        self._position = 0  # in the Content that is being sent
+        self.is_waiting = False  # the sender wants to be woken
+        self.again: list[tuple[int, str]] = []  # what has a new name since the folder was listed, by which change
+        self.is_copying = True
+        self._copy_end = 0  # the last change that was told of before the copy was whole
+        self.is_told = False  # that it is in step
+        self.sent = 0
+        self.confirmed = 0  # the standby has it on its disk, up to there; 0 until it is in step
+        self.copied_bytes = self.copy_bytes = 0
+        self.lost: str | None = None  # why it cannot go on
+        self._copy: Iterator[bytes] = self._copied()
+
+    def put(self, item: Item | Content) -> None:
+        if self.lost is not None:
+            if isinstance(item, Content):
+                self._changes.disk.close(item.file)
+            return
+        self._queue.append(item)
+        self._queued_bytes += _size(item)
+        if self._queued_bytes > self._bytes_max:
+            self.lose(f"it was too slow: more than {self._bytes_max:,} bytes were waiting for it")
+        elif self.is_waiting:
+            self.is_waiting = False
+            self._wake()
+
+    def lose(self, reason: str) -> None:
+        if self.lost is None:
+            self.lost = reason
+            self._queue = deque(item for item in self._queue if isinstance(item, Content))  # `close` closes them
+            self._queued_bytes = 0
+            if self.is_waiting:
+                self.is_waiting = False
+                self._wake()
+
+    def leave(self) -> None:
+        """Nothing more is put. Then `close`, on a thread that may wait."""
+        with self._changes.lock:
+            self._changes.detach(self)
+            self.lose("it has hung up")
+
+    def close(self) -> None:
+        with self._reading, self._changes.lock:
+            for item in self._queue:
+                if isinstance(item, Content):
+                    self._changes.disk.close(item.file)
+            self._queue.clear()
+
+    # For the sender.
+
+    def take(self, bytes_max: int = 4 * PIECE_BYTES) -> bytes:
+        """Frames of changes that wait, in order; empty when there is none, or something is to be read first."""
+        items: list[Item] = []
+        size = 0
+        with self._changes.lock:
+            while self._queue and size < bytes_max and isinstance(item := self._queue[0], Item):
+                self._queue.popleft()
+                items.append(item)
+                size += _size(item)
+            self._queued_bytes -= size
+        frames = [pack(i.kind, i.sequence, i.number, i.path, i.data, i.crc) for i in items]
+        if items:
+            self.sent = items[-1].sequence
+        if not self.is_copying and not self.is_told and self.sent >= self._copy_end:
+            self.is_told = True
+            frames.append(pack(Kind.IN_STEP, self.sent))
+        if frames:
+            self._sent_bytes += size
+            self._mark(size)
+        return b"".join(frames)
+
+    def _mark(self, size: int) -> None:
+        at_s = self._changes.monotonic()
+        if self._marks and not self.is_told:  # one for all of the copy, which may take hours: nothing is confirmed
+            before = self._marks.pop()
+            size, at_s = size + before.bytes, before.at_s
+        self._marks.append(Mark(self.sent, size, at_s))
+
+    def wait(self) -> bool:
+        """Have the sender woken by the next change; False when there is something already."""
+        with self._changes.lock:
+            self.is_waiting = not self._queue and self.lost is None
+            return self.is_waiting
+
+    @property
+    def wants_reading(self) -> bool:
+        return self.is_copying or (bool(self._queue) and isinstance(self._queue[0], Content))
+
+    def read(self) -> bytes:
+        """The next piece of a file, on a thread that may wait for the disk."""
+        with self._reading:
+            if self.lost is not None:
+                return b""
+            head = self._queue[0] if self._queue else None
+            if isinstance(head, Content):
+                return self._piece(head)
+            return next(self._copy, b"") if self.is_copying else b""
+
+    def _piece(self, content: Content) -> bytes:
+        data = self._changes.disk.pread(content.file, PIECE_BYTES, self._position)
+        frame = self._chunk(self._position, content.path, data)
+        if self._position == 0:
+            frame = pack(Kind.BEGIN, self.sent, 0, content.path) + frame
+        self._position += len(data)
+        if len(data) < PIECE_BYTES:
+            self._position = 0
+            with self._changes.lock:
+                if self._queue and self._queue[0] is content:
+                    self._queue.popleft()
+                    self._queued_bytes -= ITEM_BYTES
+                    self._changes.disk.close(content.file)
+        return frame
+
+    def _chunk(self, position: int, path: bytes, data: bytes) -> bytes:
+        if are_zeros(data):
+            return pack(Kind.ZERO_CHUNK, self.sent, position, path, counted(data))
+        return pack(Kind.CHUNK, self.sent, position, path, data)
+
+    def _copied(self) -> Iterator[bytes]:
+        changes = self._changes
+        listed = list(_walk(changes, ""))
+        files = [path for path in listed if not path.endswith("/")]
+        self.copy_bytes = sum(self._file_size(path) or 0 for path in files)
+        yield pack(Kind.LISTING, self.sent, self.copy_bytes, b"", json.dumps(listed).encode())
+        waiting = deque(files)
+        while True:
+            while waiting:
+                path = waiting.popleft()
+                yield from self._file(path)
+            with changes.lock:
+                if not self.again:
+                    self._copy_end = changes.sequence
+                    self.is_copying = False
+                    return
+                # Not before the change was sent: it would replace what was copied under the new name by what the
+                # standby has under the old one, which may be a part.
+                again = [path for sequence, path in self.again if sequence <= self.sent]
+                self.again = self.again[len(again) :]
+            if not again:
+                yield b""
+            for path in again:
+                waiting += [found for found in _walk(changes, path) if not found.endswith("/")]
+
+    def _file_size(self, path: str) -> int | None:
+        try:
+            return self._changes.disk.file_size(f"{self._changes.root}/{path}")
+        except FileNotFoundError:
+            return None
+
+    def _file(self, path: str) -> Iterator[bytes]:
+        """Opened anew for each piece: what has another name by then is sent under that one."""
+        name = path.encode(errors="surrogateescape")
+        kept = self._kept.pop(path, None)
+        if kept is not None and kept.size == self._file_size(path):
+            crc = 0
+            for position, data in self._pieces(path):
+                crc = crc32c(data, crc)
+                # Or a standby that has much would hear nothing for so long that it hangs up.
+                yield b"" if position % SILENT_BYTES_MAX else pack(Kind.HEARTBEAT, self.sent)
+            if crc == kept.crc:
+                self.copied_bytes += kept.size
+                return
+        begun = False
+        for position, data in self._pieces(path):
+            frame = self._chunk(position, name, data)
+            yield frame if begun else pack(Kind.BEGIN, self.sent, 0, name) + frame
+            begun = True
+            self.copied_bytes += len(data)
+
+    def _pieces(self, path: str) -> Iterator[tuple[int, bytes]]:
+        disk, position = self._changes.disk, 0
+        while True:
+            try:
+                file = disk.open(f"{self._changes.root}/{path}", readonly=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            try:
+                data = disk.pread(file, PIECE_BYTES, position)
+            finally:
+                disk.close(file)
+            yield position, data
+            position += len(data)
+            if len(data) < PIECE_BYTES:
+                return
+
+    # What the standby says.
+
+    def confirm(self, sequence: int) -> None:
+        self.confirmed = max(self.confirmed, sequence)
+        while self._marks and self._marks[0].sequence <= sequence:
+            self._sent_bytes -= self._marks.popleft().bytes
+
+    @property
+    def is_in_step(self) -> bool:
+        """It has said so."""
+        return self.lost is None and self.confirmed > 0
+
+    @property
+    def bytes_behind(self) -> int:
+        return self._queued_bytes + self._sent_bytes
+
+    @property
+    def seconds_behind(self) -> float:
+        """Since the oldest of what it was sent, and has not confirmed."""
+        return max(0.0, self._changes.monotonic() - self._marks[0].at_s) if self._marks else 0.0
+
+
+def _size(item: Item | Content) -> int:
+    return ITEM_BYTES + len(item.data) if isinstance(item, Item) else ITEM_BYTES
+
+
+def _walk(changes: Changes, inner: str) -> Iterator[str]:
+    """Paths below one, folders with a slash at their end, before what is in them; the path itself if it is a file."""
+    path = f"{changes.root}/{inner}" if inner else changes.root
+    try:
+        names = changes.disk.listdir(path)
+    except NotADirectoryError:
+        yield inner
+        return
+    except FileNotFoundError:
+        return
+    if inner:
+        yield inner + "/"
+    for name in names:
+        below = f"{inner}/{name}" if inner else name
+        if changes.relative(f"{changes.root}/{below}") is not None:
+            yield from _walk(changes, below)
