@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from bench import machine
 from bench.broker import Broker
-from headrace.broker.key_store import KeyStore
+from headrace.broker.streams.key_index_rocksdb import KeyStore
 
 BODY = b"x" * 100
 LOOKUPS = 4_000

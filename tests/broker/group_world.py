@@ -4,9 +4,9 @@ import heapq
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from headrace.broker.group_config import DEFAULTS, GroupConfig
+from headrace.broker.groups.classic.members import Join, Joined, Synced
+from headrace.broker.groups.config import DEFAULTS, GroupConfig
 from headrace.broker.groups.coordinator import Groups
-from headrace.broker.groups.members import Join, Joined, Synced
 from headrace.broker.groups.settings import GroupSettings
 from headrace.clock import ManualClock
 from headrace.errors import HeadraceError

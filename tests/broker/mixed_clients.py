@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from headrace.broker.groups.assign import Assignment, TopicPartition, assign_range, assign_uniform
-from headrace.broker.groups.classic import ClassicGroup
-from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
-from headrace.broker.groups.embedded import decode_assignment, decode_subscription, encode_assignment
-from headrace.broker.groups.members import Joined, Synced
+from headrace.broker.groups.classic.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
+from headrace.broker.groups.classic.group import ClassicGroup
+from headrace.broker.groups.classic.members import Joined, Synced
+from headrace.broker.groups.consumer.group import ConsumerGroup, Heartbeat
 from headrace.errors import (
     FencedInstance,
     HeadraceError,

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.broker.broker import Broker
-from headrace.broker.exchanges import DELAYED
-from headrace.broker.message import Message
-from headrace.broker.queue import Queue
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.queues.queue import Queue
+from headrace.broker.routing.exchanges import DELAYED
+from headrace.broker.types.message import Message
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import StorageError

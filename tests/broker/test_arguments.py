@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from headrace.broker.arguments import from_plain, to_plain
-from headrace.broker.message import Message
+from headrace.broker.catalog.arguments_json import from_plain, to_plain
+from headrace.broker.types.message import Message
 from headrace.record.amqp.properties import Timestamp
 from tests.broker.queue_world import declare, declare_exchange, opened
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.cursors import CURSORS_MAX
-from headrace.broker.partition import ReadWaits
-from headrace.broker.publishing import Shape, prepare
-from headrace.broker.reading import read_page
-from headrace.broker.vhost_metadata import Metadata
+from headrace.broker.streams.cursors import CURSORS_MAX
+from headrace.broker.streams.partition import ReadWaits
+from headrace.broker.streams.publish import Shape, prepare
+from headrace.broker.streams.read import read_page
+from headrace.broker.vhosts.metadata import Metadata
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import (
@@ -361,7 +361,7 @@ async def test_unpinning_lets_retention_go_on(broker: Broker) -> None:
 
 async def test_the_number_of_cursors_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = await broker.streams.create("t")
-    monkeypatch.setattr("headrace.broker.cursors.CURSORS_MAX", 2)
+    monkeypatch.setattr("headrace.broker.streams.cursors.CURSORS_MAX", 2)
     assert CURSORS_MAX > 2
     for name in ("a", "b"):
         await broker.cursors.commit(name, stream, {0: 0})

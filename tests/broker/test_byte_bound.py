@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker import ready_bytes
 from headrace.broker.broker import Broker
-from headrace.broker.message import Message
-from headrace.broker.policies import Policy
-from headrace.broker.policy import QueuePolicy
-from headrace.broker.queue import Queue
+from headrace.broker.queues import byte_bound
+from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.queue_arguments import QueuePolicy
+from headrace.broker.types.message import Message
+from headrace.broker.vhosts.policies import Policy
 from headrace.config import Config
 
 
@@ -73,16 +73,16 @@ async def test_a_policy_on_a_long_backlog_reads_it_in_turns(broker: Broker, monk
     queue = await declare(broker)
     for part in range(20):
         await publish(broker, queue, *(b"%06d" % n + b"x" * 1000 for n in range(part * 50, part * 50 + 50)))
-    monkeypatch.setattr(ready_bytes, "TURN_BYTES", 64 * 1024)
+    monkeypatch.setattr(byte_bound, "TURN_BYTES", 64 * 1024)
     turns = 0
-    count = ready_bytes.ReadyBytes._go_on
+    count = byte_bound.ReadyBytes._go_on
 
-    def counted(self: ready_bytes.ReadyBytes) -> None:
+    def counted(self: byte_bound.ReadyBytes) -> None:
         nonlocal turns
         turns += 1
         count(self)
 
-    monkeypatch.setattr(ready_bytes.ReadyBytes, "_go_on", counted)
+    monkeypatch.setattr(byte_bound.ReadyBytes, "_go_on", counted)
     bound = Policy(vhost="/", name="bound", pattern=".*", definition={"max-length-bytes": 3 * 1006})
     apply, read_at_once = queue.apply_policy, []
 

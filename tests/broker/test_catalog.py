@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.broker import Broker
-from headrace.broker.catalog import Catalog, file_name
+from headrace.broker.catalog.catalog import Catalog, file_name
 from headrace.config import Config
 from headrace.errors import CorruptCatalog
 from headrace.log.catalog import copy

@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from headrace.broker.consumers import Consumer, Consumers
+from headrace.broker.queues.consumers import Consumer, Consumers
 
 
 class Asked:

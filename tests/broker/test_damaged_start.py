@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.exchanges import DELAYED
-from headrace.broker.message import Message
+from headrace.broker.routing.exchanges import DELAYED
+from headrace.broker.types.message import Message
 from headrace.record.amqp.properties import edit
 from tests.broker.queue_world import bodies, declare, declare_exchange, opened, say
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.declarations import ExchangeDeclared, QueueDeclared
-from headrace.broker.message import expiration_fault
-from headrace.broker.policies import limits
+from headrace.broker.types.message import expiration_fault
+from headrace.broker.vhosts.declarations import ExchangeDeclared, QueueDeclared
+from headrace.broker.vhosts.policies import limits
 from headrace.errors import ArgumentMismatch
 
 VALUES: dict[str, Any] = {

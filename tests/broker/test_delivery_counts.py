@@ -3,9 +3,9 @@
 import sys
 from typing import Any
 
-from headrace.broker.delivery_counts import DeliveryCounts
-from headrace.broker.settle import RangeSet
-from headrace.broker.view import Delta, decode_settles, fold_settles
+from headrace.broker.queues.delivery_counts import DeliveryCounts
+from headrace.broker.queues.view import Delta, decode_settles, fold_settles
+from headrace.broker.types.range_set import RangeSet
 
 
 def settled(*ranges: tuple[int, int], counts: dict[int, int] | None = None, reserved: int = 0) -> bytes:

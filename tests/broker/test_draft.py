@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import definitions
 from headrace.broker.broker import Broker
+from headrace.broker.vhosts.vhosts import definitions
 from headrace.errors import InvalidInput
 from tests.broker.test_broker import config
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.exchanges import Binding, ConsistentHash, Exchange, Headers, is_kind, make_exchange
-from headrace.broker.message import Message
-from headrace.broker.routing import Routing
-from headrace.broker.topic import TopicTrie
+from headrace.broker.routing.exchanges import Binding, ConsistentHash, Exchange, Headers, is_kind, make_exchange
+from headrace.broker.routing.router import Routing
+from headrace.broker.routing.topic_trie import TopicTrie
+from headrace.broker.types.message import Message
 from headrace.errors import ArgumentMismatch, InvalidInput
 from tests.doors.amqp.running import Traced
 

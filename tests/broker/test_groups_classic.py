@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.broker.groups.members import GroupState, Joined
+from headrace.broker.groups.classic.members import GroupState, Joined
 from headrace.broker.groups.timers import ForgivingTimers
 from headrace.errors import (
     FencedInstance,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.groups import assign, patterns
+from headrace.broker.groups import assign, subscription_patterns
 from headrace.broker.groups.assign import ASSIGNORS, assign_range, assign_uniform
-from headrace.broker.groups.consumer import Answer, ConsumerGroup, Heartbeat
-from headrace.broker.groups.patterns import compile_pattern
+from headrace.broker.groups.consumer.group import Answer, ConsumerGroup, Heartbeat
+from headrace.broker.groups.subscription_patterns import compile_pattern
 from headrace.errors import (
     FencedMemberEpoch,
     InvalidInput,
@@ -322,7 +322,7 @@ def test_a_heartbeat_that_changes_nothing_looks_at_no_topic_and_no_other_member(
             tried.append(name)
             return self._pattern.fullmatch(name)
 
-    monkeypatch.setattr(patterns, "compile_pattern", Counted)
+    monkeypatch.setattr(subscription_patterns, "compile_pattern", Counted)
     group = world.groups.consumer("g")
     clients = [Client(group, name, topics=frozenset(), pattern="log-.*") for name in "abc"]
     settle(*clients)

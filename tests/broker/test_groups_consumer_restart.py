@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.broker.groups.consumer import Heartbeat
-from headrace.broker.groups.consumer_store import CONSUMER_GROUPS, MEMBERS, POSITIONS, SavedConsumer
+from headrace.broker.groups.consumer.group import Heartbeat
+from headrace.broker.groups.consumer.store import CONSUMER_GROUPS, MEMBERS, POSITIONS, SavedConsumer
 from headrace.errors import DiskFull, HeadraceError, InvalidInput, UnknownMember, UnreleasedInstance
 from tests.broker.group_world import Answer as Told
 from tests.broker.group_world import World

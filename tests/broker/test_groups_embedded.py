@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.groups.embedded import decode_assignment, decode_subscription, encode_assignment
+from headrace.broker.groups.classic.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 from headrace.errors import (
     InconsistentProtocol,
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.broker.groups.members import GroupState
+from headrace.broker.groups.classic.members import GroupState
 from headrace.errors import GroupNotFound
 from tests.broker.group_world import World
 from tests.broker.mixed_clients import (

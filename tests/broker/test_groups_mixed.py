@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.groups.classic import ClassicGroup
-from headrace.broker.groups.consumer import ConsumerGroup, Heartbeat
-from headrace.broker.groups.embedded import encode_assignment
+from headrace.broker.groups.classic.consumer_protocol import encode_assignment
+from headrace.broker.groups.classic.group import ClassicGroup
+from headrace.broker.groups.consumer.group import ConsumerGroup, Heartbeat
 from headrace.errors import (
     GroupFull,
     GroupNotFound,

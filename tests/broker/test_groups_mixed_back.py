@@ -4,9 +4,9 @@
 import msgspec
 import pytest
 
-from headrace.broker.groups.consumer import Heartbeat
-from headrace.broker.groups.consumer_store import MEMBERS
-from headrace.broker.groups.members import GroupState
+from headrace.broker.groups.classic.members import GroupState
+from headrace.broker.groups.consumer.group import Heartbeat
+from headrace.broker.groups.consumer.store import MEMBERS
 from headrace.errors import (
     FencedInstance,
     IllegalGeneration,

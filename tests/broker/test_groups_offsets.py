@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.broker.groups.consumer import Heartbeat
+from headrace.broker.groups.consumer.group import Heartbeat
 from headrace.broker.groups.coordinator import SWEEP_S
 from headrace.broker.groups.offsets import Committed
 from headrace.errors import (

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.groups.consumer import LEAVE_EPOCH, Heartbeat
-from headrace.broker.groups.room import MEMBER_BYTES
+from headrace.broker.groups.consumer.group import LEAVE_EPOCH, Heartbeat
+from headrace.broker.groups.member_budget import MEMBER_BYTES
 from headrace.errors import HeadraceError, MemberIdRequired, MembersFull
 from tests.broker.group_world import World
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.message import Message
+from headrace.broker.types.message import Message
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.log.commit.scheduler import Intake

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.key_store import ENTRIES_MAX, KeyStore
+from headrace.broker.streams.key_index_rocksdb import ENTRIES_MAX, KeyStore
 
 LOG, NEXT, LAST = 7, 8, (1 << 63) - 1
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.message import Message
-from headrace.broker.queue import Queue
+from headrace.broker.queues.queue import Queue
+from headrace.broker.types.message import Message
 from headrace.clock import ManualClock
 from tests.crash.queue_world import config, drain, let_go, without_threads
 from tests.crash.simdisk import SimulatedDisk

@@ -5,7 +5,7 @@ import re2
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.broker.patterns import compile_pattern
+from headrace.broker.access.regex import compile_pattern
 from headrace.errors import InvalidPattern
 
 

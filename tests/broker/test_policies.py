@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from headrace.broker.catalog import Catalog
-from headrace.broker.policies import TIGHTEST, Policies, Policy, check, limits, merge
-from headrace.broker.policy import QueuePolicy, parse_arguments
+from headrace.broker.catalog.catalog import Catalog
+from headrace.broker.queues.queue_arguments import QueuePolicy, parse_arguments
+from headrace.broker.vhosts.policies import TIGHTEST, Policies, Policy, check, limits, merge
 from headrace.errors import InvalidInput
 from headrace.log.disk.disk import RealDisk
 from tests.broker.queue_world import declare, opened, say

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.policies import Policy
+from headrace.broker.vhosts.policies import Policy
 from headrace.config import Config
 
 DAY_MS = 86_400_000

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker import machine
-from headrace.broker.machine import ProcessMemory
-from headrace.broker.pressure import (
+from headrace.broker.pressure.pressure import (
     DEPTH,
     DEPTH_STEPS,
     DISK,
@@ -27,7 +25,9 @@ from headrace.broker.pressure import (
     Usage,
     Verdict,
     judge,
+    process_memory,
 )
+from headrace.broker.pressure.process_memory import ProcessMemory
 from headrace.config import Config
 from headrace.errors import DiskFull, Overloaded
 
@@ -212,7 +212,7 @@ async def test_the_largest_holders_are_asked_first_and_only_as_much_as_is_needed
 
 async def test_what_work_left_behind_goes_back_once_and_only_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
-    monkeypatch.setattr("headrace.broker.pressure.trim_allocator", lambda: trims.append(1))
+    monkeypatch.setattr("headrace.broker.pressure.pressure.trim_allocator", lambda: trims.append(1))
     world = World()
 
     async def pass_time(moved: int) -> int:
@@ -379,15 +379,15 @@ V2 = "/sys/fs/cgroup"
 )
 def test_the_limit_of_a_container_is_found(files: dict[str, str], found_mb: int) -> None:
     disk: Any = Files(files)
-    assert machine.memory_bytes(disk) == found_mb * MB
+    assert process_memory.memory_bytes(disk) == found_mb * MB
 
 
 def test_a_machine_without_containers_has_what_it_has() -> None:
     disk: Any = Files({"/proc/self/cgroup": "4:memory:/\n", f"{V1}/memory.limit_in_bytes": "9223372036854771712\n"})
-    total = machine.memory_bytes(disk)
-    assert total == machine.memory_bytes(Files({}))  # type: ignore[arg-type]
-    assert machine.memory_limit(0) <= min(2 << 30, total * 0.4)
-    assert machine.memory_limit(5 * MB) == 5 * MB
+    total = process_memory.memory_bytes(disk)
+    assert total == process_memory.memory_bytes(Files({}))  # type: ignore[arg-type]
+    assert process_memory.memory_limit(0) <= min(2 << 30, total * 0.4)
+    assert process_memory.memory_limit(5 * MB) == 5 * MB
 
 
 def test_the_resident_memory_is_the_kernels_figure() -> None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.aborts import Aborted, Aborts
-from headrace.broker.markers import control_batch
-from headrace.broker.producer_registry import Producers
-from headrace.broker.producers import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers, Snapshot
-from headrace.broker.upkeep import delete_before
+from headrace.broker.transactions.markers import control_batch
+from headrace.broker.transactions.producer_state import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers, Snapshot
+from headrace.broker.transactions.producers import Producers
+from headrace.broker.types.aborted_ranges import Aborted, Aborts
+from headrace.broker.upkeep.segments import delete_before
 from headrace.errors import Conflict, CorruptLog, InvalidInput, InvalidProducerEpoch, OutOfOrderSequence
 from headrace.log.commit.round import Ticket
 from headrace.log.settings import StreamSettings

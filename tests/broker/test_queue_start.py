@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.message import Message
-from headrace.broker.queue import Queue
+from headrace.broker.queues.queue import Queue
+from headrace.broker.types.message import Message
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.log.settings import StreamSettings

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker import reclaim
 from headrace.broker.broker import Broker
-from headrace.broker.message import Message
-from headrace.broker.queue import Queue
+from headrace.broker.queues.queue import Queue
+from headrace.broker.types.message import Message
+from headrace.broker.upkeep.segments import reclaim
 from headrace.config import Config
 from headrace.log.settings import KB, StreamSettings
 from headrace.record import codec
@@ -168,7 +168,7 @@ async def test_what_moves_elsewhere_is_there_before_its_old_place_is_taken_away(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, kept: set[int]
 ) -> None:
     """A dead letter counts as settled from when its move begins; a kill before the move is stored would lose it."""
-    monkeypatch.setattr("headrace.broker.departures.AT_ONCE", 600)
+    monkeypatch.setattr("headrace.broker.queues.dead_letter_outbox.AT_ONCE", 600)
     host, maintenance = broker.vhosts.get("/"), broker.shard.maintenance
     dead = await host.declare_queue(
         "dead", durable=True, exclusive=False, auto_delete=False, arguments={}, owner=object()

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.broker.schemas import Schemas
+from headrace.broker.schemas.registry import Schemas
 from headrace.errors import LogClosed
 
 SECONDS = 30.0

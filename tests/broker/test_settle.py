@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.settle import RangeSet
+from headrace.broker.types.range_set import RangeSet
 
 SPAN = 60
 steps = st.lists(st.tuples(st.booleans(), st.integers(0, SPAN), st.integers(0, 12)), max_size=60)

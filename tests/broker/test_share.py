@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.group_config import DEFAULTS
-from headrace.broker.share import (
+from headrace.broker.groups.config import DEFAULTS
+from headrace.broker.groups.share.partition import (
     ACCEPT,
     REJECT,
     RELEASE,

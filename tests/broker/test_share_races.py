@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.share_groups import ShareGroup, ShareGroups
+from headrace.broker.groups.share.groups import ShareGroup, ShareGroups
 from headrace.config import Config
 from headrace.errors import GroupNotEmpty, GroupNotFound
 from headrace.log.log import Log

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.groups.room import Room
-from headrace.broker.share import Acquired
-from headrace.broker.share_groups import ShareGroups
-from headrace.broker.share_members import ShareMember
+from headrace.broker.groups.member_budget import Room
+from headrace.broker.groups.share.groups import ShareGroups
+from headrace.broker.groups.share.members import ShareMember
+from headrace.broker.groups.share.partition import Acquired
 from headrace.clock import ManualClock
 from headrace.errors import FencedMemberEpoch, GroupFull, GroupNotEmpty, InvalidInput, UnknownMember
 from tests.broker.group_world import ManualTimers
@@ -135,7 +135,7 @@ async def test_who_is_not_let_in_makes_no_group(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(InvalidInput):
             beat(shares, member_id="m" * 1001)
         assert shares.all() == []
-        monkeypatch.setattr("headrace.broker.share_groups.MEMBERS_MAX", 1)
+        monkeypatch.setattr("headrace.broker.groups.share.groups.MEMBERS_MAX", 1)
         beat(shares)
         with pytest.raises(GroupFull):
             beat(shares, member_id="other")

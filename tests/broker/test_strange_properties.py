@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.dead_letters import Wanted, death_of
-from headrace.broker.message import Message, from_record
-from headrace.broker.queue import Queue
+from headrace.broker.queues.dead_letter_browser import Wanted, death_of
+from headrace.broker.queues.queue import Queue
+from headrace.broker.types.message import Message, from_record
 from headrace.record import codec
 from headrace.record.amqp.properties import OBJECTS_MAX, encode_properties
 from headrace.record.types import Record

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.timers import DueIndex
+from headrace.broker.queues.due_index import DueIndex
 
 steps = st.lists(
     st.one_of(

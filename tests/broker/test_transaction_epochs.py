@@ -10,9 +10,9 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import Committed
-from headrace.broker.producers import PartitionProducers
-from headrace.broker.transaction import ABORTED, COMMITTED, EMPTY, ONGOING, Instance
-from headrace.broker.transactions import EPOCH_MAX, JOINED
+from headrace.broker.transactions.coordinator import EPOCH_MAX, JOINED
+from headrace.broker.transactions.producer_state import PartitionProducers
+from headrace.broker.transactions.transaction import ABORTED, COMMITTED, EMPTY, ONGOING, Instance
 from headrace.config import Config
 from headrace.errors import (
     ConcurrentTransactions,

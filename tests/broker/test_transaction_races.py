@@ -12,8 +12,8 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import Committed
-from headrace.broker.producers import BATCHES_KEPT
-from headrace.broker.transaction import ABORTED, ONGOING
+from headrace.broker.transactions.producer_state import BATCHES_KEPT
+from headrace.broker.transactions.transaction import ABORTED, ONGOING
 from headrace.config import Config
 from headrace.errors import (
     ConcurrentTransactions,

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.transaction import COMMITTED, NOBODY, ONGOING, Transaction
-from headrace.broker.transactions import EPOCH_MAX, ID_EXPIRATION_MS, TRANSACTIONS, Transactions
+from headrace.broker.transactions.coordinator import EPOCH_MAX, ID_EXPIRATION_MS, TRANSACTIONS, Transactions
+from headrace.broker.transactions.transaction import COMMITTED, NOBODY, ONGOING, Transaction
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import ConcurrentTransactions, ProducerFenced, TransactionNotFound, UnknownProducer
@@ -137,7 +137,7 @@ async def test_who_comes_back_while_an_id_is_forgotten_is_told_to_try_again(tmp_
 
 
 async def test_the_sweep_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.broker.transactions.SWEEP_S", 0.01)
+    monkeypatch.setattr("headrace.broker.transactions.coordinator.SWEEP_S", 0.01)
     clock = ManualClock()
     async with opened(tmp_path, clock) as broker:
         transactions = broker.coordination.transactions

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.transaction import ABORTED, ONGOING
+from headrace.broker.transactions.transaction import ABORTED, ONGOING
 from headrace.errors import (
     InvalidProducerEpoch,
     InvalidTransactionState,

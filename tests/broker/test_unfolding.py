@@ -9,14 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.broker import browsing, view
 from headrace.broker.broker import Broker
-from headrace.broker.browsing import browse, contains
-from headrace.broker.consumers import Consumer
-from headrace.broker.message import Message
-from headrace.broker.partition import Partition
-from headrace.broker.stream_queue import StreamQueue
-from headrace.broker.view import View
+from headrace.broker.queues import view
+from headrace.broker.queues.consumers import Consumer
+from headrace.broker.queues.stream_queue import StreamQueue
+from headrace.broker.queues.view import View
+from headrace.broker.streams.browse import browse, contains
+from headrace.broker.streams.partition import Partition
+from headrace.broker.streams.streams import browse as browsing
+from headrace.broker.types.message import Message
 from headrace.clock import ManualClock
 from headrace.log.disk.file_cache import Files
 from headrace.record import codec

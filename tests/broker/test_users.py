@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import passwords
-from headrace.broker.catalog import Catalog
-from headrace.broker.policies import Policies, Policy
-from headrace.broker.rights import EVERYTHING, Permission, TopicPermission
-from headrace.broker.users import GUEST, Users
+from headrace.broker.access import passwords
+from headrace.broker.access.permissions import EVERYTHING, Permission, TopicPermission
+from headrace.broker.access.users import GUEST, Users
+from headrace.broker.catalog.catalog import Catalog
+from headrace.broker.vhosts.policies import Policies, Policy
 from headrace.errors import CorruptCatalog, InvalidInput, NotFound
 from headrace.log.disk.disk import Disk, RealDisk
 from tests.crash.simdisk import SimulatedDisk

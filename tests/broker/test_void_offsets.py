@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import queue_contents
 from headrace.broker.broker import Broker
-from headrace.broker.dead_letters import Wanted
-from headrace.broker.queue import Queue
+from headrace.broker.queues import backlog
+from headrace.broker.queues.dead_letter_browser import Wanted
+from headrace.broker.queues.queue import Queue
 from headrace.log.log import Log
 from headrace.record import codec
 from tests.broker.queue_world import bodies, declare, opened, pass_time, say, until
@@ -71,7 +71,7 @@ async def test_what_is_aborted_is_not_counted_while_nobody_reads(tmp_path: Path)
 async def test_the_ends_of_transactions_are_not_counted_unless_there_are_very_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_contents, "VOID_RUNS_MAX", 4)
+    monkeypatch.setattr(backlog, "VOID_RUNS_MAX", 4)
     async with opened(tmp_path) as broker:
         queue = await declare(broker.vhosts.get("/"), "q")
         for turn in range(1, 7):

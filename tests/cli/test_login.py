@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from headrace.broker.rights import EVERYTHING
+from headrace.broker.access.permissions import EVERYTHING
 from headrace.client.exchange import Endpoint, login_of, parse_url, without_password
 from headrace.config import Address
 from headrace.errors import AccessRefused, InvalidInput

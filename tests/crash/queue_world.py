@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.housekeeping import Housekeeping
-from headrace.broker.message import Message
-from headrace.broker.queue import Queue
+from headrace.broker.queues.queue import Queue
+from headrace.broker.types.message import Message
+from headrace.broker.upkeep.schedule import Housekeeping
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import HeadraceError

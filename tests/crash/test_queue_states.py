@@ -93,9 +93,9 @@ async def test_a_journal_that_is_not_synced_is_found(tmp_path: Path, monkeypatch
 
 async def test_a_dead_letter_that_is_not_moved_as_one_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_threads(monkeypatch)
-    monkeypatch.setattr("headrace.broker.rounds.Rounds.begin_atomic", lambda self: None)
-    monkeypatch.setattr("headrace.broker.rounds.Rounds.end_atomic", lambda self: None)
-    monkeypatch.setattr("headrace.broker.rounds.Rounds.must_join", lambda self, view: None)
+    monkeypatch.setattr("headrace.broker.queues.flush.Rounds.begin_atomic", lambda self: None)
+    monkeypatch.setattr("headrace.broker.queues.flush.Rounds.end_atomic", lambda self: None)
+    monkeypatch.setattr("headrace.broker.queues.flush.Rounds.must_join", lambda self, view: None)
     assert (await explore(tmp_path, 0))[0][:3] in ("D9 ", "D10")
 
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import policies, queue_store, streams, users, vhosts
+from headrace.broker.access import users
+from headrace.broker.access.permissions import TopicPermission
 from headrace.broker.broker import Broker
-from headrace.broker.catalog import Catalog
-from headrace.broker.policies import Policy
-from headrace.broker.rights import TopicPermission
+from headrace.broker.catalog.catalog import Catalog
+from headrace.broker.streams.streams import streams
+from headrace.broker.vhosts.policies import Policy
+from headrace.broker.vhosts.vhosts import policies, store, vhosts
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import CorruptCatalog, CorruptLog, HeadraceError
@@ -318,8 +320,8 @@ KINDS = (
     vhosts.CATALOG_KIND,
     policies.CATALOG_KIND,
     policies.OPERATOR_KIND,
-    queue_store.QUEUES,
-    queue_store.EXCHANGES,
+    store.QUEUES,
+    store.EXCHANGES,
     users.USERS,
     users.PERMISSIONS,
     users.TOPIC_PERMISSIONS,

@@ -12,9 +12,9 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import Committed
-from headrace.broker.producer_registry import batches_from
-from headrace.broker.transaction import NOBODY, Instance, Transaction
-from headrace.broker.transactions import EPOCH_MAX, JOINED, Transactions
+from headrace.broker.transactions.coordinator import EPOCH_MAX, JOINED, Transactions
+from headrace.broker.transactions.producers import batches_from
+from headrace.broker.transactions.transaction import NOBODY, Instance, Transaction
 from headrace.clock import ManualClock
 from headrace.errors import HeadraceError
 from headrace.log.log import Log

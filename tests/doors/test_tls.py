@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from headrace.broker.stats import DoorStats
+from headrace.broker.metrics.counters import DoorStats
 from headrace.config import Address, Config, InvalidSetting, load
 from headrace.doors import doorstep as doorstep_module
 from headrace.doors import tls as tls_module

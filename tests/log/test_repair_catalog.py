@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from headrace.broker.catalog import Catalog, file_name
+from headrace.broker.catalog.catalog import Catalog, file_name
 from headrace.errors import CorruptCatalog, DataFolderLocked, InvalidInput
 from headrace.log.catalog import repair
 from tests.crash.simdisk import SimulatedDisk

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from pamqp import commands, heartbeat
 
 from headrace.broker.broker import Broker
-from headrace.broker.machine import ProcessMemory
+from headrace.broker.pressure.process_memory import ProcessMemory
 from headrace.config import Address, Config
 from tests.doors.amqp.running import Running, eventually
 from tests.pressure.raw import RawClient, method, publish

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.broker import ledger as ledgers
 from headrace.broker.broker import Broker
-from headrace.broker.staging import Section, Staging
+from headrace.broker.sinks import ledger as ledgers
+from headrace.broker.sinks.uploads import Section, Staging
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import Conflict, StorageError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.catalog import Catalog
+from headrace.broker.catalog.catalog import Catalog
 from headrace.errors import CorruptCatalog, InvalidInput
 from headrace.log.disk.disk import RealDisk
 from headrace.pipelines.progress import lag_of

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from headrace.broker.rights import EVERYTHING
+from headrace.broker.access.permissions import EVERYTHING
 from headrace.broker.standbys import Standbys
 from headrace.doors.http.api import browse
 from tests.doors.api.conftest import Served

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import pytest
 
-from headrace.broker.rights import Permission
-from headrace.broker.schemas import TOPIC
+from headrace.broker.access.permissions import Permission
+from headrace.broker.schemas.registry import TOPIC
 from tests.doors.api.conftest import Served
 from tests.ui.conftest import HOSTILE, View
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pika
 import pytest
 
-from headrace.broker.rights import EVERYTHING
+from headrace.broker.access.permissions import EVERYTHING
 from tests.doors.amqp.running import patient_connection
 from tests.doors.api.conftest import Served
 from tests.ui.conftest import HOSTILE, View, copied_as_curl

@@ -10,34 +10,34 @@ from functools import partial
 
 import msgspec
 
-from headrace.broker import publishing
-from headrace.broker.catalog import Catalog
+from headrace.broker.access.users import Users
+from headrace.broker.catalog.catalog import Catalog
 from headrace.broker.clients import Clients
 from headrace.broker.coordination import Coordination
-from headrace.broker.cursors import Cursors
-from headrace.broker.dead_letters import DeadLetterOffice
 from headrace.broker.groups.settings import GroupSettings
-from headrace.broker.held import sweep_held
-from headrace.broker.history import History
-from headrace.broker.holders import Cache, ReadAhead
-from headrace.broker.housekeeping import Housekeeping
-from headrace.broker.keys import Keys
-from headrace.broker.ledger import Ledger
-from headrace.broker.partition import Partition, when_loaded
-from headrace.broker.pipelines import Pipelines
-from headrace.broker.policies import Policies
-from headrace.broker.pressure import Pressure
-from headrace.broker.reading import Page, read_page
-from headrace.broker.reclaim import Reclaim
-from headrace.broker.rounds import SETTLE_TABLE
-from headrace.broker.schemas import Schemas
-from headrace.broker.staging import Staging
+from headrace.broker.metrics.counters import Stats
+from headrace.broker.metrics.history import History
+from headrace.broker.pressure.pressure import Pressure
+from headrace.broker.pressure.reclaimable import Cache, ReadAhead
+from headrace.broker.queues.dead_letter_browser import DeadLetterOffice
+from headrace.broker.queues.flush import SETTLE_TABLE
+from headrace.broker.queues.view import fold_settles
+from headrace.broker.schemas.registry import Schemas
+from headrace.broker.sinks.ledger import Ledger
+from headrace.broker.sinks.pipeline_reports import Pipelines
+from headrace.broker.sinks.uploads import Staging
 from headrace.broker.standbys import Standbys
-from headrace.broker.stats import Stats
-from headrace.broker.streams import Stream, Streams
-from headrace.broker.users import Users
-from headrace.broker.vhosts import VirtualHosts
-from headrace.broker.view import fold_settles
+from headrace.broker.streams.cursors import Cursors
+from headrace.broker.streams.key_index import Keys
+from headrace.broker.streams.partition import Partition, when_loaded
+from headrace.broker.streams.read import Page, read_page
+from headrace.broker.streams.streams import Stream, Streams
+from headrace.broker.streams.streams import publish as publishing
+from headrace.broker.upkeep.expired_links import sweep_held
+from headrace.broker.upkeep.reclaim import Reclaim
+from headrace.broker.upkeep.schedule import Housekeeping
+from headrace.broker.vhosts.policies import Policies
+from headrace.broker.vhosts.vhosts import VirtualHosts
 from headrace.clock import Clock, SystemClock
 from headrace.config import Config
 from headrace.errors import StorageError

@@ -5,13 +5,13 @@ from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
 from headrace.broker.groups.coordinator import Groups
-from headrace.broker.groups.room import Room
+from headrace.broker.groups.member_budget import Room
 from headrace.broker.groups.settings import GroupSettings
+from headrace.broker.groups.share.groups import ShareGroups
 from headrace.broker.groups.timers import ForgivingTimers
-from headrace.broker.producer_registry import SNAPSHOT_INTERVAL_S, Producers
-from headrace.broker.share_groups import ShareGroups
-from headrace.broker.streams import Stream, Streams, is_topic_name
-from headrace.broker.transactions import Transactions
+from headrace.broker.streams.streams import Stream, Streams, is_topic_name
+from headrace.broker.transactions.coordinator import Transactions
+from headrace.broker.transactions.producers import SNAPSHOT_INTERVAL_S, Producers
 from headrace.clock import Clock
 from headrace.log.shard import Shard
 

@@ -10,7 +10,7 @@ from headrace.cli.manage import manage
 from headrace.errors import NotFound
 
 if TYPE_CHECKING:
-    from headrace.broker.offline import OfflineUsers
+    from headrace.broker.access.offline import OfflineUsers
     from headrace.client.management import Management
 
 Shape = dict[str, Any]  # as RabbitMQ's API has it
@@ -34,7 +34,7 @@ class UserStore(Protocol):
 @contextmanager
 def user_store(url: str | None, config_file: Path | None, data_dir: str | None) -> Iterator[UserStore]:
     if data_dir is not None:
-        from headrace.broker.offline import offline_users
+        from headrace.broker.access.offline import offline_users
 
         with allowed(data_dir), offline_users(data_dir) as users:
             yield _Folder(users)

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 
-from headrace.broker.stats import DoorStats
+from headrace.broker.metrics.counters import DoorStats
 from headrace.doors.addresses import source_of
 from headrace.doors.alerts import arriving
 from headrace.doors.crowd import Crowd

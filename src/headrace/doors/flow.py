@@ -13,7 +13,7 @@ import termios
 from collections.abc import Collection
 from typing import Protocol
 
-from headrace.broker.pressure import Pressure, Verdict
+from headrace.broker.pressure.pressure import Pressure, Verdict
 
 WRITE_HIGH_MAX = 1 << 20
 WRITE_HIGH_MIN = 64 << 10

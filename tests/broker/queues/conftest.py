@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.vhosts.vhost import VirtualHost
 from tests.broker.queue_world import opened
 
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.message import Message
-from headrace.broker.queue import Queue
-from headrace.broker.queue_contents import DROPPED_AT_ONCE
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.queues.backlog import DROPPED_AT_ONCE
+from headrace.broker.queues.queue import Queue
+from headrace.broker.types.message import Message
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.record.amqp.properties import encode_properties
 from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange, pass_time, say, until
 
@@ -256,7 +256,7 @@ async def test_a_message_that_cannot_be_dead_lettered_comes_back_and_keeps_no_ot
     bound: dict[str, int],
 ) -> None:
     """It was neither in its queue nor anywhere else until the next start."""
-    monkeypatch.setattr("headrace.broker.departures.RETRY_S", 0.001)
+    monkeypatch.setattr("headrace.broker.queues.dead_letter_outbox.RETRY_S", 0.001)
     dead = await declare(host, "dead")
     queue = await declare(host, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead", **bound)
     copy, tried = host.dead_letters.publish_copy, []

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.exchanges import DELAYED
-from headrace.broker.message import Message
-from headrace.broker.queue import Queue
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.queues.queue import Queue
+from headrace.broker.routing.exchanges import DELAYED
+from headrace.broker.types.message import Message
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import ArgumentMismatch, InUse, StorageError
 from headrace.record.amqp.properties import edit
 from tests.broker.queue_world import bodies, declare, declare_exchange, refuse, say, until

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.delays import DUE_HEADER
-from headrace.broker.exchanges import DELAYED
-from headrace.broker.message import Message
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.queues.delays import DUE_HEADER
+from headrace.broker.routing.exchanges import DELAYED
+from headrace.broker.types.message import Message
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.log.read.cold_reads import Loads
 from headrace.record.amqp.properties import edit
 from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange, delayed, pass_time, refuse, say, until

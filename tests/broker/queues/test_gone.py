@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.message import Message
-from headrace.broker.posting import post
-from headrace.broker.queue import Queue
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.queues.queue import Queue
+from headrace.broker.routing.publish_message import post
+from headrace.broker.types.message import Message
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import Conflict, NotFound, StorageError
 from tests.broker.queue_world import bodies, declare, declare_exchange, delayed, opened, pass_time, refuse, say, until
 

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.dead_letters import Wanted, death_of
-from headrace.broker.history import History
-from headrace.broker.message import Message
-from headrace.broker.posting import post
-from headrace.broker.queue import Queue
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.metrics.history import History
+from headrace.broker.queues.dead_letter_browser import Wanted, death_of
+from headrace.broker.queues.queue import Queue
+from headrace.broker.routing.publish_message import post
+from headrace.broker.types.message import Message
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import StorageError
 from headrace.record.amqp.properties import edit
 from tests.broker.queue_world import Refusing, bodies, declare, opened, pass_time, refuse, say, until
@@ -129,7 +129,7 @@ async def test_a_flush_is_not_answered_before_those_that_began_earlier(
     host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A confirm speaks for all before it: what an earlier flush was still storing was confirmed with the later one."""
-    monkeypatch.setattr("headrace.broker.rounds.HELD_BYTES_MAX", 0)
+    monkeypatch.setattr("headrace.broker.queues.flush.HELD_BYTES_MAX", 0)
     doomed, good = await declare(host, "doomed"), await declare(host, "good")
     await host.delete_queue("doomed")
     told: list[tuple[str, int]] = []
@@ -167,7 +167,7 @@ async def test_settles_that_the_disk_refuses_are_not_tried_again_at_once(
     taken = queue.get()
     assert taken is not None
     await host.rounds.settles_stored()
-    monkeypatch.setattr("headrace.broker.rounds.RETRY_S", 3600)
+    monkeypatch.setattr("headrace.broker.queues.flush.RETRY_S", 3600)
     refusing = Refusing(lambda: queue.unacked)
     with monkeypatch.context() as patched:
         patched.setattr(broker.shard, "group", refusing)
@@ -208,8 +208,8 @@ async def test_the_numbers_of_the_broker_go_on_when_one_queue_cannot_be_counted(
 ) -> None:
     await declare(host, "q")
     broker._watch.cancel()  # its own
-    monkeypatch.setattr("headrace.broker.history.INTERVAL_S", 0.001)
-    monkeypatch.setattr("headrace.broker.history.QUEUES_PER_SECOND", 1e12)
+    monkeypatch.setattr("headrace.broker.metrics.history.INTERVAL_S", 0.001)
+    monkeypatch.setattr("headrace.broker.metrics.history.QUEUES_PER_SECOND", 1e12)
     history = History(broker)
     failed = []
 

@@ -14,7 +14,7 @@ import pika
 import uvloop
 from pika.adapters.blocking_connection import BlockingChannel
 
-from headrace.broker.queue import Queue
+from headrace.broker.queues.queue import Queue
 from headrace.config import Address, Config
 from headrace.log.settings import LogSettings
 from headrace.server import Server

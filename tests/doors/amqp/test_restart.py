@@ -9,8 +9,8 @@ import pytest
 from pika.exceptions import ConnectionClosedByBroker
 
 from headrace.broker.broker import Broker
-from headrace.broker.message import Message
-from headrace.broker.queue import Queue
+from headrace.broker.queues.queue import Queue
+from headrace.broker.types.message import Message
 from headrace.config import Config
 from tests.broker.queue_world import refuse
 from tests.doors.amqp.running import Running, bodies, depth, eventually, take

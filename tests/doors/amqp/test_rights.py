@@ -22,8 +22,8 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from headrace.broker.rights import EVERYTHING, Permission, TopicPermission
-from headrace.broker.users import Users
+from headrace.broker.access.permissions import EVERYTHING, Permission, TopicPermission
+from headrace.broker.access.users import Users
 from headrace.config import Address
 from headrace.doors.addresses import is_loopback
 from headrace.doors.amqp import opening

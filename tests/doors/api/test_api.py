@@ -12,7 +12,7 @@ from typing import Any
 import pika
 import pytest
 
-from headrace.broker.queue import Queue
+from headrace.broker.queues.queue import Queue
 from headrace.errors import CorruptLog
 from tests.broker.queue_world import refuse, say
 from tests.doors.amqp.running import eventually

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.broker import browsing
-from headrace.broker.dead_letters import DeadLetterOffice
+from headrace.broker.queues.dead_letter_browser import DeadLetterOffice
+from headrace.broker.streams.streams import browse
 from headrace.log.commit.committer import Committer
 from tests.cli.running import Broker as Process
 from tests.doors.amqp.running import eventually
@@ -79,7 +79,7 @@ def test_the_office_says_what_died_of_what_and_where(live: Served) -> None:
 
 def test_a_dead_letter_behind_large_ones_is_found(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """One look goes through some megabytes, and the next one goes on there."""
-    monkeypatch.setattr(browsing, "SCAN_BYTES_MAX", 1000)
+    monkeypatch.setattr(browse, "SCAN_BYTES_MAX", 1000)
     make_mortal(live, "bulky")
     for value in ("x" * 3000, "y" * 3000, "the one", "z" * 3000):
         post(live, "bulky", value)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from headrace.broker import turns
-from headrace.broker.turns import STEP, Turns
+from headrace.broker.cooperative import yielding
+from headrace.broker.cooperative.yielding import STEP, Turns
 from tests.doors.api.conftest import Served
 from tests.doors.api.test_api import post, put_queue
 
@@ -37,7 +37,7 @@ def counted_rests(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
         await rest(self)
 
     monkeypatch.setattr(Turns, "rest", counted)
-    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    monkeypatch.setattr(yielding, "TURN_S", 0.0)
     return rests
 
 
@@ -102,13 +102,13 @@ def test_others_get_the_loop_while_many_dead_letters_are_looked_at(
 
 async def test_a_turn_that_was_long_enough_lets_others_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(turns, "_now", lambda: now)
+    monkeypatch.setattr(yielding, "_now", lambda: now)
     seen: list[object] = []
     asyncio.get_running_loop().call_soon(seen.append, "another")
     work = Turns()
     await work.rest()
     assert seen == [], "not yet: this turn has only begun"
-    now += turns.TURN_S * 2
+    now += yielding.TURN_S * 2
     await work.rest()
     assert seen == ["another"]
     assert await work.map(str, range(100)) == [str(n) for n in range(100)]

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.broker.rights import EVERYTHING, Permission
+from headrace.broker.access.permissions import EVERYTHING, Permission
 from headrace.doors.http.access import FAILURES_FREE, Forbidden
 from headrace.doors.http.app import ROUTES
 from headrace.doors.http.needs import public

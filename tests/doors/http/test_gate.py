@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.users import GUEST, User, Users
+from headrace.broker.access.users import GUEST, User, Users
 from headrace.doors.http.access import (
     FAILURES_FREE,
     FORGET_S,

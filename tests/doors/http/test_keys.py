@@ -8,8 +8,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from headrace.broker import keys
-from headrace.broker.partition import Partition
+from headrace.broker.streams.partition import Partition
+from headrace.broker.streams.streams import key_index
 from headrace.client.admin import Client
 from headrace.errors import Conflict, CorruptLog, NotFound
 from headrace.log.read.reader import Chunk
@@ -128,7 +128,7 @@ def test_an_index_that_is_gone_or_rotten_is_made_again(own: type[Live], topic: s
     publish(live, topic, *({"key": f"k{number}", "value": str(number)} for number in range(500)))
     assert value(live, topic, "k499") == "499"
     live.stop()
-    folder = tmp_path / "data" / keys.FOLDER
+    folder = tmp_path / "data" / key_index.FOLDER
     for spoil in (lambda: shutil.rmtree(folder), lambda: (folder / "CURRENT").write_bytes(b"rot")):
         spoil()
         live = own()
@@ -144,7 +144,7 @@ def test_an_index_that_goes_further_than_its_log_is_made_again(own: type[Live], 
     assert value(live, topic, "b") == "2"
     log_id = live.broker.streams.get(topic).partitions[0].log.id
     live.stop()
-    store = keys.KeyStore(str(tmp_path / "data" / keys.FOLDER))
+    store = key_index.KeyStore(str(tmp_path / "data" / key_index.FOLDER))
     store.put(log_id, [(b"a", 2), (b"ghost", 3)], 4)
     store.close()
     live = own()
@@ -194,8 +194,8 @@ def test_the_last_of_a_compacted_topic_is_found(live: Live, topic: str) -> None:
 def test_whoever_asks_while_the_index_is_behind_is_told_when_to_come_back(
     own: type[Live], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "WAIT_S", 0.05)
-    monkeypatch.setattr(keys.Keys, "_follow", _never)
+    monkeypatch.setattr(key_index, "WAIT_S", 0.05)
+    monkeypatch.setattr(key_index.Keys, "_follow", _never)
     live = own()
     make(live, topic)
     publish(live, topic, {"key": "a", "value": "1"})
@@ -232,7 +232,7 @@ async def _never(self: object, *arguments: object) -> bool:
 
 
 def test_without_rocksdict_the_way_to_it_is_said(own: type[Live], topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "is_installed", lambda: False)
+    monkeypatch.setattr(key_index, "is_installed", lambda: False)
     live = own()
     make(live, topic)
     answer = ask(live, topic, "a")

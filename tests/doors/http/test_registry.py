@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import pytest
 
-from headrace.broker.rights import Permission
-from headrace.broker.schemas import TOPIC
+from headrace.broker.access.permissions import Permission
+from headrace.broker.schemas.registry import TOPIC
 from headrace.schemas import kinds
 from headrace.schemas.kinds import LEVELS
 from tests.doors.http.live import Live

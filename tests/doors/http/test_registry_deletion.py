@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headrace.broker.schemas import TOPIC
+from headrace.broker.schemas.registry import TOPIC
 from headrace.schemas.state import State
 from tests.doors.http.live import Live
 from tests.doors.http.registries import INT, LONG, ONE, STRING, TWO, Registry

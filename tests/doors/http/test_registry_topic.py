@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from headrace.broker.partition import Partition
-from headrace.broker.schemas import TOPIC
+from headrace.broker.schemas.registry import TOPIC
+from headrace.broker.streams.partition import Partition
 from headrace.config import Address
 from headrace.errors import CorruptLog, StorageError
 from headrace.record import codec

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.broker.rights import EVERYTHING
+from headrace.broker.access.permissions import EVERYTHING
 from headrace.broker.standbys import Standbys
 from headrace.clock import ManualClock
 from headrace.config import Config

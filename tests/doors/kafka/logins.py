@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from headrace.broker.rights import EVERYTHING, Permission
+from headrace.broker.access.permissions import EVERYTHING, Permission
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import Client, World
 

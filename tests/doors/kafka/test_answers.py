@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.broker.partition import Partition, ReadWaits
+from headrace.broker.streams.partition import Partition, ReadWaits
 from headrace.doors.kafka import metadata, topics
 from headrace.doors.kafka.errors import Code
 from headrace.doors.kafka.fetch import Fetch

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.broker.turns import Turns
+from headrace.broker.cooperative.yielding import Turns
 from headrace.doors.kafka import door as kafka_door
 from headrace.doors.kafka import fetch, sessions
 from headrace.doors.kafka.errors import Code

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from headrace.broker.groups.classic.consumer_protocol import decode_assignment, encode_assignment
 from headrace.broker.groups.coordinator import Groups
-from headrace.broker.groups.embedded import decode_assignment, encode_assignment
 from headrace.doors.kafka.errors import Code
 from headrace.errors import DiskFull
 from headrace.wire.kafka.apis import Api

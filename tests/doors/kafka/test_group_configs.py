@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.group_config import GroupConfig, decode, encode
-from headrace.broker.groups.consumer import Heartbeat
-from headrace.broker.groups.room import Room
-from headrace.broker.share_groups import ShareGroups
+from headrace.broker.groups.config import GroupConfig, decode, encode
+from headrace.broker.groups.consumer.group import Heartbeat
+from headrace.broker.groups.member_budget import Room
+from headrace.broker.groups.share.groups import ShareGroups
 from headrace.clock import ManualClock
 from headrace.doors.kafka.configs import GROUP, SOURCE_DEFAULT, TOPIC
 from headrace.doors.kafka.errors import Code

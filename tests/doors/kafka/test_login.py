@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.broker.users import GUEST
+from headrace.broker.access.users import GUEST
 from headrace.demo.kafka import KafkaClient
 from headrace.doors.kafka import connection, login
 from headrace.doors.kafka.errors import Code

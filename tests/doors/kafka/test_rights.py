@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.broker.users import GUEST
+from headrace.broker.access.users import GUEST
 from headrace.doors.kafka.errors import Code
 from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.schema import request_entity

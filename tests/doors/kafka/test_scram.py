@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 
-from headrace.broker import scram
-from headrace.broker.definitions import export, import_
-from headrace.broker.users import GUEST
+from headrace.broker.access import scram_keys
+from headrace.broker.access.users import GUEST
+from headrace.broker.vhosts.definitions import export, import_
 from headrace.doors.kafka import login
 from headrace.doors.kafka.errors import Code
 from headrace.errors import InvalidInput
@@ -21,8 +21,8 @@ from tests.doors.kafka.logins import PASSWORD, add, logged_in
 from tests.doors.kafka.world import Client, Closed, World, world_at
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-BOTH = [scram.SHA256, scram.SHA512]
-NUMBERS = {scram.SHA256: 1, scram.SHA512: 2}
+BOTH = [scram_keys.SHA256, scram_keys.SHA512]
+NUMBERS = {scram_keys.SHA256: 1, scram_keys.SHA512: 2}
 HEADER = "n,,"
 NONCE = "fyko+d2lbbFgONRv9qkxdawL"
 
@@ -49,7 +49,7 @@ def no_bug(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
 class Login:
     """A client's side of RFC 5802, which can be told to lie."""
 
-    def __init__(self, name: str, password: str = PASSWORD, mechanism: str = scram.SHA256) -> None:
+    def __init__(self, name: str, password: str = PASSWORD, mechanism: str = scram_keys.SHA256) -> None:
         self.mechanism, self._password = mechanism, password
         self._bare = f"n={name.replace('=', '=3D').replace(',', '=2C')},r={NONCE}"
         self._signature = b""
@@ -61,16 +61,16 @@ class Login:
     def final(self, answer: bytes, *, header: str = HEADER, nonce: str | None = None) -> bytes:
         said = dict(part.split("=", 1) for part in answer.decode().split(","))
         salt = base64.b64decode(said["s"])
-        hash_name = scram.HASHES[self.mechanism]
+        hash_name = scram_keys.HASHES[self.mechanism]
         salted = hashlib.pbkdf2_hmac(hash_name, self._password.encode(), salt, int(said["i"]))
         channel = base64.b64encode(header.encode()).decode()
         bare = f"c={channel},r={said['r'] if nonce is None else nonce}"
         message = f"{self._bare},{answer.decode()},{bare}".encode()
-        client_key = scram.digest(self.mechanism, salted, b"Client Key")
-        signature = scram.digest(self.mechanism, hashlib.new(hash_name, client_key).digest(), message)
+        client_key = scram_keys.digest(self.mechanism, salted, b"Client Key")
+        signature = scram_keys.digest(self.mechanism, hashlib.new(hash_name, client_key).digest(), message)
         proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
-        server_key = scram.digest(self.mechanism, salted, b"Server Key")
-        self._signature = base64.b64encode(scram.digest(self.mechanism, server_key, message))
+        server_key = scram_keys.digest(self.mechanism, salted, b"Server Key")
+        self._signature = base64.b64encode(scram_keys.digest(self.mechanism, server_key, message))
         return bare.encode() + b",p=" + base64.b64encode(proof)
 
     def believes(self, answer: bytes) -> bool:
@@ -103,12 +103,12 @@ async def is_let_in(client: Client, one: Login) -> bool:
 async def test_the_example_of_rfc_7677() -> None:
     salt = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
     salted = hashlib.pbkdf2_hmac("sha256", b"pencil", salt, 4096)
-    keys = scram.of_salted(scram.SHA256, salted, salt, 4096)
+    keys = scram_keys.of_salted(scram_keys.SHA256, salted, salt, 4096)
     nonce = b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
     said = b"n=user,r=rOprNGfwEbeRWgbNEkqO," + nonce + b",s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096,c=biws," + nonce
-    assert scram.proves(scram.SHA256, keys, said, base64.b64decode("dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="))
-    assert not scram.proves(scram.SHA256, keys, said + b"x", bytes(32))
-    signature = base64.b64encode(scram.digest(scram.SHA256, keys.server_key, said))
+    assert scram_keys.proves(scram_keys.SHA256, keys, said, base64.b64decode("dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="))
+    assert not scram_keys.proves(scram_keys.SHA256, keys, said + b"x", bytes(32))
+    signature = base64.b64encode(scram_keys.digest(scram_keys.SHA256, keys.server_key, said))
     assert signature == b"6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
 
 
@@ -171,7 +171,7 @@ async def test_a_user_who_is_not_there_gets_as_far_as_one_who_is_and_the_same_sa
 )
 async def test_a_first_message_that_is_none_of_scrams_is_refused(world: World, token: bytes) -> None:
     client = await world.client()
-    await client.call(Api.SASL_HANDSHAKE, 1, mechanism=scram.SHA256)
+    await client.call(Api.SASL_HANDSHAKE, 1, mechanism=scram_keys.SHA256)
     assert (await send(client, token)).error_code == Code.SASL_AUTHENTICATION_FAILED
     assert await client.is_closed()
 
@@ -224,7 +224,7 @@ async def test_a_hash_of_another_password_ends_scram_and_the_same_hash_does_not(
     users = world.broker.users
     made = await users.put_user("kim", password="old")
     await users.put_user("kim", password_hash=made.password_hash, tags="management")
-    assert users.scram_keys("kim", scram.SHA256) == made.scram[scram.SHA256]
+    assert users.scram_keys("kim", scram_keys.SHA256) == made.scram[scram_keys.SHA256]
     other = await users.put_user("lee", password="other")
     await users.put_user("kim", password_hash=other.password_hash)
     assert users.user("kim").scram == {}
@@ -238,8 +238,8 @@ async def test_keys_for_scram_travel_in_definitions_and_outlive_a_restart(
     exported = [user for user in (await export(world.broker))["users"] if user["name"] == "ann"]
     folder = tmp_path_factory.mktemp("other")
     async with world_at(folder) as other:
-        short = {scram.SHA512: exported[0]["scram"][scram.SHA256]}
-        for wrong in ({"SCRAM-SHA-1": short[scram.SHA512]}, {scram.SHA256: {"salt": "x"}}, [], short):
+        short = {scram_keys.SHA512: exported[0]["scram"][scram_keys.SHA256]}
+        for wrong in ({"SCRAM-SHA-1": short[scram_keys.SHA512]}, {scram_keys.SHA256: {"salt": "x"}}, [], short):
             with pytest.raises(InvalidInput, match="SCRAM"):
                 await import_(other.broker, {"users": [{**exported[0], "scram": wrong}]})
         await import_(other.broker, {"users": exported})
@@ -252,9 +252,9 @@ async def test_keys_for_scram_travel_in_definitions_and_outlive_a_restart(
 # As Kafka's tools set them.
 
 
-def upsertion(name: str, password: str, mechanism: str = scram.SHA256, **changes: object) -> dict[str, object]:
+def upsertion(name: str, password: str, mechanism: str = scram_keys.SHA256, **changes: object) -> dict[str, object]:
     salt = b"salt of a client"
-    salted = hashlib.pbkdf2_hmac(scram.HASHES[mechanism], password.encode(), salt, 4096)
+    salted = hashlib.pbkdf2_hmac(scram_keys.HASHES[mechanism], password.encode(), salt, 4096)
     number = NUMBERS[mechanism]
     fields = {"name": name, "mechanism": number, "iterations": 4096, "salt": salt, "salted_password": salted}
     return {**fields, **changes}
@@ -277,15 +277,15 @@ async def described(client: Client, *names: str) -> list[tuple[str, int, list[tu
 
 async def test_a_user_is_made_described_and_logs_in_with_one_mechanism_until_that_is_removed(world: World) -> None:
     root = await logged_in(world, "root")
-    assert await alter(root, upsertion("sam", "s3cret", scram.SHA512)) == [("sam", 0)]
+    assert await alter(root, upsertion("sam", "s3cret", scram_keys.SHA512)) == [("sam", 0)]
     assert await described(root, "sam") == [("sam", 0, [(2, 4096)])]
     assert ("ann", 0, [(1, 4096), (2, 4096)]) in await described(root)
     assert not await is_let_in(await world.client(), Login("sam", "s3cret"))
-    client, one = await world.client(), Login("sam", "s3cret", scram.SHA512)
+    client, one = await world.client(), Login("sam", "s3cret", scram_keys.SHA512)
     assert one.believes((await send(client, one.final(await begin(client, one)))).auth_bytes)
     assert world.broker.users.authenticate("sam", "s3cret") is None, "the password is not known here"
     assert await alter(root, delete=(("sam", 2),)) == [("sam", 0)]
-    assert not await is_let_in(await world.client(), Login("sam", "s3cret", scram.SHA512))
+    assert not await is_let_in(await world.client(), Login("sam", "s3cret", scram_keys.SHA512))
     assert await described(root, "sam") == [("sam", Code.RESOURCE_NOT_FOUND, [])]
     await world.broker.users.remove_user("sam")
 

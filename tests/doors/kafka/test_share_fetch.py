@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.partition import Partition
+from headrace.broker.streams.partition import Partition
 from headrace.doors.kafka import door as kafka_door
 from headrace.doors.kafka import share, share_sessions
 from headrace.doors.kafka.errors import Code

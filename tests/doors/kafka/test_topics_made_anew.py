@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.streams import Stream
+from headrace.broker.streams.streams import Stream
 from headrace.doors.kafka.errors import Code, UnknownTopicId
 from headrace.wire.kafka.apis import Api
 from tests.doors.kafka.world import Client, World, world_at

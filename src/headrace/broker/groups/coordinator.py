@@ -5,16 +5,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.broker.group_config import DEFAULTS, GroupConfig
-from headrace.broker.groups import consumer, mixed
-from headrace.broker.groups.classic import ClassicGroup
-from headrace.broker.groups.consumer import JOIN_EPOCH, ConsumerGroup, Heartbeat
-from headrace.broker.groups.consumer_store import ConsumerStore
-from headrace.broker.groups.embedded import CONSUMER
-from headrace.broker.groups.members import GroupState, Join, JoinAnswer, Member
-from headrace.broker.groups.mixed import Hosted
+from headrace.broker.groups.classic.consumer_protocol import CONSUMER
+from headrace.broker.groups.classic.group import ClassicGroup
+from headrace.broker.groups.classic.members import GroupState, Join, JoinAnswer, Member
+from headrace.broker.groups.config import DEFAULTS, GroupConfig
+from headrace.broker.groups.consumer.classic_members import Hosted
+from headrace.broker.groups.consumer.group import JOIN_EPOCH, ConsumerGroup, Heartbeat, classic_members
+from headrace.broker.groups.consumer.group import group as consumer
+from headrace.broker.groups.consumer.store import ConsumerStore
+from headrace.broker.groups.member_budget import Room
 from headrace.broker.groups.offsets import OFFSETS, Answer, Committed, OffsetStore, StagedEntry
-from headrace.broker.groups.room import Room
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.clock import Clock
@@ -209,7 +209,7 @@ class Groups:
         try:
             if before is not None and before.members:
                 before.give_room()
-                mixed.host(before, group, self.settings)
+                classic_members.host(before, group, self.settings)
             answer = group.heartbeat(beat)
         except HeadraceError:
             group.close()
@@ -261,7 +261,7 @@ class Groups:
         group.close()
         self._consumers.forget(group.group_id)
         classic = self._new_classic(group.group_id)
-        classic.adopt(CONSUMER, group.epoch, mixed.left_behind(group))
+        classic.adopt(CONSUMER, group.epoch, classic_members.left_behind(group))
         self._save(classic)
 
     def when_kept(self, group_id: str, answer: Answer) -> None:

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from headrace.broker.exchanges import Exchange, Topic
-from headrace.broker.rights import DEFAULT_EXCHANGE, Rights
-from headrace.broker.users import Users
-from headrace.broker.vhost import VirtualHost
-from headrace.broker.vhost_limits import CONNECTIONS, bound
+from headrace.broker.access.permissions import DEFAULT_EXCHANGE, Rights
+from headrace.broker.access.users import Users
+from headrace.broker.routing.exchanges import Exchange, Topic
+from headrace.broker.vhosts.limits import CONNECTIONS, bound
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.doors.amqp.errors import ChannelError
 from headrace.errors import AccessRefused
 from headrace.wire.amqp.protocol import NOT_ALLOWED

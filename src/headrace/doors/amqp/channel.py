@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 from pamqp import commands
 
-from headrace.broker.queue import Queue
-from headrace.broker.rounds import PartlyStored
-from headrace.broker.view import View
+from headrace.broker.queues.flush import PartlyStored
+from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.view import View
 from headrace.doors.amqp.consumer import AmqpConsumer, Source
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.tx import Transaction

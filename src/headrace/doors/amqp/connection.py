@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 from pamqp.base import Frame
 
-from headrace.broker.message import Message
-from headrace.broker.rounds import Author
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.queues.flush import Author
+from headrace.broker.types.message import Message
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.doors.amqp import handshake, opening, publish
 from headrace.doors.amqp.access import Access
 from headrace.doors.amqp.channel import Channel

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from headrace.broker.declarations import server_name
-from headrace.broker.partition import when_loaded
-from headrace.broker.stream_queue import StreamQueue
+from headrace.broker.queues.stream_queue import StreamQueue
+from headrace.broker.streams.partition import when_loaded
+from headrace.broker.vhosts.declarations import server_name
 from headrace.doors.amqp.consumer import AmqpConsumer
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.queue_methods import find_to_read

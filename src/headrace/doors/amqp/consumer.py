@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from headrace.broker.message import Message
-from headrace.broker.queue import Queue
-from headrace.broker.view import View
+from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.view import View
+from headrace.broker.types.message import Message
 from headrace.doors.amqp.timeouts import Watched
 from headrace.wire.amqp.deliver import FOREIGN, encode_deliveries
 from headrace.wire.amqp.methods import content_frames, frame

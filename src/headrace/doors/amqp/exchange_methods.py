@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from headrace.broker.declarations import PREDECLARED
-from headrace.broker.exchanges import is_kind
+from headrace.broker.routing.exchanges import is_kind
+from headrace.broker.vhosts.declarations import PREDECLARED
 from headrace.doors.amqp.access import EXCHANGE
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.names import check_name

@@ -6,7 +6,7 @@ from typing import Any
 
 from pamqp import commands
 
-from headrace.broker.users import Users
+from headrace.broker.access.users import Users
 from headrace.config import Config
 from headrace.doors.addresses import is_loopback
 from headrace.doors.amqp import auth

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from headrace.broker.exchanges import Exchange
-from headrace.broker.message import Message, expiration_fault, to_text
-from headrace.broker.queue import Queue
+from headrace.broker.queues.queue import Queue
+from headrace.broker.routing.exchanges import Exchange
+from headrace.broker.types.message import Message, expiration_fault, to_text
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.replies import PREFIX, PSEUDO_QUEUE
 from headrace.doors.amqp.tx import Publish

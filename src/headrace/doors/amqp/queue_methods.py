@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from headrace.broker.declarations import server_name
-from headrace.broker.queue import Queue
+from headrace.broker.queues.queue import Queue
+from headrace.broker.vhosts.declarations import server_name
 from headrace.doors.amqp.access import EXCHANGE, QUEUE
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.handshake import Stage

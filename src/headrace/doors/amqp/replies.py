@@ -3,7 +3,7 @@
 import secrets
 from typing import TYPE_CHECKING
 
-from headrace.broker.message import Message
+from headrace.broker.types.message import Message
 
 if TYPE_CHECKING:
     from headrace.doors.amqp.channel import Channel

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from headrace.broker.rounds import Author
+from headrace.broker.queues.flush import Author
 from headrace.doors.amqp import basic_methods, publish
 from headrace.doors.amqp.errors import ChannelError
 from headrace.doors.amqp.tx import Transaction

@@ -15,9 +15,9 @@ from functools import lru_cache
 
 from starlette.types import Scope
 
-from headrace.broker.rights import Rights
-from headrace.broker.users import GUEST, User, Users
-from headrace.broker.vhosts import DEFAULT
+from headrace.broker.access.permissions import Rights
+from headrace.broker.access.users import GUEST, User, Users
+from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.doors.addresses import parse, source_of
 from headrace.errors import HeadraceError, Overloaded
 

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cursors import FOREVER
+from headrace.broker.streams.cursors import FOREVER
 from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import OFFSET_MAX, Query, path_name, read_json
 from headrace.doors.http.site import Site, json_answer

@@ -9,9 +9,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.broker import Broker
-from headrace.broker.queue import Queue
-from headrace.broker.streams import is_topic_name
-from headrace.broker.view import View
+from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.view import View
+from headrace.broker.streams.streams import is_topic_name
 from headrace.doors.http.api.definitions import RABBITMQ_VERSION
 from headrace.doors.http.api.overview import memory_bytes
 from headrace.doors.http.api.shapes import NODE

@@ -6,8 +6,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker import leases
-from headrace.broker.partition import Partition
+from headrace.broker.sinks import read_leases
+from headrace.broker.streams.partition import Partition
 from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import OFFSET_MAX, Query, read_json
 from headrace.doors.http.site import Site, json_answer
@@ -17,7 +17,7 @@ from headrace.wire.http.messages import PARTITION_MAX, integer
 
 LEASE_MS_MAX = 24 * 3600 * 1000
 HOLDER_CHARS_MAX = 100
-SLICES_MAX = leases.SEGMENTS_MAX
+SLICES_MAX = read_leases.SEGMENTS_MAX
 SLICES = '{"slices": [{"log", "segment", "generation"}], "for_ms": 60000, "holder": "I"}'
 RANGES = '{"ranges": [{"topic", "partition", "start", "end"}], "for_ms": 60000, "holder": "I"}'
 
@@ -67,11 +67,11 @@ async def lease(site: Site, request: Request) -> Response:
     if "slices" in fields:
         slices = [_slice(entry) for entry in fields["slices"]]
         _check_read(site, request, {log_id for log_id, _, _ in slices})
-        gone = leases.hold_named(shard, slices, for_ms, holder)
+        gone = read_leases.hold_named(shard, slices, for_ms, holder)
         names = ("log", "segment", "generation")
         return json_answer({"until": until_ms, "gone": [dict(zip(names, key, strict=True)) for key in gone]})
     ranges = [_found(site, request, *_range(entry)) for entry in fields["ranges"]]
-    held = leases.hold_ranges(shard, ranges, for_ms, holder)
+    held = read_leases.hold_ranges(shard, ranges, for_ms, holder)
     return json_answer({"until": until_ms, "ranges": [{"segments": [one._asdict() for one in of]} for of in held]})
 
 

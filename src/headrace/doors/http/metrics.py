@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.broker import Broker
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.metrics.counters import DoorStats
 from headrace.broker.standbys import Standbys
-from headrace.broker.stats import DoorStats
-from headrace.broker.turns import Turns
 from headrace.doors.http import familiar_metrics
 from headrace.doors.http.metrics_pressure import pressure_metrics
 from headrace.doors.http.requests import Query

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headrace.broker.pressure import DEPTH, DISK, MEMORY, Pressure
+from headrace.broker.pressure.pressure import DEPTH, DISK, MEMORY, Pressure
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from headrace.broker.vhosts import DEFAULT
+from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.doors.http.access import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, Caller
 from headrace.doors.http.requests import Share, path_name
 from headrace.doors.http.site import PIECE_BYTES, Answer, Pieces, Site

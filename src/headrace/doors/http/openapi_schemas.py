@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headrace.broker.streams import TOPIC_NAME
+from headrace.broker.streams.streams import TOPIC_NAME
 from headrace.config import STREAM_SETTINGS, Setting
 from headrace.doors.http.cursors import AGE_MS_MAX
 from headrace.doors.http.problems import CODES, CONNECTION_CODES

@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.pipelines import Report
+from headrace.broker.sinks.pipeline_reports import Report
 from headrace.doors.http.requests import Query, path_name, read_json
 from headrace.doors.http.site import Site, json_answer
 from headrace.errors import MalformedJson

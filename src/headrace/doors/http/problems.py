@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from headrace import errors
-from headrace.broker.keys import KeyNotFound
+from headrace.broker.streams.key_index import KeyNotFound
 from headrace.config import InvalidSetting
 from headrace.doors.http.access import Forbidden, NotAuthorised, TooManyFailures
 from headrace.wire.http.bodies import PROBLEM

@@ -20,7 +20,7 @@ from uvicorn.config import Config as UvicornConfig
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from headrace.broker.stats import DoorStats
+from headrace.broker.metrics.counters import DoorStats
 from headrace.doors.addresses import source_of
 from headrace.doors.crowd import Crowd
 from headrace.doors.http.access import is_loopback

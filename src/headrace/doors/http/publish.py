@@ -3,8 +3,8 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker import publishing
-from headrace.broker.streams import check_topic_name
+from headrace.broker.streams.streams import check_topic_name
+from headrace.broker.streams.streams import publish as publishing
 from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import Query, in_thread_if, path_name, read_body
 from headrace.doors.http.site import Site, json_answer

@@ -8,9 +8,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.partition import Partition, Readable, when_loaded
-from headrace.broker.reading import Page
-from headrace.broker.streams import Stream
+from headrace.broker.streams.partition import Partition, Readable, when_loaded
+from headrace.broker.streams.read import Page
+from headrace.broker.streams.streams import Stream
 from headrace.doors.http.needs import Allowance
 from headrace.doors.http.requests import Gone, Query, Share, hung_up
 from headrace.doors.http.site import Answer, Site, json_answer

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.broker.schemas import TOPIC, check_subject
+from headrace.broker.schemas.registry import TOPIC, check_subject
 from headrace.doors.http.access import Caller
 from headrace.doors.http.needs import Handler, Need, router
 from headrace.doors.http.problems import PROBLEMS, headers_of

@@ -5,8 +5,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.ledger import Line, Part
-from headrace.broker.staging import Section
+from headrace.broker.sinks.ledger import Line, Part
+from headrace.broker.sinks.uploads import Section
 from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import OFFSET_MAX, Query, path_name, read_body, read_json, whole_number
 from headrace.doors.http.site import Site, json_answer

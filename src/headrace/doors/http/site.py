@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.broker import Broker
-from headrace.broker.stats import DoorStats
+from headrace.broker.metrics.counters import DoorStats
 from headrace.config import Config
 from headrace.doors.http.access import Gate
 from headrace.doors.http.api.rates import Rates

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.broker.partition import Partition, Readable
-from headrace.broker.streams import Stream
+from headrace.broker.streams.partition import Partition, Readable
+from headrace.broker.streams.streams import Stream
 from headrace.doors.http.needs import Allowance
 from headrace.doors.http.read import start_of
 from headrace.doors.http.requests import Query, hung_up

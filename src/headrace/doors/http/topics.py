@@ -6,8 +6,8 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.streams import Stream, check_topic_name
-from headrace.broker.turns import Turns
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.streams.streams import Stream, check_topic_name
 from headrace.config import stream_settings_text
 from headrace.doors.http.needs import caller_of
 from headrace.doors.http.requests import Query, path_name, read_json

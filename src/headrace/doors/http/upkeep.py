@@ -5,8 +5,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker import upkeep
-from headrace.broker.partition import Partition
+from headrace.broker.streams.partition import Partition
+from headrace.broker.upkeep.segments import segments
 from headrace.doors.http.requests import OFFSET_MAX, Query, read_json, whole_number
 from headrace.doors.http.site import Site, json_answer
 from headrace.doors.http.topics import topic_of
@@ -23,7 +23,7 @@ async def replace_segment(site: Site, request: Request) -> Response:
     if fields.keys() != {"generation", "staged"} or generation is None or type(fields["staged"]) is not str:
         raise MalformedJson('a replacement is {"generation": 0, "staged": "..."}')
     broker = site.broker
-    gain = await upkeep.replace_segment(broker.shard, broker.staging, partition, base, generation, fields["staged"])
+    gain = await segments.replace_segment(broker.shard, broker.staging, partition, base, generation, fields["staged"])
     return json_answer(gain._asdict())
 
 
@@ -35,7 +35,7 @@ async def archive_segment(site: Site, request: Request) -> Response:
     generation = integer(fields.get("generation"), "generation", most=OFFSET_MAX)
     if fields.keys() != {"generation"} or generation is None:
         raise MalformedJson('what is to be archived is {"generation": 0}')
-    gain = await upkeep.archive_segment(site.broker.shard, partition, base, generation)
+    gain = await segments.archive_segment(site.broker.shard, partition, base, generation)
     return json_answer(gain._asdict())
 
 
@@ -45,7 +45,7 @@ async def compact(site: Site, request: Request) -> Response:
     stream = topic_of(site, request)
     if stream.kind == "queue":
         raise Conflict(f"{stream.name!r} is a queue: its messages stay until they are settled, not by key")
-    gains = [await upkeep.compact(site.broker.shard, partition) for partition in stream.partitions]
+    gains = [await segments.compact(site.broker.shard, partition) for partition in stream.partitions]
     return json_answer({"partitions": [{"partition": n, **gain._asdict()} for n, gain in enumerate(gains)]})
 
 
@@ -56,7 +56,7 @@ async def delete_records(site: Site, request: Request) -> Response:
     if before is None:
         raise InvalidInput("before says up to which offset records go")
     partition = _partition(site, request)
-    await upkeep.delete_before(site.broker.shard, site.broker.coordination.producers, partition, before)
+    await segments.delete_before(site.broker.shard, site.broker.coordination.producers, partition, before)
     return Response(status_code=204)
 
 

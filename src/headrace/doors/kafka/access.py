@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.rights import Rights
-from headrace.broker.streams import Stream
-from headrace.broker.users import User
+from headrace.broker.access.permissions import Rights
+from headrace.broker.access.users import User
+from headrace.broker.streams.streams import Stream
 from headrace.doors.kafka.errors import ClusterRefused, Code, GroupRefused, TopicRefused, TransactionRefused, code_of
 from headrace.doors.kafka.topic_index import Topics
 from headrace.errors import AccessRefused

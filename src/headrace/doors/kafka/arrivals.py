@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
-from headrace.broker.partition import Cancellable, Partition
-from headrace.broker.share_groups import ShareGroup
+from headrace.broker.groups.share.groups import ShareGroup
+from headrace.broker.streams.partition import Cancellable, Partition
 
 Key = tuple[bytes, int]  # topic id, partition
 

@@ -3,7 +3,7 @@
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.streams import Stream
+from headrace.broker.streams.streams import Stream
 from headrace.doors.kafka import access, operations
 from headrace.doors.kafka.configs import BROKER, GROUP, TOPIC
 from headrace.doors.kafka.errors import Code, code_of

@@ -7,9 +7,9 @@ from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.broker.streams import Stream
-from headrace.broker.transactions import ID_EXPIRATION_MS
-from headrace.broker.turns import Turns
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.streams.streams import Stream
+from headrace.broker.transactions.coordinator import ID_EXPIRATION_MS
 from headrace.config import stream_settings
 from headrace.doors.kafka import access, explanations, group_configs
 from headrace.doors.kafka.access import Anybody

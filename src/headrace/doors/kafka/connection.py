@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.broker.partition import FilePart
+from headrace.broker.streams.partition import FilePart
 from headrace.doors.addresses import source_of
 from headrace.doors.kafka import login
 from headrace.doors.kafka.pipe import Pipe, Request

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.broker.broker import Broker
-from headrace.broker.pressure import Verdict
+from headrace.broker.pressure.pressure import Verdict
 from headrace.config import Address, Config
 from headrace.doors.crowd import Crowd
 from headrace.doors.doorstep import Doorstep

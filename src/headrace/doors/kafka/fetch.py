@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.partition import PART_BYTES_MIN, Partition, ReadWaits
+from headrace.broker.streams.partition import PART_BYTES_MIN, Partition, ReadWaits
 from headrace.doors.kafka import access
 from headrace.doors.kafka.connection import Connection
 from headrace.doors.kafka.errors import Code, code_of

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.broker.group_config import DEFAULTS
+from headrace.broker.groups.config import DEFAULTS
 from headrace.errors import InvalidInput
 
 if TYPE_CHECKING:

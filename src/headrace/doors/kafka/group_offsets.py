@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.groups.classic import ClassicGroup
-from headrace.broker.groups.consumer import ConsumerGroup
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.groups.classic.consumer_protocol import CONSUMER, decode_subscription
+from headrace.broker.groups.classic.group import ClassicGroup
+from headrace.broker.groups.consumer.group import ConsumerGroup
 from headrace.broker.groups.coordinator import check_group_id
-from headrace.broker.groups.embedded import CONSUMER, decode_subscription
 from headrace.broker.groups.offsets import Committed
-from headrace.broker.streams import Stream
-from headrace.broker.turns import Turns
+from headrace.broker.streams.streams import Stream
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code

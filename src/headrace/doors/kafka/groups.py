@@ -5,10 +5,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.groups.classic import ClassicGroup
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.groups.classic.group import ClassicGroup
+from headrace.broker.groups.classic.members import GroupState, Join, Joined, Synced
 from headrace.broker.groups.coordinator import Listed, check_group_id
-from headrace.broker.groups.members import GroupState, Join, Joined, Synced
-from headrace.broker.turns import Turns
 from headrace.doors.kafka import access, operations
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, code_of, group_code

@@ -9,8 +9,8 @@ import logging
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker import scram
-from headrace.broker.users import GUEST, User, Users
+from headrace.broker.access import scram_keys
+from headrace.broker.access.users import GUEST, User, Users
 from headrace.doors.addresses import is_loopback
 from headrace.doors.kafka.access import Access, Anybody
 from headrace.doors.kafka.errors import Code
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.kafka")
 
-MECHANISMS = [PLAIN, *scram.HASHES]
+MECHANISMS = [PLAIN, *scram_keys.HASHES]
 BEFORE_LOGIN = frozenset({Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE})
 TOKEN_BYTES_MAX = 512 * 1024  # Kafka's sasl.server.max.receive.size: nobody unknown sends more than this
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from headrace.broker.users import User, Users
+from headrace.broker.access.users import User, Users
 from headrace.errors import HeadraceError
 
 PLAIN = "PLAIN"

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.broker.streams import Stream, is_topic_name
-from headrace.broker.turns import Turns
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.streams.streams import Stream, is_topic_name
 from headrace.doors.kafka import access, operations
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import Code, UnknownTopicId, code_of

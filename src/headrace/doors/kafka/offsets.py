@@ -3,9 +3,9 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.partition import Partition, when_loaded
-from headrace.broker.turns import Turns
-from headrace.broker.upkeep import delete_before
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.streams.partition import Partition, when_loaded
+from headrace.broker.upkeep.segments import delete_before
 from headrace.doors.kafka import access
 from headrace.doors.kafka.errors import Code, NotDeleted, code_of
 from headrace.doors.kafka.pipe import Request

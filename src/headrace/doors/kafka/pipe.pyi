@@ -2,7 +2,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Self
 
-from headrace.broker.users import Users
+from headrace.broker.access.users import Users
 from headrace.doors.flow import Flow
 from headrace.doors.kafka.connection import Connection, Handler
 from headrace.doors.kafka.door import KafkaDoor

@@ -12,7 +12,7 @@ from libc.string cimport memcmp
 from headrace.wire.kafka.frames cimport FrameReader
 from headrace.wire.kafka.primitives cimport Reader, reader_of
 
-from headrace.broker.partition import FilePart
+from headrace.broker.streams.partition import FilePart
 from headrace.doors.kafka.login import Stage
 from headrace.errors import MalformedRequest
 from headrace.wire.kafka.apis import VERSIONS, Api, has_header_tags

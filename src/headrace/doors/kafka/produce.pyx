@@ -11,7 +11,7 @@ from headrace.doors.kafka.pipe cimport Pipe, Request
 from headrace.record.batch.scan cimport validated
 from headrace.wire.kafka.frames cimport BufferPool
 
-from headrace.broker import rewriting
+from headrace.broker.streams.streams import rewriting
 from headrace.doors.kafka.errors import Code, TransactionRefused, code_of
 from headrace.errors import (
     CorruptBatch, HeadraceError, InvalidInput, NotInTransaction, Overloaded, StreamNotFound,

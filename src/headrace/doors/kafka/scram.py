@@ -5,8 +5,8 @@ import binascii
 import re
 import secrets
 
-from headrace.broker import scram
-from headrace.broker.users import User, Users
+from headrace.broker.access import scram_keys
+from headrace.broker.access.users import User, Users
 from headrace.doors.kafka.mechanism import LoginRefused, wrong
 
 NONCE_BYTES = 18
@@ -30,7 +30,7 @@ class Scram:
         self.mechanism = mechanism
         self.user: User | None = None
         self._name = ""
-        self._keys: scram.ScramKeys | None = None
+        self._keys: scram_keys.ScramKeys | None = None
         self._header = self._nonce = self._said = b""
 
     def take(self, token: bytes) -> bytes:
@@ -48,7 +48,7 @@ class Scram:
             raise self._refused("there are no delegation tokens")
         self._name, self._header = name.decode("utf-8", "replace"), found["header"]
         self._keys = self._users.scram_keys(self._name, self.mechanism)
-        salt, iterations = self._salt_of(name), scram.ITERATIONS_MIN
+        salt, iterations = self._salt_of(name), scram_keys.ITERATIONS_MIN
         if self._keys is not None:
             salt, iterations = self._keys.salt, self._keys.iterations
         self._nonce = found["nonce"] + secrets.token_urlsafe(NONCE_BYTES).encode()
@@ -68,19 +68,19 @@ class Scram:
             raise self._refused("its last message belongs to another login")
         said = self._said + b"," + found["bare"]
         # Asked for last: a user who is not there costs as much, and gets as far.
-        keys = self._keys or scram.of_salted(self.mechanism, _DECOY, b"", 0)
-        proven = scram.proves(self.mechanism, keys, said, proof)
+        keys = self._keys or scram_keys.of_salted(self.mechanism, _DECOY, b"", 0)
+        proven = scram_keys.proves(self.mechanism, keys, said, proof)
         if not proven or self._keys is None or not self._is_current():
             raise wrong(self.mechanism, f"user {self._name!r:.100} - invalid credentials")
         self.user = self._users.user(self._name)
-        return b"v=" + base64.b64encode(scram.digest(self.mechanism, keys.server_key, said))
+        return b"v=" + base64.b64encode(scram_keys.digest(self.mechanism, keys.server_key, said))
 
     def _is_current(self) -> bool:
         """Whether the password was not changed since the login began."""
         return self._users.scram_keys(self._name, self.mechanism) == self._keys
 
     def _salt_of(self, name: bytes) -> bytes:
-        return scram.digest(self.mechanism, _DECOY, name)[: scram.SALT_BYTES]
+        return scram_keys.digest(self.mechanism, _DECOY, name)[: scram_keys.SALT_BYTES]
 
     def _refused(self, why: str) -> LoginRefused:
         return wrong(self.mechanism, why)

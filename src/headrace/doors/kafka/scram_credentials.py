@@ -7,7 +7,7 @@ is made this way logs in with that mechanism only.
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker import scram
+from headrace.broker.access import scram_keys
 from headrace.doors.addresses import is_loopback
 from headrace.doors.kafka import access
 from headrace.doors.kafka.errors import ClusterRefused, Code, code_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headrace.doors.kafka.door import KafkaDoor
     from headrace.doors.kafka.pipe import Request
 
-MECHANISMS = {1: scram.SHA256, 2: scram.SHA512}  # by Kafka's number
+MECHANISMS = {1: scram_keys.SHA256, 2: scram_keys.SHA512}  # by Kafka's number
 NUMBERS = {mechanism: number for number, mechanism in MECHANISMS.items()}
 
 
@@ -27,7 +27,7 @@ async def describe_user_scram_credentials(door: "KafkaDoor", request: "Request",
     return {"results": [_described(name, known.get(name), count) for name, count in asked.items()]}
 
 
-def _described(name: str, found: scram.Credentials | None, count: int) -> dict[str, Any]:
+def _described(name: str, found: scram_keys.Credentials | None, count: int) -> dict[str, Any]:
     if count > 1:
         text = f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
         return {"user": name, "error_code": Code.DUPLICATE_RESOURCE, "error_message": text}
@@ -68,9 +68,9 @@ class _Refused(Exception):
         self.code = code
 
 
-def _wanted(door: "KafkaDoor", entries: list[Any]) -> dict[str, scram.ScramKeys | None]:
+def _wanted(door: "KafkaDoor", entries: list[Any]) -> dict[str, scram_keys.ScramKeys | None]:
     """Keys by mechanism, None for those that go; with Kafka's checks and in Kafka's words."""
-    found: dict[str, scram.ScramKeys | None] = {}
+    found: dict[str, scram_keys.ScramKeys | None] = {}
     for entry in entries:
         if not entry.name:
             raise _Refused(Code.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
@@ -84,18 +84,18 @@ def _wanted(door: "KafkaDoor", entries: list[Any]) -> dict[str, scram.ScramKeys 
     return found
 
 
-def _keys(door: "KafkaDoor", mechanism: str, entry: Any) -> scram.ScramKeys | None:
+def _keys(door: "KafkaDoor", mechanism: str, entry: Any) -> scram_keys.ScramKeys | None:
     if not hasattr(entry, "salted_password"):
         if door.broker.users.scram_keys(entry.name, mechanism) is None:
             text = "Attempt to delete a user credential that does not exist"
             raise _Refused(Code.RESOURCE_NOT_FOUND, text)
         return None
-    if not scram.ITERATIONS_MIN <= entry.iterations <= scram.ITERATIONS_MAX:
-        text = "Too few iterations" if entry.iterations < scram.ITERATIONS_MIN else "Too many iterations"
+    if not scram_keys.ITERATIONS_MIN <= entry.iterations <= scram_keys.ITERATIONS_MAX:
+        text = "Too few iterations" if entry.iterations < scram_keys.ITERATIONS_MIN else "Too many iterations"
         raise _Refused(Code.UNACCEPTABLE_CREDENTIAL, text)
-    keys = scram.of_salted(mechanism, entry.salted_password, entry.salt, entry.iterations)
+    keys = scram_keys.of_salted(mechanism, entry.salted_password, entry.salt, entry.iterations)
     try:
-        scram.check({mechanism: keys})
+        scram_keys.check({mechanism: keys})
     except InvalidInput as error:
         raise _Refused(Code.UNACCEPTABLE_CREDENTIAL, str(error)) from None
     return keys

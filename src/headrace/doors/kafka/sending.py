@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from headrace.broker.partition import FilePart
+from headrace.broker.streams.partition import FilePart
 from headrace.doors.kafka import rawsend
 
 logger = logging.getLogger("headrace.kafka")

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.aborts import NO_ABORTS
-from headrace.broker.group_config import GroupConfig
-from headrace.broker.partition import Partition, when_loaded
-from headrace.broker.reading import aborted_batches
-from headrace.broker.share import ACCEPT, RELEASE, SharePartition
-from headrace.broker.share_groups import ShareGroup
+from headrace.broker.groups.config import GroupConfig
+from headrace.broker.groups.share.groups import ShareGroup
+from headrace.broker.groups.share.partition import ACCEPT, RELEASE, SharePartition
+from headrace.broker.streams.partition import Partition, when_loaded
+from headrace.broker.streams.read import aborted_batches
+from headrace.broker.types.aborted_ranges import NO_ABORTS
 from headrace.doors.kafka import access, operations
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.arrivals import Arrivals, Key

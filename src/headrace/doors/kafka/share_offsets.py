@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.share_groups import ShareGroup
+from headrace.broker.groups.share.groups import ShareGroup
 from headrace.doors.kafka import access
 from headrace.doors.kafka.access import Anybody
 from headrace.doors.kafka.errors import code_of

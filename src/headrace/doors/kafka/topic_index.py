@@ -5,8 +5,8 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from headrace.broker.partition import Partition
-from headrace.broker.streams import Stream, Streams, is_topic_name
+from headrace.broker.streams.partition import Partition
+from headrace.broker.streams.streams import Stream, Streams, is_topic_name
 from headrace.doors.kafka.errors import TopicCollides, UnknownTopicId
 from headrace.errors import PartitionNotFound, StreamExists, StreamNotFound
 

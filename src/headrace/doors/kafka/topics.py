@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.streams import Stream, check_topic_name
-from headrace.broker.turns import Turns
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.streams.streams import Stream, check_topic_name
 from headrace.config import InvalidSetting
 from headrace.doors.kafka import access, configs, operations
 from headrace.doors.kafka.errors import Code, UnknownTopicId, code_of

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.cooperative.yielding import Turns
 from headrace.broker.groups.coordinator import check_group_id
-from headrace.broker.groups.patterns import compile_pattern
-from headrace.broker.producers import Producer
-from headrace.broker.transaction import ONGOING
-from headrace.broker.turns import Turns
+from headrace.broker.groups.subscription_patterns import compile_pattern
+from headrace.broker.transactions.producer_state import Producer
+from headrace.broker.transactions.transaction import ONGOING
 from headrace.doors.kafka import access
 from headrace.doors.kafka.errors import Code, code_of, group_code
 from headrace.doors.kafka.group_offsets import collect, fail_all

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.broker.aborts import NO_ABORTS, Aborts
-from headrace.broker.browsing import Gap, browse, contains, find_time, has_key, state_of, unserved
-from headrace.broker.keys import KeyNotFound
-from headrace.broker.message import from_record, properties_of
-from headrace.broker.vhosts import DEFAULT
+from headrace.broker.streams.browse import Gap, browse, contains, find_time, has_key, state_of, unserved
+from headrace.broker.streams.key_index import KeyNotFound
+from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborts
+from headrace.broker.types.message import from_record, properties_of
+from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.doors.http.api.messages import properties_shape
 from headrace.doors.http.api.own import Row, partition_log, row_of
 from headrace.doors.http.api.values import Shape, answer, encode, flag, number, query_of

@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.turns import Turns
+from headrace.broker.cooperative.yielding import Turns
 from headrace.doors.http.access import ADMINISTRATOR
 from headrace.doors.http.api import values
 from headrace.doors.http.api.seen import client_seen, clients_seen

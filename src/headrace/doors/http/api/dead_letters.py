@@ -7,11 +7,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.browsing import READY, SCAN_RECORDS_MAX, Gap, browse, state_of, unserved
-from headrace.broker.dead_letters import Death, Replay, Unread, Wanted, death_of
-from headrace.broker.message import from_record
-from headrace.broker.queue import Queue
-from headrace.broker.turns import Turns
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.queues.dead_letter_browser import Death, Replay, Unread, Wanted, death_of
+from headrace.broker.queues.queue import Queue
+from headrace.broker.streams.browse import READY, SCAN_RECORDS_MAX, Gap, browse, state_of, unserved
+from headrace.broker.types.message import from_record
 from headrace.doors.http.api.browse import record_shape
 from headrace.doors.http.api.own import Row
 from headrace.doors.http.api.queues import queue_of

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker import definitions
+from headrace.broker.vhosts.vhosts import definitions
 from headrace.doors.http.api import shapes
 from headrace.doors.http.api.queues import host_of
 from headrace.doors.http.api.values import answer, body_of, encode, query_of, refuse_too_many

@@ -6,11 +6,11 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.exchanges import Binding, Exchange, Topic, is_kind
-from headrace.broker.posting import post
-from headrace.broker.queue import Queue
-from headrace.broker.turns import Turns
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.queues.queue import Queue
+from headrace.broker.routing.exchanges import Binding, Exchange, Topic, is_kind
+from headrace.broker.routing.publish_message import post
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.doors.http.access import Caller
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.messages import parse_message

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.groups.offsets import Committed
-from headrace.broker.streams import Stream
+from headrace.broker.streams.streams import Stream
 from headrace.doors.http.api.values import Shape, answer, body_of, flag, listing, name_of, no_content, number, one
 from headrace.doors.http.cursors import check_read
 from headrace.doors.http.needs import caller_of

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.broker.history import INTERVAL_S, QUEUES_PER_SECOND, Sample
-from headrace.broker.turns import Turns
-from headrace.broker.vhosts import DEFAULT
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.metrics.history import INTERVAL_S, QUEUES_PER_SECOND, Sample
+from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.doors.http.access import MONITORING
 from headrace.doors.http.api import shapes
 from headrace.doors.http.api.overview import memory_bytes, rates_between, recent_rates, totals_of

@@ -5,7 +5,7 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.broker.message import NO_PROPERTIES, Message, expiration_fault
+from headrace.broker.types.message import NO_PROPERTIES, Message, expiration_fault
 from headrace.doors.http.api.values import Shape
 from headrace.doors.http.requests import whole_number
 from headrace.errors import CorruptProperties, InvalidInput

@@ -10,14 +10,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.history import Sample
-from headrace.broker.message import NO_PROPERTIES, Message
-from headrace.broker.posting import post
-from headrace.broker.queue import Queue
-from headrace.broker.turns import Turns
-from headrace.broker.vhost import VirtualHost
-from headrace.broker.vhost_limits import LIMIT_MAX
-from headrace.broker.vhost_metadata import parse_metadata
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.metrics.history import Sample
+from headrace.broker.queues.queue import Queue
+from headrace.broker.routing.publish_message import post
+from headrace.broker.types.message import NO_PROPERTIES, Message
+from headrace.broker.vhosts.limits import LIMIT_MAX
+from headrace.broker.vhosts.metadata import parse_metadata
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.doors.http.access import MONITORING
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.definitions import RABBITMQ_VERSION

@@ -7,11 +7,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.queue import Queue
-from headrace.broker.streams import Stream
-from headrace.broker.turns import Turns
-from headrace.broker.vhost import VirtualHost
-from headrace.broker.vhosts import DEFAULT
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.queues.queue import Queue
+from headrace.broker.streams.streams import Stream
+from headrace.broker.vhosts.vhost import VirtualHost
+from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.config import stream_settings_text
 from headrace.doors.http.api import shapes
 from headrace.doors.http.api.queues import queue_bindings

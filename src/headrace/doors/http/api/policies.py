@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.policies import Policy
+from headrace.broker.vhosts.policies import Policy
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.queues import host_of
 from headrace.doors.http.api.seen import hosts_seen

@@ -6,9 +6,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.message import Message, from_record
-from headrace.broker.queue import Queue
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.queues.queue import Queue
+from headrace.broker.types.message import Message, from_record
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.messages import message_shape
 from headrace.doors.http.api.seen import hosts_seen

@@ -6,8 +6,8 @@ Who may read the topic `_schemas` may look, as there. Changes are made at /regis
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.schemas import TOPIC
-from headrace.broker.vhosts import DEFAULT
+from headrace.broker.schemas.registry import TOPIC
+from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.doors.http.access import Caller
 from headrace.doors.http.api.values import Shape, answer, flag, listing, name_of, number, one, query_of
 from headrace.doors.http.needs import caller_of, management

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from headrace.broker.clients import Client
-from headrace.broker.vhost import VirtualHost
+from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.doors.http.access import MONITORING
 from headrace.doors.http.needs import caller_of
 from headrace.doors.http.site import Site

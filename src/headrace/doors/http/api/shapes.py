@@ -4,9 +4,9 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.broker.exchanges import Binding, Exchange
-from headrace.broker.policies import Policy
-from headrace.broker.queue import Queue
+from headrace.broker.queues.queue import Queue
+from headrace.broker.routing.exchanges import Binding, Exchange
+from headrace.broker.vhosts.policies import Policy
 from headrace.doors.http.api.rates import Rates
 from headrace.doors.http.api.values import Shape
 from headrace.doors.http.site import Site

@@ -7,9 +7,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker import passwords
-from headrace.broker.rights import Permission, TopicPermission
-from headrace.broker.users import User
+from headrace.broker.access import passwords
+from headrace.broker.access.permissions import Permission, TopicPermission
+from headrace.broker.access.users import User
 from headrace.doors.http.api import shapes, values
 from headrace.doors.http.api.queues import host_of
 from headrace.doors.http.api.values import Shape, answer, body_of, listing, name_of, number, one, query_of, table, text

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.turns import Turns
+from headrace.broker.cooperative.yielding import Turns
 from headrace.doors.http.requests import in_thread_if, read_body
 from headrace.doors.http.site import Answer, Pieces, Site
 from headrace.errors import InvalidInput, InvalidPattern
@@ -185,7 +185,7 @@ def matcher(query: Mapping[str, str]) -> Callable[[str], bool]:
     if not wanted:
         return lambda name: True
     if flag(query.get("use_regex")):
-        from headrace.broker.groups.patterns import compile_pattern
+        from headrace.broker.groups.subscription_patterns import compile_pattern
 
         try:
             pattern = compile_pattern(wanted)

@@ -1,0 +1,76 @@
+"""Users of a data folder that no broker has open: whoever owns the files is never locked out."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from headrace.broker.access.permissions import Permission, TopicPermission
+from headrace.broker.access.users import Users
+from headrace.broker.catalog.catalog import Catalog
+from headrace.broker.vhosts.vhosts import CATALOG_KIND as VHOSTS
+from headrace.broker.vhosts.vhosts import DEFAULT
+from headrace.errors import NotFound, VirtualHostNotFound
+from headrace.log.disk.disk import Disk, RealDisk, paths
+from headrace.log.standby.follower import follower
+
+T = TypeVar("T")
+
+
+class OfflineUsers:
+    """The calls of Users, waited for; what a broker knows about vhosts is asked here."""
+
+    def __init__(self, users: Users, vhosts: frozenset[str], runner: asyncio.Runner) -> None:
+        self.users = users
+        self._vhosts = vhosts
+        self._runner = runner
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def put_user(self, name: str, **changes: Any) -> None:
+        self._run(self.users.put_user(name, **changes))
+
+    def remove_user(self, name: str) -> None:
+        self._run(self.users.remove_user(name))
+
+    def set_permission(self, vhost: str, user: str, *, configure: str, write: str, read: str) -> None:
+        self._check(vhost)
+        found = Permission(configure=configure, write=write, read=read)
+        self._run(self.users.set_permission(vhost, user, found))
+
+    def clear_permission(self, vhost: str, user: str) -> None:
+        self._run(self.users.clear_permission(vhost, user))
+
+    def set_topic_permission(self, vhost: str, user: str, exchange: str, *, write: str, read: str) -> None:
+        self._check(vhost)
+        self._run(self.users.set_topic_permission(vhost, user, exchange, TopicPermission(write=write, read=read)))
+
+    def clear_topic_permission(self, vhost: str, user: str, exchange: str | None) -> None:
+        self._run(self.users.clear_topic_permission(vhost, user, exchange))
+
+    def _check(self, vhost: str) -> None:
+        if vhost not in self._vhosts:
+            raise VirtualHostNotFound(vhost)
+
+
+@contextmanager
+def offline_users(data_dir: str, disk: Disk | None = None) -> Iterator[OfflineUsers]:
+    """DataFolderLocked while a broker has the folder; NotFound where none ever had one."""
+    disk = disk or RealDisk()
+    if not disk.exists(f"{data_dir}/{paths.CATALOG}"):
+        raise NotFound(f"{data_dir} is not the data folder of a broker")
+    lock = disk.lock(f"{data_dir}/{paths.LOCK}")
+    try:
+        follower.promote(disk, data_dir)  # its leader does not know what is changed here
+        with asyncio.Runner() as runner:
+            catalog = Catalog(disk, data_dir)
+            vhosts = frozenset((DEFAULT, *(document["identity"][0] for document in catalog.load(VHOSTS))))
+            users = Users(catalog)
+            try:
+                users.first_start(vhosts)
+                yield OfflineUsers(users, vhosts, runner)
+            finally:
+                users.close()
+    finally:
+        disk.close(lock)

@@ -1,0 +1,392 @@
+"""Who there is and what they may do: users, their permissions in each vhost, their rules for routing keys.
+
+RabbitMQ's model, kept in the catalog. A change is durable when it returns. Whoever keeps an answer remembers
+the version it was given at: it grows with every change.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.broker.access import passwords
+from headrace.broker.access import scram_keys as scram
+from headrace.broker.access.permissions import EVERYTHING, Permission, Rights, TopicPermission, check_patterns
+from headrace.broker.access.scram_keys import Credentials
+from headrace.broker.catalog.catalog import Catalog, Identity, shaped
+from headrace.broker.cooperative.changes import to_the_end
+from headrace.errors import InvalidInput, NotFound, StorageError
+
+logger = logging.getLogger("headrace.users")
+
+USERS, PERMISSIONS, TOPIC_PERMISSIONS = "users", "permissions", "topic_permissions"
+GUEST = DEFAULT_PASSWORD = "guest"
+LOOPBACK_USERS = frozenset((GUEST,))  # who may come from this machine only
+NAME_BYTES_MAX = 255
+TAGS_MAX = 64
+# RabbitMQ's. Others may be given and mean nothing here.
+ADMINISTRATOR, IMPERSONATOR = "administrator", "impersonator"
+
+Key = TypeVar("Key", bound=Identity)
+_KEPT = ("password_hash", "hashing_algorithm", "scram", "tags", "limits")
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    password_hash: str = ""  # empty: nobody logs in with a password
+    hashing_algorithm: str = passwords.SHA256
+    scram: Credentials = {}  # of the same password, unless a Kafka client set others
+    tags: tuple[str, ...] = ()
+    limits: dict[str, Any] = {}
+
+    @property
+    def is_administrator(self) -> bool:
+        return ADMINISTRATOR in self.tags
+
+    @property
+    def may_impersonate(self) -> bool:
+        """Whether its messages may carry another user's name."""
+        return IMPERSONATOR in self.tags
+
+    def limit(self, name: str) -> int | None:
+        """max-connections or max-channels; None where there is no bound."""
+        found = self.limits.get(name)
+        return found if type(found) is int and found >= 0 else None
+
+    @property
+    def is_loopback_only(self) -> bool:
+        return self.name in LOOPBACK_USERS
+
+
+class _StoredUser(msgspec.Struct):
+    identity: tuple[str]
+    removed: bool = False
+    password_hash: str = ""
+    hashing_algorithm: str = passwords.SHA256
+    scram: Credentials = {}
+    tags: tuple[str, ...] = ()
+    limits: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        try:
+            passwords.check_hash(self.password_hash, self.hashing_algorithm)
+            scram.check(self.scram)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None  # the only kind that msgspec says as its own
+
+
+class _StoredPermission(Permission, frozen=True, kw_only=True):
+    identity: tuple[str, str]
+
+
+class _StoredTopicPermission(TopicPermission, frozen=True, kw_only=True):
+    identity: tuple[str, str, str]
+
+
+class Users:
+    """Asked on the event loop, out of memory; changes wait for the disk in a thread, one after the other."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._users: dict[str, User] = {}
+        self._permissions: dict[tuple[str, str], Permission] = {}  # by vhost and user
+        self._topics: dict[tuple[str, str, str], TopicPermission] = {}  # by vhost, user and exchange
+        self._rights: dict[tuple[str, str], Rights | None] = {}
+        self._thread = ThreadPoolExecutor(1, "users")
+        self._changing = asyncio.Lock()
+        self._watchers: list[Callable[[str], None]] = []
+        self._was_started = False
+        self.version = 0
+        self.is_open = False
+        self._load()
+
+    def _load(self) -> None:
+        for document in self._catalog.load(USERS):
+            self._was_started = True
+            stored = shaped(USERS, document, _StoredUser)
+            if not stored.removed:
+                kept = {name: getattr(stored, name) for name in _KEPT}
+                self._users[stored.identity[0]] = User(name=stored.identity[0], **kept)
+        for document in self._catalog.load(PERMISSIONS):
+            found = shaped(PERMISSIONS, document, _StoredPermission)
+            permission = Permission(configure=found.configure, write=found.write, read=found.read)
+            self._permissions[found.identity] = permission
+        for document in self._catalog.load(TOPIC_PERMISSIONS):
+            rule = shaped(TOPIC_PERMISSIONS, document, _StoredTopicPermission)
+            self._topics[rule.identity] = TopicPermission(write=rule.write, read=rule.read)
+        self._changed()
+
+    def first_start(self, vhosts: Iterable[str]) -> None:
+        """Blocking. A folder that never had a user, a new one or one of an earlier version, gets guest."""
+        if self._was_started:
+            return
+        for vhost in vhosts:
+            self._catalog.put(PERMISSIONS, (vhost, GUEST), msgspec.to_builtins(EVERYTHING))
+            self._permissions[vhost, GUEST] = EVERYTHING
+        # Last: until it is there, a crash leaves a folder that never had a user.
+        guest = User(name=GUEST, tags=(ADMINISTRATOR,), **_secrets(DEFAULT_PASSWORD))
+        self._catalog.put(USERS, (GUEST,), _document(guest))
+        self._users[GUEST] = guest
+        self._was_started = True
+        self._changed()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    # Asking.
+
+    def users(self) -> list[User]:
+        return [user for _, user in sorted(self._users.items())]
+
+    def user(self, name: str) -> User:
+        found = self._users.get(name)
+        if found is None:
+            raise NotFound(f"there is no user {name!r}")
+        return found
+
+    def has(self, name: str) -> bool:
+        return name in self._users
+
+    def permissions(self) -> dict[tuple[str, str], Permission]:
+        """By (vhost, user)."""
+        return dict(sorted(self._permissions.items()))
+
+    def topic_permissions(self) -> dict[tuple[str, str, str], TopicPermission]:
+        """By (vhost, user, exchange)."""
+        return dict(sorted(self._topics.items()))
+
+    def authenticate(self, name: str, password: str) -> User | None:
+        """None for a user there is not as for a wrong password, after the same work."""
+        user = self._users.get(name)
+        may_log_in = user is not None and user.password_hash and password
+        stored, algorithm = passwords.NOBODY, passwords.SHA256
+        if user is not None and may_log_in:
+            stored, algorithm = user.password_hash, user.hashing_algorithm
+        fits = passwords.fits(password, stored, algorithm)
+        return user if fits and may_log_in else None
+
+    def scram_keys(self, name: str, mechanism: str) -> scram.ScramKeys | None:
+        user = self._users.get(name)
+        return None if user is None else user.scram.get(mechanism)
+
+    def rights(self, user: str, vhost: str) -> Rights | None:
+        """None: the user may not enter the vhost."""
+        key = (vhost, user)
+        if key not in self._rights:
+            permission = self._permissions.get(key) if user in self._users else None
+            if permission is None:
+                return None  # not kept: names that never were would fill the memory
+            topics = {exchange: rule for (*where, exchange), rule in self._topics.items() if (*where,) == key}
+            self._rights[key] = Rights(user, vhost, permission, topics)
+        return self._rights[key]
+
+    @property
+    def guest_is_default(self) -> bool:
+        """Whether guest is there with the password that everybody knows."""
+        return self.authenticate(GUEST, DEFAULT_PASSWORD) is not None
+
+    # Changing.
+
+    def on_removed(self, watcher: Callable[[str], None]) -> None:
+        """Called with the name of each user that has been removed."""
+        self._watchers.append(watcher)
+
+    @to_the_end
+    async def put_user(
+        self,
+        name: str,
+        *,
+        password: str | None = None,
+        password_hash: str | None = None,
+        hashing_algorithm: str = passwords.SHA256,
+        scram_keys: Credentials | None = None,
+        tags: Iterable[str] | str | None = None,
+        limits: Mapping[str, Any] | None = None,
+    ) -> User:
+        """Makes or changes a user. What is None stays as it was; a new user without a password cannot log in.
+
+        With a hash come the keys for SCRAM that were made of the same password, if they are known.
+        """
+        check_name("user", name)
+        changes: dict[str, Any] = {}
+        if password is not None:
+            if not password:
+                raise InvalidInput("a password is not empty; an empty password_hash keeps everybody out")
+            changes = await asyncio.get_running_loop().run_in_executor(self._thread, _secrets, password)
+        elif password_hash is not None:
+            passwords.check_hash(password_hash, hashing_algorithm)
+            changes["password_hash"] = password_hash
+            changes["hashing_algorithm"] = hashing_algorithm
+        if tags is not None:
+            changes["tags"] = parse_tags(tags)
+        if limits is not None:
+            changes["limits"] = dict(limits)
+        async with self._changing:
+            if password is None and password_hash is not None:
+                known = self._users.get(name)
+                is_same = password_hash and known is not None and known.password_hash == password_hash
+                if scram_keys is not None or not is_same:
+                    changes["scram"] = scram_keys or {}  # keys of the old password would still let in
+            return await self._put(name, changes)
+
+    @to_the_end
+    async def set_scram(self, name: str, mechanism: str, keys: scram.ScramKeys | None) -> None:
+        """As Kafka's tools do: a password for this mechanism alone, or none. Makes the user if there is none."""
+        check_name("user", name)
+        if keys is not None:
+            scram.check({mechanism: keys})
+        async with self._changing:
+            known = self._users[name].scram if name in self._users else {}
+            if keys is None and mechanism not in known:
+                raise NotFound(f"user {name!r} has no password for {mechanism}")
+            others = {one: kept for one, kept in known.items() if one != mechanism}
+            await self._put(name, {"scram": others if keys is None else {**others, mechanism: keys}})
+
+    async def _put(self, name: str, changes: Mapping[str, Any]) -> User:
+        user = msgspec.structs.replace(self._users.get(name) or User(name=name), **changes)
+        await self._in_thread(lambda: self._catalog.put(USERS, (name,), _document(user)))
+        what = "changed" if name in self._users else "made"
+        self._users[name] = user
+        self._changed()
+        named = [field for field in ("password_hash", "scram", "tags", "limits") if field in changes]
+        logger.info("user %r was %s%s", name, what, f" ({', '.join(named)})" if named else "")
+        return user
+
+    @to_the_end
+    async def remove_user(self, name: str) -> None:
+        """With everything it may do; its connections are closed by whoever watches."""
+        async with self._changing:
+            self.user(name)
+            # Rights first: after a crash between the two, nobody of the same name inherits them.
+            await self._drop_rights(lambda _, user: user == name)
+            if name == GUEST:
+                # Stays as removed, so that the folder is never again one that had no users.
+                await self._in_thread(lambda: self._catalog.put(USERS, (name,), {"removed": True}))
+            else:
+                await self._in_thread(lambda: self._catalog.remove(USERS, (name,)))
+            del self._users[name]
+            self._changed()
+        logger.info("user %r was removed", name)
+        for watcher in self._watchers:
+            watcher(name)
+
+    @to_the_end
+    async def set_permission(self, vhost: str, user: str, permission: Permission) -> None:
+        """NotFound for a user there is not; that there is the vhost is the caller's to know."""
+        check_patterns(permission)
+        async with self._changing:
+            self.user(user)
+            await self._store(PERMISSIONS, (vhost, user), permission)
+            self._permissions[vhost, user] = permission
+            self._changed()
+        words = "user %r may configure %r, write %r and read %r in vhost %r"
+        logger.info(words, user, permission.configure, permission.write, permission.read, vhost)
+
+    @to_the_end
+    async def clear_permission(self, vhost: str, user: str) -> None:
+        async with self._changing:
+            if (vhost, user) not in self._permissions:
+                raise NotFound(f"user {user!r} has no permissions in vhost {vhost!r}")
+            await self._in_thread(lambda: self._catalog.remove(PERMISSIONS, (vhost, user)))
+            del self._permissions[vhost, user]
+            self._changed()
+        logger.info("user %r may not enter vhost %r any more", user, vhost)
+
+    @to_the_end
+    async def set_topic_permission(self, vhost: str, user: str, exchange: str, rule: TopicPermission) -> None:
+        check_patterns(rule)
+        async with self._changing:
+            self.user(user)
+            await self._store(TOPIC_PERMISSIONS, (vhost, user, exchange), rule)
+            self._topics[vhost, user, exchange] = rule
+            self._changed()
+        words = "user %r may write keys %r and read keys %r of exchange %r in vhost %r"
+        logger.info(words, user, rule.write, rule.read, exchange, vhost)
+
+    @to_the_end
+    async def clear_topic_permission(self, vhost: str, user: str, exchange: str | None = None) -> None:
+        """Of one exchange, or all that the user has in the vhost."""
+        async with self._changing:
+            gone = [key for key in self._topics if key[:2] == (vhost, user) and exchange in (None, key[2])]
+            if not gone:
+                raise NotFound(f"user {user!r} has no topic permissions in vhost {vhost!r}")
+            await self._drop(TOPIC_PERMISSIONS, self._topics, gone)
+        logger.info("user %r may use any key of exchanges %r in vhost %r", user, [key[2] for key in gone], vhost)
+
+    async def vhost_made(self, vhost: str, maker: str | None = None) -> None:
+        """Whoever makes a vhost may do everything there, as in RabbitMQ; so may guest while it is open to all."""
+        names = {maker} if maker in self._users else set()
+        if self.guest_is_default:
+            names.add(GUEST)
+        for name in sorted(filter(None, names)):
+            await self.set_permission(vhost, name, EVERYTHING)
+
+    @to_the_end
+    async def vhost_removed(self, vhost: str) -> None:
+        """Before the vhost goes: one of the same name must not find the rights of the old one."""
+        async with self._changing:
+            await self._drop_rights(lambda where, _: where == vhost)
+
+    async def _drop_rights(self, goes: Callable[[str, str], bool]) -> None:
+        # Permissions first: topic rules only narrow them, so what is left after a crash is never more.
+        await self._drop(PERMISSIONS, self._permissions, [key for key in self._permissions if goes(*key)])
+        await self._drop(TOPIC_PERMISSIONS, self._topics, [key for key in self._topics if goes(key[0], key[1])])
+
+    async def _drop(self, kind: str, known: dict[Key, Any], gone: Iterable[Key]) -> None:
+        for key in gone:
+            await self._in_thread(partial(self._catalog.remove, kind, key))
+            del known[key]
+            self._changed()
+
+    async def _store(self, kind: str, identity: Identity, rule: Permission | TopicPermission) -> None:
+        await self._in_thread(lambda: self._catalog.put(kind, identity, msgspec.to_builtins(rule)))
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except OSError as error:
+            raise StorageError(f"the catalog cannot be written: {error.strerror}") from error
+
+    def _changed(self) -> None:
+        self._rights.clear()
+        self.is_open = list(self._users) == [GUEST] and self.guest_is_default
+        self.version += 1
+
+
+def _secrets(password: str) -> dict[str, Any]:
+    """What is kept of a password."""
+    return {
+        "password_hash": passwords.hash_password(password),
+        "hashing_algorithm": passwords.SHA256,
+        "scram": scram.of_password(password),
+    }
+
+
+def _document(user: User) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(user)
+    del document["name"]
+    return document
+
+
+def check_name(what: str, name: str) -> None:
+    if not name or len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
+        raise InvalidInput(f"the name of a {what} has 1 to {NAME_BYTES_MAX} bytes")
+    if not name.isprintable():
+        raise InvalidInput(f"the name of a {what} has no control characters: {name!r:.80}")
+
+
+def parse_tags(tags: Iterable[str] | str) -> tuple[str, ...]:
+    """A list, or names with commas between them: RabbitMQ takes both."""
+    listed = tags.split(",") if isinstance(tags, str) else tags
+    if not isinstance(listed, list | tuple) or not all(isinstance(tag, str) for tag in listed):
+        raise InvalidInput("the tags of a user are names")
+    found = tuple(dict.fromkeys(tag.strip() for tag in listed if tag.strip()))
+    if len(found) > TAGS_MAX:
+        raise InvalidInput(f"a user has at most {TAGS_MAX} tags")
+    for tag in found:
+        check_name("tag", tag)
+    return found

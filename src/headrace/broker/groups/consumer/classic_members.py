@@ -1,0 +1,232 @@
+"""From one group protocol to the other with the members restarted one by one, and nobody stopped meanwhile.
+
+The first member of the new protocol turns a classic group into one of the new protocol, which hosts the classic
+members: they keep what they hold, and go on with the requests that they know. Their generation is their own epoch;
+when they have something to give up or to take, a heartbeat says so and they join again. When the last member of the
+new protocol is gone, those that are left are a classic group again. Either way can be closed by a setting, as in Kafka:
+then the newcomer is refused, or the group goes on as it is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from headrace.broker.groups.assign import TopicPartition
+from headrace.broker.groups.classic.consumer_protocol import (
+    CONSUMER,
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+)
+from headrace.broker.groups.classic.group import ClassicGroup
+from headrace.broker.groups.classic.members import Join, JoinAnswer, Joined, Member, SyncAnswer, Synced, names_of
+from headrace.broker.groups.classic.roster import new_id
+from headrace.broker.groups.consumer.group import JOIN_EPOCH, ConsumerGroup, Heartbeat
+from headrace.broker.groups.consumer.members import ClassicSide, ConsumerMember, MemberState
+from headrace.broker.groups.offsets import Answer
+from headrace.broker.groups.settings import GroupSettings
+from headrace.errors import (
+    GroupStaysClassic,
+    HeadraceError,
+    IllegalGeneration,
+    InconsistentProtocol,
+    InvalidSessionTimeout,
+    MemberIdRequired,
+    RebalanceInProgress,
+    UnknownMember,
+)
+
+# What their leaders say beside partitions is of no use to the members: librdkafka sends back what they said.
+PLAIN_ASSIGNORS = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
+
+
+def host(classic: ClassicGroup, group: ConsumerGroup, settings: GroupSettings) -> None:
+    """Fill a new group with the members of a classic one, which is not changed. Raises if they can not be hosted."""
+    if not settings.can_upgrade:
+        raise GroupStaysClassic(classic.group_id, "kafka_migration_policy does not let it change")
+    if classic.protocol_type != CONSUMER:
+        raise GroupStaysClassic(classic.group_id, f"its members speak {classic.protocol_type!r}")
+    try:
+        members = [_hosted(classic, one, group) for one in classic.members.values()]
+    except InconsistentProtocol as error:
+        raise GroupStaysClassic(classic.group_id, str(error)) from error
+    group.restore(
+        classic.generation,
+        classic.generation,
+        None,
+        ((member, set(member.assigned), frozenset()) for member in members),
+    )
+    group.touched.update(group.members)
+
+
+def _hosted(classic: ClassicGroup, one: Member, group: ConsumerGroup) -> ConsumerMember:
+    subscription = decode_subscription(one.protocols[0][1])  # from now on it is held to this one
+    if one.supports(classic.protocol):  # nothing is chosen before the first rebalance ends
+        subscription = decode_subscription(one.metadata(classic.protocol))
+    assigned = decode_assignment(one.assignment)
+    if assigned.user_data and classic.protocol not in PLAIN_ASSIGNORS:
+        raise InconsistentProtocol(f"{classic.protocol!r} assigns more than partitions")
+    held = assigned.partitions | subscription.owned  # it may not have given up yet what it is not assigned any more
+    at = one.generation or classic.generation
+    return ConsumerMember(
+        one.member_id,
+        one.instance_id,
+        client_id=one.client_id,
+        client_host=one.client_host,
+        rack_id=subscription.rack_id,
+        rebalance_timeout_ms=one.rebalance_timeout_ms,
+        topics=subscription.topics,
+        epoch=at,
+        previous_epoch=at,
+        assigned=set(group.existing(held)),
+        classic=ClassicSide(one.session_timeout_ms, one.protocols),
+    )
+
+
+def left_behind(group: ConsumerGroup) -> Iterator[Member]:
+    """The classic members of a group that has no others, for the classic group that it becomes."""
+    for one in group.members.values():
+        assert one.classic is not None
+        yield Member(
+            member_id=one.member_id,
+            instance_id=one.instance_id,
+            client_id=one.client_id,
+            client_host=one.client_host,
+            session_timeout_ms=one.classic.session_timeout_ms,
+            rebalance_timeout_ms=one.rebalance_timeout_ms,
+            protocols=one.classic.protocols,
+            assignment=_encode(one.classic, one.holds),
+            generation=one.epoch,
+        )
+
+
+def _encode(classic: ClassicSide, partitions: set[TopicPartition]) -> bytes:
+    return encode_assignment(partitions, decode_subscription(classic.protocols[0][1]).version)
+
+
+class Hosted:
+    """A group of the new protocol as its classic members see it: it answers what they would ask a ClassicGroup.
+
+    `kept` calls back when the group is durable as it is; `successor` is the classic group that it has become, if so.
+    """
+
+    def __init__(
+        self,
+        group: ConsumerGroup,
+        settings: GroupSettings,
+        kept: Callable[[Answer], None],
+        successor: Callable[[], ClassicGroup | None],
+    ) -> None:
+        self.members: Mapping[str, ConsumerMember] = group.members
+        self._group = group
+        self._settings = settings
+        self._kept = kept
+        self._successor = successor
+
+    def join(self, join: Join, answer: JoinAnswer) -> None:
+        try:
+            member = self._admit(join)
+        except HeadraceError as error:
+            answer(error)
+            return
+        classic = self._successor()
+        if classic is not None:  # it took the place of the last one of the new protocol
+            classic.join(replace(join, member_id=member.member_id), answer)
+            return
+        joined = Joined(member.epoch, CONSUMER, join.protocols[0][0], "", member.member_id)
+        self._kept(lambda error: answer(joined if error is None else error))
+
+    def sync(
+        self,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol_type: str | None,
+        protocol: str | None,
+        assignments: Mapping[str, bytes],
+        answer: SyncAnswer,
+    ) -> None:
+        """Whatever the member would assign: the broker has."""
+        try:
+            member, classic = self._member(member_id, instance_id, generation)
+            chosen = classic.protocols[0][0]
+            if protocol_type not in (None, CONSUMER) or protocol not in (None, chosen):
+                raise InconsistentProtocol(f"member {member_id!r} speaks {chosen!r}")
+            is_behind = member.epoch < self._group.epoch and member.state is not MemberState.REVOKING
+            self._heard_of(member, is_behind=is_behind)
+        except HeadraceError as error:
+            answer(error)
+            return
+        classic.due = None
+        synced = Synced(CONSUMER, chosen, _encode(classic, member.assigned))
+        self._kept(lambda error: answer(synced if error is None else error))
+
+    def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
+        member, _ = self._member(member_id, instance_id, generation)
+        is_behind = (
+            member.epoch < self._group.epoch
+            or member.state is MemberState.REVOKING
+            or self._group.can_take(member)
+        )
+        self._heard_of(member, is_behind=is_behind)
+
+    def leave(self, member_id: str, instance_id: str | None) -> str:
+        """The id of the member that left."""
+        if instance_id is not None and not member_id:
+            member_id = self._group.id_of(instance_id) or ""
+        self._group.remove(self._group.member(member_id, instance_id).member_id)
+        return member_id
+
+    def _member(self, member_id: str, instance_id: str | None, generation: int) -> tuple[ConsumerMember, ClassicSide]:
+        member = self._group.member(member_id, instance_id)
+        if member.classic is None:
+            raise UnknownMember(f"{member_id!r} speaks the new protocol")
+        if generation != member.epoch:
+            raise IllegalGeneration(f"generation {generation}, the member is at {member.epoch}")
+        return member, member.classic
+
+    def _heard_of(self, member: ConsumerMember, *, is_behind: bool) -> None:
+        """One that is behind is told to join, and has its rebalance timeout for that."""
+        self._group.sessions.heard_of(member)
+        if is_behind:
+            self._group.sessions.told_to_join(member)
+            raise RebalanceInProgress(self._group.group_id)
+
+    def _admit(self, join: Join) -> ConsumerMember:
+        settings = self._settings
+        if not settings.session_timeout_ms_min <= join.session_timeout_ms <= settings.session_timeout_ms_max:
+            raise InvalidSessionTimeout(f"{join.session_timeout_ms} ms")
+        subscription = self._check_protocols(join)
+        member_id = join.member_id
+        if join.instance_id is not None and member_id:
+            self._group.member(member_id, join.instance_id)
+        if not member_id:
+            member_id = new_id(join.instance_id or join.client_id or "member")
+            if join.id_required and join.instance_id is None:
+                raise MemberIdRequired(member_id)
+        beat = Heartbeat(
+            member_id=member_id,
+            epoch=JOIN_EPOCH,
+            instance_id=join.instance_id,
+            client_id=join.client_id,
+            client_host=join.client_host,
+            rack_id=subscription.rack_id,
+            rebalance_timeout_ms=join.rebalance_timeout_ms,
+            topics=subscription.topics,
+            pattern="",
+            owned=self._group.existing(subscription.owned),
+        )
+        return self._group.join_classic(beat, ClassicSide(join.session_timeout_ms, join.protocols))
+
+    def _check_protocols(self, join: Join) -> Subscription:
+        """Its members may have to do with each other's again: those it shares no protocol with it can not join."""
+        if join.protocol_type != CONSUMER or not join.protocols:
+            raise InconsistentProtocol(f"{join.protocol_type!r} joins a group of consumers")
+        own = {join.member_id, self._group.id_of(join.instance_id) if join.instance_id is not None else None}
+        common = join.names
+        for one in self.members.values():
+            if one.classic and one.member_id not in own:
+                common &= names_of(one.classic.protocols)
+        if not common:
+            raise InconsistentProtocol("no protocol that all classic members know")
+        return decode_subscription(join.protocols[0][1])

@@ -1,0 +1,117 @@
+"""The last minutes of the broker in numbers: sampled once a second from counters that are there anyway.
+
+Depths of thousands of queues are not summed every second: the more queues, the older the sum may be, so
+that looking costs a fixed small share of the loop whatever there is to look at.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.broker.cooperative.yielding import Turns
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+logger = logging.getLogger("headrace.broker")
+
+INTERVAL_S = 1.0
+SAMPLES_MAX = 600
+QUEUES_PER_SECOND = 1000  # a thousand queues are summed in about two milliseconds
+
+
+class Sample(NamedTuple):
+    at_ms: int
+    records_written: int
+    bytes_written: int
+    bytes_read: int
+    delivered: int
+    acked: int
+    ready: int
+    unacked: int
+    sync_count: int
+    sync_total_s: float
+    messages_in: dict[str, int]  # by door
+    messages_out: dict[str, int]
+
+
+class History:
+    """Owned by the broker; `run` is one of its tasks."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self.samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        self._depth = (0, 0, 0, 0)
+        self._depth_due_s = 0.0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._has_failed = False
+
+    async def run(self) -> None:
+        while True:
+            await self._take_safely()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _take_safely(self) -> None:
+        """A sample that fails is left out and said once: without the next ones the dashboard would stand still."""
+        try:
+            if self._broker.clock.monotonic() >= self._depth_due_s:
+                await self._sum_queues()
+            self.take()
+        except Exception:
+            if not self._has_failed:
+                logger.exception("the broker's numbers could not be taken")
+            self._has_failed = True
+        else:
+            self._has_failed = False
+
+    def take(self) -> Sample:
+        broker = self._broker
+        counters, doors = broker.shard.counters, broker.stats.doors
+        ready, unacked, delivered, acked = self._depth
+        sample = Sample(
+            broker.clock.now_ms(),
+            counters.records_written,
+            counters.bytes_written,
+            counters.bytes_read,
+            delivered,
+            acked,
+            ready,
+            unacked,
+            counters.sync_s.count,
+            counters.sync_s.total,
+            {name: door.messages_in for name, door in doors.items()},
+            {name: door.messages_out for name, door in doors.items()},
+        )
+        self.samples.append(sample)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        return sample
+
+    async def _sum_queues(self) -> None:
+        ready = unacked = 0
+        delivered, acked = self._broker.stats.gone.delivered, self._broker.stats.gone.acked
+        queues = [queue for host in self._broker.vhosts for queue in host.queues.values()]
+        async for queue in Turns().each(queues):
+            delivered += queue.delivered
+            acked += queue.acked
+            if not queue.is_stream:
+                ready += queue.ready
+                unacked += queue.unacked
+        self._depth = (ready, unacked, delivered, acked)
+        self._depth_due_s = self._broker.clock.monotonic() + len(queues) / QUEUES_PER_SECOND - INTERVAL_S / 2
+
+    def next(self) -> "asyncio.Future[None]":
+        """Done when the next sample is there."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(future)
+        return future
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        return self._depth[0], self._depth[1]
+
+    def latest(self) -> Sample:
+        return self.samples[-1] if self.samples else self.take()

@@ -1,0 +1,61 @@
+"""What inside the broker holds memory and can be asked to let go of it; see pressure.Holder."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from headrace.broker.queues.view import View
+from headrace.broker.vhosts.vhost import VirtualHost
+
+
+class Cached(Protocol):
+    """A cache of what is in files: everything in it can be had again."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    def clear(self) -> None: ...
+
+
+class Cache:
+    """Index files in memory, batches unpacked from the tier, what was read last: read again when they are needed."""
+
+    patience_s = 0.0
+
+    def __init__(self, name: str, cache: Cached) -> None:
+        self.name = name
+        self._cache = cache
+
+    def held_bytes(self) -> int:
+        return self._cache.size_bytes
+
+    def shed(self, wanted_bytes: int) -> int:
+        freed = self._cache.size_bytes
+        self._cache.clear()
+        return freed
+
+
+class ReadAhead:
+    """What queues have read for consumers that have no credit at the moment: it is in the log."""
+
+    name = "read_ahead"
+    patience_s = 0.0
+
+    def __init__(self, hosts: Iterable[VirtualHost]) -> None:
+        self._hosts = hosts
+
+    def _views(self) -> Iterable[View]:
+        return (view for host in self._hosts for queue in host.queues.values() for view in queue.views)
+
+    def held_bytes(self) -> int:
+        held = 0
+        for host in self._hosts:  # plain loops: there may be tens of thousands of views, and a scrape asks
+            for queue in host.queues.values():
+                for view in queue.views:
+                    held += view.chunk_bytes
+        return held
+
+    def shed(self, wanted_bytes: int) -> int:
+        freed = 0
+        for view in self._views():
+            freed += view.chunk_bytes
+            view.release_chunk()
+        return freed

@@ -1,0 +1,299 @@
+"""The ledger of exactly-once sinks: per writer the last batch that was stored, and where.
+
+A commit names a writer (a Spark query), the number of its batch, and staged files. What fits one journal entry
+is stored with the ledger's line in that entry: both are there or neither is. A larger commit becomes durable as
+a plan first (the ledger's line with the steps still to do; the files are on stable storage already), then each
+step is stored in one entry with the number of the next. A crash anywhere is finished by the next start from the
+plan, so a plan that is in the ledger is as good as done. Committing the same batch again changes nothing and
+answers with what was stored the first time.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.broker.sinks.uploads import Section, Staging
+from headrace.broker.streams.streams import Streams
+from headrace.clock import Clock
+from headrace.errors import BatchTooLarge, HeadraceError, InvalidInput, NotFound
+from headrace.log.commit.journal_entry import PART_BYTES
+from headrace.log.log import Log
+from headrace.log.shard import Shard
+from headrace.record.types import BatchInfo
+
+logger = logging.getLogger("headrace.broker")
+
+TABLE = "sinks"
+PLANS = "sink-plans"
+STEP_BYTES_MAX = 8 << 20  # a journal file holds several, and other people's rounds go in between
+LINE_BYTES = 4096  # more than the ledger's line takes beside them
+PARTS_MAX = 100_000
+WRITER_BYTES_MAX = 255
+MAX_AGE_MS = 90 * 24 * 3600 * 1000
+ONCE = "once:"  # begins the name of a writer that commits once and never again: a write of Spark without an id
+ONCE_AGE_MS = 3600 * 1000  # far longer than its one commit is repeated for want of an answer
+
+
+class Part(NamedTuple):
+    """Batches of a staged file, and the partition they are for."""
+
+    section: Section
+    topic: str
+    partition: int
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    partition: int
+    base_offset: int
+    next_offset: int
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger says of one writer. With `steps` left the batch is decided and still being stored."""
+
+    batch: int
+    updated_ms: int
+    records: int = 0
+    stored: list[Stored] = []
+    next_step: int = 0
+    steps: int = 0
+    user: str = ""  # whose writer it is; nobody's if it was not asked for
+
+    @property
+    def is_open(self) -> bool:
+        return self.next_step < self.steps
+
+
+class _Step(msgspec.Struct, frozen=True, array_like=True):
+    """One or more runs of batches, small enough for one journal entry."""
+
+    runs: list[tuple[str, int, int, int]]  # staged file, position, length, log id
+
+
+class Outcome(NamedTuple):
+    line: Line
+    duplicate: bool
+
+
+Claim = Callable[[str], str]  # from whose a writer was to whose it is now; raises if it may not be
+
+
+def unclaimed(owner: str) -> str:
+    return owner
+
+
+class Ledger:
+    def __init__(self, shard: Shard, streams: Streams, staging: Staging, clock: Clock) -> None:
+        self._shard = shard
+        self._streams = streams
+        self._staging = staging
+        self._clock = clock
+        self._lines: dict[str, Line] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[Outcome]] = set()
+        for key, value in shard.state.items(TABLE):
+            self._lines[key.decode()] = msgspec.msgpack.decode(value, type=Line)
+
+    def get(self, writer: str) -> Line:
+        try:
+            return self._lines[writer]
+        except KeyError:
+            raise NotFound(f"the ledger knows no writer {writer!r}") from None
+
+    def lines(self) -> dict[str, Line]:
+        return dict(self._lines)
+
+    async def finish_open(self) -> int:
+        """At the start: carry out the plans that a crash interrupted; how many."""
+        unfinished = [writer for writer, line in self._lines.items() if line.is_open]
+        for writer in unfinished:
+            try:
+                await self._run(writer)
+            except HeadraceError as error:
+                logger.error("the batch of %r that was being stored cannot be finished: %s", writer, error)
+        return len(unfinished)
+
+    async def commit(self, writer: str, batch: int, parts: Sequence[Part], claim: Claim = unclaimed) -> Outcome:
+        """Durable on return. A batch at or before the last one of this writer is not stored again."""
+        _check(writer, parts)
+        # A task of its own: were it to end with the connection that asked, the entry could be on disk and the
+        # line in memory still the old one, and the batch would be stored a second time.
+        task = asyncio.get_running_loop().create_task(
+            self._in_turn(writer, batch, parts, claim), name=f"commit of {writer}"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Commits under way are finished; an error is told to whoever asked, not here."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _in_turn(self, writer: str, batch: int, parts: Sequence[Part], claim: Claim) -> Outcome:
+        async with self._turns.setdefault(writer, asyncio.Lock()):
+            return await self._commit(writer, batch, parts, claim)
+
+    async def _commit(self, writer: str, batch: int, parts: Sequence[Part], claim: Claim) -> Outcome:
+        line = self._lines.get(writer)
+        user = claim(line.user if line is not None else "")
+        if line is not None and line.is_open:
+            await self._run(writer)
+            line = self._lines[writer]
+        names = {part.section.name for part in parts}
+        if line is not None and batch <= line.batch:
+            await self._staging.remove(names)
+            return Outcome(line, True)
+        if sum(part.section.length + PART_BYTES for part in parts) > self._step_bytes():
+            # From before they are looked at: a plan whose uploads somebody discards meanwhile can never be finished.
+            self._staging.hold(names)
+            try:
+                await self._plan(writer, batch, parts, user)
+            except BaseException:
+                self._staging.let_go(names)
+                raise
+            await self._run(writer)
+            return Outcome(self._lines[writer], False)
+        self._staging.hold(names)
+        try:
+            loaded = []
+            for part in parts:
+                log = self._log_of(part)
+                loaded.append((log.id, *await self._staging.read(part.section, keyed=log.settings.is_compacted)))
+            line = Line(batch=batch, updated_ms=self._clock.now_ms(), user=user)
+            line = await self._append(writer, line, loaded)
+        finally:
+            self._staging.let_go(names)
+        await self._staging.remove(names)
+        return Outcome(line, False)
+
+    def _log_of(self, part: Part) -> Log:
+        return self._streams.get(part.topic).partition(part.partition).log
+
+    def _step_bytes(self) -> int:
+        """What one entry takes, of a small journal too: a step that none can hold could never be done."""
+        return min(STEP_BYTES_MAX, self._shard.journal.capacity // 2 - LINE_BYTES)
+
+    async def _plan(self, writer: str, batch: int, parts: Sequence[Part], user: str) -> None:
+        """Check every batch, cut steps, and put the plan into the ledger: from then on the batch is decided."""
+        steps: list[_Step] = []
+        runs: list[tuple[str, int, int, int]] = []
+        room = most = self._step_bytes()
+        for part in parts:
+            log = self._log_of(part)
+            _, infos = await self._staging.read(part.section, keyed=log.settings.is_compacted)
+            for position, length in _runs(infos, most):
+                log.check_append(bytearray(), [info for info in infos if position <= info.position < position + length])
+                if length > room and runs:
+                    steps.append(_Step(runs))
+                    runs, room = [], most
+                runs.append((part.section.name, part.section.position + position, length, log.id))
+                room -= length + PART_BYTES
+        steps.append(_Step(runs))
+        line = Line(batch=batch, updated_ms=self._clock.now_ms(), steps=len(steps), user=user)
+        group = self._shard.group()
+        group.put(PLANS, writer.encode(), msgspec.msgpack.encode(steps))
+        group.put(TABLE, writer.encode(), msgspec.msgpack.encode(line))
+        await group.commit()
+        self._lines[writer] = line
+
+    async def _run(self, writer: str) -> None:
+        """Store the steps that are left. Each entry holds its batches and the number of the step after it."""
+        raw = self._shard.state.get(PLANS, writer.encode())
+        steps = msgspec.msgpack.decode(raw or b"", type=list[_Step])
+        names = {run[0] for step in steps for run in step.runs}
+        self._staging.hold(names)  # until it is done: after an error the next try needs them
+        for step in steps[self._lines[writer].next_step :]:
+            loaded = []
+            for name, position, length, log_id in step.runs:
+                if log_id in self._shard.logs:  # its topic may have been deleted meanwhile
+                    loaded.append((log_id, *await self._staging.read(Section(name, position, length))))
+            await self._append(writer, self._lines[writer], loaded)
+        self._staging.let_go(names)
+        await self._staging.remove(names)
+
+    async def _append(self, writer: str, line: Line, loaded: Sequence[tuple[int, bytearray, list[BatchInfo]]]) -> Line:
+        """One journal entry: the batches and the ledger's new line. Offsets come with it, so the line that is kept
+        in memory knows more than the one on disk: where the batches went is for whoever asks again soon."""
+        group = self._shard.group()
+        tickets = [(log_id, group.append(self._shard.log(log_id), data, infos)) for log_id, data, infos in loaded]
+        records = line.records + sum(info.count for _, _, infos in loaded for info in infos)
+        last = line.next_step + 1 >= line.steps
+        changed = msgspec.structs.replace(
+            line, records=records, updated_ms=self._clock.now_ms(), next_step=line.next_step + (line.steps > 0)
+        )
+        group.put(TABLE, writer.encode(), msgspec.msgpack.encode(changed))
+        if last and line.steps:
+            group.delete(PLANS, writer.encode())
+        await group.commit()
+        stored = [*line.stored, *(self._stored(log_id, t.base_offset, t.next_offset) for log_id, t in tickets)]
+        changed = msgspec.structs.replace(changed, stored=_merged(stored))
+        self._lines[writer] = changed
+        return changed
+
+    def _stored(self, log_id: int, base_offset: int, next_offset: int) -> Stored:
+        place = self._streams.of_log(log_id)
+        topic, number = (place[0].name, place[1].number) if place is not None else ("", 0)
+        return Stored(topic, number, base_offset, next_offset)
+
+    async def expire(self, max_age_ms: int = MAX_AGE_MS) -> list[str]:
+        """Forget writers that have been silent for so long that nobody will repeat their last batch."""
+        now_ms = self._clock.now_ms()
+        old = [
+            writer
+            for writer, line in self._lines.items()
+            if not line.is_open
+            and now_ms - line.updated_ms > (ONCE_AGE_MS if writer.startswith(ONCE) else max_age_ms)
+            and not self._is_busy(writer)
+        ]
+        if old:
+            group = self._shard.group()
+            for writer in old:
+                group.delete(TABLE, writer.encode())
+                del self._lines[writer]
+                self._turns.pop(writer, None)
+            await group.commit()
+        return old
+
+    def _is_busy(self, writer: str) -> bool:
+        """A commit is under way: the line it is about to leave is not the one that is known now."""
+        turn = self._turns.get(writer)
+        return turn is not None and turn.locked()
+
+
+def _check(writer: str, parts: Sequence[Part]) -> None:
+    if not 0 < len(writer.encode("utf-8", "replace")) <= WRITER_BYTES_MAX:
+        raise InvalidInput(f"the name of a writer has 1 to {WRITER_BYTES_MAX} bytes")
+    if len(parts) > PARTS_MAX:
+        raise InvalidInput(f"a commit has at most {PARTS_MAX:,} parts, not {len(parts):,}")
+
+
+def _runs(infos: Sequence[BatchInfo], bytes_max: int) -> list[tuple[int, int]]:
+    """(position, length) of runs of batches, none longer than bytes_max."""
+    runs: list[tuple[int, int]] = []
+    begin = 0
+    for info in infos:
+        if info.size > bytes_max:
+            raise BatchTooLarge(info.size, bytes_max)
+        if info.end - begin > bytes_max:
+            runs.append((begin, info.position - begin))
+            begin = info.position
+    runs.append((begin, infos[-1].end - begin))
+    return runs
+
+
+def _merged(stored: Sequence[Stored]) -> list[Stored]:
+    """One entry per run of neighbours: another writer's batches may lie between two of ours."""
+    merged: list[Stored] = []
+    last: dict[tuple[str, int], int] = {}
+    for one in stored:
+        at = last.get((one.topic, one.partition))
+        if at is not None and merged[at].next_offset == one.base_offset:
+            merged[at] = msgspec.structs.replace(merged[at], next_offset=one.next_offset)
+        else:
+            last[one.topic, one.partition] = len(merged)
+            merged.append(one)
+    return merged

@@ -1,0 +1,159 @@
+"""Looking at messages without touching them: by offset, by time, by what is in them. Nobody's view moves."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from headrace.broker.queues.view import View
+from headrace.broker.streams.partition import when_loaded
+from headrace.broker.streams.read import committed
+from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborts
+from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, OffsetOutOfRange
+from headrace.log.read.reader import Chunk
+from headrace.record import codec
+from headrace.record.types import Record
+
+READ_BYTES = 256 * 1024
+# One look goes through so much at most, since nobody else is served meanwhile; the answer says where to go on.
+SCAN_RECORDS_MAX = 20_000
+SCAN_BYTES_MAX = 64 << 20
+GAPS_MAX = 4  # to find a way around damage takes its time, too
+
+READY, OUT, DONE = "ready", "unacked", "settled"
+
+
+class Gap(NamedTuple):
+    """Offsets that cannot be read, up to the one from which it goes on; None where nothing behind them is served."""
+
+    start: int
+    end: int | None
+    reason: str
+
+
+def unserved(log: Any) -> list[Gap]:
+    """What a start found damaged: nothing behind it is served. A queue in memory has no such thing."""
+    damage = getattr(log, "damage", None)
+    return [] if damage is None else [Gap(log.visible_end, None, str(damage))]
+
+
+class Found(NamedTuple):
+    records: list[Record]
+    next_offset: int
+    scanned: int
+
+
+async def browse(
+    log: Any,
+    offset: int,
+    *,
+    limit: int,
+    bytes_max: int,
+    decompressed_bytes_max: int,
+    wanted: Callable[[Record], bool] | None = None,
+    aborted: Aborts = NO_ABORTS,
+    scan_max: int = SCAN_RECORDS_MAX,
+    gaps: list[Gap] | None = None,
+) -> Found:
+    """Committed records from an offset on that are wanted; stops at the limit, the end, or after scanning enough.
+    Others are served while the disk is read: what was wanted then may be somebody's by the end. Damage is an error, or
+    is put into `gaps` and gone around."""
+    found: list[Record] = []
+    size = scanned = looked = 0
+    offset = max(offset, log.start_offset)
+    end = log.stable_end
+    while offset < end and len(found) < limit and len(gaps or ()) < GAPS_MAX:
+        offset, chunk = await _read(log, offset, end, gaps)
+        if chunk is None:
+            continue
+        if chunk.next_offset <= offset:
+            break
+        upto = min(end, chunk.next_offset)
+        for info in committed(chunk, aborted):
+            try:
+                records = codec.records(
+                    chunk.data,
+                    info.position,
+                    info.end,
+                    from_offset=offset,
+                    to_offset=upto,
+                    decompressed_bytes_max=decompressed_bytes_max,
+                )
+            except (CorruptBatch, DecompressedTooLarge):
+                continue  # what cannot be decoded is not shown; reading the topic says why
+            for record in records:
+                scanned += 1
+                bytes_ = len(record.value or b"") + len(record.key or b"")
+                looked += bytes_
+                if wanted is None or wanted(record):
+                    found.append(record)
+                    size += bytes_
+                    if len(found) >= limit or size >= bytes_max:
+                        return Found(found, record.offset + 1, scanned)
+            if scanned >= scan_max or looked >= SCAN_BYTES_MAX:
+                return Found(found, max(offset, min(upto, info.next_offset)), scanned)
+        offset = upto
+    return Found(found, offset, scanned)
+
+
+async def find_time(log: Any, timestamp_ms: int, gaps: list[Gap]) -> int:
+    """The offset of the first record at or after a time, or the end. Damage on the way may hide an earlier one: it is
+    put into `gaps` and gone around."""
+    start, end = log.start_offset, int(log.stable_end)
+    while start < end and len(gaps) < GAPS_MAX:
+        try:
+            found = await when_loaded(partial(log.offset_for_timestamp_now, timestamp_ms, start))
+        except CorruptLog as damage:
+            if damage.offset is None:
+                raise
+            start = await _behind(log, damage.offset, end, damage, gaps)
+        else:
+            return end if found is None else int(found[0])
+    return int(start)
+
+
+async def _read(log: Any, offset: int, end: int, gaps: list[Gap] | None) -> tuple[int, Chunk | None]:
+    """What is at the offset; or nothing, and where else to look for it."""
+    try:
+        return offset, await when_loaded(partial(log.read_now, offset, READ_BYTES))
+    except OffsetOutOfRange as error:  # retention was faster
+        if error.start <= offset:
+            raise
+        return error.start, None
+    except CorruptLog as damage:
+        if gaps is None:
+            raise
+        return await _behind(log, offset, end, damage, gaps), None
+
+
+async def _behind(log: Any, offset: int, end: int, damage: CorruptLog, gaps: list[Gap]) -> int:
+    behind: int = min(end, await when_loaded(partial(log.behind_now, offset)))
+    gaps.append(Gap(offset, behind, str(damage)))
+    return behind
+
+
+def state_of(view: View, offset: int) -> str:
+    """Where a message of a queue is: waiting, with a consumer, or done."""
+    if offset in view.settled:
+        return DONE
+    if offset >= view.next or offset in view.returned:
+        return READY
+    return OUT
+
+
+def contains(text: str) -> Callable[[Record], bool]:
+    """Anywhere in key, value or the values of headers."""
+    needle = text.encode()
+
+    def fits(record: Record) -> bool:
+        return (
+            needle in (record.value or b"")
+            or needle in (record.key or b"")
+            or any(needle in (value or b"") for _, value in record.headers)
+        )
+
+    return fits
+
+
+def has_key(key: str) -> Callable[[Record], bool]:
+    wanted = key.encode()
+    return lambda record: record.key == wanted

@@ -1,0 +1,181 @@
+"""Named cursors: how far somebody has read, kept for them. Spark jobs and HTTP readers use them.
+
+A cursor holds one offset per partition of the streams it reads. It lives in the shard's state, so it is as
+durable as a message. With `pin` it holds retention back: no segment it still needs is removed. A cursor that
+nobody moved for its maximum age is dropped, and its pin with it, so that a job that is gone does not fill
+the disk.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.broker.streams.partition import Partition
+from headrace.broker.streams.streams import Stream, Streams
+from headrace.clock import Clock
+from headrace.errors import CursorNotFound, InvalidInput, LimitReached, OffsetOutOfRange
+from headrace.log.shard import Shard
+
+TABLE = "cursors"
+NAME_BYTES_MAX = 255
+CURSORS_MAX = 10_000
+MAX_AGE_MS = 7 * 24 * 3600 * 1000
+FOREVER = -1
+
+
+class CursorState(msgspec.Struct, frozen=True, kw_only=True):
+    """A cursor as the state keeps it. Offsets are by log id: a stream made anew under an old name is another
+    stream, and old positions mean nothing in it."""
+
+    offsets: dict[int, int]
+    pin: bool = False
+    max_age_ms: int = MAX_AGE_MS
+    updated_ms: int = 0
+
+    def is_expired(self, now_ms: int) -> bool:
+        return self.max_age_ms != FOREVER and now_ms - self.updated_ms > self.max_age_ms
+
+
+class CursorPosition(NamedTuple):
+    stream: Stream
+    partition: Partition
+    offset: int
+
+    @property
+    def lag(self) -> int:
+        """Messages between the cursor and the end that can still be read."""
+        return max(0, self.partition.end_offset - max(self.offset, self.partition.start_offset))
+
+
+class Cursors:
+    def __init__(self, streams: Streams, shard: Shard, clock: Clock) -> None:
+        self._streams = streams
+        self._shard = shard
+        self._clock = clock
+        self._cursors: dict[str, CursorState] = {}
+        for key, value in shard.state.items(TABLE):
+            self._set(key.decode(), _decode(value))
+        streams.on_delete(self._forget_stream)
+
+    def get(self, name: str) -> CursorState:
+        try:
+            return self._cursors[name]
+        except KeyError:
+            raise CursorNotFound(name) from None
+
+    def names(self) -> list[str]:
+        return sorted(self._cursors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._cursors
+
+    def __len__(self) -> int:
+        return len(self._cursors)
+
+    def positions(self, name: str) -> list[CursorPosition]:
+        """Where the cursor stands, stream by stream, partition by partition."""
+        found = [
+            CursorPosition(*place, offset)
+            for log_id, offset in self.get(name).offsets.items()
+            if (place := self._streams.of_log(log_id)) is not None
+        ]
+        return sorted(found, key=lambda p: (p.stream.vhost, p.stream.name, p.partition.number))
+
+    async def commit(
+        self,
+        name: str,
+        stream: Stream,
+        offsets: Mapping[int, int],
+        *,
+        pin: bool | None = None,
+        max_age_ms: int | None = None,
+    ) -> None:
+        """Moves a cursor, making it if need be; durable on return. What is None stays as it was."""
+        old = self._cursors.get(name)
+        if old is None:
+            self._check_new(name)
+            old = CursorState(offsets={})
+        moved = dict(old.offsets)
+        for number, offset in offsets.items():
+            partition = stream.partition(number)
+            if not 0 <= offset <= partition.end_offset:
+                raise OffsetOutOfRange(offset, partition.start_offset, partition.end_offset)
+            moved[partition.log.id] = offset
+        state = CursorState(
+            offsets=moved,
+            pin=old.pin if pin is None else pin,
+            max_age_ms=old.max_age_ms if max_age_ms is None else max_age_ms,
+            updated_ms=self._clock.now_ms(),
+        )
+        await self._store(name, state)
+
+    async def delete(self, name: str) -> None:
+        self.get(name)
+        await self._store(name, None)
+
+    async def expire(self) -> list[str]:
+        """Drops the cursors that nobody moved for too long; their names."""
+        now_ms = self._clock.now_ms()
+        expired = []
+        for name in self.names():
+            state = self._cursors.get(name)  # asked for only now: while another was dropped it may have been moved
+            if state is not None and state.is_expired(now_ms):
+                await self._store(name, None)
+                expired.append(name)
+        return expired
+
+    async def _forget_stream(self, stream: Stream) -> None:
+        gone = set(stream.document.logs)
+        for name in self.names():
+            state = self._cursors.get(name)  # asked for only now: while another was changed it may have been moved
+            if state is not None and gone & state.offsets.keys():
+                left = {log_id: offset for log_id, offset in state.offsets.items() if log_id not in gone}
+                await self._store(name, msgspec.structs.replace(state, offsets=left) if left else None)
+
+    async def _store(self, name: str, state: CursorState | None) -> None:
+        """Memory first: the next commit builds on this one, even while this one waits for the disk."""
+        group = self._shard.group()
+        key = name.encode()
+        if state is None:
+            group.delete(TABLE, key)
+        else:
+            group.put(TABLE, key, msgspec.json.encode(state))
+        before = self._cursors.get(name)
+        try:
+            self._set(name, state)  # its pin comes before it in the journal: see Log.set_retention_hold
+            ticket = group.commit()
+        except Exception:
+            self._set(name, before)
+            raise
+        try:
+            await ticket
+        except Exception:
+            stored = self._shard.state.get(TABLE, key)
+            self._set(name, None if stored is None else _decode(stored))
+            raise
+
+    def _set(self, name: str, state: CursorState | None) -> None:
+        old = self._cursors.pop(name, None)
+        if state is not None:
+            self._cursors[name] = state
+        pins = state.offsets if state is not None and state.pin else {}
+        touched = pins.keys() | (old.offsets.keys() if old is not None and old.pin else set())
+        for log_id in touched:
+            log = self._shard.logs.get(log_id)
+            if log is not None:
+                log.set_retention_hold(f"cursor:{name}", pins.get(log_id))
+
+    def _check_new(self, name: str) -> None:
+        try:
+            size = len(name.encode())
+        except UnicodeEncodeError:
+            raise InvalidInput("a name is text without half characters") from None
+        if not 0 < size <= NAME_BYTES_MAX:
+            raise InvalidInput(f"the name of a cursor has 1 to {NAME_BYTES_MAX} bytes, not {size}")
+        if len(self._cursors) >= CURSORS_MAX:
+            raise LimitReached(f"there are {CURSORS_MAX:,} cursors already")
+
+
+def _decode(value: bytes) -> CursorState:
+    return msgspec.json.decode(value, type=CursorState)

@@ -1,0 +1,301 @@
+"""The last message of a key: an index beside the logs of the topics that ask for one (`key_index`).
+
+It follows the log and nobody waits for it, save those who look something up: they see everything that was confirmed
+before they asked. It is derived: whatever happens to it, it is made again from the log.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from headrace.broker.streams.key_index_rocksdb import NOT_INSTALLED, Entry, KeyStore, is_installed
+from headrace.broker.streams.partition import Partition, Readable, when_loaded
+from headrace.broker.streams.read import without_aborted
+from headrace.broker.streams.streams import Stream
+from headrace.broker.types.aborted_ranges import Aborts
+from headrace.errors import (
+    Conflict,
+    HeadraceError,
+    IndexBehind,
+    LogClosed,
+    NotFound,
+    OffsetOutOfRange,
+    StorageError,
+)
+from headrace.log.disk.disk import paths
+from headrace.log.read.reader import Chunk
+from headrace.record import codec
+from headrace.record.types import Record
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+logger = logging.getLogger("headrace.keys")
+
+FOLDER = paths.KEYS
+CHUNK_BYTES = 1 << 20
+PAUSE_S = 0.05  # between two looks at logs that are written to: fewer and larger writes
+LOOK_S = 2.0  # for topics that are new or have changed
+RETRY_S = 30.0  # after an error
+WAIT_S = 10.0  # that a look-up waits for the index
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class KeyNotFound(NotFound):
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} has no message with this key")
+
+
+class Found(NamedTuple):
+    partition: int
+    record: Record
+
+
+class Stuck(NamedTuple):
+    why: str
+    until: float  # when it is tried again, by the loop's clock
+
+
+class Keys:
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self._store: KeyStore | None = None
+        self._ends: dict[int, int] = {}  # by log: how far the index goes
+        self._indexed: set[int] = set()  # the logs of the last round
+        self._swept: dict[int, int] = {}  # by log: where it began when what was gone was last dropped
+        self._stuck: dict[int, Stuck] = {}  # by log: those that cannot be read on
+        self._task: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()  # somebody waits
+        self._moved = asyncio.Event()  # an end has moved
+        self._indexing = ThreadPoolExecutor(1, "keys")
+        self._looking = ThreadPoolExecutor(1, "key-lookup")
+
+    def start(self) -> None:
+        """Blocking, and before anything is appended: an index that goes further than its log is of one that lost its
+        last records in a power cut."""
+        if self._has_folder() and is_installed():
+            self._store = KeyStore(self._folder)
+            self._indexed = set(self._store.logs())
+            for _, partition in self._partitions():
+                log = partition.log
+                self._ends[log.id] = self._store.end(log.id)
+                if self._ends[log.id] > log.visible_end:
+                    self._store.drop(log.id)
+                    self._ends[log.id] = 0
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="keys")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await asyncio.get_running_loop().run_in_executor(None, self._indexing.shutdown)
+        self._looking.shutdown()
+        if self._store is not None:
+            self._store.close()
+
+    # Looking up.
+
+    async def find(self, stream: Stream, key: bytes) -> Found:
+        """The last message with this key. KeyNotFound if there is none, or if it is a tombstone."""
+        if not stream.settings.key_index:
+            raise Conflict(f"topic {stream.name!r} has no index of keys: set key_index to true for it")
+        if not is_installed():
+            raise Conflict(NOT_INSTALLED)
+        partitions = list(stream.partitions)
+        store = await self._up_to_date(stream, partitions)
+        offsets = await self._in(self._looking, lambda: [store.find(one.log.id, key) for one in partitions])
+        found = []
+        for partition, offset in zip(partitions, offsets, strict=True):
+            record = None if offset is None else await self._record(stream, partition, offset)
+            if record is not None and record.key == key:
+                found.append(Found(partition.number, record))
+        # A producer with a partitioner of its own may have put a key into several.
+        last = max(found, key=lambda one: (one.record.timestamp, one.partition), default=None)
+        if last is None or last.record.value is None:
+            raise KeyNotFound(stream.name)
+        return last
+
+    async def _record(self, stream: Stream, partition: Partition, offset: int) -> Record | None:
+        try:
+            page = await self._broker.read(stream, partition, offset, limit=1, bytes_max=CHUNK_BYTES)
+        except OffsetOutOfRange:  # retention was faster
+            return None
+        return page.records[0] if page.records and page.records[0].offset == offset else None
+
+    async def _up_to_date(self, stream: Stream, partitions: list[Partition]) -> KeyStore:
+        wanted = {one.log.id: one.stable_end for one in partitions}
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + WAIT_S
+        while True:
+            behind = sum(max(0, end - self._ends.get(log_id, 0)) for log_id, end in wanted.items())
+            if self._store is not None and not behind:
+                return self._store
+            for stuck in filter(None, map(self._stuck.get, wanted)):
+                raise StorageError(f"the index of keys of topic {stream.name!r} stands still: {stuck.why}")
+            self._moved.clear()
+            self._wanted.set()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._moved.wait()
+            except TimeoutError:
+                text = f"the index of keys of topic {stream.name!r} is {behind:,} messages behind"
+                raise IndexBehind(text, retry_after_s=WAIT_S) from None
+
+    # Following the logs.
+
+    async def _run(self) -> None:
+        said = ""
+        while True:
+            try:
+                if not await self._round():
+                    await self._wait()
+                said = ""
+            except HeadraceError as error:
+                if str(error) != said:
+                    logger.error("the index of keys stands still: %s", error)
+                said = str(error)
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                logger.exception("the index of keys stands still")
+                await asyncio.sleep(RETRY_S)
+
+    def _partitions(self) -> list[tuple[Stream, Partition]]:
+        return [
+            (stream, partition)
+            for stream in self._broker.streams
+            if stream.settings.key_index
+            for partition in stream.partitions
+        ]
+
+    async def _round(self) -> bool:
+        """Whether there may be more to do at once."""
+        partitions = self._partitions()
+        if not partitions and (self._store is None or not self._indexed):
+            return False
+        store = await self._opened()
+        wanted = {partition.log.id for _, partition in partitions}
+        if wanted != self._indexed:
+            await self._drop_others(store, wanted)
+            self._indexed = wanted
+        more = False
+        for stream, partition in partitions:
+            if not stream.is_deleted and not self._is_stuck(partition):
+                more |= await self._advance(store, stream, partition)
+        return more
+
+    def _is_stuck(self, partition: Partition) -> bool:
+        stuck = self._stuck.get(partition.log.id)
+        return stuck is not None and asyncio.get_running_loop().time() < stuck.until
+
+    async def _advance(self, store: KeyStore, stream: Stream, partition: Partition) -> bool:
+        """Whether there is more. A log that cannot be read keeps no other one from its turn."""
+        log_id = partition.log.id
+        try:
+            more = await self._follow(store, partition)
+        except LogClosed:  # deleted meanwhile
+            return False
+        except (HeadraceError, OSError) as error:
+            if log_id not in self._stuck or self._stuck[log_id].why != str(error):
+                text = "the index of keys of partition %d of topic %r stands still: %s"
+                logger.error(text, partition.number, stream.name, error)
+            self._stuck[log_id] = Stuck(str(error), asyncio.get_running_loop().time() + RETRY_S)
+            self._moved.set()  # who waits for it hears why
+            return False
+        self._stuck.pop(log_id, None)
+        await self._sweep(store, partition)
+        return more
+
+    async def _follow(self, store: KeyStore, partition: Partition) -> bool:
+        """One chunk further; whether there is another."""
+        log = partition.log
+        end, start = partition.stable_end, max(self._ends.setdefault(log.id, 0), partition.start_offset)
+        if start >= end:
+            self._move(log.id, end)
+            return False
+        try:
+            chunk = await when_loaded(lambda: partition.read_now(start, CHUNK_BYTES, end=end))
+        except OffsetOutOfRange:
+            return True  # retention was faster: once more from where the log begins now
+        known = self._broker.coordination.producers.aborted(log)
+        aborted = Aborts(known.between(chunk.base_offset, chunk.next_offset))  # for a thread: nobody changes these
+        limit = self._broker.config.decompressed_bytes_max
+        to = max(chunk.next_offset, start + 1)
+        entries = await self._in(self._indexing, _entries, chunk, aborted, start, end, limit)
+        await self._in(self._indexing, store.put, log.id, entries, to)
+        self._move(log.id, to)
+        return to < end
+
+    async def _sweep(self, store: KeyStore, partition: Partition) -> None:
+        """When half of what was there is gone: each entry is looked at no more often than its log is replaced."""
+        log_id, start = partition.log.id, partition.start_offset
+        before = self._swept.setdefault(log_id, 0)
+        if start > before and (start - before) * 2 >= self._ends[log_id] - before:
+            await self._in(self._indexing, store.forget, log_id, start)
+            self._swept[log_id] = start
+
+    async def _drop_others(self, store: KeyStore, wanted: set[int]) -> None:
+        """Logs that are deleted, and topics that want no index any more."""
+        for log_id in set(await self._in(self._indexing, store.logs)) - wanted:
+            await self._in(self._indexing, store.drop, log_id)
+            self._ends.pop(log_id, None)
+            self._swept.pop(log_id, None)
+            self._stuck.pop(log_id, None)
+
+    async def _wait(self) -> None:
+        self._wanted.clear()
+        await asyncio.sleep(PAUSE_S)
+        waiting = [partition for _, partition in self._partitions() if not self._is_stuck(partition)]
+        readable = Readable((partition, self._ends.get(partition.log.id, 0)) for partition in waiting)
+        poked = asyncio.ensure_future(self._wanted.wait())
+        either: set[asyncio.Future[Any]] = {readable.future, poked}
+        try:
+            await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            readable.cancel()
+            poked.cancel()
+
+    # Small parts.
+
+    def _has_folder(self) -> bool:
+        return self._broker.disk.exists(self._folder)
+
+    @property
+    def _folder(self) -> str:
+        return os.path.join(self._broker.config.data_dir, FOLDER)
+
+    async def _opened(self) -> KeyStore:
+        if self._store is None:
+            self._store = await self._in(self._indexing, KeyStore, self._folder)
+        return self._store
+
+    def _move(self, log_id: int, end: int) -> None:
+        self._ends[log_id] = max(end, self._ends.get(log_id, 0))
+        self._moved.set()
+
+    async def _in(self, threads: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, lambda: work(*args, **named))
+
+
+def _entries(chunk: Chunk, aborted: Aborts, start: int, end: int, decompressed_bytes_max: int) -> list[Entry]:
+    """Of a batch that cannot be decoded there are none: whoever reads it hears of that."""
+    found: list[Entry] = []
+    data = without_aborted(chunk, aborted).data
+    for info in codec.scan(data, verify_crc=False):
+        try:
+            records = codec.records(
+                data,
+                info.position,
+                info.end,
+                from_offset=start,
+                to_offset=end,
+                decompressed_bytes_max=decompressed_bytes_max,
+            )
+        except HeadraceError as error:
+            logger.warning("the index of keys leaves out the batch at offset %d: %s", info.base_offset, error)
+            continue
+        found += [(record.key, record.offset) for record in records if record.key is not None]
+    return found

@@ -1,0 +1,122 @@
+"""Reading messages one by one, for those who do not want whole batches."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from headrace.broker.streams.partition import Partition, ReadWaits
+from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborted, Aborts
+from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, UnreadableBatch
+from headrace.record import codec
+from headrace.record.batch.recompress import recompress
+from headrace.record.layout import ATTRIBUTES_AT, CODEC_MASK, NONE
+from headrace.record.types import BatchInfo, Record
+
+STEP_BYTES = 64 * 1024  # of the first read: most pages are small
+MESSAGE_OVERHEAD = 64
+
+
+class Page(NamedTuple):
+    records: list[Record]
+    next_offset: int  # where to go on; past what was skipped (control records, compacted ones)
+
+
+def read_page(
+    stream: str,
+    partition: Partition,
+    offset: int,
+    *,
+    limit: int,
+    bytes_max: int,
+    decompressed_bytes_max: int,
+    aborted: Aborts = NO_ABORTS,
+) -> Page:
+    """Committed messages from an offset on: at most `limit`, about `bytes_max`, at least one if any is there.
+    ReadWaits when the first is not in memory, CorruptLog when the first cannot be had."""
+    records: list[Record] = []
+    size = 0
+    step = min(STEP_BYTES, bytes_max)
+    end = partition.stable_end
+    while len(records) < limit and size < bytes_max:
+        try:
+            chunk = partition.read_now(offset, step, end=end)
+        except (ReadWaits, CorruptLog):
+            if records:
+                break  # these first
+            raise
+        if chunk.next_offset <= offset:
+            break
+        for info in committed(chunk, aborted):
+            try:
+                found = codec.records(
+                    chunk.data,
+                    info.position,
+                    info.end,
+                    from_offset=offset,
+                    to_offset=end,
+                    limit=limit - len(records),
+                    decompressed_bytes_max=decompressed_bytes_max,
+                )
+            except (CorruptBatch, DecompressedTooLarge) as error:
+                bad = max(offset, info.base_offset)
+                if records:
+                    return Page(records, bad)  # these first; the reader learns of the rest when it comes to it
+                raise UnreadableBatch(stream, partition.number, bad, info.next_offset, str(error)) from error
+            for record in found:
+                size += MESSAGE_OVERHEAD + len(record.key or b"") + len(record.value or b"")
+                if size > bytes_max and records:
+                    return Page(records, record.offset)
+                records.append(record)
+            if len(records) >= limit:
+                return Page(records, records[-1].offset + 1)
+            if size >= bytes_max:
+                return Page(records, info.next_offset)
+        offset = chunk.next_offset
+        step = bytes_max
+    return Page(records, offset)
+
+
+def committed(chunk: Any, aborted: Aborts) -> list[BatchInfo]:
+    """The batches without those of aborted transactions, to be decoded one at a time and only as far as needed:
+    a few kilobytes of them may unfold to gigabytes."""
+    infos, near = codec.scan(chunk.data, verify_crc=False), _near(chunk, aborted)
+    return [info for info in infos if not _is_aborted(info, near)] if near else infos
+
+
+def aborted_batches(chunk: Any, aborted: Aborts) -> list[BatchInfo]:
+    near = _near(chunk, aborted)
+    return [info for info in codec.scan(chunk.data, verify_crc=False) if _is_aborted(info, near)] if near else []
+
+
+def _near(chunk: Any, aborted: Aborts) -> list[Aborted]:
+    return aborted.between(chunk.base_offset, chunk.next_offset)
+
+
+def without_aborted(chunk: Any, aborted: Aborts) -> Any:
+    """The chunk without the batches of aborted transactions. It ends with the last one that is left, if any is:
+    readers come as far as the data goes, and what is behind it is empty when they go on."""
+    if not _near(chunk, aborted):
+        return chunk
+    infos = [info for info in committed(chunk, aborted) if info.base_offset < chunk.next_offset]
+    data = memoryview(chunk.data)
+    next_offset = infos[-1].next_offset if infos else chunk.next_offset
+    return chunk._replace(data=b"".join(data[info.position : info.end] for info in infos), next_offset=next_offset)
+
+
+def unfolded(chunk: Any, offset: int, bytes_max: int) -> Any:
+    """The chunk; or if the batch with this offset is compressed, that batch alone, as it is without.
+    DecompressedTooLarge if that takes more than bytes_max."""
+    first, end, _ = codec.trim(chunk.data, 0, None, offset, offset + 1, verify_crc=False)
+    if first == end or not chunk.data[first + ATTRIBUTES_AT + 1] & CODEC_MASK:
+        return chunk
+    [info] = codec.scan(chunk.data, first, end, verify_crc=False)
+    data = recompress(memoryview(chunk.data), info, NONE, decompressed_bytes_max=bytes_max)
+    return chunk._replace(
+        data=data, base_offset=info.base_offset, next_offset=min(info.next_offset, chunk.next_offset)
+    )
+
+
+def _is_aborted(info: BatchInfo, aborted: Sequence[Aborted]) -> bool:
+    return info.is_transactional and any(
+        one.producer_id == info.producer_id and one.first_offset <= info.base_offset < one.last_offset
+        for one in aborted
+    )
