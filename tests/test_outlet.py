@@ -7,8 +7,8 @@ from typing import TextIO
 
 import pytest
 
-from headrace import outlet
-from headrace.outlet import Outlet
+from headrace import nonblocking_stdio
+from headrace.nonblocking_stdio import Outlet
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def fill(stream: TextIO) -> None:
     os.set_blocking(stream.fileno(), False)
     with suppress(BlockingIOError):
         while True:
-            os.write(stream.fileno(), bytes(outlet.PIECE_BYTES))
+            os.write(stream.fileno(), bytes(nonblocking_stdio.PIECE_BYTES))
     os.set_blocking(stream.fileno(), True)
 
 
@@ -39,7 +39,7 @@ def empty(reader: int) -> bytes:
 
 def test_a_line_is_there_at_once_and_whole(pipe: tuple[int, TextIO]) -> None:
     reader, stream = pipe
-    line = "ä" * 3 * outlet.PIECE_BYTES + "\n"
+    line = "ä" * 3 * nonblocking_stdio.PIECE_BYTES + "\n"
     Outlet(stream).write(line)
     assert empty(reader).decode() == line
 
@@ -47,7 +47,7 @@ def test_a_line_is_there_at_once_and_whole(pipe: tuple[int, TextIO]) -> None:
 def test_nobody_waits_for_a_reader_that_does_not_read(
     pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "PATIENCE_MS", 1)
+    monkeypatch.setattr(nonblocking_stdio, "PATIENCE_MS", 1)
     reader, stream = pipe
     out = Outlet(stream)
     fill(stream)

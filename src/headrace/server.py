@@ -20,7 +20,7 @@ from headrace.clock import Clock, SystemClock
 from headrace.config import Address, Config
 from headrace.doors.listener import Door
 from headrace.doors.tls import Tls, tls_of
-from headrace.outlet import Outlet
+from headrace.nonblocking_stdio import Outlet
 from headrace.version import __version__
 
 logger = logging.getLogger("headrace")

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import dlq, main, status, sub, top
+from headrace.cli import main, status, top
 from headrace.cli.app import run
-from headrace.cli.bench import _run as run_bench
+from headrace.cli.management import dlq
+from headrace.cli.messages import sub
+from headrace.cli.messages.bench import _run as run_bench
 from headrace.errors import CorruptLog
 
 

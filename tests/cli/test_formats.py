@@ -9,9 +9,9 @@ import pytest
 from headrace import Message, errors
 from headrace.cli import app as cli
 from headrace.cli import output
-from headrace.cli.formats import Where, compile_format, parse_time, parse_where, printable, unescape
 from headrace.cli.lazy import ALIASES
-from headrace.cli.pub import split
+from headrace.cli.messages.formats import Where, compile_format, parse_time, parse_where, printable, unescape
+from headrace.cli.messages.pub import split
 from headrace.errors import InvalidInput
 
 NOW_MS = 1_700_000_000_000

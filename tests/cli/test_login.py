@@ -94,7 +94,7 @@ def test_spark_logs_in_by_its_bootstrap_option(guarded: Served) -> None:
 
 def test_the_data_folder_out_of_sight_is_named_without_the_password(guarded: Served, tmp_path: Path) -> None:
     from headrace.errors import NotFound
-    from headrace.pipelines.upkeep import Upkeep
+    from headrace.pipelines.maintenance import Upkeep
 
     (Path(guarded.config.data_dir) / "slots").rename(tmp_path / "slots")
     try:

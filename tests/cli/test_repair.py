@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import repair
+from headrace.cli.data_folder import repair
 from tests.cli.running import ONLY_HTTP, SMALL, headrace, serving
 from tests.crash.test_rot import KINDS
 

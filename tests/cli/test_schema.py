@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.app import run
-from headrace.cli.schema import check, laid_out, register
+from headrace.cli.management.schema import check, laid_out, register
 from tests.cli.running import Broker
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.standby import Following, Stop, _detail, speaker
+from headrace.cli.data_folder.standby import Following, Stop, _detail, speaker
 from headrace.client.connection import Connection
 from headrace.client.exchange import Response, parse_url
 from headrace.log.disk.disk import RealDisk, paths

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pika.exceptions import AMQPError
 
 from headrace.client.admin import Client
-from headrace.pipelines.upkeep import Upkeep
+from headrace.pipelines.maintenance import Upkeep
 from tests.broker_process import BrokerProcess
 from tests.doors.amqp.running import patient_connection
 from tests.listing import listed

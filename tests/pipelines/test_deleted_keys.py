@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.errors import Conflict
-from headrace.pipelines.upkeep import Upkeep
+from headrace.pipelines.maintenance import Upkeep
 from tests.listing import listed
 from tests.spark.world import RunningBroker, numbered
 

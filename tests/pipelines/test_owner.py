@@ -8,7 +8,7 @@ import pytest
 from headrace.log.disk.disk import RealDisk, write_atomically
 from headrace.log.maintenance.offline_rewrite import Written
 from headrace.log.read.external import LogFiles
-from headrace.pipelines.upkeep import to_staging
+from headrace.pipelines.maintenance import to_staging
 from headrace.record.slice import Slice
 from headrace.spark.access import Piece
 from headrace.spark.held import HeldFiles

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import NotFound
+from headrace.pipelines.maintenance import Upkeep
 from headrace.pipelines.run import Where
-from headrace.pipelines.upkeep import Upkeep
 from headrace.spark.broker import BrokerLink
 from tests.spark.world import RunningBroker
 

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.errors import NotFound
 from headrace.log.tier.manifest import parquet
-from headrace.pipelines.upkeep import Upkeep
+from headrace.pipelines.maintenance import Upkeep
 from tests.listing import listed
 from tests.spark.test_size import planned
 from tests.spark.test_source import WAYS, load, options

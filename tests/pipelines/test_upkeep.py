@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import HeadraceError, InvalidInput, NotFound
 from headrace.log.recovery.inspect import Inspector
-from headrace.pipelines.upkeep import Upkeep, Where, reindex, verify
+from headrace.pipelines.maintenance import Upkeep, Where, reindex, verify
 from headrace.spark.broker import BrokerLink
 from headrace.spark.rows import Rows
 from tests.listing import listed

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from headrace.cli.pipeline import run
 from headrace.errors import HeadraceError
-from headrace.pipelines import upkeep
+from headrace.pipelines import maintenance
 from headrace.pipelines.session import build
 from tests.spark.world import RunningBroker, numbered
 
@@ -25,11 +25,11 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_large_topic_is_looked_after_here_if_nobody_asked_for_spark(
     no_spark: None, shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "SPARK_BYTES_MIN", 1)
+    monkeypatch.setattr(maintenance, "SPARK_BYTES_MIN", 1)
     shared_broker.create("large", segment_size="64KB")
     for part in range(3):
         shared_broker.publish("large", numbered(200, first=part * 200, size=300))
-    job = upkeep.Upkeep(shared_broker.url)
+    job = maintenance.Upkeep(shared_broker.url)
     assert job.recompress("large", "zstd").written
     job.link.close()
 
@@ -37,7 +37,7 @@ def test_a_large_topic_is_looked_after_here_if_nobody_asked_for_spark(
 def test_what_needs_spark_says_so(no_spark: None, shared_broker: RunningBroker, tmp_path: Path) -> None:
     with pytest.raises(HeadraceError, match=MISSING):
         build("test")
-    job = upkeep.Upkeep(shared_broker.url, on="local")
+    job = maintenance.Upkeep(shared_broker.url, on="local")
     shared_broker.create("copied")
     with pytest.raises(HeadraceError, match=MISSING):
         job.replay("copied", "copy")

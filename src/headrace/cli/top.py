@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.manage import manage
+from headrace.cli.management.common import manage
 from headrace.cli.options import json_option, url_option
 
 if TYPE_CHECKING:

@@ -107,7 +107,7 @@ class _Makeup:
         null: bool,
         input_json: bool,
     ) -> None:
-        from headrace.cli.formats import unescape
+        from headrace.cli.messages.formats import unescape
 
         if input_json and (key is not None or key_delimiter is not None or headers):
             raise InvalidInput("with -J every message brings its own key and headers")
@@ -153,7 +153,7 @@ def _header(text: str) -> tuple[str, bytes]:
 
 
 def _sources(values: tuple[str, ...], files: tuple[Path, ...], delimiter: str) -> Iterator[bytes]:
-    from headrace.cli.formats import unescape
+    from headrace.cli.messages.formats import unescape
 
     yield from (value.encode(errors="surrogateescape") for value in values)
     for file in files:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.folder import Folder, data_dir_option
+from headrace.cli.data_folder.folder import Folder, data_dir_option
 from headrace.cli.options import json_option
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.manage import ask, manage, pairs, vhost_option, yes_option
+from headrace.cli.management.common import ask, manage, pairs, vhost_option, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
 from headrace.errors import InvalidInput
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.manage import ask, manage, vhost_option, yes_option
+from headrace.cli.management.common import ask, manage, vhost_option, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
 
 POLL_S = 0.2
@@ -66,8 +66,8 @@ def peek(
 
     Columns: offset, time, reason, origin, deaths, value.
     """
+    from headrace.cli.management.queue import message_row
     from headrace.cli.output import show_json, show_rows
-    from headrace.cli.queue import message_row
 
     query = {"limit": limit, "reason": reason, "origin": origin, "contains": contains}
     with manage(url, config_file) as client:

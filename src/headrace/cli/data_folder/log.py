@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.folder import Folder, data_dir_option
+from headrace.cli.data_folder.folder import Folder, data_dir_option
+from headrace.cli.data_folder.maintenance import Where, compact, is_for_spark, on_option, recompress, replay, tier
+from headrace.cli.data_folder.repair import repair
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.options import json_option
-from headrace.cli.repair import repair
-from headrace.cli.upkeep import Where, compact, is_for_spark, on_option, recompress, replay, tier
 
 if TYPE_CHECKING:
     from headrace.log.recovery.inspect import Inspector, LogFacts
@@ -134,7 +134,7 @@ def _tsv(row: dict[str, Any]) -> bytes:
 
 
 def _message_lines(inspector: "Inspector", facts: "LogFacts", offset: int, as_json: bool) -> Iterator[bytes]:
-    from headrace.cli.tail import readable
+    from headrace.cli.messages.tail import readable
     from headrace.client.shapes import Message, message_json
     from headrace.record import codec
 
@@ -161,7 +161,7 @@ def verify(log_names: tuple[str, ...], on: Where, as_json: bool, data_dir: str |
         chosen = folder.choose(log_names)
         size = folder.size_bytes(chosen)
         if is_for_spark(on, size):
-            from headrace.pipelines.upkeep import verify as verify_logs
+            from headrace.pipelines.maintenance import verify as verify_logs
 
             ids = [facts.id for facts in folder.inspector.logs() if chosen is None or facts.id in chosen]
             report = verify_logs(folder.path, ids, on="spark")
@@ -200,7 +200,7 @@ def reindex(
         chosen = folder.choose(log_names)
         size = sum(segment.size for _, segment in folder.inspector.indexed(chosen))
         if is_for_spark(on, size):
-            from headrace.pipelines.upkeep import reindex as reindex_logs
+            from headrace.pipelines.maintenance import reindex as reindex_logs
 
             done = reindex_logs(folder.path, chosen, on="spark")
         else:

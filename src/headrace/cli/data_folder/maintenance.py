@@ -9,7 +9,7 @@ from headrace.cli.options import Command, broker_url, json_option, url_option
 from headrace.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from headrace.pipelines.upkeep import Done
+    from headrace.pipelines.maintenance import Done
 
 Where = Literal["auto", "local", "spark"]
 SPARK_BYTES_MIN = 4 << 30
@@ -45,7 +45,7 @@ def compact(topic: str, on: Where, as_json: bool, url: str | None, config_file: 
 
     Offsets stay as they are. On Spark the topic must have cleanup_policy=compact.
     """
-    from headrace.pipelines.upkeep import Upkeep
+    from headrace.pipelines.maintenance import Upkeep
 
     upkeep = Upkeep(broker_url(url, config_file), on=on)
     _show(upkeep.compact(topic), as_json)
@@ -59,7 +59,7 @@ def compact(topic: str, on: Where, as_json: bool, url: str | None, config_file: 
 @url_option
 def recompress(topic: str, codec: str, on: Where, as_json: bool, url: str | None, config_file: Path | None) -> None:
     """Pack the batches in the sealed segments of TOPIC with another codec. Records and offsets stay as they are."""
-    from headrace.pipelines.upkeep import Upkeep
+    from headrace.pipelines.maintenance import Upkeep
 
     upkeep = Upkeep(broker_url(url, config_file), on=on)
     _show(upkeep.recompress(topic, codec), as_json)
@@ -93,7 +93,7 @@ def tier(
     import time
 
     from headrace.config import parse_duration
-    from headrace.pipelines.upkeep import Upkeep
+    from headrace.pipelines.maintenance import Upkeep
 
     if restore and older_than is not None:
         raise InvalidInput("--older-than says what to archive: it has no meaning with --restore")
@@ -132,7 +132,7 @@ def replay(
 ) -> None:
     """Copy the records of TOPIC to TARGET, with keys, headers and timestamps: all of them or none."""
     from headrace.cli.output import show_facts, show_json
-    from headrace.pipelines.upkeep import Upkeep
+    from headrace.pipelines.maintenance import Upkeep
 
     count = Upkeep(broker_url(url, config_file), on=on).replay(topic, target, start=start, write_id=write_id)
     if as_json:

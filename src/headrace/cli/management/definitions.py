@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.manage import json_object, manage
+from headrace.cli.management.common import json_object, manage
 from headrace.cli.options import json_answer, json_option, url_option
 
 

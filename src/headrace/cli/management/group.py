@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.manage import ask, manage, yes_option
+from headrace.cli.management.common import ask, manage, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
 from headrace.errors import InvalidInput, NotFound
 

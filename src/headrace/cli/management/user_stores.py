@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.cli.folder import allowed
-from headrace.cli.manage import manage
+from headrace.cli.data_folder.folder import allowed
+from headrace.cli.management.common import manage
 from headrace.errors import NotFound
 
 if TYPE_CHECKING:

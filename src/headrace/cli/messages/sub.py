@@ -67,7 +67,7 @@ def sub(
     """
     import time
 
-    from headrace.cli.formats import parse_where
+    from headrace.cli.messages.formats import parse_where
     from headrace.client.consumer import Consumer
 
     where = parse_where(offset, time.time_ns() // 1_000_000)
@@ -86,7 +86,7 @@ def sub(
 def _printer(
     topic: str, form: str | None, key_delimiter: str | None, delimiter: str, as_json: bool
 ) -> "Callable[[Message], bytes]":
-    from headrace.cli.formats import compile_format, unescape
+    from headrace.cli.messages.formats import compile_format, unescape
     from headrace.client.shapes import message_json
 
     if as_json:

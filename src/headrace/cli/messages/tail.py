@@ -36,7 +36,7 @@ def tail(
     config_file: Path | None,
 ) -> None:
     """Show the last messages of TOPIC and follow it: time, partition:offset, key, value, a line each."""
-    from headrace.cli.sub import write
+    from headrace.cli.messages.sub import write
     from headrace.client.consumer import Consumer
     from headrace.client.shapes import message_json
 
@@ -56,7 +56,7 @@ def tail(
 def readable(message: "Message", place: str | None = None) -> str:
     from datetime import datetime
 
-    from headrace.cli.formats import printable
+    from headrace.cli.messages.formats import printable
 
     try:
         moment = datetime.fromtimestamp(message.timestamp / 1000)

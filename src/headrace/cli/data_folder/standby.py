@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.folder import data_dir_option
+from headrace.cli.data_folder.folder import data_dir_option
 from headrace.cli.options import json_option, settings_file
 from headrace.errors import BrokerUnreachable, HeadraceError, StorageError, Unconfirmed
-from headrace.outlet import Outlet
+from headrace.nonblocking_stdio import Outlet
 
 if TYPE_CHECKING:
     from headrace.client.connection import Connection

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.manage import ask, manage, yes_option
+from headrace.cli.management.common import ask, manage, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
 from headrace.errors import InvalidInput, NotFound
 
@@ -251,7 +251,7 @@ def laid_out(text: str, kind: str) -> str:
     """For a person: indented, and nothing in it steers the terminal."""
     import msgspec
 
-    from headrace.cli.formats import printable
+    from headrace.cli.messages.formats import printable
 
     if kind != PROTOBUF.upper():
         with suppress(msgspec.DecodeError, RecursionError):  # somebody may have written it into the topic

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.manage import ask, vhost_option, yes_option
+from headrace.cli.management.common import ask, vhost_option, yes_option
+from headrace.cli.management.user_stores import UserStore, user_store
 from headrace.cli.options import json_answer, json_option, url_option
-from headrace.cli.user_stores import UserStore, user_store
 from headrace.errors import AlreadyExists, InvalidInput
 
 

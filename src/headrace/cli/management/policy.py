@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.manage import ask, json_object, manage, vhost_option, yes_option
+from headrace.cli.management.common import ask, json_object, manage, vhost_option, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
 
 APPLY_TO = ("queues", "classic_queues", "quorum_queues", "streams", "exchanges", "all")

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.manage import ask, manage, yes_option
+from headrace.cli.management.common import ask, manage, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
 
 COLUMNS = ("name", "messages_ready", "messages_unacknowledged")
