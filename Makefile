@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-MODULES := src/headrace/doors/http/ui/static/vendor
+MODULES := src/headrace/listeners/http/ui/static/vendor
 KERNELS := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
 .PHONY: run test install ui check bench build docs site clean

@@ -18,8 +18,8 @@ from headrace.allocator import keep_freed_memory
 from headrace.broker.broker import Broker
 from headrace.clock import Clock, SystemClock
 from headrace.config import Address, Config
-from headrace.doors.listener import Door
-from headrace.doors.tls import Tls, tls_of
+from headrace.listeners.common.listener import Door
+from headrace.listeners.common.tls.certificate import Tls, tls_of
 from headrace.nonblocking_stdio import Outlet
 from headrace.version import __version__
 
@@ -74,12 +74,12 @@ class Server:
     async def _prepare(self, config: Config) -> None:
         """What a door writes before it opens: later it would wait for standbys, which come in by a door."""
         if config.kafka is not None:
-            from headrace.doors.kafka.door import cluster_of
+            from headrace.listeners.kafka.listener import cluster_of
 
             await cluster_of(self.broker)
 
     async def _open_door(self, name: str, address: Address, tls: Tls | None) -> None:
-        module_name = f"headrace.doors.{name}.door"
+        module_name = f"headrace.listeners.{name}.door"
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Whose turn it is. What consumers then get, with real ones, is in tests/doors/amqp/test_consume.py."""
+"""Whose turn it is. What consumers then get, with real ones, is in tests/listeners/amqp/test_consume.py."""
 
 from typing import cast
 

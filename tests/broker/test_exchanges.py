@@ -14,7 +14,7 @@ from headrace.broker.routing.router import Routing
 from headrace.broker.routing.topic_trie import TopicTrie
 from headrace.broker.types.message import Message
 from headrace.errors import ArgumentMismatch, InvalidInput
-from tests.doors.amqp.running import Traced
+from tests.listeners.amqp.running import Traced
 
 words = st.sampled_from(["a", "b", "stock", "", "*x"])
 keys = st.lists(words, min_size=1, max_size=5).map(".".join)

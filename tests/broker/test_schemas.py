@@ -1,4 +1,4 @@
-"""The schema registry as the broker has it. Over HTTP: tests/doors/http/test_registry.py."""
+"""The schema registry as the broker has it. Over HTTP: tests/listeners/http/test_registry.py."""
 
 import asyncio
 import threading

@@ -110,7 +110,7 @@ def test_the_light_commands_do_not_load_the_broker() -> None:
         "import sys; from headrace.cli.app import run; run(['topic', 'ls', '--help']);"
         "print([m for m in sys.modules if m.split('.')[0] in "
         "{'asyncio', 'rich', 'starlette', 'uvicorn', 'kio', 'uvloop', 'pyspark'} "
-        "or m.startswith(('headrace.broker', 'headrace.doors', 'headrace.record', 'headrace.log.shard'))])"
+        "or m.startswith(('headrace.broker', 'headrace.listeners', 'headrace.record', 'headrace.log.shard'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -15,7 +15,7 @@ from headrace.errors import AccessRefused, InvalidInput
 from headrace.spark.broker import BrokerLink
 from headrace.spark.options import read_options, write_options
 from tests.cli.running import headrace
-from tests.doors.api.conftest import Served
+from tests.listeners.api.conftest import Served
 
 PASSWORD = "p@ss/word:of % ann"
 

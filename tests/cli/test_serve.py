@@ -164,7 +164,7 @@ def test_a_start_imports_nothing_that_no_client_has_asked_for(tmp_path: Path) ->
     broker = Broker(tmp_path, "--kafka", "localhost:0", "--amqp", "localhost:0", PYTHONPROFILEIMPORTTIME="1")
     assert broker.stop() == 0
     imported = {line.rpartition("|")[2].strip() for line in broker.errors.splitlines()}
-    assert "headrace.doors.kafka.handlers" in imported
+    assert "headrace.listeners.kafka.dispatch" in imported
     for name in ("kio", "hypothesis", "prometheus_client", "pyarrow", "pyspark", "pandas"):
         assert not [one for one in imported if one.partition(".")[0] == name], name
 

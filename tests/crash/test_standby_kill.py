@@ -14,7 +14,7 @@ from pika.exceptions import AMQPError
 from headrace.client.admin import Client
 from headrace.pipelines.maintenance import Upkeep
 from tests.broker_process import BrokerProcess
-from tests.doors.amqp.running import patient_connection
+from tests.listeners.amqp.running import patient_connection
 from tests.listing import listed
 from tests.standby_process import StandbyProcess, differences
 

@@ -28,7 +28,7 @@ from headrace.spark.broker import BrokerLink
 from tests.broker_process import BrokerProcess
 from tests.certificates import Authority, Pair
 from tests.cli.running import SMALL, headrace
-from tests.doors.amqp.running import patient_connection
+from tests.listeners.amqp.running import patient_connection
 from tests.interop.kafka.jars import kafka_tools, run_java
 
 MB = 1 << 20

@@ -15,7 +15,7 @@ from pamqp import commands, heartbeat
 from headrace.broker.broker import Broker
 from headrace.broker.pressure.process_memory import ProcessMemory
 from headrace.config import Address, Config
-from tests.doors.amqp.running import Running, eventually
+from tests.listeners.amqp.running import Running, eventually
 from tests.pressure.raw import RawClient, method, publish
 
 MB = 1 << 20

@@ -22,7 +22,7 @@ from headrace.record import codec
 from headrace.spark.broker import BrokerLink
 from headrace.spark.options import write_options
 from headrace.spark.writer import BatchWriter
-from tests.doors.http.live import Live
+from tests.listeners.http.live import Live
 from tests.listing import listed
 from tests.spark.world import RunningBroker, wait_until
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.config import Address
-from headrace.doors.http.ui.files import FILES
-from tests.doors.amqp.running import patient_connection
-from tests.doors.api.conftest import Served
+from headrace.listeners.http.ui.files import FILES
+from tests.listeners.amqp.running import patient_connection
+from tests.listeners.api.conftest import Served
 
 PATIENCE_S = 60
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")

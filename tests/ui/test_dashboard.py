@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from headrace.config import Address
-from headrace.doors.http.ui import files
-from tests.doors.api.conftest import Served
-from tests.doors.api.test_api import depth, only_one, post, put_queue
-from tests.doors.api.test_dead_letters import kill_all, make_mortal
+from headrace.listeners.http.ui import files
+from tests.listeners.api.conftest import Served
+from tests.listeners.api.test_api import depth, only_one, post, put_queue
+from tests.listeners.api.test_dead_letters import kill_all, make_mortal
 from tests.ports import free_port
 from tests.ui.conftest import HOSTILE, PATIENCE_S, View, copied_as_curl
 

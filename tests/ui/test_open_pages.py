@@ -9,11 +9,11 @@ import pytest
 
 from headrace.broker.access.permissions import EVERYTHING
 from headrace.broker.standbys import Standbys
-from headrace.doors.http.api import browse
-from tests.doors.api.conftest import Served
-from tests.doors.api.test_api import post, put_queue
-from tests.doors.api.test_dead_letters import kill_all, make_mortal
-from tests.doors.api.test_readers import rot
+from headrace.listeners.http.management import browse
+from tests.listeners.api.conftest import Served
+from tests.listeners.api.test_api import post, put_queue
+from tests.listeners.api.test_dead_letters import kill_all, make_mortal
+from tests.listeners.api.test_readers import rot
 from tests.ui.conftest import View
 
 HIDDEN = """

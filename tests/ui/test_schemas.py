@@ -9,7 +9,7 @@ import pytest
 
 from headrace.broker.access.permissions import Permission
 from headrace.broker.schemas.registry import TOPIC
-from tests.doors.api.conftest import Served
+from tests.listeners.api.conftest import Served
 from tests.ui.conftest import HOSTILE, View
 
 PASSWORD = "a password of a test"

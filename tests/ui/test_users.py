@@ -8,8 +8,8 @@ import pika
 import pytest
 
 from headrace.broker.access.permissions import EVERYTHING
-from tests.doors.amqp.running import patient_connection
-from tests.doors.api.conftest import Served
+from tests.listeners.amqp.running import patient_connection
+from tests.listeners.api.conftest import Served
 from tests.ui.conftest import HOSTILE, View, copied_as_curl
 
 PASSWORD = "a password of a test"

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.config import Address
-from tests.doors.amqp.running import Running
+from tests.listeners.amqp.running import Running
 from tests.ports import free_port
 
 

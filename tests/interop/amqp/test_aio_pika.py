@@ -7,7 +7,7 @@ import aio_pika
 import pytest
 from aio_pika.patterns import RPC
 
-from tests.doors.amqp.running import PATIENCE_S, Running
+from tests.listeners.amqp.running import PATIENCE_S, Running
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

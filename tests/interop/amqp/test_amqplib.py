@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doors.amqp.running import Running
+from tests.listeners.amqp.running import Running
 
 pytestmark = pytest.mark.peer
 FETCH_SECONDS_MAX = 240

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.doors.amqp.running import Running, eventually
+from tests.listeners.amqp.running import Running, eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WORKER_PATIENCE_S = 60

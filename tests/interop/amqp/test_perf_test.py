@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.doors.amqp.running import Running, eventually
+from tests.listeners.amqp.running import Running, eventually
 from tests.interop.kafka.jars import JAVA, classpath
 
 VERSION = "2.22.1"

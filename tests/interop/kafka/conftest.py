@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.doors.amqp.running import patient_connection
+from tests.listeners.amqp.running import patient_connection
 from tests.interop.kafka.broker import KafkaBroker
 
 with warnings.catch_warnings():

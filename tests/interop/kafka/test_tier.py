@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.doors.amqp.running import patient_connection
+from tests.listeners.amqp.running import patient_connection
 from tests.interop.kafka.broker import KafkaBroker
 from tests.listing import listed
 from tests.spark.world import wait_until

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from tests.doors.amqp.running import patient_connection
+from tests.listeners.amqp.running import patient_connection
 from tests.interop.kafka.broker import KafkaBroker
 from tests.interop.kafka.test_confluent import SECONDS, make_topic, produce
 from tests.spark.world import wait_until

@@ -1,0 +1,133 @@
+"""The connections of this door as operators see them, in the words of RabbitMQ's API. Made when somebody looks."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from headrace.listeners.amqp.channel import Channel
+from headrace.listeners.amqp.consumer import AmqpConsumer
+from headrace.listeners.amqp.methods.handshake import Stage
+from headrace.wire.amqp.protocol import CONNECTION_FORCED
+
+if TYPE_CHECKING:
+    from headrace.listeners.amqp.connection import Connection
+
+STATES = {Stage.RUNNING: "running", Stage.CLOSING: "closing", Stage.CLOSED: "closed"}
+
+
+class AmqpClient:
+    def __init__(self, connection: "Connection") -> None:
+        self._connection = connection
+        peer = connection.peer or ("", 0)
+        own = connection.own_address or ("", 0)
+        self._peer, self._own = peer[:2], own[:2]
+        self._name = f"{_spell(*self._peer)} -> {_spell(*self._own)}"
+
+    @property
+    def _vhost(self) -> str:
+        vhost = getattr(self._connection, "vhost", None)
+        return vhost.name if vhost is not None else ""
+
+    def describe(self) -> dict[str, Any]:
+        connection = self._connection
+        properties = connection.client_properties
+        return {
+            "name": self._name,
+            "user_provided_name": properties.get("connection_name"),
+            "node": "",
+            "type": "network",
+            "protocol": "AMQP 0-9-1",
+            "user": connection.user,
+            "user_who_performed_action": connection.user,
+            "vhost": self._vhost,
+            "state": "blocked" if connection.is_held else STATES.get(connection.stage, "starting"),
+            "peer_host": self._peer[0],
+            "peer_port": self._peer[1],
+            "host": self._own[0],
+            "port": self._own[1],
+            "ssl": connection.has_tls,
+            "auth_mechanism": "PLAIN",
+            "connected_at": connection.connected_ms,
+            "timeout": connection.heartbeat_s,
+            "frame_max": connection.frame_max,
+            "channel_max": connection.channel_max,
+            "channels": len(connection.channels),
+            "client_properties": properties,
+            "recv_oct": connection.bytes_in,
+            "recv_cnt": connection.messages_in,
+            "send_oct": 0,
+            "send_cnt": 0,
+            "send_pend": 0,
+            "reductions": 0,
+        }
+
+    def describe_channels(self) -> list[dict[str, Any]]:
+        return [self._channel(channel) for channel in list(self._connection.channels.values())]
+
+    def _details(self, channel: Channel) -> dict[str, Any]:
+        return {
+            "name": f"{self._name} ({channel.number})",
+            "number": channel.number,
+            "connection_name": self._name,
+            "peer_host": self._peer[0],
+            "peer_port": self._peer[1],
+            "node": "",
+            "user": self._connection.user,
+        }
+
+    def _channel(self, channel: Channel) -> dict[str, Any]:
+        sequence = channel.state.sequence if channel.confirms else channel.confirmed
+        return {
+            **self._details(channel),
+            "vhost": self._vhost,
+            "state": "running" if channel.is_flowing else "flow",
+            "confirm": channel.confirms,
+            "transactional": channel.tx is not None,
+            "consumer_count": len(channel.consumers),
+            "messages_unacknowledged": channel.state.tags.unacked,
+            "messages_unconfirmed": max(0, sequence - channel.confirmed),
+            "messages_uncommitted": len(channel.tx.publishes) if channel.tx is not None else 0,
+            "acks_uncommitted": 0,
+            "pending_raft_commands": 0,
+            "prefetch_count": channel.prefetch,
+            "global_prefetch_count": channel.prefetch_global,
+            "reductions": 0,
+            "connection_details": {
+                "name": self._name,
+                "peer_host": self._peer[0],
+                "peer_port": self._peer[1],
+            },
+        }
+
+    def describe_consumers(self) -> list[dict[str, Any]]:
+        return [
+            self._consumer(channel, consumer)
+            for channel in list(self._connection.channels.values())
+            for consumer in list(channel.consumers.values())
+        ]
+
+    def _consumer(self, channel: Channel, consumer: AmqpConsumer) -> dict[str, Any]:
+        return {
+            "consumer_tag": consumer.tag,
+            "queue": {"name": consumer.queue.name, "vhost": consumer.queue.vhost.name},
+            "channel_details": self._details(channel),
+            "ack_required": not consumer.no_ack,
+            "exclusive": consumer.exclusive,
+            "prefetch_count": consumer.prefetch,
+            "priority": consumer.priority,
+            "active": consumer.is_active,
+            "activity_status": "up" if consumer.is_active else "waiting",
+            "consumer_timeout": consumer.queue.policy.consumer_timeout_ms or 0,
+            "in_flight": consumer.in_flight,
+            "arguments": consumer.arguments,
+        }
+
+    def close_for(self, reason: str) -> None:
+        self._connection.close(CONNECTION_FORCED, f"CONNECTION_FORCED - {reason}")
+
+
+def _spell(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+def clients(connections: Iterable["Connection"]) -> list[AmqpClient]:
+    return [AmqpClient(connection) for connection in connections if connection.stage is not Stage.HEADER]

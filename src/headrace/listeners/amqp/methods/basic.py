@@ -1,0 +1,105 @@
+"""basic.get, ack, nack, reject, recover; channel.flow; access.request."""
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from headrace.errors import QueueNotFound
+from headrace.listeners.amqp.errors import ChannelError
+from headrace.listeners.amqp.methods.queue import find_to_read
+from headrace.listeners.amqp.methods.tx_state import Settle
+from headrace.wire.amqp.methods import AccessRequest, AccessRequestOk, content_frames, frame
+from headrace.wire.amqp.protocol import NOT_IMPLEMENTED, PRECONDITION_FAILED, ProtocolError
+
+if TYPE_CHECKING:
+    from headrace.listeners.amqp.channel import Channel
+
+
+async def get(channel: "Channel", method: commands.Basic.Get) -> None:
+    connection = channel.connection
+    await connection.flushed()
+    queue = find_to_read(channel, method.queue)
+    queue.serve()
+    await queue.prepare_get()
+    if not channel.is_open:
+        return  # gone while we waited: a message handed out now would be out for ever
+    if queue.is_deleted:
+        raise QueueNotFound(connection.vhost.name, queue.name)
+    found = queue.get()
+    if found is None:
+        connection.write(frame(channel.number, commands.Basic.GetEmpty))
+        return
+    view, offset, message, redelivered = found
+    source = channel.getter(queue, view)
+    tag = channel.state.tags.add(-1 if method.no_ack else source.number, offset)
+    if method.no_ack:
+        queue.settle(view, offset, offset + 1)
+    frames = content_frames(
+        channel.number, commands.Basic.GetOk, message.properties, message.body, connection.frame_max,
+        delivery_tag=tag, redelivered=redelivered, exchange=message.exchange, routing_key=message.routing_key,
+        message_count=queue.ready,
+    )
+    connection.deliver(frames, 1, len(message.body))
+
+
+def ack(channel: "Channel", method: Any) -> None:
+    """Only in a transaction: the scanner takes all others."""
+    _settle(channel, method.delivery_tag, method.multiple, "ack")
+
+
+def nack(channel: "Channel", method: Any) -> None:
+    _settle(channel, method.delivery_tag, method.multiple, "requeue" if method.requeue else "reject")
+
+
+def reject(channel: "Channel", method: Any) -> None:
+    _settle(channel, method.delivery_tag, False, "requeue" if method.requeue else "reject")
+
+
+def _settle(channel: "Channel", tag: int, multiple: bool, kind: str) -> None:
+    if channel.tx is not None:
+        covered = channel.state.tags.peek(tag, multiple)
+        if covered is None or tag in channel.tx.named:
+            raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+        if covered:  # tag 0 is all that is out now, not all that is out when it is committed
+            channel.tx.named.update(covered)
+            channel.tx.settles.append(Settle(covered[-1], multiple, kind))
+        return
+    apply(channel, Settle(tag, multiple, kind))
+
+
+def apply(channel: "Channel", settle: Settle) -> None:
+    if settle.kind == "ack":
+        channel.state.tags.settle(settle.tag, settle.multiple)
+        channel.settle()
+    else:
+        channel.reject(channel.take(settle.tag, settle.multiple), requeue=settle.kind == "requeue")
+
+
+def recover(channel: "Channel", method: commands.Basic.Recover) -> None:
+    recover_async(channel, method)
+    channel.connection.write(frame(channel.number, commands.Basic.RecoverOk))
+
+
+def recover_async(channel: "Channel", method: Any) -> None:
+    if not method.requeue:
+        raise ProtocolError(NOT_IMPLEMENTED, "requeue=false", 60, 110)
+    named = channel.tx.named if channel.tx is not None else None
+    if not named:
+        channel.reject(channel.take(0, True), requeue=True)
+        return
+    # What the transaction settles is the commit's to give back or not.
+    others = [tag for tag in channel.state.tags.peek(0, True) or () if tag not in named]
+    channel.reject([run for tag in others for run in channel.take(tag, False)], requeue=True)
+
+
+def flow(channel: "Channel", method: Any) -> None:
+    """RabbitMQ refuses active=false; here deliveries do stop, which is what was asked for."""
+    channel.is_flowing = method.active
+    channel.connection.write(frame(channel.number, commands.Channel.FlowOk, active=method.active))
+    if method.active:
+        channel.wake()
+
+
+def access(channel: "Channel", method: AccessRequest) -> None:
+    """Anybody gets a ticket, as in RabbitMQ, and nobody looks at it: what a user may do is asked of the users."""
+    channel.connection.write(frame(channel.number, AccessRequestOk, ticket=1))

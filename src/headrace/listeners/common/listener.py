@@ -1,0 +1,147 @@
+"""Binds the sockets of a door. `localhost` means both of this machine's loopback addresses, on one port."""
+
+import asyncio
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from headrace.config import Address
+from headrace.errors import CannotListen
+from headrace.listeners.common.tls.accept import Doorstep
+
+BACKLOG = 1024
+FREE_PORT_TRIES = 20
+LOOPBACKS = ("127.0.0.1", "::1")
+ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EINVAL}
+
+
+class Door(Protocol):
+    """A started door, as server.py sees it."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """HOST:PORT of every socket, with the port that was really taken."""
+
+    async def close(self) -> None:
+        """Stop accepting, let work in flight end, close every connection."""
+
+
+class Accepting(Protocol):
+    """An asyncio.Server, or a Doorstep."""
+
+    def close(self) -> None: ...
+
+
+class Listener:
+    """The listening sockets of one door."""
+
+    def __init__(self, sockets: Sequence[socket.socket], servers: Sequence[Accepting]) -> None:
+        self._servers = servers
+        self.addresses: list[str] = [_spell(*sock.getsockname()[:2]) for sock in sockets]
+        self.port: int = sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        """Stops accepting; connections that were accepted live on."""
+        for server in self._servers:
+            server.close()
+
+
+async def listen(
+    address: Address,
+    protocol_factory: Callable[[], asyncio.BaseProtocol],
+    *,
+    flag: str,
+    backlog: int = BACKLOG,
+    doorstep: Doorstep | None = None,
+) -> Listener:
+    """Accepts on every address that `address` means; CannotListen says why not, and names the flag.
+
+    With a doorstep, which is for TLS, a protocol is told of its connection when the handshake is done.
+    """
+    loop = asyncio.get_running_loop()
+    sockets = bind(address, flag=flag)
+    if doorstep is not None:
+        listener = Listener(sockets, [doorstep])
+        doorstep.open(sockets, protocol_factory)
+        return listener
+    servers = [await loop.create_server(protocol_factory, sock=sock, backlog=backlog) for sock in sockets]
+    return Listener(sockets, servers)
+
+
+def bind(address: Address, *, flag: str) -> list[socket.socket]:
+    try:
+        if address.host.lower() == "localhost":
+            return _bind_loopbacks(address.port)
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return [_bind_one(found[0][0], found[0][4][:2])]
+    except socket.gaierror:
+        raise CannotListen(f"{address.host!r} is not a host or address of this machine ({flag})") from None
+    except OSError as error:
+        raise CannotListen(_reason(address, error, flag)) from None
+
+
+def _bind_loopbacks(port: int) -> list[socket.socket]:
+    for attempt in range(FREE_PORT_TRIES):
+        first = _bind_one(socket.AF_INET, (LOOPBACKS[0], port))
+        try:
+            return [first, _bind_one(socket.AF_INET6, (LOOPBACKS[1], first.getsockname()[1]))]
+        except OSError as error:
+            if error.errno in ABSENT:  # a machine without IPv6
+                return [first]
+            first.close()
+            # The free port of one family can be taken in the other: draw again.
+            if port != 0 or error.errno != errno.EADDRINUSE or attempt == FREE_PORT_TRIES - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _bind_one(family: int, name: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it: a peer that vanished without a word is noticed.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if name[0] == "::" else 1)
+        if ipaddress.ip_address(str(name[0])).is_loopback:
+            _unpace(sock)
+        sock.bind(name)
+        # Linux refuses a second listener at listen, not at bind, when both have SO_REUSEADDR.
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _unpace(sock: socket.socket) -> None:
+    """Accepted connections inherit it. BBR, which many systems have chosen for all their connections, sends as a timer
+    tells it: to a client on the same machine that is a third of what a large answer costs, and there is no network to
+    be careful with. What goes further is left to the system's choice.
+    """
+    if hasattr(socket, "TCP_CONGESTION"):
+        with suppress(OSError):  # every Linux has reno, but need not allow it; others have another name for it
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def _reason(address: Address, error: OSError, flag: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {address.port} on {address.host} is in use by another program; choose another with {flag}"
+        )
+    if error.errno == errno.EACCES:
+        return f"this user may not listen on port {address.port}; choose one above 1023 with {flag}"
+    if error.errno in ABSENT:
+        return f"{address.host} is not an address of this machine; choose another with {flag}"
+    return f"cannot listen on {address}: {os.strerror(error.errno or 0)} ({flag})"
+
+
+def _spell(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,89 @@
+"""Definitions, exported and imported."""
+
+import asyncio
+import re
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.vhosts.vhosts import definitions
+from headrace.errors import InvalidInput
+from headrace.listeners.http.management import representations
+from headrace.listeners.http.management.parameters import answer, body_of, encode, query_of, refuse_too_many
+from headrace.listeners.http.management.queues import host_of
+from headrace.listeners.http.server.context import Pieces, Site
+from headrace.listeners.http.server.requests import in_thread_if, read_body
+from headrace.version import __version__
+from headrace.wire.http.bodies import JSON
+
+RABBITMQ_VERSION = "3.13.7"  # whose format this is
+BYTES_MAX = 64 << 20
+PIECES_MAX = 4_000_000  # a binding has nine, and takes 150 bytes
+
+
+async def export(site: Site, request: Request) -> Response:
+    document: dict[str, Any] = {
+        "rabbit_version": RABBITMQ_VERSION,
+        "rabbitmq_version": RABBITMQ_VERSION,
+        "product_name": "Headrace",
+        "product_version": __version__,
+        "rabbitmq_definition_format": "cluster",
+        "original_cluster_name": representations.NODE,
+        "explanation": "Definitions of Headrace",
+    }
+    document |= await definitions.export(site.broker)
+    # A list at a time: ten thousand bindings take milliseconds to write.
+    pieces = [b"{"]
+    for number, (name, content) in enumerate(document.items()):
+        pieces += [b"," if number else b"", encode(name), b":", encode(content)]
+        await asyncio.sleep(0)
+    response = Pieces([*pieces, b"}"], {"cache-control": "no-store"}, media_type=JSON)
+    if "download" in query_of(request):
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", query_of(request)["download"]) or "definitions.json"
+        response.headers["content-disposition"] = f"attachment; filename={name}"
+    return response
+
+
+async def export_vhost(site: Site, request: Request) -> Response:
+    found = await definitions.export(site.broker, host_of(site, request).name)
+    return answer({"rabbit_version": RABBITMQ_VERSION, **found})
+
+
+async def import_(site: Site, request: Request) -> Response:
+    return await _import(site, request, None)
+
+
+async def import_vhost(site: Site, request: Request) -> Response:
+    return await _import(site, request, host_of(site, request).name)
+
+
+async def _import(site: Site, request: Request, vhost: str | None) -> Response:
+    if request.headers.get("content-type", "").startswith("multipart/form-data"):
+        document = await _from_form(request)
+    else:
+        document = await body_of(request, BYTES_MAX, PIECES_MAX)
+    await definitions.import_(site.broker, document, vhost)
+    return Response(status_code=204)
+
+
+async def _from_form(request: Request) -> dict[str, Any]:
+    """An upload of RabbitMQ's own page: the first part that is JSON."""
+    data = bytes(await read_body(request, request.state.share, BYTES_MAX, BYTES_MAX))
+    return await in_thread_if(len(data), _first_object, data, request.headers["content-type"])
+
+
+def _first_object(data: bytes, content_type: str) -> dict[str, Any]:
+    match = re.search(rb"boundary=\"?([^\";]+)", content_type.encode("latin-1"))
+    for part in data.split(b"--" + match[1]) if match else []:
+        content = part.partition(b"\r\n\r\n")[2].strip()
+        if content.startswith(b"{"):
+            refuse_too_many(content, PIECES_MAX)
+            try:
+                found = msgspec.json.decode(content)
+            except msgspec.DecodeError:
+                continue
+            if isinstance(found, dict):
+                return found
+    raise InvalidInput("no definitions in the upload")

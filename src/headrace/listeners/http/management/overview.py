@@ -1,0 +1,442 @@
+"""The broker as a whole: overview, node, virtual hosts, health."""
+
+import os
+import platform
+import resource
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.metrics.history import Sample
+from headrace.broker.queues.queue import Queue
+from headrace.broker.routing.publish_message import post
+from headrace.broker.types.message import NO_PROPERTIES, Message
+from headrace.broker.vhosts.limits import LIMIT_MAX
+from headrace.broker.vhosts.metadata import parse_metadata
+from headrace.broker.vhosts.vhost import VirtualHost
+from headrace.errors import Conflict, InvalidInput, NotFound
+from headrace.listeners.http.management import parameters, representations
+from headrace.listeners.http.management.definitions import RABBITMQ_VERSION
+from headrace.listeners.http.management.parameters import Shape, answer, listing, name_of, one
+from headrace.listeners.http.management.queues import host_of
+from headrace.listeners.http.management.visibility import clients_seen, hosts_seen
+from headrace.listeners.http.server.authentication import MONITORING
+from headrace.listeners.http.server.authorization import caller_of
+from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.requests import whole_number
+from headrace.version import __version__
+
+KINDS = ("direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message")
+ALIVENESS_QUEUE = "aliveness-test"
+LOOK_BACK_S = 5.0
+DAYS = {"days": 1, "weeks": 7, "months": 30, "years": 365}
+
+
+def rates_between(new: Sample, old: Sample) -> dict[str, float]:
+    seconds = max(0.001, (new.at_ms - old.at_ms) / 1000)
+    rate = {
+        name: max(0.0, (getattr(new, name) - getattr(old, name)) / seconds)
+        for name in ("records_written", "bytes_written", "bytes_read", "delivered", "acked")
+    }
+    rate["published"] = max(0.0, sum(new.messages_in.values()) - sum(old.messages_in.values())) / seconds
+    rate["sent"] = max(0.0, sum(new.messages_out.values()) - sum(old.messages_out.values())) / seconds
+    return rate
+
+
+def recent_rates(site: Site) -> tuple[Sample, dict[str, float]]:
+    samples = site.broker.history.samples
+    new = site.broker.history.latest()
+    old = samples[max(0, len(samples) - 1 - round(LOOK_BACK_S))]
+    return new, rates_between(new, old)
+
+
+def totals(site: Site) -> tuple[Shape, Shape]:
+    """Queue totals and message stats of the whole broker."""
+    sample, rate = recent_rates(site)
+    counters = {
+        "publish": sum(sample.messages_in.values()),
+        "deliver_get": sample.delivered,
+        "ack": sample.acked,
+        "disk_writes": sample.records_written,
+    }
+    rates = {
+        "publish": rate["published"],
+        "deliver_get": rate["delivered"],
+        "ack": rate["acked"],
+        "disk_writes": rate["records_written"],
+    }
+    return queue_totals(sample.ready, sample.unacked), representations.with_rates(counters, rates)
+
+
+def queue_totals(ready: int, unacked: int) -> Shape:
+    return {
+        "messages": ready + unacked,
+        "messages_details": {"rate": 0.0},
+        "messages_ready": ready,
+        "messages_ready_details": {"rate": 0.0},
+        "messages_unacknowledged": unacked,
+        "messages_unacknowledged_details": {"rate": 0.0},
+    }
+
+
+async def totals_of(site: Site, queues: list[Queue], user: str) -> tuple[Shape, Shape]:
+    """The same of some queues, for a user who sees no others."""
+    turns = Turns()
+    ready = sum(await turns.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
+    unacked = sum(await turns.map(lambda queue: queue.unacked, queues))
+    counters: Counter[str] = Counter(dict.fromkeys(("publish", "deliver_get", "ack"), 0))
+    async for queue in turns.each(queues):
+        counters.update(representations.queue_counters(queue))
+    rates = site.rates.of(("overview", user), site.broker.clock.monotonic(), counters)
+    return queue_totals(ready, unacked), representations.with_rates(counters, rates)
+
+
+async def overview(site: Site, request: Request) -> Response:
+    hosts, caller = hosts_seen(site, request), caller_of(request)
+    clients = clients_seen(site, request)
+    turns = Turns()
+    channels = sum(await turns.map(lambda client: len(client.describe_channels()), clients))
+    queues = [queue for host in hosts for queue in host.queues.values()]
+    sees_all = caller.is_one_of(MONITORING)
+    depths, message_stats = totals(site) if sees_all else await totals_of(site, queues, caller.name)
+    consumers = sum(await turns.map(lambda queue: len(queue.consumers), queues))
+    return one(
+        request,
+        {
+            "management_version": RABBITMQ_VERSION,
+            "rabbitmq_version": RABBITMQ_VERSION,
+            "product_name": "Headrace",
+            "product_version": __version__,
+            "rates_mode": "basic",
+            "sample_retention_policies": {"global": [600], "basic": [600], "detailed": [600]},
+            "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KINDS],
+            "cluster_name": representations.NODE,
+            "cluster_tags": {},
+            "node_tags": {},
+            "default_queue_type": "classic",
+            "release_series_support_status": "supported",
+            "erlang_version": platform.python_version(),
+            "erlang_full_version": f"Python {platform.python_version()}",
+            "disable_stats": False,
+            "is_op_policy_updating_enabled": True,
+            "enable_queue_totals": True,
+            "message_stats": message_stats,
+            "churn_rates": churn(site),
+            "queue_totals": depths,
+            "object_totals": {
+                "channels": channels,
+                "connections": len(clients),
+                "consumers": consumers,
+                "exchanges": sum(len(host.routing.exchanges) for host in hosts),
+                "queues": len(queues),
+            },
+            "statistics_db_event_queue": 0,
+            "node": representations.NODE,
+            "listeners": listeners(site),
+            "contexts": [{"node": representations.NODE, **context} for context in contexts(site)],
+        },
+    )
+
+
+def churn(site: Site) -> Shape:
+    opened = sum(door.connections_total for door in site.broker.stats.doors.values())
+    names = (
+        "connection_created",
+        "connection_closed",
+        "queue_declared",
+        "queue_created",
+        "queue_deleted",
+        "channel_created",
+        "channel_closed",
+    )
+    shape: Shape = {}
+    for name in names:
+        shape[name] = opened if name == "connection_created" else 0
+        shape[f"{name}_details"] = {"rate": 0.0}
+    return shape
+
+
+def listeners(site: Site) -> list[Shape]:
+    found = []
+    for door, addresses in site.addresses.items():
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            found.append(
+                {
+                    "node": representations.NODE,
+                    "protocol": door,
+                    "ip_address": host.strip("[]"),
+                    "port": int(port),
+                    "socket_opts": {},
+                    "tls": site.config.has_tls(door),
+                }
+            )
+    return found
+
+
+def contexts(site: Site) -> list[Shape]:
+    """What RabbitMQ calls web contexts: where this API is, the port as text."""
+    ports = [str(listener["port"]) for listener in listeners(site) if listener["protocol"] == "http"]
+    return [{"description": "Headrace", "path": "/", "port": port} for port in dict.fromkeys(ports)]
+
+
+def node_shape(site: Site) -> Shape:
+    broker = site.broker
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        free = int(broker.disk.free_bytes(broker.config.data_dir))
+    except OSError:
+        free = 0
+    try:
+        open_files = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        open_files = 0
+    used = memory_bytes()
+    sockets = sum(door.connections for door in broker.stats.doors.values())
+    uptime = broker.clock.now_ms() - broker.stats.started_ms
+    pressure = broker.pressure
+    return {
+        "name": representations.NODE,
+        "type": "disc",
+        "running": True,
+        "being_drained": False,
+        "os_pid": str(os.getpid()),
+        "uptime": uptime,
+        "mem_used": used,
+        "mem_used_details": {"rate": 0.0},
+        "mem_limit": pressure.limits.memory_bytes,
+        "mem_alarm": pressure.verdict.memory_alarm,
+        "mem_calculation_strategy": "rss",
+        "disk_free": free,
+        "disk_free_details": {"rate": 0.0},
+        "disk_free_limit": broker.config.disk_free_limit,
+        "disk_free_alarm": broker.shard.is_full or pressure.verdict.disk_alarm,
+        "fd_used": open_files,
+        "fd_total": soft,
+        "sockets_used": sockets,
+        "sockets_total": broker.config.connections_max,
+        "proc_used": 1,
+        "proc_total": 1,
+        "processors": os.cpu_count() or 1,
+        "run_queue": 0,
+        "rates_mode": "basic",
+        "net_ticktime": 60,
+        "db_dir": broker.config.data_dir,
+        "config_files": [],
+        "log_files": [],
+        "enabled_plugins": ["rabbitmq_management", "rabbitmq_prometheus"],
+        "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KINDS],
+        "auth_mechanisms": [{"name": "PLAIN", "description": "", "enabled": True}],
+        "applications": [{"name": "rabbit", "description": "Headrace", "version": RABBITMQ_VERSION}],
+        "contexts": contexts(site),
+        "partitions": [],
+        "cluster_links": [],
+        "metrics_gc_queue_length": {},
+    }
+
+
+def memory_bytes() -> int:
+    try:
+        with_pages = os.sysconf("SC_PAGE_SIZE")
+        for line in _lines("/proc/self/statm"):
+            return int(line.split()[1]) * with_pages
+    except (OSError, ValueError, IndexError):
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _lines(path: str) -> list[str]:
+    from pathlib import Path
+
+    return Path(path).read_text().splitlines()
+
+
+async def nodes(site: Site, request: Request) -> Response:
+    return await listing(site, request, [node_shape(site)], lambda shape: shape)
+
+
+def _check_node(request: Request) -> None:
+    if name_of(request, "name") != representations.NODE:
+        raise NotFound("no such node")
+
+
+async def node(site: Site, request: Request) -> Response:
+    _check_node(request)
+    return one(request, node_shape(site))
+
+
+async def node_memory(site: Site, request: Request) -> Response:
+    _check_node(request)
+    used = memory_bytes()
+    total = {"erlang": used, "rss": used, "allocated": used}
+    return answer({"memory": {"total": total, "strategy": "rss", "other_proc": used}})
+
+
+async def cluster_name(site: Site, request: Request) -> Response:
+    return answer({"name": representations.NODE})
+
+
+async def empty(site: Site, request: Request) -> Response:
+    return answer([])
+
+
+async def nothing(site: Site, request: Request) -> Response:
+    return answer({})
+
+
+async def extensions(site: Site, request: Request) -> Response:
+    return answer([{"javascript": "dispatcher.js"}])
+
+
+async def auth(site: Site, request: Request) -> Response:
+    return answer({"oauth_enabled": False})
+
+
+# Virtual hosts.
+
+
+async def vhost_shape(host: VirtualHost) -> Shape:
+    turns, queues = Turns(), list(host.queues.values())
+    ready = sum(await turns.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
+    unacked = sum(await turns.map(lambda queue: queue.unacked, queues))
+    about = host.metadata
+    metadata: Shape = {
+        "description": about.description or ("Default virtual host" if host.name == "/" else ""),
+        "tags": list(about.tags),
+        "default_queue_type": about.default_queue_type,
+    }
+    return {
+        "name": host.name,
+        **metadata,
+        "metadata": metadata,
+        "tracing": False,
+        "cluster_state": {representations.NODE: "running"},
+        "messages": ready + unacked,
+        "messages_ready": ready,
+        "messages_unacknowledged": unacked,
+        "protected_from_deletion": False,
+    }
+
+
+async def vhosts(site: Site, request: Request) -> Response:
+    shaped = [await vhost_shape(host) for host in sorted(hosts_seen(site, request), key=lambda host: host.name)]
+    return await listing(site, request, shaped, lambda shape: shape)
+
+
+async def vhost(site: Site, request: Request) -> Response:
+    return one(request, await vhost_shape(host_of(site, request)))
+
+
+async def put_vhost(site: Site, request: Request) -> Response:
+    name = name_of(request, "vhost")
+    known = any(host.name == name for host in site.broker.vhosts)
+    metadata = parse_metadata(await parameters.body_of(request))
+    await site.broker.vhosts.create(name, caller_of(request).name, metadata)
+    return parameters.created(new=not known)
+
+
+async def delete_vhost(site: Site, request: Request) -> Response:
+    host = host_of(site, request)
+    if host.name == "/":
+        raise Conflict("the default virtual host is not deleted")
+    await site.broker.vhosts.delete(host.name)
+    return parameters.no_content()
+
+
+# Their limits.
+
+
+def _limits(hosts: Iterable[VirtualHost]) -> list[Shape]:
+    return [{"vhost": host.name, "value": host.limits} for host in hosts if host.limits]
+
+
+async def vhost_limits(site: Site, request: Request) -> Response:
+    return await listing(site, request, _limits(hosts_seen(site, request)), lambda shape: shape)
+
+
+async def limits_of_vhost(site: Site, request: Request) -> Response:
+    return await listing(site, request, _limits([host_of(site, request)]), lambda shape: shape)
+
+
+async def put_vhost_limit(site: Site, request: Request) -> Response:
+    host, name = host_of(site, request), name_of(request, "limit")
+    value = parameters.number((await parameters.body_of(request)).get("value"), "value", least=-LIMIT_MAX, most=LIMIT_MAX)
+    await site.broker.vhosts.set_limits(host.name, {name: value})
+    return parameters.no_content()
+
+
+async def delete_vhost_limit(site: Site, request: Request) -> Response:
+    """Of one that is not set, too, as in RabbitMQ."""
+    await site.broker.vhosts.set_limits(host_of(site, request).name, {name_of(request, "limit"): None})
+    return parameters.no_content()
+
+
+# Health.
+
+
+async def aliveness(site: Site, request: Request) -> Response:
+    """A message goes through a real queue, to the disk and back."""
+    host, caller = host_of(site, request), caller_of(request)
+    caller.configure(ALIVENESS_QUEUE, host.name)
+    caller.write("", host.name)
+    caller.read(ALIVENESS_QUEUE, host.name)
+    queue = await host.declare_queue(
+        ALIVENESS_QUEUE, durable=True, exclusive=False, auto_delete=False, arguments={}, owner=None
+    )
+    await post(host, Message("", ALIVENESS_QUEUE, NO_PROPERTIES, b"test_message"), [ALIVENESS_QUEUE])
+    found = queue.get()
+    if found is None:
+        return answer({"status": "failed", "reason": "the message did not come back"}, 503)
+    queue.settle(found[0], found[1], found[1] + 1)
+    return answer({"status": "ok"})
+
+
+async def node_health(site: Site, request: Request) -> Response:
+    _check_node(request)
+    return await health(site, request)
+
+
+async def health(site: Site, request: Request) -> Response:
+    reason = site.broker.why_not_ready()
+    if reason is None:
+        return answer({"status": "ok"})
+    return answer({"status": "failed", "reason": reason}, 503)
+
+
+async def health_certificate(site: Site, request: Request) -> Response:
+    """Whether the certificate of the doors is good for some time yet; without TLS there is none to expire."""
+    unit, within = name_of(request, "unit"), whole_number(name_of(request, "within"), most=2**31)
+    if unit not in DAYS:
+        raise InvalidInput(f"a time is counted in {', '.join(DAYS)}, not {unit[:80]!r}")
+    if within is None:
+        raise InvalidInput("the time is a whole number")
+    expires_s = site.broker.stats.certificate_expires_s
+    left_s = None if expires_s is None else expires_s() - site.broker.clock.now_ms() / 1000
+    if left_s is None or left_s > within * DAYS[unit] * 86_400:
+        return answer({"status": "ok"})
+    end = f"expires in {left_s / 86_400:.1f} days" if left_s > 0 else "has expired"
+    reason = f"the certificate of the doors {end}"
+    return answer({"status": "failed", "reason": reason, "expired": [{"cert_path": site.config.tls_cert}]}, 503)
+
+
+async def health_port(site: Site, request: Request) -> Response:
+    port = whole_number(name_of(request, "port"))
+    if port is None:
+        raise InvalidInput("a port is a whole number")
+    ports = [listener["port"] for listener in listeners(site)]
+    if port in ports:
+        return answer({"status": "ok", "port": port})
+    return answer({"status": "failed", "reason": "No active listener", "missing": port, "ports": ports}, 503)
+
+
+async def health_protocol(site: Site, request: Request) -> Response:
+    wanted = {"amqp091": "amqp", "amqp": "amqp", "http": "http", "kafka": "kafka"}.get(name_of(request, "protocol"))
+    if wanted in site.addresses:
+        return answer({"status": "ok", "protocol": name_of(request, "protocol")})
+    reason: dict[str, Any] = {"status": "failed", "reason": "No active listener", "protocols": list(site.addresses)}
+    return answer(reason, 503)
+

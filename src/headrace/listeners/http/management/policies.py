@@ -1,0 +1,60 @@
+"""Policies and operator policies."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.vhosts.policies import Policy
+from headrace.listeners.http.management import parameters, representations
+from headrace.listeners.http.management.parameters import body_of, listing, name_of, number, one, table, text
+from headrace.listeners.http.management.queues import host_of
+from headrace.listeners.http.management.visibility import hosts_seen
+from headrace.listeners.http.server.context import Site
+
+
+def is_operator(request: Request) -> bool:
+    return str(request.scope["path"]).startswith("/api/operator-policies")
+
+
+async def list_all(site: Site, request: Request) -> Response:
+    seen = {host.name for host in hosts_seen(site, request)}
+    found = [policy for policy in site.broker.policies.list(operator=is_operator(request)) if policy.vhost in seen]
+    return await listing(site, request, found, representations.policy_shape)
+
+
+async def list_in_vhost(site: Site, request: Request) -> Response:
+    found = site.broker.policies.list(host_of(site, request).name, operator=is_operator(request))
+    return await listing(site, request, found, representations.policy_shape)
+
+
+async def get(site: Site, request: Request) -> Response:
+    host, name = host_of(site, request), name_of(request, "name")
+    found = site.broker.policies.get(host.name, name, operator=is_operator(request))
+    return one(request, representations.policy_shape(found))
+
+
+async def put(site: Site, request: Request) -> Response:
+    host, name = host_of(site, request), name_of(request, "name")
+    operator = is_operator(request)
+    known = any(p.name == name for p in site.broker.policies.list(host.name, operator=operator))
+    await site.broker.policies.put(parse(host.name, name, await body_of(request)), operator=operator)
+    return parameters.created(new=not known)
+
+
+def parse(vhost: str, name: str, fields: Mapping[str, Any]) -> Policy:
+    return Policy(
+        vhost=vhost,
+        name=name,
+        pattern=text(fields.get("pattern"), "pattern"),
+        definition=table(fields.get("definition"), "definition"),
+        priority=number(fields.get("priority"), "priority", 0, least=-(2**31), most=2**31),
+        apply_to=text(fields.get("apply-to") or "all", "apply-to"),
+    )
+
+
+async def delete(site: Site, request: Request) -> Response:
+    host, name = host_of(site, request), name_of(request, "name")
+    await site.broker.policies.delete(host.name, name, operator=is_operator(request))
+    return parameters.no_content()

@@ -1,0 +1,234 @@
+"""Where everything of the management API is, and how its refusals look."""
+
+import logging
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace import errors
+from headrace.listeners.http.management import (
+    browse,
+    connections,
+    dead_letters,
+    definitions,
+    exchanges,
+    groups,
+    overview,
+    overview_live,
+    policies,
+    queues,
+    schemas,
+    streams,
+    users,
+)
+from headrace.listeners.http.management.parameters import answer
+from headrace.listeners.http.server.authorization import (
+    Handler,
+    Need,
+    administrator,
+    binds,
+    configures_it,
+    management,
+    manages_topics,
+    monitoring,
+    policymaker,
+    public,
+    reads_it,
+    router,
+    writes_it,
+)
+from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.problems import PROBLEMS, headers_of
+from headrace.listeners.http.server.requests import Gone
+
+logger = logging.getLogger("headrace.http")
+BETWEEN = "/bindings/{vhost}/e/{source}/{kind}/{destination}"
+ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
+    ("GET", "/overview", overview.overview, management),
+    ("GET", "/cluster-name", overview.cluster_name, management),
+    ("GET", "/nodes", overview.nodes, monitoring),
+    ("GET", "/nodes/{name}", overview.node, monitoring),
+    ("GET", "/nodes/{name}/memory", overview.node_memory, monitoring),
+    ("GET", "/extensions", overview.extensions, management),
+    ("GET", "/auth", overview.auth, public),
+    ("GET", "/auth/hash_password/{password}", users.hash_password, management),
+    ("GET", "/whoami", users.whoami, management),
+    ("GET", "/vhosts", overview.vhosts, management),
+    ("GET", "/vhosts/{vhost}", overview.vhost, management),
+    ("PUT", "/vhosts/{vhost}", overview.put_vhost, administrator),
+    ("DELETE", "/vhosts/{vhost}", overview.delete_vhost, administrator),
+    ("GET", "/vhosts/{vhost}/permissions", users.permissions_in, administrator),
+    ("GET", "/vhosts/{vhost}/topic-permissions", users.topic_permissions_in, administrator),
+    ("GET", "/vhosts/{vhost}/connections", connections.list_in_vhost, management),
+    ("GET", "/vhosts/{vhost}/channels", connections.channels, management),
+    ("GET", "/users", users.list_all, administrator),
+    ("GET", "/users/without-permissions", users.without_permissions, administrator),
+    ("POST", "/users/bulk-delete", users.bulk_delete, administrator),
+    ("GET", "/users/{name}", users.get, administrator),
+    ("PUT", "/users/{name}", users.put, administrator),
+    ("DELETE", "/users/{name}", users.delete, administrator),
+    ("GET", "/users/{name}/permissions", users.permissions_of, administrator),
+    ("GET", "/users/{name}/topic-permissions", users.topic_permissions_of, administrator),
+    ("GET", "/permissions", users.permissions, administrator),
+    ("GET", "/permissions/{vhost}/{name}", users.get_permission, administrator),
+    ("PUT", "/permissions/{vhost}/{name}", users.put_permission, administrator),
+    ("DELETE", "/permissions/{vhost}/{name}", users.delete_permission, administrator),
+    ("GET", "/topic-permissions", users.topic_permissions, administrator),
+    ("GET", "/topic-permissions/{vhost}/{name}", users.get_topic_permissions, administrator),
+    ("PUT", "/topic-permissions/{vhost}/{name}", users.put_topic_permission, administrator),
+    ("DELETE", "/topic-permissions/{vhost}/{name}", users.delete_topic_permission, administrator),
+    ("GET", "/parameters", overview.empty, policymaker),
+    ("GET", "/parameters/{component}", overview.empty, policymaker),
+    ("GET", "/parameters/{component}/{vhost}", overview.empty, policymaker),
+    ("GET", "/global-parameters", overview.empty, administrator),
+    ("GET", "/vhost-limits", overview.vhost_limits, management),
+    ("GET", "/vhost-limits/{vhost}", overview.limits_of_vhost, management),
+    ("PUT", "/vhost-limits/{vhost}/{limit}", overview.put_vhost_limit, administrator),
+    ("DELETE", "/vhost-limits/{vhost}/{limit}", overview.delete_vhost_limit, administrator),
+    ("GET", "/user-limits", users.limits, administrator),
+    ("GET", "/user-limits/{name}", users.limits_of, administrator),
+    ("PUT", "/user-limits/{name}/{limit}", users.put_limit, administrator),
+    ("DELETE", "/user-limits/{name}/{limit}", users.delete_limit, administrator),
+    ("GET", "/feature-flags", overview.empty, administrator),
+    ("GET", "/deprecated-features", overview.empty, administrator),
+    ("GET", "/deprecated-features/used", overview.empty, administrator),
+    ("GET", "/federation-links", overview.empty, monitoring),
+    ("GET", "/shovels", overview.empty, monitoring),
+    ("GET", "/connections", connections.list_all, management),
+    ("GET", "/connections/username/{name}", connections.list_of_user, management),
+    ("GET", "/connections/{name}", connections.get, management),
+    ("DELETE", "/connections/{name}", connections.close, management),
+    ("GET", "/connections/{name}/channels", connections.channels_of, management),
+    ("GET", "/channels", connections.channels, management),
+    ("GET", "/channels/{name}", connections.channel, management),
+    ("GET", "/consumers", connections.consumers, management),
+    ("GET", "/consumers/{vhost}", connections.consumers, management),
+    ("GET", "/exchanges", exchanges.list_all, management),
+    ("GET", "/exchanges/{vhost}", exchanges.list_in_vhost, management),
+    ("GET", "/exchanges/{vhost}/{name}", exchanges.get, management),
+    ("PUT", "/exchanges/{vhost}/{name}", exchanges.put, configures_it),
+    ("DELETE", "/exchanges/{vhost}/{name}", exchanges.delete, configures_it),
+    ("GET", "/exchanges/{vhost}/{name}/bindings/source", exchanges.bindings_from, management),
+    ("GET", "/exchanges/{vhost}/{name}/bindings/destination", exchanges.bindings_to, management),
+    ("POST", "/exchanges/{vhost}/{name}/publish", exchanges.publish, writes_it),
+    ("GET", "/queues", queues.list_all, management),
+    ("GET", "/queues/detailed", queues.list_all, management),
+    ("GET", "/queues/{vhost}", queues.list_in_vhost, management),
+    ("GET", "/queues/{vhost}/{name}", queues.get, management),
+    ("PUT", "/queues/{vhost}/{name}", queues.put, configures_it),
+    ("DELETE", "/queues/{vhost}/{name}", queues.delete, configures_it),
+    ("DELETE", "/queues/{vhost}/{name}/contents", queues.purge, reads_it),
+    ("GET", "/queues/{vhost}/{name}/bindings", queues.bindings, management),
+    ("POST", "/queues/{vhost}/{name}/get", queues.get_messages, reads_it),
+    ("POST", "/queues/{vhost}/{name}/actions", queues.actions, administrator),
+    ("GET", "/bindings", exchanges.list_bindings, management),
+    ("GET", "/bindings/{vhost}", exchanges.list_bindings_in_vhost, management),
+    ("GET", BETWEEN, exchanges.list_between, management),
+    ("POST", BETWEEN, exchanges.bind, binds),
+    ("GET", f"{BETWEEN}/{{properties_key}}", exchanges.get_binding, management),
+    ("DELETE", f"{BETWEEN}/{{properties_key}}", exchanges.unbind, binds),
+    *(
+        route
+        for kind, changed_by in (("policies", policymaker), ("operator-policies", administrator))
+        for route in (
+            ("GET", f"/{kind}", policies.list_all, policymaker),
+            ("GET", f"/{kind}/{{vhost}}", policies.list_in_vhost, policymaker),
+            ("GET", f"/{kind}/{{vhost}}/{{name}}", policies.get, policymaker),
+            ("PUT", f"/{kind}/{{vhost}}/{{name}}", policies.put, changed_by),
+            ("DELETE", f"/{kind}/{{vhost}}/{{name}}", policies.delete, changed_by),
+        )
+    ),
+    ("GET", "/definitions", definitions.export, administrator),
+    ("POST", "/definitions", definitions.import_, administrator),
+    ("PUT", "/definitions", definitions.import_, administrator),
+    ("GET", "/definitions/{vhost}", definitions.export_vhost, administrator),
+    ("POST", "/definitions/{vhost}", definitions.import_vhost, administrator),
+    ("PUT", "/definitions/{vhost}", definitions.import_vhost, administrator),
+    ("GET", "/all-configuration", definitions.export, administrator),
+    ("POST", "/all-configuration", definitions.import_, administrator),
+    ("GET", "/aliveness-test/{vhost}", overview.aliveness, management),
+    ("GET", "/healthchecks/node", overview.health, management),
+    ("GET", "/healthchecks/node/{name}", overview.node_health, management),
+    ("GET", "/health/checks/alarms", overview.health, management),
+    ("GET", "/health/checks/local-alarms", overview.health, management),
+    ("GET", "/health/checks/ready-to-serve-clients", overview.health, management),
+    ("GET", "/health/checks/virtual-hosts", overview.health, management),
+    ("GET", "/health/checks/node-is-mirror-sync-critical", overview.health, management),
+    ("GET", "/health/checks/node-is-quorum-critical", overview.health, management),
+    ("GET", "/health/checks/is-in-service", overview.health, management),
+    ("GET", "/health/checks/below-node-connection-limit", overview.health, management),
+    ("GET", "/health/checks/certificate-expiration/{within}/{unit}", overview.health_certificate, management),
+    ("GET", "/health/checks/port-listener/{port}", overview.health_port, management),
+    ("GET", "/health/checks/protocol-listener/{protocol}", overview.health_protocol, management),
+    ("PUT", "/rebalance/queues", overview.nothing, administrator),
+    ("POST", "/rebalance/queues", overview.nothing, administrator),
+    ("DELETE", "/reset", overview.nothing, administrator),
+    ("DELETE", "/reset/{name}", overview.nothing, administrator),
+    # Ours.
+    ("GET", "/headrace/overview", overview_live.overview, management),
+    ("GET", "/headrace/overview/stream", overview_live.live, management),
+    ("GET", "/headrace/settings", streams.settings, monitoring),
+    ("GET", "/headrace/streams", streams.list_streams, management),
+    ("GET", "/headrace/streams/{vhost}/{name}", streams.get_stream, management),
+    ("GET", "/headrace/streams/{vhost}/{name}/messages", browse.messages, reads_it),
+    ("GET", "/headrace/streams/{vhost}/{name}/stream", browse.tail, reads_it),
+    ("GET", "/headrace/readers", groups.list_all, manages_topics),
+    ("GET", "/headrace/readers/{kind}/{group}", groups.get, manages_topics),
+    ("DELETE", "/headrace/readers/{kind}/{group}", groups.delete, manages_topics),
+    ("POST", "/headrace/readers/{kind}/{group}/reset", groups.reset, manages_topics),
+    ("GET", "/headrace/dead-letters", dead_letters.list_queues, management),
+    ("GET", "/headrace/dead-letters/{vhost}/{name}", dead_letters.get, management),
+    ("GET", "/headrace/dead-letters/{vhost}/{name}/messages", dead_letters.messages, reads_it),
+    ("POST", "/headrace/dead-letters/{vhost}/{name}/replay", dead_letters.replay, reads_it),
+    ("GET", "/headrace/registry", schemas.registry, schemas.looks),
+    ("GET", "/headrace/schemas", schemas.list_subjects, schemas.looks),
+    ("GET", "/headrace/schemas/{subject}", schemas.get_subject, schemas.looks),
+    ("GET", "/headrace/schemas/{subject}/versions", schemas.list_versions, schemas.looks),
+    ("GET", "/headrace/schemas/{subject}/versions/{version}", schemas.get_version, schemas.looks),
+    ("GET", "/headrace/replays", dead_letters.list_replays, management),
+    ("GET", "/headrace/replays/{replay}", dead_letters.get_replay, management),
+    ("DELETE", "/headrace/replays/{replay}", dead_letters.stop_replay, management),
+)
+PREFIX = "/api"
+
+
+class Api:
+    """An ASGI application for everything under /api."""
+
+    def __init__(self, site: Site) -> None:
+        self._router = router(site, ROUTES, prefix=PREFIX, asks_always=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        scope["path"] = path.rstrip("/") if path != "/" else path  # Flower asks for /api/queues/
+        try:
+            await self._router(scope, receive, send)
+        except Gone:
+            raise
+        except Exception as error:  # noqa: BLE001 - the outermost loop of this interface
+            await _refusal(error)(scope, receive, send)
+
+
+def _say(word: str, sentence: str, status: int) -> Response:
+    return answer({"error": word, "reason": sentence, "detail": sentence}, status)
+
+
+def _refusal(error: Exception) -> Response:
+    """RabbitMQ's two fields: a word for programs, a sentence for people."""
+    if isinstance(error, HTTPException):
+        if error.status_code == 405:
+            return answer({"error": "method_not_allowed", "reason": "Method Not Allowed"}, 405)
+        return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
+    if isinstance(error, errors.NotFound):
+        return answer({"error": "Object Not Found", "reason": "Not Found", "detail": str(error)}, 404)
+    for kind, status, code in PROBLEMS:
+        if isinstance(error, kind):
+            status = 400 if status in (404, 405, 409, 416) else status
+            refused = _say("bad_request" if status == 400 else code, str(error), status)
+            refused.headers.update(headers_of(error, status))
+            return refused
+    if isinstance(error, errors.HeadraceError):
+        return _say("bad_request", str(error), 400)
+    logger.error("a request to the management API failed in a way nobody foresaw", exc_info=error)
+    return answer({"error": "internal_error", "reason": "an error inside the broker; its log says more"}, 500)

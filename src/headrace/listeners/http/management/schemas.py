@@ -1,0 +1,113 @@
+"""The schema registry as the dashboard shows it, under /api/headrace: what /registry answers only subject by subject.
+
+Who may read the topic `_schemas` may look, as there. Changes are made at /registry.
+"""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.schemas.registry import TOPIC
+from headrace.broker.vhosts.vhosts import DEFAULT
+from headrace.errors import NotFound
+from headrace.listeners.http.management.parameters import Shape, answer, flag, listing, name_of, number, one, query_of
+from headrace.listeners.http.server.authentication import Caller
+from headrace.listeners.http.server.authorization import caller_of, management
+from headrace.listeners.http.server.context import Site
+from headrace.schemas.refusals import RegistryError
+from headrace.schemas.state import LEVEL, VERSION_MAX, State, Version, references_shape
+
+REFERRERS_MAX = 100  # named in one answer; others are counted
+
+
+def looks(caller: Caller, request: Request) -> None:
+    management(caller, request)
+    caller.read(TOPIC)
+
+
+def _may_write(request: Request) -> bool:
+    return caller_of(request).rights_in(DEFAULT).may_write(TOPIC)
+
+
+def _subject(known: State, request: Request) -> str:
+    name = name_of(request, "subject")
+    if not known.versions(name, deleted=True):
+        raise NotFound(f"there is no subject {name!r}")
+    return name
+
+
+def _shape(known: State, name: str) -> Shape:
+    live = known.versions(name)
+    shape: Shape = {
+        "subject": name,
+        "versions": len(live),
+        "deleted": not live,
+        "compatibility": known.level(name),
+        "own_compatibility": (known.own_config(name) or {}).get(LEVEL),
+    }
+    for last in (live or known.versions(name, deleted=True))[-1:]:  # none, if it has gone for good meanwhile
+        shape |= {"type": last.content.kind, "version": last.version, "id": last.id}
+    return shape
+
+
+async def registry(site: Site, request: Request) -> Response:
+    """What holds for all subjects that say nothing else."""
+    known = await site.broker.schemas.current()
+    return answer({"compatibility": known.level(), "mode": known.mode(), "may_write": _may_write(request)})
+
+
+async def list_subjects(site: Site, request: Request) -> Response:
+    known = await site.broker.schemas.current()
+    names = known.subjects(deleted=flag(query_of(request).get("deleted")))
+    return await listing(
+        site, request, names, lambda name: _shape(known, name), name=lambda name: name, quick={"subject": str}
+    )
+
+
+async def get_subject(site: Site, request: Request) -> Response:
+    known = await site.broker.schemas.current()
+    name = _subject(known, request)
+    shape = _shape(known, name) | {"default_compatibility": known.level(), "mode": known.mode(name)}
+    return one(request, {**shape, "may_write": _may_write(request)})
+
+
+async def list_versions(site: Site, request: Request) -> Response:
+    """The newest first, deleted ones too, without their texts."""
+    known = await site.broker.schemas.current()
+    subject = _subject(known, request)
+
+    def shape(version: Version) -> Shape:
+        return {
+            "version": version.version,
+            "id": version.id,
+            "type": version.content.kind,
+            "deleted": version.deleted,
+            "references": len(version.content.references),
+            "referred_by": len(known.referred_by(subject, version.version)),
+        }
+
+    found = reversed(known.versions(subject, deleted=True))
+    return await listing(site, request, found, shape, name=lambda version: str(version.version))
+
+
+async def get_version(site: Site, request: Request) -> Response:
+    """With its text, what it needs and what needs it."""
+    known = await site.broker.schemas.current()
+    asked = number(name_of(request, "version"), "version", least=1, most=VERSION_MAX)
+    try:
+        found = known.version(name_of(request, "subject"), asked, deleted=True)
+    except RegistryError as error:
+        raise NotFound(str(error)) from None
+    users = sorted((user.subject, user.version) for user in known.referred_by(found.subject, found.version))
+    return answer(
+        {
+            "subject": found.subject,
+            "version": found.version,
+            "id": found.id,
+            "type": found.content.kind,
+            "deleted": found.deleted,
+            "schema": found.content.text,
+            "references": references_shape(found.content),
+            "referred_by": [{"subject": name, "version": version} for name, version in users[:REFERRERS_MAX]],
+            "referred_by_total": len(users),
+        }
+    )

@@ -1,0 +1,213 @@
+"""What RabbitMQ's API has no word for, under /api/headrace: streams and their readers."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.queues.queue import Queue
+from headrace.broker.streams.streams import Stream
+from headrace.broker.vhosts.vhost import VirtualHost
+from headrace.broker.vhosts.vhosts import DEFAULT
+from headrace.config import stream_settings_text
+from headrace.errors import NotFound, QueueNotFound
+from headrace.listeners.http.management import representations
+from headrace.listeners.http.management.parameters import Shape, answer, listing, name_of, one, query_of
+from headrace.listeners.http.management.queues import queue_bindings
+from headrace.listeners.http.management.visibility import hosts_seen
+from headrace.listeners.http.server.context import Site
+
+# Topics and queues in one list.
+
+
+class Row:
+    """A stream, a queue, or both: what one line of the list is about."""
+
+    __slots__ = ("name", "queue", "stream", "vhost")
+
+    def __init__(self, vhost: str, name: str, stream: Stream | None, queue: Queue | None) -> None:
+        self.vhost, self.name, self.stream, self.queue = vhost, name, stream, queue
+
+    @property
+    def kind(self) -> str:
+        if self.stream is not None and self.stream.kind == "topic":
+            return "topic"
+        return "queue"
+
+    @property
+    def logs(self) -> list[Any]:
+        if self.stream is not None:
+            return [partition.log for partition in self.stream.partitions]
+        assert self.queue is not None
+        return [view.log for view in reversed(self.queue.views)]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(log.size_bytes for log in self.logs)
+
+    @property
+    def records(self) -> int:
+        return sum(log.visible_end - log.start_offset for log in self.logs)
+
+    @property
+    def ready(self) -> int:
+        return self.queue.ready if self.queue is not None and not self.queue.is_stream else 0
+
+    @property
+    def unacked(self) -> int:
+        return self.queue.unacked if self.queue is not None else 0
+
+    @property
+    def consumers(self) -> int:
+        return len(self.queue.consumers) if self.queue is not None else 0
+
+
+QUICK = {
+    "name": lambda row: row.name,
+    "kind": lambda row: row.kind,
+    "vhost": lambda row: row.vhost,
+    "size_bytes": lambda row: row.size_bytes,
+    "records": lambda row: row.records,
+    "ready": lambda row: row.ready,
+    "unacked": lambda row: row.unacked,
+    "consumers": lambda row: row.consumers,
+    "partitions": lambda row: len(row.logs),
+}
+
+
+async def rows(site: Site, hosts: Iterable[VirtualHost]) -> list[Row]:
+    turns = Turns()
+    seen = {host.name: host for host in hosts}
+    streams = [stream for stream in site.broker.streams if stream.vhost in seen]
+    queues = [(vhost, name, queue) for vhost, host in seen.items() for name, queue in host.queues.items()]
+    found: dict[str, dict[str, Row]] = {}
+    async for stream in turns.each(streams):
+        found.setdefault(stream.vhost, {})[stream.name] = Row(stream.vhost, stream.name, stream, None)
+    async for vhost, name, queue in turns.each(queues):
+        in_vhost = found.setdefault(vhost, {})
+        row = in_vhost.get(name)
+        if row is None:
+            in_vhost[name] = Row(vhost, name, None, queue)
+        else:
+            row.queue = queue
+    ordered: list[Row] = []
+    for _, in_vhost in sorted(found.items()):
+        await turns.rest()
+        ordered += map(in_vhost.__getitem__, sorted(in_vhost))
+    return ordered
+
+
+def row_shape(site: Site, row: Row) -> Shape:
+    queue, stream = row.queue, row.stream
+    end = sum(log.visible_end for log in row.logs)
+    counters = {"publish": float(end)}
+    if queue is not None:
+        counters |= {"deliver": float(queue.delivered), "ack": float(queue.acked)}
+    rates = site.rates.of(("row", row.vhost, row.name), site.broker.clock.monotonic(), counters)
+    settings = stream_settings_text(stream.settings) if stream is not None else {}
+    return {
+        "name": row.name,
+        "vhost": row.vhost,
+        "kind": row.kind,
+        "type": queue.policy.kind if queue is not None else "stream",
+        "durable": stream is not None,
+        "exclusive": queue.exclusive if queue is not None else False,
+        "partitions": len(row.logs),
+        "size_bytes": row.size_bytes,
+        "records": row.records,
+        "ready": row.ready,
+        "unacked": row.unacked,
+        "consumers": row.consumers,
+        "retention": settings.get("retention") or settings.get("retention_ms"),
+        "policy": queue.policy_name if queue is not None else None,
+        "rates": {name: round(value, 2) for name, value in rates.items()},
+    }
+
+
+async def list_streams(site: Site, request: Request) -> Response:
+    kind = query_of(request).get("kind")
+    found = [row for row in await rows(site, hosts_seen(site, request)) if not kind or row.kind == kind]
+    return await listing(
+        site, request, found, lambda row: row_shape(site, row), name=lambda row: row.name, quick=QUICK
+    )
+
+
+def row_of(site: Site, request: Request) -> Row:
+    vhost, name = name_of(request, "vhost"), name_of(request, "name")
+    host = site.broker.vhosts.get(vhost)
+    stream, queue = site.broker.streams.find(name, vhost), host.queues.get(name)
+    if queue is None and host.find_topic(name):
+        queue = host.queues.get(name)
+    if stream is None and queue is None:
+        raise QueueNotFound(vhost, name)
+    return Row(vhost, name, stream, queue)
+
+
+async def get_stream(site: Site, request: Request) -> Response:
+    row = row_of(site, request)
+    stream, queue = row.stream, row.queue
+    shape = row_shape(site, row)
+    shape["settings"] = stream_settings_text(stream.settings) if stream is not None else {}
+    shape["overrides"] = dict(stream.document.config) if stream is not None else {}
+    shape["created"] = stream.document.created_ms if stream is not None else None
+    shape["logs"] = [
+        {
+            "partition": number_,
+            "start": log.start_offset,
+            "end": log.visible_end,
+            "size_bytes": log.size_bytes,
+            "segments": len(getattr(log, "segments", ())),
+        }
+        for number_, log in enumerate(row.logs)
+    ]
+    shape["views"] = views_of(site, row)
+    shape["queue"] = representations.queue_shape(site, queue) if queue is not None else None
+    shape["bindings"] = queue_bindings(queue) if queue is not None else []
+    shape["consumer_details"] = []
+    if queue is not None:
+        shape["consumer_details"] = [
+            consumer
+            for client in site.broker.clients.all()
+            for consumer in client.describe_consumers()
+            if consumer["queue"] == {"name": row.name, "vhost": row.vhost}
+        ]
+    return one(request, shape)
+
+
+def views_of(site: Site, row: Row) -> list[Shape]:
+    """Everybody who reads the stream at their own pace, and how far behind they are."""
+    found: list[Shape] = []
+    queue = row.queue
+    if queue is not None and not queue.is_stream:
+        found.append({"kind": "queue", "name": queue.name, "lag": queue.ready + queue.unacked, "pin": True})
+    if row.vhost == DEFAULT and row.stream is not None:
+        groups = site.broker.coordination.groups
+        for listed in groups.listing():
+            lags = [
+                max(0, row.stream.partitions[p].end_offset - one_.offset)
+                for (topic, p), one_ in groups.offsets.of(listed.group_id).items()
+                if topic == row.name and p < len(row.stream.partitions)
+            ]
+            if lags:
+                found.append({"kind": "group", "name": listed.group_id, "lag": sum(lags), "pin": False})
+    for name in site.broker.cursors.names():
+        positions = [p for p in site.broker.cursors.positions(name) if p.stream is row.stream]
+        if positions:
+            pin = site.broker.cursors.get(name).pin
+            found.append({"kind": "cursor", "name": name, "lag": sum(p.lag for p in positions), "pin": pin})
+    return found
+
+
+async def settings(site: Site, request: Request) -> Response:
+    from headrace.config import in_force
+
+    return answer([msgspec.to_builtins(setting) for setting in in_force(site.config)])
+
+
+def partition_log(row: Row, partition: int) -> Any:
+    if not 0 <= partition < len(row.logs):
+        raise NotFound(f"{row.name!r} has no partition {partition}: it has {len(row.logs)}")
+    return row.logs[partition]

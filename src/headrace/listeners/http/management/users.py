@@ -1,0 +1,248 @@
+"""Users and what they may do, in RabbitMQ's words."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.access import passwords
+from headrace.broker.access.permissions import Permission, TopicPermission
+from headrace.broker.access.users import User
+from headrace.errors import InvalidInput, NotFound
+from headrace.listeners.http.management import parameters, representations
+from headrace.listeners.http.management.parameters import (
+    Shape,
+    answer,
+    body_of,
+    listing,
+    name_of,
+    number,
+    one,
+    query_of,
+    table,
+    text,
+)
+from headrace.listeners.http.management.queues import host_of
+from headrace.listeners.http.server.authorization import caller_of
+from headrace.listeners.http.server.context import Site
+
+LIMITS = ("max-connections", "max-channels")  # -1: none
+
+
+def user_shape(user: User) -> Shape:
+    return {
+        "name": user.name,
+        "password_hash": user.password_hash,
+        "hashing_algorithm": user.hashing_algorithm,
+        "tags": list(user.tags),
+        "limits": user.limits,
+    }
+
+
+async def whoami(site: Site, request: Request) -> Response:
+    user, logged_in = caller_of(request).user, "authorization" in request.headers
+    shape = {"name": user.name, "tags": list(user.tags), "is_internal_user": True}
+    return answer({**shape, "is_logged_in": logged_in})  # or known by coming from this machine
+
+
+async def hash_password(site: Site, request: Request) -> Response:
+    return answer({"ok": passwords.hash_password(name_of(request, "password"))})
+
+
+async def list_all(site: Site, request: Request) -> Response:
+    return await listing(site, request, site.broker.users.users(), user_shape, name=lambda user: user.name)
+
+
+async def without_permissions(site: Site, request: Request) -> Response:
+    able = {user for _, user in site.broker.users.permissions()}
+    found = [user for user in site.broker.users.users() if user.name not in able]
+    return await listing(site, request, found, user_shape)
+
+
+async def get(site: Site, request: Request) -> Response:
+    return one(request, user_shape(site.broker.users.user(name_of(request, "name"))))
+
+
+async def put(site: Site, request: Request) -> Response:
+    """Without password and password_hash, what is there stays: only the tags are new."""
+    name, fields = name_of(request, "name"), await body_of(request)
+    given = [fields.get("password"), fields.get("password_hash")]
+    password, password_hash = (None if secret is None else text(secret, "a password") for secret in given)
+    if password is not None and password_hash is not None:
+        raise InvalidInput("either password or password_hash is given, not both")
+    if fields.get("tags") is None:
+        raise InvalidInput("tags are missing: a list, or words with commas between them")
+    known = any(user.name == name for user in site.broker.users.users())
+    await site.broker.users.put_user(
+        name,
+        password=password,
+        password_hash=password_hash,
+        hashing_algorithm=text(fields.get("hashing_algorithm") or passwords.SHA256, "hashing_algorithm"),
+        tags=tags_of(fields["tags"]),
+        limits=table(fields["limits"], "limits") if "limits" in fields else None,
+    )
+    return parameters.created(new=not known)
+
+
+def tags_of(given: Any) -> list[str]:
+    if isinstance(given, str):
+        return given.split(",")
+    if isinstance(given, list) and all(isinstance(tag, str) for tag in given):
+        return given
+    raise InvalidInput("tags are a list of words, or words with commas between them")
+
+
+async def delete(site: Site, request: Request) -> Response:
+    await site.broker.users.remove_user(name_of(request, "name"))
+    return parameters.no_content()
+
+
+async def bulk_delete(site: Site, request: Request) -> Response:
+    names = (await body_of(request)).get("users")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidInput('the users to be removed are {"users": ["...", "..."]}')
+    there = {user.name for user in site.broker.users.users()}
+    for name in dict.fromkeys(names):
+        if name in there:  # as RabbitMQ: who is not there is as good as removed
+            await site.broker.users.remove_user(name)
+    return parameters.no_content()
+
+
+# Limits, which hold at the AMQP door.
+
+
+def _limits(users: Iterable[User]) -> list[Shape]:
+    return [{"user": user.name, "value": user.limits} for user in users if user.limits]
+
+
+async def limits(site: Site, request: Request) -> Response:
+    return await _list(site, request, _limits(site.broker.users.users()))
+
+
+async def limits_of(site: Site, request: Request) -> Response:
+    return await _list(site, request, _limits([site.broker.users.user(name_of(request, "name"))]))
+
+
+async def put_limit(site: Site, request: Request) -> Response:
+    user, limit = site.broker.users.user(name_of(request, "name")), name_of(request, "limit")
+    if limit not in LIMITS:
+        raise InvalidInput(f"the limits of a user are {' and '.join(LIMITS)}, not {limit[:80]!r}")
+    value = number((await body_of(request)).get("value"), "value", least=-1, most=2**31)
+    await site.broker.users.put_user(user.name, limits={**user.limits, limit: value})
+    return parameters.no_content()
+
+
+async def delete_limit(site: Site, request: Request) -> Response:
+    user, limit = site.broker.users.user(name_of(request, "name")), name_of(request, "limit")
+    if limit not in user.limits:
+        raise NotFound(f"user {user.name!r} has no limit {limit[:80]!r}")
+    rest = {name: value for name, value in user.limits.items() if name != limit}
+    await site.broker.users.put_user(user.name, limits=rest)
+    return parameters.no_content()
+
+
+# Permissions.
+
+
+def _permissions(site: Site) -> list[Shape]:
+    return [
+        {"user": user, "vhost": vhost, **msgspec.structs.asdict(rule)}
+        for (vhost, user), rule in site.broker.users.permissions().items()
+    ]
+
+
+def _topic_permissions(site: Site) -> list[Shape]:
+    return [
+        {"user": user, "vhost": vhost, "exchange": exchange, **msgspec.structs.asdict(rule)}
+        for (vhost, user, exchange), rule in site.broker.users.topic_permissions().items()
+    ]
+
+
+async def _list(site: Site, request: Request, found: Iterable[Shape]) -> Response:
+    return await listing(site, request, found, lambda shape: shape)
+
+
+async def permissions(site: Site, request: Request) -> Response:
+    return await _list(site, request, _permissions(site))
+
+
+async def topic_permissions(site: Site, request: Request) -> Response:
+    return await _list(site, request, _topic_permissions(site))
+
+
+async def permissions_of(site: Site, request: Request) -> Response:
+    user = site.broker.users.user(name_of(request, "name"))
+    return await _list(site, request, [shape for shape in _permissions(site) if shape["user"] == user.name])
+
+
+async def topic_permissions_of(site: Site, request: Request) -> Response:
+    user = site.broker.users.user(name_of(request, "name"))
+    return await _list(site, request, [shape for shape in _topic_permissions(site) if shape["user"] == user.name])
+
+
+async def permissions_in(site: Site, request: Request) -> Response:
+    vhost = host_of(site, request).name
+    return await _list(site, request, [shape for shape in _permissions(site) if shape["vhost"] == vhost])
+
+
+async def topic_permissions_in(site: Site, request: Request) -> Response:
+    vhost = host_of(site, request).name
+    return await _list(site, request, [shape for shape in _topic_permissions(site) if shape["vhost"] == vhost])
+
+
+def _vhost_and_user(site: Site, request: Request) -> tuple[str, str]:
+    """NotFound without the vhost; a user who is not there is a mistake in the request, as in RabbitMQ."""
+    vhost, name = host_of(site, request).name, name_of(request, "name")
+    if request.method == "PUT" and all(user.name != name for user in site.broker.users.users()):
+        raise InvalidInput(f"there is no user {name!r}")
+    return vhost, name
+
+
+async def get_permission(site: Site, request: Request) -> Response:
+    vhost, name = _vhost_and_user(site, request)
+    for shape in _permissions(site):
+        if (shape["vhost"], shape["user"]) == (vhost, name):
+            return one(request, shape)
+    raise NotFound(f"user {name!r} has no permissions in vhost {vhost!r}")
+
+
+async def put_permission(site: Site, request: Request) -> Response:
+    vhost, name = _vhost_and_user(site, request)
+    fields = await body_of(request)
+    known = (vhost, name) in site.broker.users.permissions()
+    patterns = {right: text(fields.get(right), right) for right in ("configure", "write", "read")}
+    await site.broker.users.set_permission(vhost, name, Permission(**patterns))
+    return parameters.created(new=not known)
+
+
+async def delete_permission(site: Site, request: Request) -> Response:
+    await site.broker.users.clear_permission(*_vhost_and_user(site, request))
+    return parameters.no_content()
+
+
+async def get_topic_permissions(site: Site, request: Request) -> Response:
+    vhost, name = _vhost_and_user(site, request)
+    found = [shape for shape in _topic_permissions(site) if (shape["vhost"], shape["user"]) == (vhost, name)]
+    if not found:
+        raise NotFound(f"user {name!r} has no topic permissions in vhost {vhost!r}")
+    return await _list(site, request, found)
+
+
+async def put_topic_permission(site: Site, request: Request) -> Response:
+    vhost, name = _vhost_and_user(site, request)
+    fields = await body_of(request)
+    exchange = text(fields.get("exchange"), "exchange")
+    exchange = "" if exchange == representations.DEFAULT_EXCHANGE else exchange
+    known = (vhost, name, exchange) in site.broker.users.topic_permissions()
+    rule = TopicPermission(write=text(fields.get("write"), "write"), read=text(fields.get("read"), "read"))
+    await site.broker.users.set_topic_permission(vhost, name, exchange, rule)
+    return parameters.created(new=not known)
+
+
+async def delete_topic_permission(site: Site, request: Request) -> Response:
+    """Of all exchanges, or with ?exchange= of one."""
+    exchange = query_of(request).get("exchange")
+    await site.broker.users.clear_topic_permission(*_vhost_and_user(site, request), exchange)
+    return parameters.no_content()

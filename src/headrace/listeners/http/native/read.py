@@ -1,0 +1,169 @@
+"""GET /topics/{topic}/messages: a page of messages, waiting for the first if asked to; and whole batches."""
+
+import asyncio
+from base64 import b64encode
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.streams.partition import Partition, Readable, when_loaded
+from headrace.broker.streams.read import Page
+from headrace.broker.streams.streams import Stream
+from headrace.errors import InvalidInput, NotAcceptable, SegmentGone, StreamNotFound
+from headrace.listeners.http.native.topics import topic_of
+from headrace.listeners.http.server.authorization import Allowance
+from headrace.listeners.http.server.context import Answer, Site, json_answer
+from headrace.listeners.http.server.requests import Gone, Query, Share, hung_up
+from headrace.record.types import Record
+from headrace.wire.http import bodies, messages
+
+LIMIT = 1_000
+LIMIT_MAX = 10_000
+BYTES = 1 << 20
+NEXT_OFFSET = "headrace-next-offset"
+FORMATS = {"json": bodies.JSON, "ndjson": bodies.NDJSON, "raw": bodies.RAW}
+
+
+async def read(site: Site, request: Request) -> Response:
+    query = Query(request, "partition", "offset", "timestamp", "limit", "max_bytes", "wait", "format", "encoding")
+    stream = topic_of(site, request)
+    partition = stream.partition(query.integer("partition", most=messages.PARTITION_MAX))
+    media = _media(request, query)
+    limit = query.integer("limit", least=1, most=LIMIT_MAX)
+    if media == bodies.RAW and limit not in (None, 1):
+        raise InvalidInput("a raw answer is one message: leave limit out, or ask for JSON or NDJSON")
+    limit = 1 if media == bodies.RAW else limit or LIMIT
+    bytes_max = bytes_wanted(site, query)
+    binary = query.choice("encoding", "text", "base64") == "base64"
+    wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
+    offset = await start_of(partition, query)
+    request.state.share.take(bytes_max)
+    page = await site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
+    if not page.records and wait_s > 0:
+        offset = page.next_offset
+        if await wait_for(site, request, stream, [(partition, offset)], wait_s):
+            page = await site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
+    site.stats.messages_out += len(page.records)
+    answer = _render(partition.number, page, media, binary)
+    site.stats.bytes_out += len(answer.body)
+    return answer
+
+
+async def last_of_key(site: Site, request: Request) -> Response:
+    """The last message with a key: any bytes, percent-encoded."""
+    query = Query(request, "encoding")
+    binary = query.choice("encoding", "text", "base64") == "base64"
+    key = unquote_to_bytes(request.path_params["key"])
+    found = await site.broker.keys.find(topic_of(site, request), key)
+    site.stats.messages_out += 1
+    answer = json_answer(messages.render(found.partition, found.record, binary=binary))
+    site.stats.bytes_out += len(answer.body)
+    return answer
+
+
+async def batches(site: Site, request: Request) -> Response:
+    """Whole record batches as they are stored. The first may begin before the offset asked for."""
+    query = Query(request, "offset", "timestamp", "max_bytes", "wait", "log", "segment", "generation")
+    stream = topic_of(site, request)
+    text = request.path_params["partition"]
+    if not text.isdecimal() or len(text) > 10:
+        raise InvalidInput(f"a partition is a number, not {text[:80]!r}")
+    partition = stream.partition(int(text))
+    if query.integer("log") not in (None, partition.log.id):
+        raise SegmentGone(f"topic {stream.name!r} was deleted and made anew: this is another log")
+    bytes_max = bytes_wanted(site, query)
+    wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
+    segment, generation = query.integer("segment"), query.integer("generation")
+    if (segment is None) != (generation is None) or (segment is not None and "wait" in query):
+        raise InvalidInput("segment and generation go together, and without wait: a segment is as it was planned on")
+    offset = await start_of(partition, query)
+    request.state.share.take(bytes_max)
+    if segment is not None and generation is not None:
+        chunk = await when_loaded(lambda: partition.read_planned_now(segment, generation, offset, bytes_max))
+    else:
+        chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
+    if not chunk.data and wait_s > 0 and await wait_for(site, request, stream, [(partition, offset)], wait_s):
+        chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
+    site.stats.bytes_out += len(chunk.data)
+    return Answer(bytes(chunk.data), 200, {NEXT_OFFSET: str(chunk.next_offset)}, media_type=bodies.RAW)
+
+
+def bytes_wanted(site: Site, query: Query) -> int:
+    most = site.config.read_bytes_max
+    return query.integer("max_bytes", least=1, most=most) or min(BYTES, most)
+
+
+async def start_of(partition: Partition, query: Query) -> int:
+    """The offset to read from: given, by time, or the first there is."""
+    if "offset" in query and "timestamp" in query:
+        raise InvalidInput("offset and timestamp say the same thing twice: give one of them")
+    word = query.text("offset")
+    if word in {"earliest", "latest"}:
+        return partition.start_offset if word == "earliest" else partition.stable_end
+    offset = query.integer("offset")
+    if offset is not None:
+        return offset
+    timestamp = query.integer("timestamp", most=messages.TIMESTAMP_MAX)
+    return partition.start_offset if timestamp is None else await partition.offset_at(timestamp)
+
+
+async def wait_for(
+    site: Site, request: Request, stream: Stream, wanted: list[tuple[Partition, int]], wait_s: float
+) -> bool:
+    """True once there is something to read; False when the time is over or the broker stops.
+
+    Whoever waits holds no bytes, and keeps none from others: the share is taken again when there is something."""
+    readable, allowance = Readable(wanted), Allowance(site, request)
+    share: Share = request.state.share
+    size = share.give_back()
+    gone = asyncio.ensure_future(hung_up(request.receive))
+    try:
+        await asyncio.wait({readable.future, gone, site.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            raise Gone
+        if stream.is_deleted:
+            raise StreamNotFound(stream.name)
+        allowance.check()
+        if not readable.future.done():
+            return False
+        share.take(size)
+        return True
+    finally:
+        readable.cancel()
+        gone.cancel()
+
+
+def _media(request: Request, query: Query) -> str:
+    chosen = query.choice("format", *FORMATS)
+    if chosen is not None:
+        return FORMATS[chosen]
+    media = bodies.accepted(request.headers.get("accept"), (bodies.JSON, bodies.NDJSON, bodies.RAW))
+    if media is None:
+        raise NotAcceptable(f"messages come as {bodies.JSON}, {bodies.NDJSON} or {bodies.RAW}")
+    return media
+
+
+def _render(partition: int, page: Page, media: str, binary: bool) -> Answer:
+    headers = {NEXT_OFFSET: str(page.next_offset)}
+    if media == bodies.RAW:
+        return _render_raw(partition, page.records[0], headers) if page.records else Answer(None, 204, headers)
+    rendered = [messages.render(partition, record, binary=binary) for record in page.records]
+    if media == bodies.JSON:
+        return json_answer({"messages": rendered, "next_offset": page.next_offset}, headers=headers)
+    lines = msgspec.json.Encoder().encode_lines(rendered)
+    return Answer(lines, 200, headers, media_type=bodies.NDJSON)
+
+
+def _render_raw(partition: int, record: Record, headers: dict[str, str]) -> Answer:
+    headers |= {
+        "headrace-partition": str(partition),
+        "headrace-offset": str(record.offset),
+        "headrace-timestamp": str(record.timestamp),
+    }
+    if record.key is not None:  # any bytes: only base64 is safe in a header
+        headers["headrace-key-base64"] = b64encode(record.key).decode("ascii")
+    if record.value is None:
+        headers["headrace-tombstone"] = "true"
+    return Answer(record.value or b"", 200, headers, media_type=bodies.RAW)

@@ -1,0 +1,83 @@
+"""Upkeep over HTTP, for `headrace log compact|recompress|tier`: the broker swaps what others have rewritten."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.broker.streams.partition import Partition
+from headrace.broker.upkeep.segments import segments
+from headrace.errors import Conflict, InvalidInput, MalformedJson
+from headrace.listeners.http.native.topics import topic_of
+from headrace.listeners.http.server.context import Site, json_answer
+from headrace.listeners.http.server.requests import OFFSET_MAX, Query, read_json, whole_number
+from headrace.wire.http.messages import integer
+
+
+async def replace_segment(site: Site, request: Request) -> Response:
+    """A staged file becomes the next generation of a sealed segment."""
+    Query(request)
+    partition, base = _partition(site, request), _base(request)
+    fields = await read_json(request, request.state.share)
+    generation = integer(fields.get("generation"), "generation", most=OFFSET_MAX)
+    if fields.keys() != {"generation", "staged"} or generation is None or type(fields["staged"]) is not str:
+        raise MalformedJson('a replacement is {"generation": 0, "staged": "..."}')
+    broker = site.broker
+    gain = await segments.replace_segment(broker.shard, broker.staging, partition, base, generation, fields["staged"])
+    return json_answer(gain._asdict())
+
+
+async def archive_segment(site: Site, request: Request) -> Response:
+    """The Parquet file written for a sealed segment takes its place."""
+    Query(request)
+    partition, base = _partition(site, request), _base(request)
+    fields = await read_json(request, request.state.share)
+    generation = integer(fields.get("generation"), "generation", most=OFFSET_MAX)
+    if fields.keys() != {"generation"} or generation is None:
+        raise MalformedJson('what is to be archived is {"generation": 0}')
+    gain = await segments.archive_segment(site.broker.shard, partition, base, generation)
+    return json_answer(gain._asdict())
+
+
+async def compact(site: Site, request: Request) -> Response:
+    """The latest record of each key stays, in the sealed segments of every partition."""
+    Query(request)
+    stream = topic_of(site, request)
+    if stream.kind == "queue":
+        raise Conflict(f"{stream.name!r} is a queue: its messages stay until they are settled, not by key")
+    gains = [await segments.compact(site.broker.shard, partition) for partition in stream.partitions]
+    return json_answer({"partitions": [{"partition": n, **gain._asdict()} for n, gain in enumerate(gains)]})
+
+
+async def delete_records(site: Site, request: Request) -> Response:
+    """Everything before an offset goes; the offset is the partition's new start."""
+    query = Query(request, "before")
+    before = query.integer("before")
+    if before is None:
+        raise InvalidInput("before says up to which offset records go")
+    partition = _partition(site, request)
+    await segments.delete_before(site.broker.shard, site.broker.coordination.producers, partition, before)
+    return Response(status_code=204)
+
+
+def _base(request: Request) -> int:
+    text = str(request.path_params["segment"])
+    base = whole_number(text)
+    if base is None:
+        raise InvalidInput(f"a segment is named by its first offset, not {text[:80]!r}")
+    return base
+
+
+def _partition(site: Site, request: Request) -> Partition:
+    text = request.path_params["partition"]
+    if not text.isdecimal() or len(text) > 10:
+        raise InvalidInput(f"a partition is a number, not {text[:80]!r}")
+    return topic_of(site, request).partition(int(text))
+
+
+GAIN: dict[str, Any] = {
+    "bytes_before": {"type": "integer"},
+    "bytes_after": {"type": "integer"},
+    "records_before": {"type": "integer"},
+    "records_after": {"type": "integer"},
+}

@@ -1,0 +1,89 @@
+"""What every handler of the HTTP door needs, made once."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.broker.broker import Broker
+from headrace.broker.metrics.counters import DoorStats
+from headrace.config import Config
+from headrace.listeners.http.management.rates import Rates
+from headrace.listeners.http.server.authentication import Gate
+from headrace.listeners.http.server.requests import Budget
+from headrace.wire.http.bodies import JSON
+
+PIECE_BYTES = 256 * 1024
+# Bodies and answers in memory at once: two of the largest requests, or many of the usual ones.
+BUDGET_BYTES_MIN = 256 << 20
+BUDGET_SHARE = 4  # and never more than this part of the memory limit
+
+
+class Site:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.config: Config = broker.config
+        self.stats: DoorStats = broker.stats.door("http")
+        self.gate = Gate(broker.users, broker.clock.monotonic)
+        self.rates = Rates()
+        wanted = max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max)
+        self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_SHARE))
+        self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.addresses: dict[str, list[str]] = {}  # of every door, for people who ask for the status
+
+    @property
+    def doors_with_tls(self) -> list[str]:
+        return [door for door in self.addresses if self.config.has_tls(door)]
+
+    def stop(self) -> None:
+        """Ends long polls and event streams; other requests go on."""
+        if not self.stopping.done():
+            self.stopping.set_result(None)
+
+
+class Answer(Response):
+    """An answer that is written in pieces, each waiting until the client has taken what was there before."""
+
+    @property
+    def size(self) -> int:
+        return len(self.body)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= PIECE_BYTES:
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        view = memoryview(self.body)
+        for at in range(0, len(view), PIECE_BYTES):
+            last = at + PIECE_BYTES >= len(view)
+            piece = bytes(view[at : at + PIECE_BYTES])
+            await send({"type": "http.response.body", "body": piece, "more_body": not last})
+
+
+class Pieces(Response):
+    """An answer that was made in pieces and is never put together: copying ten million bytes takes the loop's time."""
+
+    def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str], media_type: str) -> None:
+        super().__init__(None, 200, headers, media_type)
+        self._pieces = pieces
+        self.size = sum(map(len, pieces))
+        self.headers["content-length"] = str(self.size)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        waiting: list[bytes] = []
+        size = 0
+        for piece in self._pieces if scope["method"] != "HEAD" else ():
+            waiting.append(piece)
+            size += len(piece)
+            if size >= PIECE_BYTES:
+                await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": True})
+                waiting, size = [], 0
+        await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": False})
+
+
+def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(msgspec.json.encode(content), status, headers, media_type=JSON)

@@ -1,0 +1,116 @@
+"""Starts and stops the HTTP door in the running event loop."""
+
+import asyncio
+from collections.abc import Collection
+from email.utils import formatdate
+from typing import cast
+
+from uvicorn.server import ServerState
+
+from headrace.broker.broker import Broker
+from headrace.config import Address, Config
+from headrace.listeners.common.backpressure import Buffered, Buffers
+from headrace.listeners.common.listener import Listener, listen
+from headrace.listeners.common.per_source_limit import Crowd
+from headrace.listeners.common.tls.accept import Doorstep
+from headrace.listeners.common.tls.certificate import Tls
+from headrace.listeners.http.server.app import App
+from headrace.listeners.http.server.bounded_protocol import (
+    RESERVED,
+    SWEEP_INTERVAL_S,
+    BoundedHttp,
+    ConnectionLimits,
+    Patience,
+    refusal,
+    serve_config,
+)
+from headrace.listeners.http.server.context import Site
+
+FLAG = "--http"
+NOT_TLS = "this door speaks TLS: say https:// instead of http://"
+HEADERS = [(b"x-content-type-options", b"nosniff"), (b"server", b"headrace")]
+
+
+class HttpDoor:
+    def __init__(self, site: Site, listener: Listener, state: ServerState, stop_timeout_s: float) -> None:
+        self.site = site
+        self._listener = listener
+        self._state = state
+        self._stop_timeout_s = stop_timeout_s
+        self._looked = asyncio.get_running_loop().time()
+        self._was_held_up = False
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="http sweeper")
+
+    @property
+    def addresses(self) -> list[str]:
+        return self._listener.addresses
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    def describe(self, addresses: dict[str, list[str]]) -> None:
+        """Where every door listens, for GET /status."""
+        self.site.addresses = addresses
+
+    async def _sweep(self) -> None:
+        """Once a second: end what has taken too long, and tell the time."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._look(loop.time())
+            self.site.stats.connections = len(self._state.connections)
+            self._state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *HEADERS]
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+
+    def _look(self, now: float) -> None:
+        """After a pause of ours (the process stopped, the machine asleep) sockets are read before anybody is judged:
+        what a client took too long for may lie there. Once, so that a broker that is always late still judges."""
+        was_held_up, self._was_held_up = self._was_held_up, now - self._looked > 2 * SWEEP_INTERVAL_S
+        self._looked = now
+        if self._was_held_up and not was_held_up:
+            return
+        for connection in list(self._state.connections):
+            if isinstance(connection, BoundedHttp):
+                connection.check(now)
+
+    async def close(self) -> None:
+        """Stops accepting, ends what only waits, lets the rest finish for a while, then hangs up."""
+        self._listener.close()
+        self.site.stop()
+        for connection in list(self._state.connections):
+            connection.shutdown()  # after the answer under way, or at once
+        if self._state.tasks:
+            await asyncio.wait(set(self._state.tasks), timeout=self._stop_timeout_s)
+        for connection in list(self._state.connections):
+            if isinstance(connection, BoundedHttp) and connection.cycle is not None:
+                connection.cycle.disconnected = True
+        for task in list(self._state.tasks):
+            task.cancel()
+        await asyncio.sleep(0)  # what was written gets its chance to leave
+        for connection in list(self._state.connections):
+            connection.transport.close()
+        self._sweeper.cancel()
+
+
+async def start(
+    broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None, patience: Patience | None = None
+) -> HttpDoor:
+    site = Site(broker)
+    uvicorn_config = serve_config(App(site))
+    state = ServerState()
+    stats, connections_max = site.stats, min(config.connections_max, broker.pressure.connections_max)
+    limits = ConnectionLimits(connections_max, stats, {}, patience or Patience())
+    crowd: Crowd[BoundedHttp] = Crowd(lambda: connections_max)
+    broker.pressure.add_holder(Buffers("http", cast(Collection[Buffered], state.connections)))
+
+    def accept() -> BoundedHttp:
+        stats.connections_total += 1
+        return BoundedHttp(uvicorn_config, state, limits, crowd)
+
+    def room() -> int:
+        making_room = sum(one.is_unknown for one in limits.reserve)
+        return limits.connections_max + RESERVED + making_room - len(state.connections)
+
+    doorstep = None if tls is None else Doorstep("HTTP", tls, stats, room, refusal(400, "not_tls", NOT_TLS))
+    listener = await listen(bind, accept, flag=FLAG, doorstep=doorstep)
+    return HttpDoor(site, listener, state, config.stop_timeout_ms / 1000)

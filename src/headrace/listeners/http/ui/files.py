@@ -1,0 +1,99 @@
+"""Serves the dashboard's files. All of them are read once, when first asked for; nothing else can be asked for.
+
+Two modules come from npm when Headrace is installed (`make install`). Without them there is a page that says so.
+"""
+
+import hashlib
+from importlib import resources
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.errors import NotFound
+from headrace.listeners.http.server.context import Site
+
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+VENDOR = ("vendor/preact.js", "vendor/uplot.js", "vendor/uplot.css")
+# Scripts and styles only from here, and none inside a page: whatever a client names, it stays text.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "cache-control": "no-cache",  # asked again each time, answered with 304: an upgrade shows at once
+}
+
+
+class File(NamedTuple):
+    data: bytes
+    kind: str
+    tag: str
+
+
+def _load() -> dict[str, File]:
+    found: dict[str, File] = {}
+    waiting = [(resources.files("headrace.listeners.http.ui").joinpath("static"), "")]
+    while waiting:
+        folder, prefix = waiting.pop()
+        if not folder.is_dir():
+            continue
+        for entry in folder.iterdir():
+            name = prefix + entry.name
+            if entry.is_dir():
+                waiting.append((entry, name + "/"))
+            elif (kind := TYPES.get("." + entry.name.rpartition(".")[2])) is not None:
+                data = entry.read_bytes()
+                found[name] = File(data, kind, f'"{hashlib.sha256(data).hexdigest()[:16]}"')
+    return found
+
+
+class Files:
+    def __init__(self) -> None:
+        self._files: dict[str, File] | None = None
+
+    def get(self, name: str) -> File:
+        if self._files is None or not self.is_complete:
+            self._files = _load()
+        if name == "index.html" and not self.is_complete:
+            name = "incomplete.html"
+        found = self._files.get(name)
+        if found is None:
+            raise NotFound("there is no such file of the dashboard")
+        return found
+
+    @property
+    def is_complete(self) -> bool:
+        return self._files is not None and all(name in self._files for name in VENDOR)
+
+
+FILES = Files()
+
+
+def _answer(request: Request, name: str) -> Response:
+    file = FILES.get(name)
+    headers = {**HEADERS, "etag": file.tag}
+    if request.headers.get("if-none-match") == file.tag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.data, 200, {**headers, "content-type": file.kind})
+
+
+async def index(site: Site, request: Request) -> Response:
+    return _answer(request, "index.html")
+
+
+async def file(site: Site, request: Request) -> Response:
+    return _answer(request, request.path_params["path"])
+
+
+async def icon(site: Site, request: Request) -> Response:
+    return _answer(request, "icon.svg")

@@ -1,0 +1,245 @@
+"""Topics made, deleted and described by clients and tools."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.streams.streams import Stream, check_topic_name
+from headrace.config import InvalidSetting
+from headrace.errors import Conflict, HeadraceError, InvalidInput, StreamNotFound
+from headrace.listeners.kafka.admin import configs
+from headrace.listeners.kafka.admin.topic_index import Topics
+from headrace.listeners.kafka.auth import access, operations
+from headrace.listeners.kafka.errors import Code, UnknownTopicId, code_of
+from headrace.listeners.kafka.request_pipeline import Request
+from headrace.wire.kafka.schema import NO_UUID
+
+if TYPE_CHECKING:
+    from headrace.listeners.kafka.listener import KafkaDoor
+
+DEFAULT = -1
+DESCRIBED_PARTITIONS_MAX = 2000
+
+
+async def create_topics(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    named = Counter(topic.name for topic in fields.topics)
+    allowed = access.of(door, request).configures
+    answers = []
+    async for topic in Turns().each(fields.topics):
+        answer: dict[str, Any] = {"name": topic.name}
+        if named[topic.name] > 1:
+            answer.update(error_code=Code.INVALID_REQUEST, error_message="Duplicate topic name.")
+        else:
+            try:
+                await create_topic(door, allowed, topic, fields.validate_only, answer)
+            except HeadraceError as error:
+                answer.update(error_code=creation_code(error), error_message=str(error))
+        answers.append(answer)
+    return {"topics": answers}
+
+
+class InvalidPartitions(InvalidInput):
+    """A number of partitions that can not be."""
+
+
+class InvalidReplicas(InvalidInput):
+    """There is one node, so there is one replica."""
+
+
+class InvalidAssignment(InvalidInput):
+    """Says where partitions are to be, and they can not be there."""
+
+
+class InvalidName(InvalidInput):
+    """Not a name for a topic."""
+
+
+def creation_code(error: HeadraceError) -> Code:
+    if isinstance(error, InvalidPartitions | Conflict):
+        return Code.INVALID_PARTITIONS
+    if isinstance(error, InvalidReplicas):
+        return Code.INVALID_REPLICATION_FACTOR
+    if isinstance(error, InvalidAssignment):
+        return Code.INVALID_REPLICA_ASSIGNMENT
+    if isinstance(error, InvalidName):
+        return Code.INVALID_TOPIC
+    if isinstance(error, InvalidSetting | configs.InvalidConfig):
+        return Code.INVALID_CONFIG
+    return code_of(error)
+
+
+async def create_topic(
+    door: "KafkaDoor", allowed: Topics, topic: Any, validate_only: bool, answer: dict[str, Any]
+) -> None:
+    try:
+        check_topic_name(topic.name)
+    except InvalidInput as error:
+        raise InvalidName(str(error)) from None
+    allowed.check(topic.name)
+    door.topics.check_new(topic.name)
+    partitions = count_partitions(door, topic)
+    nulls = [one.name for one in topic.configs if one.value is None]
+    if nulls:
+        raise configs.InvalidConfig(f"Null value not supported for topic configs: {','.join(nulls)}")
+    overrides = configs.overrides({one.name: one.value for one in topic.configs})
+    if validate_only:
+        would_be = configs.check(door, overrides)
+        set_here = {name for name, value in overrides.items() if value is not None}
+        found = configs.shown(door.config.stream, would_be, set_here)
+    else:
+        stream = await door.topics.create(topic.name, partitions, overrides)
+        answer["topic_id"] = door.topics.id_of(stream)
+        found = configs.topic_configs(door, stream)
+    answer.update(
+        num_partitions=partitions,
+        replication_factor=1,
+        configs=[{"name": one.name, "value": one.value, "config_source": one.source} for one in found],
+    )
+
+
+def count_partitions(door: "KafkaDoor", topic: Any) -> int:
+    if topic.assignments:
+        if topic.num_partitions != DEFAULT or topic.replication_factor != DEFAULT:
+            raise InvalidInput("either a number of partitions, or where each is")
+        if any(one.broker_ids != [door.node_id] for one in topic.assignments):
+            raise InvalidAssignment(f"there is one node, {door.node_id}")
+        numbers = sorted(one.partition_index for one in topic.assignments)
+        if numbers != list(range(len(numbers))):
+            raise InvalidAssignment("partitions are numbered from 0")
+        return len(numbers)
+    if topic.replication_factor not in (DEFAULT, 1):
+        raise InvalidReplicas(f"Replication factor: {topic.replication_factor} larger than available brokers: 1.")
+    partitions: int = topic.num_partitions
+    if partitions == DEFAULT:
+        partitions = door.config.auto_create_partitions
+    if not 1 <= partitions <= door.config.partitions_max:
+        raise InvalidPartitions(f"a topic has 1 to {door.config.partitions_max:,} partitions, not {partitions}")
+    return partitions
+
+
+async def delete_topics(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    if request.version < 6:
+        wanted: list[tuple[str | None, bytes | None]] = [(name, None) for name in fields.topic_names]
+    else:
+        wanted = [(one.name, one.topic_id) for one in fields.topics]
+    allowed = access.of(door, request).configures
+    named = Counter(topic_named(allowed, *one) for one in wanted)
+    answers = []
+    async for name, topic_id in Turns().each(wanted):
+        answer: dict[str, Any] = {"name": name}
+        if topic_id is not None:
+            answer["topic_id"] = topic_id
+        try:
+            check_named(name, topic_id)
+            if named[topic_named(allowed, name, topic_id)] > 1:
+                raise InvalidInput("Duplicate topic name.")
+            stream = allowed.find(name if name is not None else topic_id or b"")
+            answer["name"] = stream.name
+            if topic_id is not None:
+                answer["topic_id"] = door.topics.id_of(stream)
+            await delete_topic(door, stream, topic_id if name is None else None)
+        except HeadraceError as error:
+            answer.update(error_code=code_of(error), error_message=str(error))
+        answers.append(answer)
+    return {"responses": answers}
+
+
+def topic_named(allowed: Topics, name: str | None, topic_id: bytes | None) -> str | bytes:
+    """The name of a topic, also where its id is said: whether the same is asked for twice."""
+    if name is not None or topic_id is None:
+        return name or ""
+    try:
+        return allowed.find(topic_id).name
+    except HeadraceError:
+        return topic_id  # what is wrong with it is said in its turn
+
+
+def check_named(name: str | None, topic_id: bytes | None) -> None:
+    if topic_id is not None and (name is not None) == (topic_id != NO_UUID):
+        raise InvalidInput("You must specify either a topic name or a topic ID, but not both, nor neither.")
+
+
+async def delete_topic(door: "KafkaDoor", stream: Stream, topic_id: bytes | None) -> None:
+    try:
+        await door.broker.streams.delete(stream.name, only=stream)
+    except StreamNotFound:
+        if topic_id is not None:  # gone while this waited, whatever has its name by now
+            raise UnknownTopicId(topic_id) from None
+        raise
+
+
+async def create_partitions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(door, request).configures
+    named = Counter(topic.name for topic in fields.topics)
+    answers = []
+    async for topic in Turns().each(fields.topics):
+        answer: dict[str, Any] = {"name": topic.name}
+        try:
+            if named[topic.name] > 1:
+                raise InvalidInput("Duplicate topic name.")
+            stream = allowed.find(topic.name)
+            have = len(stream.partitions)
+            if topic.count <= have:
+                raise InvalidPartitions(f"Topic currently has {have} partitions, {topic.count} are not more.")
+            given = [one.broker_ids for one in topic.assignments or ()]
+            if given and given != [[door.node_id]] * (topic.count - have):
+                raise InvalidAssignment(f"{topic.count - have} more partitions, and one node, {door.node_id}")
+            if topic.count > door.config.partitions_max:
+                raise InvalidPartitions(f"a topic has at most {door.config.partitions_max:,} partitions")
+            if not fields.validate_only:
+                await door.broker.streams.configure(stream.name, {}, partitions=topic.count)
+        except HeadraceError as error:
+            answer.update(error_code=creation_code(error), error_message=str(error))
+        answers.append(answer)
+    return {"results": answers}
+
+
+async def describe_topic_partitions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    """In the order of names, a page at a time; the cursor says where the next page begins."""
+    limit = max(1, min(fields.response_partition_limit, DESCRIBED_PARTITIONS_MAX))
+    allowed = access.of(door, request)
+    seen = allowed.sees
+    names = sorted({topic.name for topic in fields.topics}) or [stream.name for stream in seen.all()]
+    first, start = "", 0
+    if fields.cursor is not None:
+        first, start = fields.cursor.topic_name, fields.cursor.partition_index
+        if start < 0:
+            refused = {"error_code": Code.INVALID_REQUEST}
+            return {"topics": [{"name": topic.name, **refused} for topic in fields.topics]}
+    topics: list[dict[str, Any]] = []
+    async for name in Turns().each(names):
+        if name < first:
+            continue
+        if limit <= 0:
+            return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
+        try:
+            stream = seen.find(name)
+        except HeadraceError as error:
+            topics.append({"name": name, "error_code": code_of(error)})
+            continue
+        skip = start if name == first else 0
+        shown = stream.partitions[skip : skip + limit]
+        limit -= len(shown)
+        topics.append(
+            {
+                "name": name,
+                "topic_id": door.topics.id_of(stream),
+                "topic_authorized_operations": operations.on_topic(allowed, name),
+                "partitions": [
+                    {
+                        "partition_index": partition.number,
+                        "leader_id": door.node_id,
+                        "leader_epoch": partition.log.epoch,
+                        "replica_nodes": [door.node_id],
+                        "isr_nodes": [door.node_id],
+                        "eligible_leader_replicas": [],  # the Java client does not expect its null
+                        "last_known_elr": [],
+                    }
+                    for partition in shown
+                ],
+            }
+        )
+        if skip + len(shown) < len(stream.partitions):
+            cursor = {"topic_name": name, "partition_index": skip + len(shown)}
+            return {"topics": topics, "next_cursor": cursor}
+    return {"topics": topics}

@@ -1,0 +1,273 @@
+"""What the user of a connection may do at this door: the rights of RabbitMQ's model for what Kafka has.
+
+Topics, groups and transactional ids are names in the default vhost. What each API asks for is RULES; where a request
+names several things, each is asked for where it is looked up (see GuardedTopics). A right that is taken away is gone
+with the next request: an Access is for one version of the users (see login.Gate). On a broker that is open nobody is
+asked, and a connection has none.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.access.permissions import Rights
+from headrace.broker.access.users import User
+from headrace.broker.streams.streams import Stream
+from headrace.errors import AccessRefused
+from headrace.listeners.kafka.admin.topic_index import Topics
+from headrace.listeners.kafka.errors import (
+    ClusterRefused,
+    Code,
+    GroupRefused,
+    TopicRefused,
+    TransactionRefused,
+    code_of,
+)
+from headrace.wire.kafka.apis import Api
+
+if TYPE_CHECKING:
+    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.request_pipeline import Request
+
+logger = logging.getLogger("headrace.kafka")
+
+REMEMBERED_MAX = 1000  # answers, of one connection: clients bring the names
+READ, WRITE, CONFIGURE, LOOK = "read", "write", "configure", "look at"
+ASKED: dict[str, Callable[[Rights, str], bool]] = {
+    READ: Rights.may_read,
+    WRITE: Rights.may_write,
+    CONFIGURE: Rights.may_configure,
+    LOOK: lambda rights, name: rights.may_read(name) or rights.may_write(name) or rights.may_configure(name),
+}
+
+
+class Anybody:
+    """Whoever comes while the broker is open: nobody was asked, so nothing is refused."""
+
+    def __init__(self, topics: Topics) -> None:
+        """Topics to be read, written, changed, and looked at, which takes any right on them."""
+        self.reads = self.writes = self.configures = self.sees = topics
+
+    def group(self, group_id: str | None) -> None:
+        """Raises unless the group is for this user."""
+
+    def configure_group(self, group_id: str) -> None: ...
+
+    def transaction(self, transactional_id: str) -> None: ...
+
+    def administer(self) -> None:
+        """For what is of the whole broker."""
+
+    @property
+    def is_administrator(self) -> bool:
+        return True
+
+    def changes_group(self, group_id: str) -> bool:
+        return True
+
+    def shows_group(self, group_id: str) -> bool:
+        """Whether it is in a list."""
+        return True
+
+    def shows_transaction(self, transactional_id: str) -> bool:
+        return True
+
+
+class Access(Anybody):
+    """Of one user, as its rights are now. None: it may not enter the vhost."""
+
+    def __init__(self, user: User, rights: Rights | None, topics: Topics, peer: Any) -> None:
+        self._user, self._rights, self._peer = user, rights, peer
+        self._known: dict[tuple[str, str], bool] = {}
+        self._said: set[str] = set()
+        self.reads = GuardedTopics(topics, self, READ)
+        self.writes = GuardedTopics(topics, self, WRITE)
+        self.configures = GuardedTopics(topics, self, CONFIGURE)
+        self.sees = GuardedTopics(topics, self, LOOK)
+
+    def may(self, right: str, name: str) -> bool:
+        found = self._known.get((right, name))
+        if found is None:
+            found = self._rights is not None and ASKED[right](self._rights, name)
+            if len(self._known) >= REMEMBERED_MAX:
+                self._known.clear()
+            self._known[right, name] = found
+        return found
+
+    def topic(self, right: str, name: str) -> None:
+        if not self.may(right, name):
+            raise TopicRefused(self._refused(right, "topic", name))
+
+    def group(self, group_id: str | None) -> None:
+        if not self.may(READ, group_id or ""):
+            raise GroupRefused(self._refused(READ, "group", group_id or ""))
+
+    def configure_group(self, group_id: str) -> None:
+        if not self.may(CONFIGURE, group_id):
+            raise GroupRefused(self._refused(CONFIGURE, "group", group_id))
+
+    def transaction(self, transactional_id: str) -> None:
+        if not self.may(WRITE, transactional_id):
+            raise TransactionRefused(self._refused(WRITE, "transactional id", transactional_id))
+
+    def administer(self) -> None:
+        if not self._user.is_administrator:
+            self._say(text := f"this is for users with the tag administrator, and {self._user.name!r} is none")
+            raise ClusterRefused(text)
+
+    @property
+    def is_administrator(self) -> bool:
+        return self._user.is_administrator
+
+    def changes_group(self, group_id: str) -> bool:
+        return self.may(CONFIGURE, group_id)
+
+    def shows_group(self, group_id: str) -> bool:
+        return self.may(READ, group_id)
+
+    def shows_transaction(self, transactional_id: str) -> bool:
+        return self.may(WRITE, transactional_id)
+
+    def _refused(self, right: str, kind: str, name: str) -> str:
+        text = f"user {self._user.name!r} has no right to {right} {kind} {name[:255]!r}"
+        self._say(text)
+        return text
+
+    def _say(self, text: str) -> None:
+        """Once: a client that is refused asks again, and again."""
+        if text not in self._said and len(self._said) < REMEMBERED_MAX:
+            self._said.add(text)
+            logger.warning("from %s: %s", self._peer, text)
+
+
+class GuardedTopics(Topics):
+    """The topics, for a user with one kind of right. Whether one without it is there is not said."""
+
+    def __init__(self, topics: Topics, access: Access, right: str) -> None:
+        self._topics, self._access, self._right = topics, access, right
+
+    def find(self, topic: str | bytes) -> Stream:
+        if isinstance(topic, str):
+            self._access.topic(self._right, topic)
+            return self._topics.find(topic)
+        stream = self._topics.find(topic)
+        self._access.topic(self._right, stream.name)
+        return stream
+
+    def check(self, name: str) -> None:
+        self._access.topic(self._right, name)
+
+    def shows(self, name: str) -> bool:
+        return self._access.may(self._right, name)
+
+    def all(self) -> list[Stream]:
+        return [stream for stream in self._topics.all() if self.shows(stream.name)]
+
+
+def of(door: "KafkaDoor", request: "Request") -> Anybody:
+    return request.connection.access or door.gate.anybody
+
+
+# What a request needs as a whole: without it the answer is its error code and nothing else.
+Need = Callable[[Anybody, Any], None]
+
+
+def _group(allowed: Anybody, fields: Any) -> None:
+    allowed.group(fields.group_id)
+
+
+def _transaction(allowed: Anybody, fields: Any) -> None:
+    if fields.transactional_id is not None:
+        allowed.transaction(fields.transactional_id)
+
+
+def _subscription(allowed: Anybody, fields: Any) -> None:
+    for name in fields.subscribed_topic_names or ():
+        allowed.sees.check(name)
+
+
+def _administrator(allowed: Anybody, fields: Any) -> None:
+    allowed.administer()
+
+
+ANYBODY: tuple[Need, ...] = ()  # who has logged in
+BY_NAME: tuple[Need, ...] = ()  # each thing that is named is asked for by itself, in the handler
+
+RULES: dict[Api, tuple[Need, ...]] = {
+    # Before a login: see login.BEFORE_LOGIN.
+    Api.API_VERSIONS: ANYBODY,
+    Api.SASL_HANDSHAKE: ANYBODY,
+    Api.SASL_AUTHENTICATE: ANYBODY,
+    # Topics.
+    Api.PRODUCE: BY_NAME,  # write
+    Api.FETCH: BY_NAME,  # read
+    Api.LIST_OFFSETS: BY_NAME,
+    Api.OFFSET_FOR_LEADER_EPOCH: BY_NAME,
+    Api.DESCRIBE_PRODUCERS: BY_NAME,
+    Api.METADATA: BY_NAME,  # any right; configure where a topic is made
+    Api.DESCRIBE_TOPIC_PARTITIONS: BY_NAME,
+    Api.CREATE_TOPICS: BY_NAME,  # configure
+    Api.DELETE_TOPICS: BY_NAME,
+    Api.CREATE_PARTITIONS: BY_NAME,
+    Api.DELETE_RECORDS: BY_NAME,
+    Api.DESCRIBE_CONFIGS: BY_NAME,  # of topics any right, of groups read, of the broker its administrator
+    Api.ALTER_CONFIGS: BY_NAME,  # of topics and groups configure, of the broker its administrator
+    Api.INCREMENTAL_ALTER_CONFIGS: BY_NAME,
+    # Groups: read. What they say of topics: read.
+    Api.FIND_COORDINATOR: BY_NAME,
+    Api.JOIN_GROUP: (_group,),
+    Api.SYNC_GROUP: (_group,),
+    Api.HEARTBEAT: (_group,),
+    Api.LEAVE_GROUP: (_group,),
+    Api.LIST_GROUPS: BY_NAME,
+    Api.DESCRIBE_GROUPS: BY_NAME,
+    Api.DELETE_GROUPS: BY_NAME,
+    Api.OFFSET_COMMIT: BY_NAME,
+    Api.OFFSET_FETCH: BY_NAME,
+    Api.OFFSET_DELETE: (_group,),
+    Api.CONSUMER_GROUP_HEARTBEAT: (_group, _subscription),
+    Api.CONSUMER_GROUP_DESCRIBE: BY_NAME,
+    Api.SHARE_GROUP_HEARTBEAT: (_group, _subscription),
+    Api.SHARE_GROUP_DESCRIBE: BY_NAME,
+    Api.SHARE_FETCH: (_group,),
+    Api.SHARE_ACKNOWLEDGE: (_group,),
+    Api.DESCRIBE_SHARE_GROUP_OFFSETS: BY_NAME,
+    Api.ALTER_SHARE_GROUP_OFFSETS: (_group,),
+    Api.DELETE_SHARE_GROUP_OFFSETS: (_group,),
+    # Transactional ids: write.
+    Api.INIT_PRODUCER_ID: (_transaction,),
+    Api.ADD_PARTITIONS_TO_TXN: BY_NAME,
+    Api.ADD_OFFSETS_TO_TXN: (_transaction, _group),
+    Api.TXN_OFFSET_COMMIT: BY_NAME,
+    Api.END_TXN: (_transaction,),
+    Api.DESCRIBE_TRANSACTIONS: BY_NAME,
+    Api.LIST_TRANSACTIONS: BY_NAME,
+    # The broker.
+    Api.DESCRIBE_CLUSTER: ANYBODY,
+    Api.GET_TELEMETRY_SUBSCRIPTIONS: ANYBODY,
+    Api.PUSH_TELEMETRY: ANYBODY,
+    Api.DESCRIBE_ACLS: ANYBODY,  # there are none
+    Api.CREATE_ACLS: ANYBODY,
+    Api.DELETE_ACLS: ANYBODY,
+    Api.DESCRIBE_QUORUM: (_administrator,),
+    Api.UPDATE_FEATURES: (_administrator,),
+    Api.DESCRIBE_LOG_DIRS: (_administrator,),
+    Api.ALTER_REPLICA_LOG_DIRS: BY_NAME,  # administrator; its answer has no place for one error
+    Api.ELECT_LEADERS: (_administrator,),
+    Api.ALTER_PARTITION_REASSIGNMENTS: (_administrator,),
+    Api.LIST_PARTITION_REASSIGNMENTS: (_administrator,),
+    Api.LIST_CONFIG_RESOURCES: (_administrator,),
+    Api.DESCRIBE_CLIENT_QUOTAS: (_administrator,),
+    Api.DESCRIBE_USER_SCRAM_CREDENTIALS: (_administrator,),
+    Api.ALTER_USER_SCRAM_CREDENTIALS: BY_NAME,  # administrator; its answer has no place for one error
+}
+
+
+def refusal(access: Access, api: Api, fields: Any) -> Code | None:
+    """Why the whole request is refused, if it is."""
+    try:
+        for need in RULES[api]:
+            need(access, fields)
+    except AccessRefused as error:
+        return code_of(error)
+    return None

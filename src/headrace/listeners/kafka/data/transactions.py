@@ -1,0 +1,251 @@
+"""Producers with ids and transactions at the door."""
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.groups.coordinator import check_group_id
+from headrace.broker.groups.subscription_patterns import compile_pattern
+from headrace.broker.transactions.producer_state import Producer
+from headrace.broker.transactions.transaction import ONGOING
+from headrace.errors import (
+    ConcurrentTransactions,
+    GroupNotFound,
+    HeadraceError,
+    InvalidInput,
+    InvalidPattern,
+    NotInTransaction,
+    ProducerFenced,
+    StaleMemberEpoch,
+)
+from headrace.listeners.kafka.auth import access
+from headrace.listeners.kafka.errors import Code, code_of, group_code
+from headrace.listeners.kafka.groups.classic import is_share_group
+from headrace.listeners.kafka.groups.offsets import collect, fail_all
+from headrace.listeners.kafka.request_pipeline import Request
+
+if TYPE_CHECKING:
+    from headrace.listeners.kafka.listener import KafkaDoor
+
+ABORTABLE_SINCE = 4  # of TxnOffsetCommit: those who send it abort when told so, where INVALID_TXN_STATE ends them
+SINCE_VERSION_2 = 5  # of TxnOffsetCommit and EndTxn: those who send it know transaction.version 2
+NEVER = 1000  # TxnOffsetCommit names topics by name in all versions we offer
+STATES = {"Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead"}
+
+
+def fencing_code(error: HeadraceError, version: int, since: int) -> Code:
+    """PRODUCER_FENCED is newer than fencing: older versions of an API say it with an epoch. Of a disk that said no
+    producers are told as members of groups are: they try again."""
+    if isinstance(error, ProducerFenced) and version < since:
+        return Code.INVALID_PRODUCER_EPOCH
+    return group_code(code_of(error))
+
+
+async def init_producer_id(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    try:
+        if (fields.producer_id < 0) != (fields.producer_epoch < 0):
+            raise InvalidInput("who it was before is an id and an epoch, or neither")
+        if fields.transactional_id is None:
+            producer_id, epoch = await door.coordination.producers.new_id(), 0
+        else:
+            producer_id, epoch = await door.coordination.transactions.begin_producer(
+                fields.transactional_id,
+                fields.transaction_timeout,
+                fields.producer_id,
+                fields.producer_epoch,
+            )
+    except HeadraceError as error:
+        code = fencing_code(error, request.version, 4)
+        if code is Code.COORDINATOR_NOT_AVAILABLE and fields.transactional_id is None:
+            code = Code.COORDINATOR_LOAD_IN_PROGRESS  # try again as well; without an id Java can look for none
+        return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+    return {"producer_id": producer_id, "producer_epoch": epoch}
+
+
+async def add_partitions_to_txn(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    topics = fields.v3_and_below_topics
+    allowed = access.of(door, request)
+    partitions: dict[tuple[str, int], int] = {}
+    codes: dict[tuple[str, int], Code] = {}
+    for topic in topics:
+        for number in topic.partitions:
+            try:
+                allowed.transaction(fields.v3_and_below_transactional_id)
+                partitions[topic.name, number] = allowed.writes.partition(topic.name, number).log.id
+                codes[topic.name, number] = Code.NONE
+            except HeadraceError as error:
+                codes[topic.name, number] = code_of(error)
+    if len(partitions) < len(codes):  # all or none
+        codes = {where: code or Code.OPERATION_NOT_ATTEMPTED for where, code in codes.items()}
+    else:
+        try:
+            await door.coordination.transactions.add_partitions(
+                fields.v3_and_below_transactional_id,
+                fields.v3_and_below_producer_id,
+                fields.v3_and_below_producer_epoch,
+                partitions,
+            )
+        except HeadraceError as error:
+            codes = dict.fromkeys(codes, fencing_code(error, request.version, 2))
+    return {
+        "results_by_topic_v3_and_below": [
+            {
+                "name": topic.name,
+                "results_by_partition": [
+                    {"partition_index": number, "partition_error_code": codes[topic.name, number]}
+                    for number in topic.partitions
+                ],
+            }
+            for topic in topics
+        ]
+    }
+
+
+async def add_offsets_to_txn(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    try:
+        await door.coordination.transactions.add_group(
+            fields.transactional_id, fields.producer_id, fields.producer_epoch, fields.group_id
+        )
+    except HeadraceError as error:
+        return {"error_code": fencing_code(error, request.version, 2)}
+    return {}
+
+
+async def txn_offset_commit(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(door, request)
+    entries, answers = collect(
+        door, allowed.reads, fields.group_id, fields.topics, request.version, by_id_from=NEVER
+    )
+    try:
+        allowed.transaction(fields.transactional_id)
+        allowed.group(fields.group_id)
+        check_group_id(fields.group_id)
+        if is_share_group(door, fields.group_id):
+            raise GroupNotFound(fields.group_id)  # as one that commits
+        if fields.generation_id >= 0 or fields.member_id:
+            door.coordination.groups.check_commit(
+                fields.group_id,
+                fields.member_id,
+                fields.group_instance_id,
+                fields.generation_id,
+                transactional=True,
+            )
+        await door.coordination.transactions.commit_offsets(
+            fields.transactional_id,
+            fields.producer_id,
+            fields.producer_epoch,
+            entries,
+            joins=request.version >= SINCE_VERSION_2,
+        )
+    except StaleMemberEpoch:
+        fail_all(answers, Code.ILLEGAL_GENERATION)  # the producer can abort; Java gives up on a code of members
+    except NotInTransaction as error:
+        abortable = request.version >= ABORTABLE_SINCE
+        fail_all(answers, Code.TRANSACTION_ABORTABLE if abortable else code_of(error))
+    except ConcurrentTransactions:
+        fail_all(answers, Code.COORDINATOR_LOAD_IN_PROGRESS)  # try again; Java gives up on the other code here
+    except HeadraceError as error:
+        fail_all(answers, fencing_code(error, request.version, 99))
+    return {"topics": answers}
+
+
+async def end_txn(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    transactions = door.coordination.transactions
+    said = fields.transactional_id, fields.producer_id, fields.producer_epoch
+    try:
+        if request.version < SINCE_VERSION_2:
+            await transactions.end(*said, commit=fields.committed)
+            return {}
+        producer_id, epoch = await transactions.end_with_epoch(*said, commit=fields.committed)
+    except HeadraceError as error:
+        return {"error_code": fencing_code(error, request.version, 2)}
+    return {"producer_id": producer_id, "producer_epoch": epoch}
+
+
+async def describe_transactions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(door, request)
+    states = []
+    async for transactional_id in Turns().each(dict.fromkeys(fields.transactional_ids)):
+        try:
+            allowed.transaction(transactional_id)
+            one = door.coordination.transactions.get(transactional_id)
+        except HeadraceError as error:
+            states.append({"transactional_id": transactional_id, "error_code": code_of(error)})
+            continue
+        topics: dict[str, list[int]] = {}
+        for topic, number in sorted(one.shown_partitions):
+            if allowed.sees.shows(topic):
+                topics.setdefault(topic, []).append(number)
+        states.append(
+            {
+                "transactional_id": transactional_id,
+                "transaction_state": one.shown_state,
+                "transaction_timeout": one.timeout_ms,
+                "transaction_start_time": one.started_ms,
+                "producer_id": one.producer_id,
+                "producer_epoch": one.epoch,
+                "topics": [{"topic": topic, "partitions": numbers} for topic, numbers in topics.items()],
+            }
+        )
+    return {"transaction_states": states}
+
+
+async def list_transactions(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    now_ms = door.broker.clock.now_ms()
+    allowed = access.of(door, request)
+    try:
+        pattern = compile_pattern(fields.transactional_id_pattern or ".*")
+    except InvalidPattern as error:
+        return {"error_code": code_of(error)}
+    listed = []
+    for one in door.coordination.transactions.every():
+        age_ms = now_ms - one.started_ms if one.state == ONGOING else -1
+        if (
+            (not fields.state_filters or one.shown_state in fields.state_filters)
+            and (not fields.producer_id_filters or one.producer_id in fields.producer_id_filters)
+            and (fields.duration_filter < 0 or age_ms > fields.duration_filter)
+            and (not fields.transactional_id_pattern or pattern.fullmatch(one.transactional_id))
+            and allowed.shows_transaction(one.transactional_id)
+        ):
+            listed.append(
+                {
+                    "transactional_id": one.transactional_id,
+                    "producer_id": one.producer_id,
+                    "transaction_state": one.shown_state,
+                }
+            )
+    unknown = [state for state in fields.state_filters if state not in STATES]
+    return {"transaction_states": listed, "unknown_state_filters": unknown}
+
+
+async def describe_producers(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    readable = access.of(door, request).reads
+    topics = []
+    turns = Turns()
+    seen: set[tuple[str, int]] = set()  # each has thousands of producers, perhaps, and is told of once
+    for topic in fields.topics:
+        parts = []
+        async for number in turns.each(topic.partition_indexes):
+            if (topic.name, number) in seen:
+                continue
+            seen.add((topic.name, number))
+            answer: dict[str, Any] = {"partition_index": number}
+            try:
+                known = door.coordination.producers.of(readable.partition(topic.name, number).log)
+                active = known.producers.values() if known is not None else ()
+                answer["active_producers"] = [describe_producer(one) for one in active]
+            except HeadraceError as error:
+                answer.update(error_code=code_of(error), error_message=str(error))
+            parts.append(answer)
+        topics.append({"name": topic.name, "partitions": parts})
+    return {"topics": topics}
+
+
+def describe_producer(one: Producer) -> dict[str, Any]:
+    return {
+        "producer_id": one.producer_id,
+        "producer_epoch": one.epoch,
+        "last_sequence": one.last_sequence,
+        "last_timestamp": one.seen_ms,
+        "coordinator_epoch": 0,
+        "current_txn_start_offset": -1 if one.open_since is None else one.open_since,
+    }

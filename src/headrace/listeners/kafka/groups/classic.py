@@ -1,0 +1,284 @@
+"""The classic group protocol at the door: who joins, syncs, beats and leaves; and groups for those who look."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.groups.classic.group import ClassicGroup
+from headrace.broker.groups.classic.members import GroupState, Join, Joined, Synced
+from headrace.broker.groups.coordinator import Listed, check_group_id
+from headrace.errors import (
+    AccessRefused,
+    GroupKindMismatch,
+    HeadraceError,
+    InconsistentProtocol,
+    InvalidGroupId,
+    InvalidInput,
+    MemberIdRequired,
+)
+from headrace.listeners.kafka.auth import access, operations
+from headrace.listeners.kafka.auth.access import Anybody
+from headrace.listeners.kafka.errors import Code, code_of, group_code
+from headrace.listeners.kafka.request_pipeline import Request
+from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
+
+if TYPE_CHECKING:
+    from headrace.listeners.kafka.listener import KafkaDoor
+
+GROUP, TRANSACTION = 0, 1
+SYNC_SAYS_PROTOCOL = 5
+
+
+def future_answer(door: "KafkaDoor") -> tuple["asyncio.Future[Any]", Callable[[Any], None]]:
+    """A future and the callback that resolves it, with a result or an error as a result."""
+    future: asyncio.Future[Any] = door.loop.create_future()
+
+    def answer(value: Any) -> None:
+        if not future.done():
+            future.set_result(value)
+
+    return future, answer
+
+
+def is_share_group(door: "KafkaDoor", group_id: str) -> bool:
+    """And not one of another kind: a group stays what it is until it is deleted."""
+    known = door.coordination
+    return known.shares.find(group_id) is not None and not known.groups.exists(group_id)
+
+
+async def find_coordinator(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    if request.version < 4:
+        return coordinator(door, request, fields.key_type, fields.key)
+
+    def of(key: str) -> dict[str, Any]:
+        return {"key": key, **coordinator(door, request, fields.key_type, key)}
+
+    return {"coordinators": await Turns().map(of, fields.coordinator_keys)}
+
+
+def coordinator(door: "KafkaDoor", request: Request, kind: int, key: str) -> dict[str, Any]:
+    allowed = access.of(door, request)
+    try:
+        if kind == TRANSACTION:
+            allowed.transaction(key)
+        elif kind == GROUP:
+            allowed.group(key)
+        else:  # that of share groups is for brokers, and there is one
+            raise InvalidInput(f"Unknown coordinator type received: {kind}")
+    except HeadraceError as error:
+        return {"error_code": code_of(error), "error_message": str(error), "node_id": -1, "host": "", "port": -1}
+    host, port = door.address_for(request.connection)
+    return {"node_id": door.node_id, "host": host, "port": port}
+
+
+async def join_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    rebalance_ms = fields.rebalance_timeout if fields.rebalance_timeout > 0 else fields.session_timeout
+    join = Join(
+        member_id=fields.member_id,
+        instance_id=fields.group_instance_id,
+        client_id=request.client_id,
+        client_host=request.connection.client_host,
+        session_timeout_ms=fields.session_timeout,
+        rebalance_timeout_ms=rebalance_ms,
+        protocol_type=fields.protocol_type,
+        protocols=tuple((one.name, one.metadata) for one in fields.protocols),
+        id_required=request.version >= 4,
+        can_skip_assignment=request.version >= 9,
+    )
+    future, answer = future_answer(door)
+    try:
+        if is_share_group(door, fields.group_id):
+            raise GroupKindMismatch(f"{fields.group_id!r} is a share group")
+        door.coordination.groups.join(fields.group_id, join, answer)
+        joined = await future
+        if isinstance(joined, HeadraceError):
+            raise joined
+    except MemberIdRequired as error:
+        return join_refused(request, Code.MEMBER_ID_REQUIRED, error.member_id)
+    except HeadraceError as error:
+        return join_refused(request, group_code(code_of(error)), fields.member_id)
+    assert isinstance(joined, Joined)
+    return {
+        "generation_id": joined.generation,
+        "protocol_type": joined.protocol_type,
+        "protocol_name": joined.protocol,
+        "leader": joined.leader,
+        "member_id": joined.member_id,
+        "skip_assignment": joined.skip_assignment,
+        "members": [
+            {"member_id": member_id, "group_instance_id": instance, "metadata": metadata}
+            for member_id, instance, metadata in joined.members
+        ],
+    }
+
+
+def join_refused(request: Request, code: Code, member_id: str) -> dict[str, Any]:
+    name = None if request.version >= 7 else ""
+    return {"error_code": code, "generation_id": -1, "protocol_name": name, "member_id": member_id}
+
+
+async def sync_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    future, answer = future_answer(door)
+    try:
+        if request.version >= SYNC_SAYS_PROTOCOL and None in (fields.protocol_type, fields.protocol_name):
+            raise InconsistentProtocol("which protocol it is that the member syncs in, it must say")
+        door.coordination.groups.known_classic(fields.group_id).sync(
+            fields.member_id,
+            fields.group_instance_id,
+            fields.generation_id,
+            fields.protocol_type,
+            fields.protocol_name,
+            {one.member_id: one.assignment for one in fields.assignments},
+            answer,
+        )
+        synced = await future
+        if isinstance(synced, HeadraceError):
+            raise synced
+    except HeadraceError as error:
+        return {"error_code": group_code(code_of(error))}
+    assert isinstance(synced, Synced)
+    return {
+        "protocol_type": synced.protocol_type,
+        "protocol_name": synced.protocol,
+        "assignment": synced.assignment,
+    }
+
+
+async def heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    try:
+        group = door.coordination.groups.known_classic(fields.group_id)
+        group.heartbeat(fields.member_id, fields.group_instance_id, fields.generation_id)
+    except HeadraceError as error:
+        return {"error_code": code_of(error)}
+    return {}
+
+
+async def leave_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    groups = door.coordination.groups
+    if request.version < 3:
+        try:
+            groups.known_classic(fields.group_id).leave(fields.member_id, None)
+        except HeadraceError as error:
+            return {"error_code": code_of(error)}
+        return {}
+    try:
+        check_group_id(fields.group_id)
+    except InvalidGroupId as error:
+        return {"error_code": code_of(error)}
+    members = []
+    async for one in Turns().each(fields.members):
+        answer: dict[str, Any] = {"member_id": one.member_id, "group_instance_id": one.group_instance_id}
+        try:
+            groups.known_classic(fields.group_id).leave(one.member_id, one.group_instance_id)
+        except HeadraceError as error:
+            answer["error_code"] = code_of(error)
+        members.append(answer)
+    return {"members": members}
+
+
+async def list_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    states = {state.lower() for state in fields.states_filter}
+    kinds = {kind.lower() for kind in fields.types_filter}
+    allowed = access.of(door, request)
+    return {
+        "groups": [
+            {
+                "group_id": one.group_id,
+                "protocol_type": one.protocol_type,
+                "group_state": one.state,
+                "group_type": one.kind,
+            }
+            for one in [*door.coordination.groups.listing(), *share_groups(door)]
+            if (not states or one.state.lower() in states)
+            and (not kinds or one.kind in kinds)
+            and allowed.shows_group(one.group_id)
+        ]
+    }
+
+
+def share_groups(door: "KafkaDoor") -> list[Listed]:
+    return [Listed(one.group_id, "share", one.state, "share") for one in door.coordination.shares.all()]
+
+
+async def describe_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    describe = partial(describe_group, door, request, fields.include_authorized_operations)
+    return {"groups": await described(describe, fields.groups)}
+
+
+async def described(describe: Callable[[str], dict[str, Any]], group_ids: list[str]) -> list[dict[str, Any]]:
+    """Each once: a request has room for the name of a large group thousands of times, and memory for none of that."""
+    return await Turns().map(describe, list(dict.fromkeys(group_ids)))
+
+
+def describe_group(door: "KafkaDoor", request: Request, tells: bool, group_id: str) -> dict[str, Any]:
+    """`tells` what may be done with it, too."""
+    allowed = access.of(door, request)
+    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
+    refused = group_refused(allowed, group_id)
+    if refused is not None:
+        return {**answer, **refused}
+    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
+    groups = door.coordination.groups
+    group = groups.find(group_id)
+    if not isinstance(group, ClassicGroup):
+        if group is None and groups.exists(group_id):
+            return {**answer, "group_state": GroupState.EMPTY.value}
+        is_other = group is not None or is_share_group(door, group_id)
+        why = "is not a classic group" if is_other else "not found"
+        missing = {
+            "error_code": Code.GROUP_ID_NOT_FOUND,
+            "error_message": f"Group {group_id} {why}.",
+            "authorized_operations": UNKNOWN_OPERATIONS,
+        }
+        return {**answer, **(missing if request.version >= 6 else {}), "group_state": "Dead"}
+    is_stable = group.state is GroupState.STABLE
+    return {
+        **answer,
+        "group_state": group.state.value,
+        "protocol_type": group.protocol_type,
+        "protocol_data": group.protocol if is_stable else "",
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "member_metadata": member.metadata(group.protocol) if is_stable else b"",
+                "member_assignment": member.assignment if is_stable else b"",
+            }
+            for member in group.members.values()
+        ],
+    }
+
+
+def group_refused(allowed: Anybody, group_id: str) -> dict[str, Any] | None:
+    """What a description says in the place of everything else."""
+    try:
+        allowed.group(group_id)
+    except AccessRefused as error:
+        return {"error_code": code_of(error), "error_message": str(error)}
+    return None
+
+
+async def delete_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(door, request)
+    results = []
+    async for group_id in Turns().each(dict.fromkeys(fields.groups_names)):
+        answer: dict[str, Any] = {"group_id": group_id}
+        future, done = future_answer(door)
+        try:
+            allowed.group(group_id)
+            if door.coordination.shares.find(group_id) is not None:
+                await door.coordination.shares.delete(group_id)
+                results.append(answer)
+                continue
+            door.coordination.groups.delete(group_id, done)
+            error = await future
+            if error is not None:
+                raise error
+        except HeadraceError as error:
+            answer["error_code"] = code_of(error)
+        results.append(answer)
+    return {"results": results}

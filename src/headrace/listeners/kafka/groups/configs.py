@@ -1,0 +1,102 @@
+"""Settings of groups under Kafka's names. They come into effect at once, for members that are there, too."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headrace.broker.groups.config import DEFAULTS
+from headrace.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from headrace.listeners.kafka.listener import KafkaDoor
+
+SET, DELETE = 0, 1
+Kind = type[int] | type[str] | type[bool]
+BOOLEANS = {"true": True, "false": False}
+
+
+class GroupSetting(NamedTuple):
+    field: str  # of GroupConfig
+    kind: Kind = int
+
+
+SETTINGS: dict[str, GroupSetting] = {
+    "consumer.heartbeat.interval.ms": GroupSetting("consumer_heartbeat_interval_ms"),
+    "consumer.session.timeout.ms": GroupSetting("consumer_session_timeout_ms"),
+    "share.auto.offset.reset": GroupSetting("start", kind=str),
+    "share.delivery.count.limit": GroupSetting("attempts_max"),
+    "share.heartbeat.interval.ms": GroupSetting("heartbeat_interval_ms"),
+    "share.isolation.level": GroupSetting("isolation", kind=str),
+    "share.partition.max.record.locks": GroupSetting("locks_max"),
+    "share.record.lock.duration.ms": GroupSetting("lock_ms"),
+    "share.renew.acknowledge.enable": GroupSetting("renews", kind=bool),
+    "share.session.timeout.ms": GroupSetting("session_timeout_ms"),
+}
+
+# How Kafka keeps large groups from assigning too often, or beside its other work: the value that is true here.
+# Setting them is taken and changes nothing, as with those of topics.
+FIXED: dict[str, tuple[str, Kind]] = {
+    "consumer.assignment.interval.ms": ("0", int),
+    "consumer.assignor.offload.enable": ("false", bool),
+    "share.assignment.interval.ms": ("0", int),
+    "share.assignor.offload.enable": ("false", bool),
+}
+INTERVAL_MS_MAX = 15_000
+
+
+class Found(NamedTuple):
+    name: str
+    value: str
+    is_default: bool
+    kind: Kind
+
+
+def found(door: "KafkaDoor", group_id: str) -> list[Found]:
+    settings = door.coordination.shares.settings_of(group_id)
+    values = [(name, one, getattr(settings, one.field)) for name, one in SETTINGS.items()]
+    told = [Found(name, shown(value), value == getattr(DEFAULTS, one.field), one.kind) for name, one, value in values]
+    return sorted([*told, *(Found(name, value, True, kind) for name, (value, kind) in FIXED.items())])
+
+
+def shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse(name: str, kind: Kind, value: str) -> Any:
+    if kind is str:
+        return value
+    if kind is bool:
+        if value.lower() not in BOOLEANS:
+            raise InvalidInput(f"Invalid value {value} for configuration {name}: neither true nor false")
+        return BOOLEANS[value.lower()]
+    try:
+        return int(value)
+    except ValueError:
+        raise InvalidInput(f"Invalid value {value} for configuration {name}: Not a number") from None
+
+
+def check_fixed(name: str, value: str | None) -> None:
+    kind = FIXED[name][1]
+    given = 0 if value is None else parse(name, kind, value)
+    if kind is int and not 0 <= given <= INTERVAL_MS_MAX:
+        raise InvalidInput(f"{given} is not between 0 and {INTERVAL_MS_MAX}")
+
+
+async def alter(door: "KafkaDoor", group_id: str, given: Any, *, replaces: bool, validate_only: bool) -> None:
+    """All of it or, where something is wrong, nothing."""
+    values: dict[str, Any] = dict.fromkeys(one.field for one in SETTINGS.values()) if replaces else {}
+    for one in given:
+        operation = getattr(one, "config_operation", SET)
+        if operation not in (SET, DELETE):
+            raise InvalidInput(f"{one.name} is not a list")
+        value = None if operation == DELETE else one.value
+        if one.name in FIXED:
+            check_fixed(one.name, value)
+            continue
+        setting = SETTINGS.get(one.name)
+        if setting is None:
+            raise InvalidInput(f"Unknown group config name: {one.name}")
+        values[setting.field] = None if value is None else parse(one.name, setting.kind, value)
+    shares = door.coordination.shares
+    if validate_only:
+        shares.settings_of(group_id).changed(values)
+    else:
+        await shares.configure(group_id, values)

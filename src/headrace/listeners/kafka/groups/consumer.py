@@ -1,0 +1,167 @@
+"""The KIP-848 group protocol at the door: one heartbeat, and a description for those who look."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.groups.consumer.group import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    ConsumerGroup,
+    Heartbeat,
+)
+from headrace.errors import GroupNotFound, HeadraceError, InvalidInput, StreamNotFound
+from headrace.listeners.kafka.auth import access, operations
+from headrace.listeners.kafka.auth.access import Anybody
+from headrace.listeners.kafka.errors import Code, code_of, group_code
+from headrace.listeners.kafka.groups.classic import described, future_answer, group_refused, is_share_group
+from headrace.listeners.kafka.request_pipeline import Request
+from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
+
+if TYPE_CHECKING:
+    from headrace.listeners.kafka.listener import KafkaDoor
+
+CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
+OWN_ID_SINCE = 1
+NOT_SAID = -1
+
+
+async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    groups = door.coordination.groups
+    names = fields.subscribed_topic_names
+    known = request.connection.access
+    beat = Heartbeat(
+        member_id=fields.member_id,
+        epoch=fields.member_epoch,
+        instance_id=fields.instance_id,
+        client_id=request.client_id,
+        client_host=request.connection.client_host,
+        rack_id=fields.rack_id,
+        rebalance_timeout_ms=fields.rebalance_timeout,
+        topics=frozenset(names) if names is not None else None,
+        pattern=fields.subscribed_topic_regex,
+        assignor=fields.server_assignor,
+        owned=owned_partitions(door, fields.topic_partitions),
+        may_read=known.reads.shows if known is not None else None,
+    )
+    try:
+        check_beat(request.version, fields)
+        if is_share_group(door, fields.group_id):
+            raise GroupNotFound(fields.group_id)  # as a consumer group
+        answer = groups.heartbeat(fields.group_id, beat)
+        future, done = future_answer(door)
+        groups.when_kept(fields.group_id, done)
+        failed = await future
+        if failed is not None:
+            raise failed
+    except HeadraceError as error:
+        return {
+            "error_code": group_code(code_of(error)),
+            "error_message": str(error),
+        }
+    values: dict[str, Any] = {
+        "member_id": answer.member_id,
+        "member_epoch": answer.epoch,
+        "heartbeat_interval": groups.told(fields.group_id).consumer_heartbeat_interval_ms,
+    }
+    if answer.assignment is not None:
+        values["assignment"] = {"topic_partitions": by_topic(door, answer.assignment)}
+    return values
+
+
+def check_beat(version: int, fields: Any) -> None:
+    """Raises if it makes no sense, whatever the group. Members bring an id of their own since version 1."""
+    epoch = fields.member_epoch
+    joins = epoch == JOIN_EPOCH
+    if not fields.group_id:
+        raise InvalidInput("GroupId can't be empty.")
+    if not fields.member_id and (version >= OWN_ID_SINCE or epoch > 0 or epoch == LEAVE_EPOCH):
+        raise InvalidInput("MemberId can't be empty.")
+    if fields.instance_id == "" or fields.rack_id == "":
+        raise InvalidInput("InstanceId and RackId can't be empty.")
+    if joins and fields.rebalance_timeout == NOT_SAID:
+        raise InvalidInput("RebalanceTimeoutMs must be provided in first request.")
+    if joins and (fields.topic_partitions is None or fields.topic_partitions):
+        raise InvalidInput("TopicPartitions must be empty when (re-)joining.")
+    if epoch == STATIC_LEAVE_EPOCH and fields.instance_id is None:
+        raise InvalidInput("InstanceId can't be null.")
+    if epoch < STATIC_LEAVE_EPOCH:
+        raise InvalidInput(f"MemberEpoch is {epoch}, but must be greater than or equal to {STATIC_LEAVE_EPOCH}.")
+
+
+def owned_partitions(door: "KafkaDoor", topics: Any) -> frozenset[tuple[str, int]] | None:
+    if topics is None:
+        return None
+    owned: set[tuple[str, int]] = set()
+    for topic in topics:
+        try:
+            name = door.topics.find(topic.topic_id).name
+        except StreamNotFound:
+            continue  # deleted since
+        owned.update((name, number) for number in topic.partitions)
+    return frozenset(owned)
+
+
+def by_topic(
+    door: "KafkaDoor", partitions: Iterable[tuple[str, int]], *, names: bool = False
+) -> list[dict[str, Any]]:
+    grouped: dict[str, list[int]] = {}
+    for name, number in sorted(partitions):
+        grouped.setdefault(name, []).append(number)
+    topics = []
+    for name, numbers in grouped.items():
+        try:
+            topic: dict[str, Any] = {
+                "topic_id": door.topics.id_of(door.topics.find(name)),
+                "partitions": numbers,
+            }
+        except StreamNotFound:
+            continue
+        if names:
+            topic["topic_name"] = name
+        topics.append(topic)
+    return topics
+
+
+async def consumer_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(door, request)
+    describing = partial(describe, door, allowed, fields.include_authorized_operations)
+    return {"groups": await described(describing, fields.group_ids)}
+
+
+def describe(door: "KafkaDoor", allowed: Anybody, tells: bool, group_id: str) -> dict[str, Any]:
+    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
+    refused = group_refused(allowed, group_id)
+    if refused is not None:
+        return {**answer, **refused}
+    group = door.coordination.groups.find(group_id)
+    if not isinstance(group, ConsumerGroup):
+        message = f"Group {group_id} is not a consumer group."
+        return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
+    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
+    return {
+        **answer,
+        "group_state": group.state,
+        "group_epoch": group.epoch,
+        "assignment_epoch": group.target_epoch,
+        "assignor_name": group.assignor,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "instance_id": member.instance_id,
+                "rack_id": member.rack_id,
+                "member_epoch": member.epoch,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "subscribed_topic_names": sorted(member.topics),
+                "subscribed_topic_regex": member.pattern or None,
+                "assignment": {"topic_partitions": by_topic(door, member.assigned, names=True)},
+                "target_assignment": {
+                    "topic_partitions": by_topic(door, group.target.get(member.member_id, ()), names=True)
+                },
+                "member_type": CONSUMER_MEMBER if member.classic is None else CLASSIC_MEMBER,
+            }
+            for member in group.members.values()
+        ],
+    }

@@ -1,0 +1,373 @@
+"""Share groups at the door: heartbeat, fetch, acknowledge, describe."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.groups.config import GroupConfig
+from headrace.broker.groups.share.groups import ShareGroup
+from headrace.broker.groups.share.partition import ACCEPT, RELEASE, SharePartition
+from headrace.broker.streams.partition import Partition, when_loaded
+from headrace.broker.streams.read import aborted_batches
+from headrace.broker.types.aborted_ranges import NO_ABORTS
+from headrace.errors import (
+    AccessRefused,
+    GroupNotFound,
+    HeadraceError,
+    InvalidRecordState,
+    PartitionNotFound,
+    StreamNotFound,
+)
+from headrace.listeners.kafka.admin.topic_index import Topics
+from headrace.listeners.kafka.auth import access, operations
+from headrace.listeners.kafka.auth.access import Anybody
+from headrace.listeners.kafka.errors import Code, code_of, group_code
+from headrace.listeners.kafka.groups.classic import described, group_refused
+from headrace.listeners.kafka.groups.consumer import by_topic
+from headrace.listeners.kafka.groups.share_sessions import FINAL, NEW, ShareSession, open_session, update
+from headrace.listeners.kafka.groups.share_wakeups import Arrivals, Key
+from headrace.listeners.kafka.request_pipeline import Request
+from headrace.record import codec
+from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
+
+if TYPE_CHECKING:
+    from headrace.listeners.kafka.listener import KafkaDoor
+
+RENEWS_FROM = 2  # ShareFetch may renew locks and do nothing else
+CHUNK_BYTES = 1 << 20
+ASSIGNOR = "simple"
+
+
+async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    shares = door.coordination.shares
+    names = fields.subscribed_topic_names
+    try:
+        check_kind(door, fields.group_id)
+        member, is_news = shares.heartbeat(
+            fields.group_id,
+            fields.member_id,
+            fields.member_epoch,
+            client_id=request.client_id,
+            client_host=request.connection.client_host,
+            rack_id=fields.rack_id,
+            topics=frozenset(names) if names is not None else None,
+        )
+        if is_news:
+            await begin(door, door.topics, shares.group(fields.group_id), member.assigned)
+    except HeadraceError as error:
+        return {
+            "error_code": group_code(code_of(error)),
+            "error_message": str(error),
+            "member_id": fields.member_id,
+            "member_epoch": fields.member_epoch,
+        }
+    values: dict[str, Any] = {
+        "member_id": member.member_id,
+        "member_epoch": member.epoch,
+        "heartbeat_interval": shares.settings_of(fields.group_id).heartbeat_interval_ms,
+    }
+    if is_news:
+        values["assignment"] = {"topic_partitions": by_topic(door, member.assigned)}
+    return values
+
+
+async def begin(
+    door: "KafkaDoor", topics: Topics, group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]
+) -> None:
+    """Before a member hears of them: what comes from now on is the group's, whatever happens to the broker."""
+    logs = []
+    for topic, number in partitions:
+        with contextlib.suppress(StreamNotFound, PartitionNotFound, AccessRefused):  # deleted meanwhile, or not for it
+            logs.append(topics.partition(topic, number).log)
+    await door.coordination.shares.begin(group, logs)
+
+
+def check_kind(door: "KafkaDoor", group_id: str) -> None:
+    """A group stays what it is until it is deleted."""
+    known = door.coordination
+    if known.groups.exists(group_id) and known.shares.find(group_id) is None:
+        raise GroupNotFound(group_id)  # as a share group
+
+
+async def share_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(door, request)
+    describing = partial(describe, door, allowed, fields.include_authorized_operations)
+    return {"groups": await described(describing, fields.group_ids)}
+
+
+def describe(door: "KafkaDoor", allowed: Anybody, tells: bool, group_id: str) -> dict[str, Any]:
+    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
+    refused = group_refused(allowed, group_id)
+    if refused is not None:
+        return {**answer, **refused}
+    group = door.coordination.shares.find(group_id)
+    if group is None:
+        message = f"Group {group_id} is not a share group."
+        return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
+    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
+    return {
+        **answer,
+        "group_state": group.state,
+        "group_epoch": group.epoch,
+        "assignment_epoch": group.epoch,
+        "assignor_name": ASSIGNOR,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "rack_id": member.rack_id,
+                "member_epoch": member.epoch,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "subscribed_topic_names": sorted(member.topics),
+                "assignment": {"topic_partitions": by_topic(door, member.assigned, names=True)},
+            }
+            for member in group.members.values()
+        ],
+    }
+
+
+async def acknowledge_all(
+    door: "KafkaDoor", readable: Topics, group: ShareGroup, member_id: str, topics: Any
+) -> dict[Key, tuple[Code, str | None]]:
+    """Settles what the request says; an answer for each partition that said something."""
+    shares = door.coordination.shares
+    results: dict[Key, tuple[Code, str | None]] = {}
+    changed: list[int] = []
+    is_news = False
+    for topic in topics:
+        for part in topic.partitions:
+            if not part.acknowledgement_batches:
+                continue
+            key = (topic.topic_id, part.partition_index)
+            try:
+                log = readable.partition(topic.topic_id, part.partition_index).log
+                share, batches = shares.partition(group, log), part.acknowledgement_batches
+                was_full = share.is_full
+                acknowledge(share, member_id, batches, shares.lock_deadline(group))
+                is_news = is_news or was_full or any(RELEASE in one.acknowledge_types for one in batches)
+                changed.append(log.id)
+                results[key] = (Code.NONE, None)
+            except HeadraceError as error:
+                results[key] = (code_of(error), str(error))
+    if changed:
+        try:
+            await shares.save(group, changed, is_news=is_news)
+        except HeadraceError as error:
+            return dict.fromkeys(results, (code_of(error), str(error)))
+    return results
+
+
+def acknowledge(share: SharePartition, member_id: str, batches: Any, deadline: float) -> None:
+    """All of them or none: who is told of an error takes nothing as done."""
+    ranges = [(one.first_offset, one.last_offset, one.acknowledge_types or [ACCEPT]) for one in batches]
+    ranges.sort(key=lambda one: one[0])
+    for (first, last, types), before in zip(ranges, [-1, *(last for _, last, _ in ranges)], strict=False):
+        share.check(member_id, first, last, types)
+        if first <= before:
+            raise InvalidRecordState(f"offset {first} is acknowledged twice")
+    for first, last, types in ranges:
+        share.acknowledge(member_id, first, last, types, deadline)
+
+
+async def share_acknowledge(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    if fields.share_session_epoch == NEW:  # sessions begin with a fetch
+        return {"error_code": Code.INVALID_SHARE_SESSION_EPOCH}
+    session, code = open_session(door, request.connection, fields)
+    if session is None:
+        return {"error_code": code}
+    try:
+        group = door.coordination.shares.check_member(fields.group_id or "", fields.member_id or "")
+    except HeadraceError as error:
+        return {"error_code": code_of(error), "error_message": str(error)}
+    readable = access.of(door, request).reads
+    results = await acknowledge_all(door, readable, group, fields.member_id or "", fields.topics)
+    if fields.share_session_epoch == FINAL:
+        door.coordination.shares.release_member(group, fields.member_id or "")
+    topics: dict[bytes, list[dict[str, Any]]] = {}
+    for (topic_id, number), (error_code, message) in results.items():
+        topics.setdefault(topic_id, []).append(
+            {"partition_index": number, "error_code": error_code, "error_message": message}
+        )
+    return {
+        "acquisition_lock_timeout": door.coordination.shares.settings_of(group.group_id).lock_ms,
+        "responses": [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()],
+    }
+
+
+async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+    only_renews = request.version >= RENEWS_FROM and fields.is_renew_ack
+    if only_renews and any((fields.max_wait, fields.min_bytes, fields.max_bytes, fields.max_records)):
+        return {"error_code": Code.INVALID_REQUEST, "error_message": "a fetch that renews locks asks for nothing"}
+    session, code = open_session(door, request.connection, fields)
+    if session is None:
+        if code is Code.SHARE_SESSION_LIMIT_REACHED:  # as long as with nothing to read: it tries again at once
+            await asyncio.sleep(min(fields.max_wait, door.config.read_wait_ms_max) / 1000)
+        return {"error_code": code}
+    member_id = fields.member_id or ""
+    shares = door.coordination.shares
+    try:
+        group = shares.check_member(fields.group_id or "", member_id)
+    except HeadraceError as error:
+        return {"error_code": code_of(error), "error_message": str(error)}
+    if not update(door, session, fields):
+        return {"error_code": Code.SHARE_SESSION_LIMIT_REACHED}
+    readable = access.of(door, request).reads
+    results = await acknowledge_all(door, readable, group, member_id, fields.topics)
+    read: dict[Key, dict[str, Any]] = {}
+    if fields.share_session_epoch == FINAL:
+        shares.release_member(group, member_id)
+    elif not only_renews:
+        try:
+            await begin(door, readable, group, session.wanted)
+        except HeadraceError as error:
+            return {"error_code": code_of(error), "error_message": str(error)}
+        read = await take(door, request, group, session, member_id, fields)
+    return {
+        "acquisition_lock_timeout": shares.settings_of(group.group_id).lock_ms,
+        "responses": responses(results, read),
+    }
+
+
+def responses(
+    results: dict[Key, tuple[Code, str | None]], read: dict[Key, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    topics: dict[bytes, list[dict[str, Any]]] = {}
+    for key in {**results, **read}:
+        error_code, message = results.get(key, (Code.NONE, None))
+        answer = {
+            "partition_index": key[1],
+            "acknowledge_error_code": error_code,
+            "acknowledge_error_message": message,
+            **read.get(key, {}),
+        }
+        topics.setdefault(key[0], []).append(answer)
+    return [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()]
+
+
+async def take(
+    door: "KafkaDoor", request: Request, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
+) -> dict[Key, dict[str, Any]]:
+    """Records for the member, waiting for some as long as it is willing to."""
+    deadline = door.loop.time() + min(fields.max_wait, door.config.read_wait_ms_max) / 1000
+    arrivals: Arrivals | None = None
+    try:
+        while True:
+            if not door.admits(request):  # while it waited
+                return {}
+            config = door.coordination.shares.settings_of(group.group_id)
+            if arrivals is not None and arrivals.committed is config.reads_committed:
+                keys = arrivals.among(session.wanted)
+            else:
+                if arrivals is not None:
+                    arrivals.close()
+                arrivals, keys = Arrivals(group, committed=config.reads_committed), list(session.wanted)
+            # Before the look: reading from disk takes a while, and what comes in the meantime is not seen any more.
+            watch(door, arrivals, keys, config)
+            read = await take_loaded(door, request, group, keys, session, member_id, fields)
+            left_s = deadline - door.loop.time()
+            if read or left_s <= 0 or request.connection.is_closed:
+                return read
+            await arrivals.wait(left_s)
+    finally:
+        if arrivals is not None:
+            arrivals.close()
+
+
+def watch(door: "KafkaDoor", arrivals: Arrivals, keys: Iterable[Key], config: GroupConfig) -> None:
+    for key in keys:
+        with contextlib.suppress(HeadraceError):
+            partition = door.topics.partition(*key)
+            arrivals.watch(key, partition, end_of(partition, config))
+
+
+async def take_loaded(
+    door: "KafkaDoor",
+    request: Request,
+    group: ShareGroup,
+    keys: Iterable[Key],
+    session: ShareSession,
+    member_id: str,
+    fields: Any,
+) -> dict[Key, dict[str, Any]]:
+    shares = door.coordination.shares
+    topics = access.of(door, request).reads
+    room = max(1, fields.max_records) if fields.max_records else 500
+    bytes_max = bytes_left = min(fields.max_bytes, door.config.read_bytes_max)
+    read: dict[Key, dict[str, Any]] = {}
+    for key in keys:
+        if room <= 0 or bytes_left <= 0:
+            break
+        try:
+            partition = topics.partition(*key)
+            share = shares.partition(group, partition.log)
+            find = partial(_next_chunk, door, partition, share, min(CHUNK_BYTES, bytes_left))
+            found = await when_loaded(find)
+            if request.connection.is_closed:
+                break  # while it was read: nobody would give back what it takes now
+            if found is None:
+                continue
+            first, chunk = found
+            if bytes_left < bytes_max and len(chunk.data) > bytes_left:
+                continue  # one batch is sent whatever its size, but not of every partition
+            taken = share.acquire(member_id, first, chunk.next_offset, room, shares.lock_deadline(group))
+        except HeadraceError as error:
+            read[key] = {"error_code": code_of(error), "error_message": str(error)}
+            session.wanted.pop(key, None)
+            continue
+        if not taken:
+            continue
+        count = sum(one.last - one.first + 1 for one in taken)
+        data = chunk.data if taken[-1].last + 1 >= chunk.next_offset else batches_until(chunk.data, taken[-1].last)
+        room -= count
+        bytes_left -= len(data)
+        door.stats.messages_out += count
+        door.stats.bytes_out += len(data)
+        read[key] = {
+            "records": data,
+            "acquired_records": [
+                {"first_offset": one.first, "last_offset": one.last, "delivery_count": one.delivery_count}
+                for one in taken
+            ],
+        }
+        if key in session.wanted:  # it may be forgotten by now; who was served goes to the end
+            del session.wanted[key]
+            session.wanted[key] = None
+        if session.is_new:
+            # Members start together, and the first would have it all: as in Kafka, which answers with the partition
+            # whose state is there first, the others find something.
+            session.is_new = False
+            break
+    return read
+
+
+def batches_until(data: Any, last: int) -> Any:
+    """Without the batches behind the one that holds the offset: who has room for few records, or for one that goes
+    alone, is not sent all of them."""
+    for info in codec.scan(data, verify_crc=False):
+        if info.next_offset > last:
+            return memoryview(data)[: info.end]
+    return data
+
+
+def _next_chunk(
+    door: "KafkaDoor", partition: Partition, share: SharePartition, bytes_max: int
+) -> tuple[int, Any] | None:
+    """Asked anew after waiting for the disk: another member may have taken what was available."""
+    log, reads_committed = partition.log, share.settings.reads_committed
+    aborted = door.coordination.producers.aborted(log) if reads_committed else NO_ABORTS
+    while True:
+        end = end_of(partition, share.settings)
+        first = share.available(log.start_offset, end)
+        if first is None:
+            return None
+        chunk = partition.read_now(first, bytes_max, end=end)
+        for info in aborted_batches(chunk, aborted):
+            share.archive(info.base_offset, info.next_offset)
+        if share.available(log.start_offset, end) == first:
+            return first, chunk
+
+
+def end_of(partition: Partition, config: GroupConfig) -> int:
+    return partition.log.stable_end if config.reads_committed else partition.log.visible_end

@@ -1,0 +1,74 @@
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Self
+
+from headrace.broker.access.users import Users
+from headrace.listeners.common.backpressure import Flow
+from headrace.listeners.kafka.auth.login import Gate, Stage
+from headrace.listeners.kafka.connection import Connection, Handler
+from headrace.listeners.kafka.listener import KafkaDoor
+from headrace.listeners.kafka.sendfile import FileSending, Piece
+from headrace.wire.kafka.apis import Api
+from headrace.wire.kafka.frames import FrameReader
+
+DOOR_BYTES_WAITING_MAX: int
+
+class Request:
+    """Made by a Pipe alone."""
+
+    connection: Connection
+    buffer: bytearray
+    client_id: str
+    api: Api
+    pieces: Sequence[Piece]
+    size: int
+    position: int
+    version: int
+    correlation_id: int
+    answered: bool
+    @property
+    def body(self) -> memoryview: ...
+    def answer(self, pieces: Sequence[Piece]) -> None: ...
+    def reply(self, values: dict[str, Any]) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
+
+class Pipes:
+    def __new__(
+        cls, loop: asyncio.AbstractEventLoop, flow: Flow, users: Users, gate: Gate, handlers: dict[Api, Handler]
+    ) -> Self: ...
+
+class Pipe:
+    _is_narrow: bool
+    _is_over: bool
+    _throttled: asyncio.TimerHandle | None
+    _transport: asyncio.Transport
+    _files: FileSending | None
+    is_closed: bool
+    login: Stage
+    admitted_at: int
+    client_id: str
+    def __new__(cls, door: KafkaDoor) -> Self: ...
+    @property
+    def _door(self) -> KafkaDoor: ...
+    @property
+    def _frames(self) -> FrameReader: ...
+    @property
+    def _waiting(self) -> list[Request]: ...
+    @property
+    def _waiting_bytes(self) -> int: ...
+    @property
+    def _answer_bytes(self) -> int: ...
+    @property
+    def _holds(self) -> set[str]: ...
+    @property
+    def _reading_paused(self) -> bool: ...
+    @property
+    def requests(self) -> int: ...
+    def get_buffer(self, sizehint: int) -> memoryview: ...
+    def buffer_updated(self, count: int) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+    def _limit_requests(self, bytes_max: int) -> None: ...
+    def _forget_requests(self) -> None: ...
+    def _flush(self) -> None: ...
+    def _pause_or_resume(self) -> None: ...

@@ -1,0 +1,351 @@
+# cython: boundscheck=False, wraparound=False, nonecheck=True
+"""Requests in, answers out in the order of the requests: what a connection does for each of them.
+
+Requests are started as they arrive and may end in any order; an answer waits until those before it have
+been sent. Answers that are ready in one turn of the event loop leave in one gathering write.
+"""
+
+from collections import deque
+
+from libc.string cimport memcmp
+
+from headrace.wire.kafka.frames cimport FrameReader
+from headrace.wire.kafka.primitives cimport Reader, reader_of
+
+from headrace.broker.streams.partition import FilePart
+from headrace.listeners.kafka.auth.login import Stage
+from headrace.errors import MalformedRequest
+from headrace.wire.kafka.apis import VERSIONS, Api, has_header_tags
+from headrace.wire.kafka.codec import encode
+from headrace.wire.kafka.schema import response_struct
+
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+
+
+cdef enum:
+    REQUESTS_MAX = 128                      # of one connection that are not answered; more are not read
+    REQUEST_BYTES_WAITING_MAX = 16 << 20    # of one connection
+    FAIR_BYTES_MIN = 1 << 20                # what one connection may have waiting, however many there are
+    JOIN_BYTES_MAX = 16 << 10               # answers smaller than this, together, are cheaper copied than gathered
+    HEAVY_BYTES = 64 << 10                  # who has less waiting takes nobody's share
+    ANSWER_BYTES_AHEAD = 1 << 20            # ready, not written: more requests wait to see whether they are read
+    COLD_REQUEST_BYTES_MAX = 8 << 20        # of every API but Produce
+    UNSEEN_BYTES_MAX = 64 << 10             # of all connections: small reads are told to the flow together
+    KEYS = 128
+
+DOOR_BYTES_WAITING_MAX = 64 << 20  # of all: more would wait for the disk all the same, in memory touched for it
+
+cdef object RAW_TOKEN = Stage.RAW_TOKEN
+cdef object PRODUCE = Api.PRODUCE
+cdef object API_VERSIONS = Api.API_VERSIONS
+
+
+cdef struct Offer:
+    int lowest
+    int highest
+    int flexible_from
+
+
+cdef Offer[KEYS] offers
+cdef list apis = [None] * KEYS      # None: not offered
+
+
+def _fill_tables():
+    for api, versions in VERSIONS.items():
+        assert 0 <= api < KEYS
+        apis[api] = api
+        offers[<int> api] = Offer(versions.lowest, versions.highest, versions.flexible_from)
+
+
+_fill_tables()
+
+
+cdef class Request:
+    """One request, and the place where its answer goes. buffer[position:size] is the body."""
+
+    @property
+    def body(self):
+        return memoryview(self.buffer)[: self.size]
+
+    cpdef answer(self, pieces):
+        """The whole answer. Empty: there is none (Produce with acks=0)."""
+        assert not self.answered, "a request is answered once"
+        self.pieces = pieces
+        self.answered = True
+        (<Pipe?> self.connection).answer_ready(pieces)
+
+    def reply(self, dict values not None):
+        """The answer, as fields."""
+        tagged = has_header_tags(self.api, self.version)
+        self.answer([encode(response_struct(self.api, self.version), values, self.correlation_id, tagged)])
+
+    def fail(self, error):
+        """Nothing that Kafka has a code for in this answer: the client finds out by the connection's end."""
+        self.connection.abort(error)
+
+
+cdef class Pipes:
+    """What the connections of one door share: who answers what, and what is done for all of them at once."""
+
+    def __cinit__(self, loop, flow, users, gate, dict handlers not None):
+        self.loop = loop
+        self.flow = flow
+        self.users = users
+        self.gate = gate
+        self.handlers = handlers
+        self.ready = []
+
+    cdef int plan_flush(self, Pipe pipe) except -1:
+        """Once the loop has done what is at hand: what is ready by then leaves together."""
+        self.ready.append(pipe)
+        if len(self.ready) == 1:
+            self.loop.call_soon(self._flush)
+        return 0
+
+    def _flush(self):
+        cdef list ready = self.ready
+        cdef Pipe pipe
+        self.ready = []
+        for pipe in ready:
+            try:
+                pipe.flush()
+            except Exception as error:  # one connection's bug must not keep the others' answers
+                self.loop.call_exception_handler({"message": "answers could not be written", "exception": error})
+
+    cdef int received(self, Pipe pipe, Py_ssize_t count) except -1:
+        """The flow wants to know how much came, and at once who has begun to send something large."""
+        self.unseen_bytes += count
+        if self.unseen_bytes >= UNSEEN_BYTES_MAX or pipe._frames.is_inside():
+            count, self.unseen_bytes = self.unseen_bytes, 0
+            self.flow.received(pipe, count)
+        return 0
+
+
+cdef class Pipe:
+    """The hot half of a Connection, which is the only class made of it: see there for what is called on self here
+    and is not here (abort, _send_files, _take_token, _widen)."""
+
+    def __cinit__(self, door):
+        self._door = door
+        self._pipes = door.pipes
+        self._frames = FrameReader(door.pool, door.scratch)
+        self._waiting = []
+        self._not_started = deque()
+        self._holds = set()
+        self.login = Stage.NONE
+        self.admitted_at = -1
+        self.client_id = self._known_client = ""
+
+    # What the event loop calls.
+
+    def get_buffer(self, sizehint):
+        return self._frames.target()
+
+    def buffer_updated(self, Py_ssize_t count):
+        cdef bytearray buffer
+        cdef Py_ssize_t size
+        cdef Request request
+        try:
+            for buffer, size in self._frames.arrived(count):
+                if self.login is RAW_TOKEN:
+                    self._take_token(bytes(memoryview(buffer)[:size]))
+                    continue
+                request = self.request_of(buffer, size)
+                if self._not_started or self.is_full():
+                    self._not_started.append(request)  # of one read: the next read waits
+                else:
+                    self.start(request)
+            if self._is_narrow:
+                self._widen()
+            self.pause_or_resume()
+            self._pipes.received(self, count)
+        except MalformedRequest as error:
+            self.abort(error)
+
+    def pause_writing(self):
+        """The client does not read its answers: it gets no more of them to not read."""
+        self._writing_paused = True
+        self.pause_or_resume()
+
+    def resume_writing(self):
+        self._writing_paused = False
+        self.start_more()
+        self.pause_or_resume()
+
+    # What the Connection calls.
+
+    def _limit_requests(self, Py_ssize_t bytes_max):
+        """Cut requests of at most that size from now on. What has come of one that is not whole is forgotten."""
+        self._frames = FrameReader(self._door.pool, self._door.scratch, request_bytes_max=bytes_max)
+
+    def _forget_requests(self):
+        self.weigh(-self._waiting_bytes)
+        self._waiting.clear()
+        self._not_started.clear()
+
+    def _flush(self):
+        self.flush()
+
+    def _pause_or_resume(self):
+        self.pause_or_resume()
+
+    # Requests.
+
+    cdef Request request_of(self, bytearray buffer, Py_ssize_t size):
+        cdef Reader reader = reader_of(buffer, 0, size)
+        cdef Request request = Request.__new__(Request)
+        cdef int key = <int> reader.int16()
+        cdef int version = <int> reader.int16()
+        cdef Py_ssize_t client_at, client_bytes, known_bytes = 0
+        cdef const char* known
+        cdef Offer offer
+        request.connection = self
+        request.buffer = buffer
+        request.size = size
+        request.version = version
+        request.correlation_id = reader.int32()
+        client_at = reader.position
+        client_bytes = reader.length(False, False, True)
+        known = PyUnicode_AsUTF8AndSize(self._known_client, &known_bytes)
+        if client_bytes < 0:
+            request.client_id = ""
+        elif client_bytes == known_bytes and memcmp(reader.data + reader.position, known, known_bytes) == 0:
+            request.client_id = self._known_client
+            reader.position += client_bytes
+        else:
+            reader.position = client_at
+            request.client_id = self._known_client = reader.string(False, True)
+        request.pieces = ()
+        if not 0 <= key < KEYS or apis[key] is None:
+            raise MalformedRequest(f"no API {key}")
+        offer = offers[key]
+        request.api = api = apis[key]
+        if not offer.lowest <= version <= offer.highest and api is not API_VERSIONS:
+            raise MalformedRequest(f"{api.name} has no version {version}")
+        if size > COLD_REQUEST_BYTES_MAX and api is not PRODUCE:
+            raise MalformedRequest(f"{api.name} of {size:,} bytes")
+        if offer.flexible_from <= version <= offer.highest:
+            reader.skip_tags()
+        request.position = reader.position
+        return request
+
+    cdef int start(self, Request request) except -1:
+        if self._is_over:
+            return 0
+        self.requests += 1
+        self.client_id = request.client_id
+        self._waiting.append(request)
+        self.weigh(request.size)
+        self.handle(request)
+        return 0
+
+    cdef int handle(self, Request request) except -1:
+        cdef Pipes pipes = self._pipes
+        if self.admitted_at != <long long> pipes.users.version and not pipes.gate.admits(request):
+            return 0
+        try:
+            handler = pipes.handlers.get(request.api)
+            if handler is not None:
+                handler(self._door, request)
+            else:
+                self._door.answer_in_task(request)
+        except Exception as error:  # one bad request must not stop the others
+            request.fail(error)
+        return 0
+
+    cdef int start_more(self) except -1:
+        while self._not_started and not self.is_full() and not self.is_closed:
+            self.start(self._not_started.popleft())
+        return 0
+
+    cdef bint is_full(self) except -1:
+        """What is asked already is enough: with answers that nobody reads, a few small requests would take it all."""
+        if self._writing_paused or self._answer_bytes >= ANSWER_BYTES_AHEAD or len(self._waiting) >= REQUESTS_MAX:
+            return True
+        if self.is_checking:
+            return True
+        if self._files is not None and self._files.unsent_bytes >= ANSWER_BYTES_AHEAD:
+            return True
+        if self._waiting_bytes < FAIR_BYTES_MIN:
+            return False
+        # This connection's part of what may wait, in all, for the disk.
+        cdef Py_ssize_t fair = DOOR_BYTES_WAITING_MAX // max(1, self._door.heavy)
+        return self._waiting_bytes >= min(REQUEST_BYTES_WAITING_MAX, fair)
+
+    cdef int weigh(self, Py_ssize_t change) except -1:
+        """Count bytes that wait, and whether this connection is one of those that share the door's memory."""
+        cdef bint was_heavy = self._waiting_bytes >= HEAVY_BYTES
+        self._waiting_bytes += change
+        cdef bint is_heavy = self._waiting_bytes >= HEAVY_BYTES
+        if is_heavy != was_heavy:
+            self._door.heavy += 1 if is_heavy else -1
+        return 0
+
+    # Answers.
+
+    cdef int answer_ready(self, pieces) except -1:
+        for piece in pieces:
+            self._answer_bytes += len(piece)
+        if not self._flush_planned and not self.is_closed:
+            self._flush_planned = True
+            self._pipes.plan_flush(self)
+        return 0
+
+    cdef int flush(self) except -1:
+        cdef list waiting = self._waiting
+        cdef list pieces = []
+        cdef Py_ssize_t total = 0, freed = 0, done = 0
+        cdef Request request
+        cdef bint is_sending = self._files is not None and self._files.unsent_bytes > 0
+        cdef bint has_files = is_sending
+        self._flush_planned = False
+        while done < len(waiting):
+            request = waiting[done]
+            if not request.answered:
+                break
+            done += 1
+            freed += request.size
+            for piece in request.pieces:
+                total += len(piece)
+                pieces.append(piece)
+                if type(piece) is FilePart:
+                    has_files = True
+        if done:
+            del waiting[:done]
+        self.weigh(-freed)
+        self._answer_bytes -= total
+        if self.is_closed:
+            return 0
+        if has_files:
+            if pieces:
+                self._send_files(pieces)
+                is_sending = self._files.unsent_bytes > 0
+                if self.is_closed:
+                    return 0
+        elif len(pieces) == 1:
+            self._transport.write(pieces[0])
+        elif total > JOIN_BYTES_MAX:
+            self._transport.writelines(pieces)
+        elif pieces:
+            self._transport.write(b"".join(pieces))
+        if self._is_over and not waiting and not is_sending:
+            self._transport.close()
+            return 0
+        self.start_more()
+        self.pause_or_resume()
+        return 0
+
+    cdef int pause_or_resume(self) except -1:
+        cdef bint is_full = (
+            self.is_full() or self._throttled is not None or len(self._holds) > 0 or len(self._not_started) > 0
+        )
+        if is_full == self._reading_paused or self.is_closed:
+            return 0
+        self._reading_paused = is_full
+        if is_full:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+        return 0

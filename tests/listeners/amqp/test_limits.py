@@ -1,0 +1,143 @@
+"""The 2,048th channel, one binding and one consumer too many, drips of a handshake: refused, and memory stays."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import msgspec
+import pytest
+from pamqp import commands
+
+from headrace.listeners.amqp import transport as door_link
+from headrace.wire.amqp.methods import frame
+from headrace.wire.amqp.protocol import PROTOCOL_HEADER
+from tests.listeners.amqp.raw import Raw, raw_frame
+from tests.listeners.amqp.running import Running, Traced, eventually
+
+CHANNELS_MAX = 2047
+BINDINGS_MAX = 5
+CONSUMERS_MAX = 4
+KEPT_BYTES_MAX = 300_000  # what hundreds of refused attempts may leave behind
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    broker = Running(tmp_path_factory.mktemp("data"), amqp_bindings_max=BINDINGS_MAX, amqp_consumers_max=CONSUMERS_MAX)
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[Raw]:
+    raw = Raw(running.port)
+    yield raw
+    raw.close()
+
+
+def test_02_a_byte_now_and_then_does_not_prolong_the_handshake(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_link, "HANDSHAKE_TIMEOUT_S", 0.3)
+    with closing(Raw(running.port)) as client, contextlib.suppress(ConnectionError):
+        client.send(PROTOCOL_HEADER)
+        deadline = time.monotonic() + 30
+        start_ok = frame(0, commands.Connection.StartOk, mechanism="PLAIN", response=b"x" * 4000, locale="en_US")
+        for byte in start_ok:  # more of them than the time allows
+            client.send(bytes([byte]))
+            time.sleep(0.01)
+            assert time.monotonic() < deadline, "a client that drips is still connected"
+    nobody_is_left(running)
+
+
+def test_02_silence_from_one_address_keeps_nobody_out(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither who comes from elsewhere, nor who comes from there and logs in; and who has logged in stays."""
+    monkeypatch.setattr(door_link, "HANDSHAKE_TIMEOUT_S", 300.0)
+    known = [running.connect() for _ in range(5)]
+    config = msgspec.structs.replace(running.door.config, connections_max=len(known) + 4)
+    monkeypatch.setattr(running.door, "config", config)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(closing(Raw(running.port))) for _ in range(10)]
+        assert silent[0].is_closed()
+        running.connect().close()
+        monkeypatch.setattr(door_link, "source_of", lambda host: "198.51.100.1")
+        running.connect().close()
+    assert all(connection.is_open and connection.channel() for connection in known)
+    for connection in known:
+        connection.close()
+    nobody_is_left(running)
+
+
+def nobody_is_left(running: Running) -> None:
+    eventually(lambda: running.call(lambda: len(running.door.connections)) == 0)
+
+
+def test_08_a_name_with_a_nul_in_it_is_406(client: Raw) -> None:
+    client.open().channel().send(raw_frame(1, 1, b"\x00\x32\x00\x0a\0\0\x03a\0b\0\0\0\0\0"))
+    assert client.expect(commands.Channel.Close).reply_code == 406
+
+
+def test_12_the_2048th_channel_is_530_and_costs_nothing(running: Running, client: Raw) -> None:
+    client.open(channel_max=CHANNELS_MAX)
+    for number in range(1, CHANNELS_MAX + 1):
+        client.method(number, commands.Channel.Open)
+    for _ in range(CHANNELS_MAX):
+        client.expect(commands.Channel.OpenOk)
+    more = b"".join(frame(number, commands.Channel.Open) for number in range(CHANNELS_MAX + 1, 60_000))
+    with Traced() as memory:
+        client.send(more)
+        assert client.expect(commands.Connection.Close).reply_code == 530
+        client.close()
+        nobody_is_left(running)
+    assert memory.kept_bytes < KEPT_BYTES_MAX
+    assert memory.peak_bytes < 4 << 20
+
+
+def test_12_one_binding_too_many_is_506_and_memory_stays_flat(running: Running) -> None:
+    with closing(Raw(running.port)) as first:
+        first.open().channel().method(1, commands.Queue.Declare, queue="bound")
+        first.expect(commands.Queue.DeclareOk)
+        for number in range(BINDINGS_MAX):
+            first.method(1, commands.Queue.Bind, queue="bound", exchange="amq.topic", routing_key=f"k{number}")
+            first.expect(commands.Queue.BindOk)
+        first.method(1, commands.Queue.Bind, queue="bound", exchange="amq.topic", routing_key="k0")
+        first.expect(commands.Queue.BindOk)  # it is there already: nothing more to remember
+    with Traced() as memory:
+        for attempt in range(300):
+            with closing(Raw(running.port)) as client:
+                client.open().channel()
+                client.method(1, commands.Queue.Bind, queue="bound", exchange="amq.topic", routing_key=f"new{attempt}")
+                assert client.expect(commands.Connection.Close).reply_code == 506
+        nobody_is_left(running)
+    assert memory.kept_bytes < KEPT_BYTES_MAX
+    assert running.call(lambda: running.server.broker.vhosts.get("/").routing.bindings_count) == BINDINGS_MAX
+
+
+def test_12_one_consumer_too_many_is_506_until_another_has_gone(running: Running, client: Raw) -> None:
+    client.open().channel().method(1, commands.Queue.Declare, queue="consumed")
+    client.expect(commands.Queue.DeclareOk)
+    client.channel(2)
+    for number in range(CONSUMERS_MAX):  # over two channels: the limit is everybody's
+        client.method(1 + number % 2, commands.Basic.Consume, queue="consumed", consumer_tag=f"c{number}")
+        client.expect(commands.Basic.ConsumeOk)
+    for attempt in range(300):
+        with closing(Raw(running.port)) as other:
+            other.open().channel().method(1, commands.Basic.Consume, queue="consumed", consumer_tag=f"x{attempt}")
+            assert other.expect(commands.Connection.Close).reply_code == 506
+    assert running.call(lambda: len(running.queue("consumed").consumers)) == CONSUMERS_MAX
+    client.method(1, commands.Basic.Cancel, consumer_tag="c0")
+    client.expect(commands.Basic.CancelOk)
+    client.method(1, commands.Basic.Consume, queue="consumed", consumer_tag="again")
+    client.expect(commands.Basic.ConsumeOk)
+    client.method(2, commands.Channel.Close, reply_code=200, reply_text="", class_id=0, method_id=0)
+    client.expect(commands.Channel.CloseOk)
+    assert running.call(lambda: running.door.consumers_count) == CONSUMERS_MAX - 2
+    client.method(1, commands.Queue.Delete, queue="consumed")
+    eventually(lambda: running.call(lambda: running.door.consumers_count) == 0)
+
+
+def test_13_without_heartbeats_the_socket_keeps_itself_alive(running: Running, client: Raw) -> None:
+    client.open(heartbeat=0)
+    found = running.link_of(client.socket)
+    assert running.call(lambda: found._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) == 1

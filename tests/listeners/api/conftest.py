@@ -1,0 +1,32 @@
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.config import Address
+from tests.listeners.http.live import Live
+
+
+class Served(Live):
+    """All doors on free ports."""
+
+    @property
+    def amqp_port(self) -> int:
+        return int(self.server.doors["amqp"].addresses[0].rpartition(":")[2])
+
+    @property
+    def amqp_url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.amqp_port}/%2F"
+
+    @property
+    def kafka(self) -> str:
+        return str(self.server.doors["kafka"].addresses[0])
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One broker for a file: each test uses names of its own."""
+    server = Served(
+        tmp_path_factory.mktemp("data"), amqp=Address("localhost", 0), kafka=Address("localhost", 0)
+    )
+    yield server
+    server.stop()

@@ -1,0 +1,115 @@
+"""Looking at thousands of things leaves the loop to others in between: every list is made in short turns."""
+
+import asyncio
+
+import pytest
+
+from headrace.broker.cooperative import yielding
+from headrace.broker.cooperative.yielding import STEP, Turns
+from tests.listeners.api.conftest import Served
+from tests.listeners.api.test_api import post, put_queue
+
+QUEUES = 10 * STEP
+
+
+@pytest.fixture(scope="module")
+def crowded(live: Served) -> Served:
+    bindings = [
+        {"source": "amq.topic", "vhost": "/", "destination": f"crowd-{n}", "destination_type": "queue",
+         "routing_key": "k", "arguments": {}}
+        for n in range(QUEUES)
+    ]  # fmt: skip
+    queues = [
+        {"name": f"crowd-{n}", "vhost": "/", "durable": n % 2 == 0, "auto_delete": False, "arguments": {}}
+        for n in range(QUEUES)
+    ]
+    answer = live.request("POST", "/api/definitions", json={"queues": queues, "bindings": bindings})
+    assert answer.status_code == 204, answer.text
+    return live
+
+
+def counted_rests(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
+    rests: list[Turns] = []
+    rest = Turns.rest
+
+    async def counted(self: Turns) -> None:
+        rests.append(self)
+        await rest(self)
+
+    monkeypatch.setattr(Turns, "rest", counted)
+    monkeypatch.setattr(yielding, "TURN_S", 0.0)
+    return rests
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/queues",
+        "/api/queues?columns=name,messages",
+        "/api/queues?page=1&name=crowd",
+        "/api/queues?page=1&sort=messages",
+        "/api/queues?page=1&sort=message_stats.publish",
+        "/api/bindings",
+        "/api/exchanges/%2F/amq.topic/bindings/source",
+        "/api/definitions",
+        "/api/vhosts",
+        "/api/overview",
+        "/api/headrace/overview",
+        "/api/headrace/streams?page=1&sort=ready",
+        "/topics",
+        "/metrics",
+        "/metrics/detailed",
+    ],
+)
+def test_others_get_the_loop_while_a_long_list_is_made(
+    crowded: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests = counted_rests(monkeypatch)
+    assert crowded.get(path).status_code == 200
+    assert len(rests) >= QUEUES / 2 / STEP, "half of the queues are durable, and so topics"
+
+
+@pytest.mark.parametrize("kind", ["policies", "operator-policies"])
+def test_others_get_the_loop_while_a_policy_is_applied_to_many_queues(
+    crowded: Served, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody is told that it holds before it does for all of them."""
+    rests = counted_rests(monkeypatch)
+    path, body = f"/api/{kind}/%2F/crowd", {"pattern": "^crowd-", "definition": {"max-length": 7}}
+    name = "policy" if kind == "policies" else "operator_policy"
+    for method, wanted in (("PUT", "crowd"), ("DELETE", None)):
+        rests.clear()
+        crowded.request(method, path, json=body if method == "PUT" else None).raise_for_status()
+        assert len(rests) >= QUEUES / STEP
+        found = [q[name] for q in crowded.get("/api/queues").json() if q["name"].startswith("crowd-")]
+        assert len(found) == QUEUES and {value or None for value in found} == {wanted}
+
+
+@pytest.mark.parametrize("asked", ["", "/messages?contains=nothing", "/replay"])
+def test_others_get_the_loop_while_many_dead_letters_are_looked_at(
+    live: Served, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not asked:
+        put_queue(live, "many.dead")
+        for _ in range(QUEUES):
+            post(live, "many.dead", "x", headers={"x-death": [{"queue": "many", "count": 1}]})
+    rests = counted_rests(monkeypatch)
+    method = "POST" if asked == "/replay" else "GET"
+    answer = live.request(method, f"/api/headrace/dead-letters/%2F/many.dead{asked}")
+    assert answer.status_code == 200, answer.text
+    assert len(rests) >= 3
+
+
+async def test_a_turn_that_was_long_enough_lets_others_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(yielding, "_now", lambda: now)
+    seen: list[object] = []
+    asyncio.get_running_loop().call_soon(seen.append, "another")
+    work = Turns()
+    await work.rest()
+    assert seen == [], "not yet: this turn has only begun"
+    now += yielding.TURN_S * 2
+    await work.rest()
+    assert seen == ["another"]
+    assert await work.map(str, range(100)) == [str(n) for n in range(100)]
+    assert [n async for n in work.each(range(100))] == list(range(100))

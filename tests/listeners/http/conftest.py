@@ -1,0 +1,57 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.listeners.http.server import listener as http_door
+from headrace.listeners.http.server.bounded_protocol import Patience
+from tests.listeners.http.live import Live
+from tests.listeners.http.registries import Registry
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """One server for a module's tests: each uses topics of its own."""
+    server = Live(tmp_path_factory.mktemp("data"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[type[Live]]:
+    """Servers of a test's own; all are stopped at its end."""
+    started: list[Live] = []
+
+    class Own(Live):
+        def __init__(self, folder: Path = tmp_path / "data", **settings: object) -> None:
+            super().__init__(folder, **settings)
+            started.append(self)
+
+    yield Own
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has connected and says nothing stays, whatever keeps the test from its next line."""
+    monkeypatch.setattr(http_door, "Patience", lambda: Patience(head=1e5))
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name no other test uses."""
+    import re
+
+    return re.sub(r"[^a-zA-Z0-9._-]", "-", request.node.name)[:200]
+
+
+@pytest.fixture
+def registry(own: type[Live]) -> Registry:
+    return Registry(own())
+
+
+@pytest.fixture
+def shared(live: Live) -> Iterator[Registry]:
+    """For tests with subjects of their own."""
+    yield Registry(live)

@@ -1,0 +1,225 @@
+"""The gate of the HTTP door by itself: who is who, from where, and how often one may guess."""
+
+import base64
+import platform
+from typing import Any
+
+import pytest
+
+from headrace.broker.access.users import GUEST, User, Users
+from headrace.listeners.http.server.authentication import (
+    FAILURES_FREE,
+    FORGET_S,
+    KNOWN_MAX,
+    SOURCES_MAX,
+    WAIT_S_MAX,
+    Failures,
+    Forbidden,
+    Gate,
+    NotAuthorised,
+    TooManyFailures,
+    could_be_this_machine,
+    is_loopback,
+    source_of,
+)
+
+PASSWORD = "no-password-of-anybody-else"
+
+
+def test_waiting_grows_is_bounded_and_is_each_sources_own() -> None:
+    now = [0.0]
+    failures = Failures(lambda: now[0])
+    waits = []
+    for _ in range(FAILURES_FREE + 12):
+        failures.check("a")
+        failures.count("a")
+        try:
+            failures.check("a")
+        except TooManyFailures as refusal:
+            waits.append(refusal.retry_after_s)
+            now[0] += refusal.retry_after_s
+    assert waits[:4] == [1.0, 2.0, 4.0, 8.0] and waits[-1] == WAIT_S_MAX
+    failures.count("a")
+    failures.check("b")
+    now[0] += FORGET_S + 1
+    failures.count("a")
+    failures.check("a")
+    for number in range(SOURCES_MAX + 10):
+        failures.count(f"source {number}")
+    assert len(failures._sources) == SOURCES_MAX
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("localhost:15672", True),
+        ("127.0.0.1:15672", True),
+        ("[::1]:15672", True),
+        ("broker:15672", True),
+        ("my.localhost", True),
+        ("rebound.example.com:15672", False),
+        ("127.0.0.1.example.com", False),
+        ("EXAMPLE.COM.", False),
+        ("localhost.example.com", False),
+    ],
+)
+def test_a_site_whose_name_leads_to_this_machine_is_not_guest(host: str, is_ours: bool) -> None:
+    """DNS rebinding: the browser of somebody here asks us, and takes the answer for another site's."""
+    users = Counting(GUEST)
+    gate = Gate(users, lambda: 0.0)
+    users.guest_has_first_password = True
+    if is_ours:
+        assert gate.caller(scope_of("127.0.0.1", host=host)).name == GUEST
+    else:
+        with pytest.raises(NotAuthorised):
+            gate.caller(scope_of("127.0.0.1", host=host))
+    login = scope_of("127.0.0.1", f"guest:{PASSWORD}", host=host)
+    if is_ours:
+        assert gate.caller(login).name == GUEST
+    else:
+        with pytest.raises(NotAuthorised):  # the site's page knows the first password of guest as well as anybody
+            gate.caller(login)
+    users.guest_has_first_password, users.version = False, 2
+    assert gate.caller(login).name == GUEST, "who knows a password of its own, is"
+
+
+@pytest.mark.parametrize(
+    ("client", "host", "is_let_in"),
+    [
+        ("127.0.0.1", "localhost:15672", True),
+        ("::1", "[::1]:15672", True),
+        ("127.0.0.1", "rebound.example.com:15672", False),
+        ("::ffff:127.0.0.1", "rebound.example.com", False),
+        ("203.0.113.7", "broker.example.com:15672", True),  # it listens to the network, where it has a name
+    ],
+)
+def test_while_nobody_is_asked_a_page_of_another_site_is_not_let_in(client: str, host: str, is_let_in: bool) -> None:
+    gate = Gate(Counting(GUEST), lambda: 0.0)
+    if is_let_in:
+        assert gate.whoever(scope_of(client, host=host)) is gate.anybody
+    else:
+        with pytest.raises(Forbidden):
+            gate.whoever(scope_of(client, host=host))
+
+
+def test_the_name_of_this_machine_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "node", lambda: "Box.example.com")
+    could_be_this_machine.cache_clear()
+    try:
+        assert could_be_this_machine(b"box.example.com:15672")
+        assert not could_be_this_machine(b"example.com") and not could_be_this_machine(b"a.box.example.com")
+    finally:
+        could_be_this_machine.cache_clear()
+
+
+def test_sources_are_addresses_or_networks_of_version_6() -> None:
+    assert source_of("203.0.113.7") == source_of("::ffff:203.0.113.7") == "203.0.113.7"
+    assert source_of("2001:db8::1") == source_of("2001:db8::ffff") != source_of("2001:db8:0:1::1")
+    assert is_loopback("127.8.8.8") and is_loopback("::1") and is_loopback("::ffff:127.0.0.1")
+    assert not is_loopback("203.0.113.7") and not is_loopback("localhost.example")
+
+
+class Counting(Users):
+    """Users of whom only what a gate asks is there, counting how often passwords are looked at."""
+
+    def __init__(self, *names: str) -> None:
+        self._users = {name: User(name=name) for name in names}
+        self.version, self.looks, self.is_open = 1, 0, False
+        self.guest_has_first_password = False
+
+    @property
+    def guest_is_default(self) -> bool:
+        return self.guest_has_first_password
+
+    def authenticate(self, name: str, password: str) -> User | None:
+        self.looks += 1
+        return self._users.get(name) if password == PASSWORD else None
+
+
+def scope_of(client: str, credentials: str | None = None, **headers: str) -> dict[str, Any]:
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    if credentials is not None:
+        pairs.append((b"authorization", b"Basic " + base64.b64encode(credentials.encode())))
+    return {"headers": pairs, "client": (client, 1)}
+
+
+@pytest.fixture
+def counted() -> tuple[Counting, Gate]:
+    users = Counting("bill")
+    return users, Gate(users, lambda: 0.0)
+
+
+def test_a_password_is_looked_at_once_and_again_when_users_change(counted: tuple[Counting, Gate]) -> None:
+    users, gate = counted
+    gate.caller(scope_of("203.0.113.7", f"bill:{PASSWORD}"))
+    before = users.looks
+    for _ in range(5):
+        assert gate.caller(scope_of("203.0.113.7", f"bill:{PASSWORD}")).name == "bill"
+    assert users.looks == before
+    users.version += 1
+    gate.caller(scope_of("203.0.113.7", f"bill:{PASSWORD}"))
+    assert users.looks > before
+
+
+def test_good_credentials_in_a_thousand_spellings_fill_no_memory(counted: tuple[Counting, Gate]) -> None:
+    _, gate = counted
+    encoded = base64.b64encode(f"bill:{PASSWORD}".encode())
+    for spaces in range(KNOWN_MAX + 10):
+        header = b"Basic " + b" " * spaces + encoded
+        assert gate.caller({"headers": [(b"authorization", header)], "client": ("203.0.113.7", 1)}).name == "bill"
+    assert len(gate._known) <= KNOWN_MAX
+
+
+def test_guest_comes_from_this_machine_only_and_not_through_a_proxy_on_it() -> None:
+    users = Counting(GUEST)
+    gate = Gate(users, lambda: 0.0)
+    assert gate.caller(scope_of("127.0.0.1", f"guest:{PASSWORD}")).name == GUEST
+    with pytest.raises(NotAuthorised, match="localhost"):
+        gate.caller(scope_of("203.0.113.7", f"guest:{PASSWORD}"))
+    with pytest.raises(NotAuthorised, match="localhost"):
+        gate.caller(scope_of("127.0.0.1", f"guest:{PASSWORD}", **{"x-forwarded-for": "203.0.113.7"}))
+
+
+@pytest.mark.parametrize("header", ["x-forwarded-for", "x-real-ip"])
+def test_whoever_guesses_through_a_proxy_here_keeps_out_nobody_else_behind_it(
+    counted: tuple[Counting, Gate], header: str
+) -> None:
+    _, gate = counted
+
+    def come(login: str, address: str) -> str:
+        return gate.caller(scope_of("127.0.0.1", login, **{header: address})).name
+
+    guesser = "203.0.113.7" if header == "x-real-ip" else "198.51.100.1, 203.0.113.7"  # what it claims, and what is so
+    for _ in range(FAILURES_FREE):
+        with pytest.raises(NotAuthorised):
+            come("bill:wrong", guesser)
+    with pytest.raises(TooManyFailures):
+        come(f"bill:{PASSWORD}", guesser)
+    assert come(f"bill:{PASSWORD}", "198.51.100.1") == "bill"
+
+
+def test_what_a_client_adds_itself_is_not_believed(counted: tuple[Counting, Gate]) -> None:
+    _, gate = counted
+    for number in range(FAILURES_FREE + 1):
+        claimed = {"x-forwarded-for": "203.0.113.7", "x-real-ip": f"198.51.100.{number}"}
+        with pytest.raises(NotAuthorised if number < FAILURES_FREE else TooManyFailures):
+            gate.caller(scope_of("127.0.0.1", "bill:wrong", **claimed))
+
+
+def test_a_proxy_elsewhere_is_not_believed(counted: tuple[Counting, Gate]) -> None:
+    _, gate = counted
+    for number in range(FAILURES_FREE):
+        with pytest.raises(NotAuthorised):
+            gate.caller(scope_of("203.0.113.7", "bill:wrong", **{"x-forwarded-for": f"198.51.100.{number}"}))
+    with pytest.raises(TooManyFailures):
+        gate.caller(scope_of("203.0.113.7", f"bill:{PASSWORD}", **{"x-forwarded-for": "198.51.100.99"}))
+
+
+@pytest.mark.parametrize("header", ["Basic", "Basic ???", "Bearer abc", "basic /w==", "Basic " + "A" * 8000])
+def test_what_is_no_login_is_refused_as_a_wrong_one(counted: tuple[Counting, Gate], header: str) -> None:
+    users, gate = counted
+    gate.guest()
+    before = users.looks
+    with pytest.raises(NotAuthorised):
+        gate.caller({"headers": [(b"authorization", header.encode())], "client": ("203.0.113.7", 1)})
+    assert users.looks == before + 1, "the same work for everybody"

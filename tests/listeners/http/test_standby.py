@@ -1,0 +1,186 @@
+"""Standbys at the door: who is let in, what is refused, and what a broker that waits for them says."""
+
+import contextlib
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from headrace.broker.access.permissions import EVERYTHING
+from headrace.broker.standbys import Standbys
+from headrace.clock import ManualClock
+from headrace.config import Config
+from headrace.errors import InvalidInput
+from headrace.log.disk.disk import RealDisk
+from headrace.log.settings import LogSettings
+from headrace.log.standby.frames import Frame, FrameReader, Kind
+from tests.listeners.amqp.running import eventually
+from tests.listeners.http.live import Live, code_of
+
+HELLO = {"name": "second", "copy": "one", "format": 1, "kept": {}}
+PASSWORD = "no-password-of-anybody-else"
+
+
+class Follower:
+    """The frames of a stream, until it ends; nothing is made of them. A connection of its own."""
+
+    def __init__(self, live: Live, **options: Any) -> None:
+        self._live = live
+        self._options = options
+        self.frames: list[Frame] = []
+        self.is_over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        reader = FrameReader()
+        address = f"{self._live.base}/standby/stream"
+        with (
+            contextlib.suppress(httpx.HTTPError),  # the broker went first
+            httpx.stream("POST", address, json=HELLO, timeout=60, **self._options) as answer,
+        ):
+            assert answer.status_code == 200
+            for data in answer.iter_bytes():
+                self.frames += reader.feed(data)
+        self.is_over.set()
+
+    def last(self) -> int:
+        return self.frames[-1].sequence
+
+    def wait_in_step(self) -> None:
+        eventually(lambda: any(frame.kind == Kind.IN_STEP for frame in self.frames), "not in step")
+
+
+def test_a_standby_must_be_an_administrator(live: Live) -> None:
+    users = live.broker.users
+    elsewhere = {"x-forwarded-for": "203.0.113.7"}  # also while guest is the only user
+    assert live.request("POST", "/standby/stream", json=HELLO, headers=elsewhere).status_code == 401
+    live.call(users.put_user("reader", password=PASSWORD, tags=["monitoring"]))
+    live.call(users.set_permission("/", "reader", EVERYTHING))
+    login = ("reader", PASSWORD)
+    assert live.request("POST", "/standby/stream", json=HELLO, auth=login).status_code == 403
+    assert live.request("PUT", "/standby/x", json={"position": 1}, auth=login).status_code == 403
+    assert live.request("POST", "/standby/stream", json=HELLO, auth=("reader", "wrong")).status_code == 401
+    assert live.get("/standby", auth=login).json()["standbys"] == []
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {},
+        *({**HELLO, **odd} for odd in ({"name": ""}, {"copy": 1}, {"format": 2}, {"kept": []}, {"kept": {"a": [1]}})),
+    ],
+    ids=str,
+)
+def test_a_hello_that_makes_no_sense_is_refused(live: Live, hello: dict[str, Any]) -> None:
+    assert live.request("POST", "/standby/stream", json=hello).status_code == 400
+    assert live.get("/standby").json()["standbys"] == []
+
+
+def test_a_standby_that_nobody_knows_is_told_so(live: Live) -> None:
+    answer = live.request("PUT", "/standby/nobody", json={"position": 1})
+    assert answer.status_code == 404 and code_of(answer) == "not_found"
+    assert live.request("PUT", "/standby/nobody", json={"at": 1}).status_code == 400
+
+
+def test_standbys_are_heard_while_those_who_wait_for_them_hold_all_the_room(live: Live) -> None:
+    budget = live.door.site.budget
+    size = budget.bytes_max
+    budget.move("a publisher", size)
+    try:
+        assert live.request("PUT", "/standby/nobody", json={"position": 1}).status_code == 404
+        assert live.request("POST", "/standby/stream", json={**HELLO, "name": ""}).status_code == 400
+    finally:
+        budget.move("a publisher", -size)
+
+
+def test_changes_have_higher_numbers_after_a_restart(tmp_path: Path) -> None:
+    """Who takes over compares them: a standby that was away since must not look as if it had more."""
+    clock = ManualClock()
+    broker: Any = SimpleNamespace(clock=clock, disk=RealDisk(), config=Config(data_dir=str(tmp_path)))
+    before = Standbys(broker).changes
+    clock.advance(1)
+    after = Standbys(broker).changes
+    assert before is not None and after is not None
+    assert after.sequence > before.sequence + 100_000
+
+
+def test_a_broker_with_an_archive_elsewhere_has_no_standbys(own: type[Live], tmp_path: Path) -> None:
+    live = own(log=LogSettings(journal_file_bytes=1 << 20, tier_dir=str(tmp_path / "elsewhere")))
+    answer = live.request("POST", "/standby/stream", json=HELLO)
+    assert answer.status_code == 409 and "tier_dir" in answer.json()["detail"]
+
+
+def test_a_broker_that_no_standby_can_follow_does_not_wait_for_one(own: type[Live], tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="standby_confirms: archived segments lie in"):
+        own(log=LogSettings(journal_file_bytes=1 << 20, tier_dir=str(tmp_path / "elsewhere")), standby_confirms=1)
+
+
+def test_a_user_who_is_no_longer_an_administrator_follows_no_longer(own: type[Live]) -> None:
+    live = own(log=LogSettings(journal_file_bytes=1 << 20))
+    live.call(live.broker.users.put_user("second", password=PASSWORD, tags=["administrator"]))
+    follower = Follower(live, auth=("second", PASSWORD))
+    follower.wait_in_step()
+    live.call(live.broker.users.put_user("second", password=PASSWORD, tags=[]))
+    assert follower.is_over.wait(60)
+    assert live.get("/standby").json()["standbys"] == []
+
+
+def test_a_copy_that_comes_again_is_not_counted_twice(own: type[Live]) -> None:
+    """Its first connection may be dead, and only the standby has noticed."""
+    live = own(log=LogSettings(journal_file_bytes=1 << 20), standby_confirms=2)
+    first = Follower(live)
+    first.wait_in_step()
+    gone = live.get("/standby").json()["standbys"][0]["id"]
+    assert live.request("PUT", f"/standby/{gone}", json={"position": first.last()}).status_code == 200
+    again = Follower(live)
+    assert first.is_over.wait(60)
+    again.wait_in_step()
+    (only,) = live.get("/standby").json()["standbys"]
+    live.request("PUT", f"/standby/{only['id']}", json={"position": again.last()})
+    assert live.request("PUT", f"/standby/{gone}", json={"position": again.last()}).status_code == 404
+    assert live.get("/standby").json()["in_step"] == 1
+    assert "1 of 2 are in step" in live.get("/health").json()["reason"]
+
+
+def test_what_is_published_is_told_when_the_standby_has_it(own: type[Live]) -> None:
+    live = own(log=LogSettings(journal_file_bytes=1 << 20), standby_confirms=1)
+    assert "0 of 1 are in step" in live.get("/health").json()["reason"]
+    answers: list[Any] = []
+
+    def publish() -> None:
+        answers.append(live.publish("t", {"value": "x"}))
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()  # makes the topic, too
+    follower = Follower(live)
+    follower.wait_in_step()
+    name = live.get("/standby").json()["standbys"][0]["id"]
+    while publisher.is_alive():
+        assert live.request("PUT", f"/standby/{name}", json={"position": follower.last()}).status_code == 200
+        publisher.join(0.02)
+    assert answers == [[(0, 0)]]
+    state = live.get("/standby").json()
+    assert state["in_step"] == 1 and state["standbys"][0]["state"] == "in step"
+    assert live.get("/health").status_code == 200
+
+
+def test_a_stop_does_not_wait_for_standbys_for_ever_and_confirms_nothing(own: type[Live]) -> None:
+    live = own(log=LogSettings(journal_file_bytes=1 << 20), standby_confirms=1, stop_timeout_ms=500)
+    answers: list[Any] = []
+
+    def publish() -> None:
+        try:
+            answers.append(httpx.post(f"{live.base}/topics/t/messages", json=[{"value": "y"}], timeout=60))
+        except httpx.HTTPError:  # hung up on
+            answers.append(None)
+
+    waiting = threading.Thread(target=publish)
+    waiting.start()
+    eventually(lambda: live.get("/standby").json()["waiting"], "nobody waits")
+    live.stop()
+    waiting.join(60)
+    assert answers == [None] or answers[0].status_code >= 500

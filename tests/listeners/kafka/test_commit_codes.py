@@ -1,0 +1,208 @@
+"""A commit that is refused, with a code that clients know there: any other is fatal to Java."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from headrace.errors import ConcurrentTransactions, DiskFull, HeadraceError
+from headrace.listeners.kafka.errors import Code
+from headrace.wire.kafka.apis import Api
+from tests.listeners.kafka.world import Client, World, world_at
+
+TOPICS = [{"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 3}]}]
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with world_at(tmp_path) as opened:
+        await opened.topic("t")
+        yield opened
+
+
+@pytest_asyncio.fixture
+async def client(world: World) -> Client:
+    return await world.client()
+
+
+async def commit(client: Client, generation: int, version: int = 9, **fields: Any) -> int:
+    asked = {"group_id": "g", "member_id": "m", **fields}
+    answer = await client.call(
+        Api.OFFSET_COMMIT, version, generation_id_or_member_epoch=generation, topics=TOPICS, **asked
+    )
+    code: int = answer.topics[0].partitions[0].error_code
+    return code
+
+
+async def commit_in_transaction(client: Client, generation: int, **fields: Any) -> int:
+    producer = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout=60_000)
+    who = {
+        "transactional_id": "x",
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.producer_epoch,
+        "group_id": "g",
+    }
+    assert (await client.call(Api.ADD_OFFSETS_TO_TXN, 3, **who)).error_code == 0
+    asked = {"member_id": "m", **who, **fields}
+    answer = await client.call(Api.TXN_OFFSET_COMMIT, 3, generation_id=generation, topics=TOPICS, **asked)
+    code: int = answer.topics[0].partitions[0].error_code
+    return code
+
+
+async def beat(client: Client, epoch: int = 0) -> int:
+    """The epoch of member m of the new protocol."""
+    answer = await client.call(
+        Api.CONSUMER_GROUP_HEARTBEAT, 0, group_id="g", member_id="m", member_epoch=epoch,
+        rebalance_timeout=60_000, subscribed_topic_names=["t"], topic_partitions=[],
+    )  # fmt: skip
+    assert answer.error_code == 0
+    member_epoch: int = answer.member_epoch
+    return member_epoch
+
+
+async def join(client: Client) -> Any:
+    """Into a classic group, between join and sync. Nobody sends heartbeats here."""
+    return await client.call(
+        Api.JOIN_GROUP, 3, group_id="g", session_timeout=60_000, rebalance_timeout=60_000,
+        protocol_type="consumer", protocols=[{"name": "range", "metadata": b""}],
+    )  # fmt: skip
+
+
+async def test_a_stale_epoch_is_an_illegal_generation_in_a_transaction(client: Client) -> None:
+    epoch = await beat(client)
+    assert await commit_in_transaction(client, epoch - 1) == Code.ILLEGAL_GENERATION
+    assert await commit(client, epoch - 1) == Code.STALE_MEMBER_EPOCH
+    assert await commit(client, epoch - 1, version=8) == Code.ILLEGAL_GENERATION
+    assert await commit_in_transaction(client, epoch) == Code.NONE
+
+
+async def test_a_rebalance_does_not_refuse_offsets_of_a_transaction(client: Client) -> None:
+    """Kafka lets them in, and Java takes its REBALANCE_IN_PROGRESS there for the end of the producer."""
+    joined = await join(client)
+    assert await commit(client, joined.generation_id, member_id=joined.member_id) == Code.REBALANCE_IN_PROGRESS
+    assert await commit_in_transaction(client, joined.generation_id, member_id=joined.member_id) == Code.NONE
+    wrong = joined.generation_id + 1
+    assert await commit_in_transaction(client, wrong, member_id=joined.member_id) == Code.ILLEGAL_GENERATION
+
+
+async def test_a_member_of_the_new_protocol_commits_right_after_a_restart(tmp_path: Path) -> None:
+    """Before its next heartbeat."""
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        epoch = await beat(await world.client())
+    async with world_at(tmp_path) as world:
+        client = await world.client()
+        assert await commit(client, epoch) == Code.NONE
+        assert await commit_in_transaction(client, epoch) == Code.NONE
+        assert await beat(client, epoch) == epoch
+        assert await commit(client, epoch) == Code.NONE
+
+
+async def test_a_member_of_a_group_that_is_not_there_is_unknown(client: Client) -> None:
+    """A Java consumer of the new protocol ends its commitSync with "Unexpected error" at any other code."""
+    assert await commit(client, 1) == Code.UNKNOWN_MEMBER_ID
+    assert await commit(client, 1, version=8) == Code.ILLEGAL_GENERATION, "of a classic member, for certain"
+    assert await commit_in_transaction(client, 1) == Code.ILLEGAL_GENERATION
+
+
+async def test_a_generation_that_is_over_is_said_to_a_classic_member(client: Client) -> None:
+    joined = await join(client)
+    assert await commit(client, joined.generation_id - 1, member_id=joined.member_id) == Code.ILLEGAL_GENERATION
+
+
+async def test_a_commit_that_the_disk_has_no_room_for_is_tried_again(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients ask for the coordinator and commit once more; a failing disk's own code they do not expect here."""
+
+    def full(entries: object, answer: Callable[[HeadraceError | None], None]) -> None:
+        answer(DiskFull("no space left"))
+
+    async def full_too(*args: object, **options: object) -> None:
+        raise DiskFull("no space left")
+
+    epoch = await beat(client)
+    with monkeypatch.context() as broken:
+        broken.setattr(world.door.coordination.groups.offsets, "commit", full)
+        broken.setattr(world.door.coordination.transactions, "commit_offsets", full_too)
+        assert await commit(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
+        assert await commit_in_transaction(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
+    assert await commit(client, epoch) == Code.NONE
+
+
+async def test_offsets_of_a_transaction_that_changes_just_now_are_committed_again(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent once more after a time-out, say, while the first are on their way to the disk. In Kafka a group takes them,
+    which knows no CONCURRENT_TRANSACTIONS, and Java takes it here for the end of the producer."""
+
+    async def busy(*args: object, **options: object) -> None:
+        raise ConcurrentTransactions("x")
+
+    monkeypatch.setattr(world.door.coordination.transactions, "commit_offsets", busy)
+    assert await commit_in_transaction(client, -1, member_id="") == Code.COORDINATOR_LOAD_IN_PROGRESS
+
+
+async def test_a_transaction_that_the_disk_has_no_room_for_is_tried_again(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Kafka: a storage error is not what producers expect of a coordinator."""
+
+    async def full(*args: object, **options: object) -> None:
+        raise DiskFull("no space left")
+
+    async def init() -> Any:
+        return await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout=60_000)
+
+    producer = await init()
+    who = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
+    monkeypatch.setattr(world.door.coordination.transactions, "_put", full)
+    monkeypatch.setattr(world.door.coordination.transactions, "end", full)
+    added = await client.call(
+        Api.ADD_PARTITIONS_TO_TXN, 3, v3_and_below_transactional_id="x",
+        **{f"v3_and_below_{name}": value for name, value in who.items()},
+        v3_and_below_topics=[{"name": "t", "partitions": [0]}],
+    )  # fmt: skip
+    codes = [
+        added.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code,
+        (await client.call(Api.ADD_OFFSETS_TO_TXN, 3, transactional_id="x", group_id="g", **who)).error_code,
+        (await client.call(Api.END_TXN, 3, transactional_id="x", committed=True, **who)).error_code,
+        (await init()).error_code,
+    ]
+    assert codes == [Code.COORDINATOR_NOT_AVAILABLE] * 4
+
+
+async def test_a_producer_id_that_the_disk_has_no_room_for_is_asked_for_again(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java looks for the coordinator of its transactional id if that is not there, and has none."""
+
+    async def full() -> int:
+        raise DiskFull("no space left")
+
+    monkeypatch.setattr(world.door.coordination.producers, "new_id", full)
+    asked = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=60_000)
+    assert asked.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+
+
+async def test_a_share_group_that_the_disk_has_no_room_for_is_joined_again(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other code ends a Java share consumer."""
+
+    async def full(*args: object) -> None:
+        raise DiskFull("no space left")
+
+    monkeypatch.setattr(world.door.coordination.shares, "_set", full)
+    joins = {"group_id": "s", "member_id": "m", "member_epoch": 0, "subscribed_topic_names": ["t"]}
+    assert (await client.call(Api.SHARE_GROUP_HEARTBEAT, 1, **joins)).error_code == Code.COORDINATOR_NOT_AVAILABLE
+    topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
+    fetched = await client.call(
+        Api.SHARE_FETCH, 1, group_id="s", member_id="m", max_bytes=1000, max_records=10,
+        topics=[{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}],
+    )  # fmt: skip
+    assert fetched.error_code == Code.KAFKA_STORAGE_ERROR
+    monkeypatch.undo()
+    assert (await client.call(Api.SHARE_GROUP_HEARTBEAT, 1, **joins)).error_code == 0

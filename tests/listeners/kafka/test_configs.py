@@ -1,0 +1,102 @@
+"""Settings of topics: what several clients change at once, and what is no change."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+
+from headrace.listeners.kafka.admin.configs import APPEND, BROKER, CLIENT_METRICS, GROUP, SUBTRACT, TOPIC
+from headrace.listeners.kafka.errors import Code
+from headrace.wire.kafka.apis import Api
+from tests.listeners.kafka.world import Client, World, world_at
+
+
+async def alter(client: Client, operation: int, value: str) -> Any:
+    config = {"name": "cleanup.policy", "config_operation": operation, "value": value}
+    resource = {"resource_type": TOPIC, "resource_name": "t", "configs": [config]}
+    answer = await client.call(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource], validate_only=False)
+    return answer.responses[0]
+
+
+async def test_of_two_who_change_a_list_at_once_the_second_changes_what_the_first_has_left(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t", cleanup_policy="compact")
+        streams = world.broker.streams
+        changes = []
+        async with streams._changing:  # what comes now waits in this order
+            for operation, value in ((APPEND, "delete"), (SUBTRACT, "compact")):
+                changes.append(asyncio.ensure_future(alter(await world.client(), operation, value)))
+                while len(streams._changing._waiters or ()) < len(changes) and not changes[-1].done():
+                    await asyncio.sleep(0.001)
+        answers = [await change for change in changes]
+        assert [answer.error_code for answer in answers] == [0, 0], answers
+        assert streams.get("t").settings.cleanup_policy == "delete"
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with world_at(tmp_path) as opened:
+        await opened.topic("t", retention_ms=5000)
+        yield opened
+
+
+NULL = [{"name": "retention.ms", "value": None}]
+TWICE = [{"name": "retention.ms", "value": value} for value in ("1000", "2000")]
+
+
+async def test_a_change_to_nothing_or_to_two_values_changes_nothing(world: World) -> None:
+    """It was taken for taking the setting back, and for the last of the two."""
+    client = await world.client()
+    for api in (Api.ALTER_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS):
+        for configs in (NULL, TWICE):
+            for kind, name in ((TOPIC, "retention.ms"), (GROUP, "share.record.lock.duration.ms")):
+                named = [{**one, "name": name} for one in configs]
+                resource = {"resource_type": kind, "resource_name": "t", "configs": named}
+                [answer] = (await client.call(api, 1, resources=[resource])).responses
+                assert answer.error_code == Code.INVALID_REQUEST, (api, configs)
+    assert world.broker.streams.get("t").settings.retention_ms == 5000
+    topic = {"name": "new", "num_partitions": 1, "replication_factor": 1, "configs": NULL}
+    [answer] = (await client.call(Api.CREATE_TOPICS, 7, topics=[topic])).topics
+    assert answer.error_code == Code.INVALID_CONFIG
+
+
+async def test_of_two_changes_of_one_topic_in_a_request_none_holds(world: World) -> None:
+    client = await world.client()
+    twice = [{"resource_type": TOPIC, "resource_name": "t", "configs": [one]} for one in TWICE]
+    answers = (await client.call(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=twice)).responses
+    assert {one.error_code for one in answers} == {Code.INVALID_REQUEST}
+    assert world.broker.streams.get("t").settings.retention_ms == 5000
+
+
+async def test_who_names_no_setting_is_shown_all(world: World) -> None:
+    client = await world.client()
+    asked = [{"resource_type": TOPIC, "resource_name": "t", "configuration_keys": keys} for keys in ([], None)]
+    none, null = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
+    assert none.configs == null.configs != []
+
+
+async def test_nobody_is_told_that_something_was_set_that_there_is_not(world: World) -> None:
+    """kafka-client-metrics said that a subscription was made, and there was none."""
+    client = await world.client()
+    interval = [{"name": "interval.ms", "value": "1000"}]
+    for kind in (CLIENT_METRICS, BROKER, 99):
+        resource = {"resource_type": kind, "resource_name": "1", "configs": interval}
+        [answer] = (await client.call(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource])).responses
+        assert answer.error_code == Code.INVALID_REQUEST
+    asked = [{"resource_type": kind, "resource_name": "x", "configuration_keys": None} for kind in (CLIENT_METRICS, 99)]
+    metrics, unknown = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
+    assert (metrics.error_code, metrics.configs) == (0, [])
+    assert unknown.error_code == Code.INVALID_REQUEST
+
+
+async def test_every_setting_is_explained_to_who_asks_for_it_and_to_nobody_else(world: World) -> None:
+    client = await world.client()
+    for kind, name in ((TOPIC, "t"), (BROKER, "1"), (GROUP, "g")):
+        resource = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+        asked = await client.call(Api.DESCRIBE_CONFIGS, 4, resources=[resource], include_documentation=True)
+        assert [one.name for one in asked.results[0].configs if not one.documentation] == []
+        assert len(asked.results[0].configs) > 10
+        plain = await client.call(Api.DESCRIBE_CONFIGS, 4, resources=[resource])
+        assert {one.documentation for one in plain.results[0].configs} == {None}

@@ -1,0 +1,159 @@
+"""What members of groups are told when they are wrong: the codes that Apache Kafka 4.3.1 gave to the same requests."""
+
+import struct
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from headrace.listeners.kafka.errors import Code
+from headrace.wire.kafka.apis import Api
+from tests.listeners.kafka.world import Client, World, world_at
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+JOIN: dict[str, Any] = {"rebalance_timeout": 5000, "subscribed_topic_names": ["t"], "topic_partitions": []}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
+        await opened.topic("t", 2)
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(world: World) -> Client:
+    return await world.client()
+
+
+async def join(client: Client, group: str, metadata: bytes = b"") -> SimpleNamespace:
+    """The only member of a classic group, and its leader, with what it was assigned."""
+    joined = await client.call(
+        Api.JOIN_GROUP, 3, group_id=group, session_timeout=10_000, rebalance_timeout=10_000, member_id="",
+        protocol_type="consumer", protocols=[{"name": "range", "metadata": metadata}],
+    )  # fmt: skip
+    assert await sync(client, group, joined, "consumer", "range") == 0
+    return joined
+
+
+async def sync(client: Client, group: str, joined: Any, kind: str | None, protocol: str | None) -> int:
+    answer = await client.call(
+        Api.SYNC_GROUP, 5, group_id=group, generation_id=joined.generation_id, member_id=joined.member_id,
+        protocol_type=kind, protocol_name=protocol,
+        assignments=[{"member_id": joined.member_id, "assignment": b"all"}],
+    )  # fmt: skip
+    code: int = answer.error_code
+    return code
+
+
+async def beat(client: Client, group: str, member: str, epoch: int, *, version: int = 1, **fields: Any) -> Any:
+    usual = {"rebalance_timeout": -1, "subscribed_topic_names": None, "topic_partitions": None}
+    return await client.call(
+        Api.CONSUMER_GROUP_HEARTBEAT, version, group_id=group, member_id=member, member_epoch=epoch,
+        **{**usual, **fields},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("member", "epoch", "fields"),
+    [
+        ("", 0, JOIN),
+        ("m", 0, {**JOIN, "rebalance_timeout": -1}),
+        ("m", 0, {**JOIN, "topic_partitions": None}),
+        ("m", 0, {**JOIN, "subscribed_topic_names": None}),
+        ("m", 0, {**JOIN, "instance_id": ""}),
+        ("m", 0, {**JOIN, "rack_id": ""}),
+        ("m", -3, JOIN),
+        ("m", -2, {}),
+    ],
+    ids=["no id", "no timeout", "no partitions", "no topics", "no instance", "no rack", "epoch -3", "nobody's place"],
+)
+async def test_a_heartbeat_that_makes_no_sense_is_refused_and_makes_no_group(
+    world: World, client: Client, member: str, epoch: int, fields: dict[str, Any]
+) -> None:
+    refused = await beat(client, "senseless", member, epoch, **fields)
+    assert refused.error_code == Code.INVALID_REQUEST
+    assert (refused.member_id, refused.member_epoch) == (None, 0)
+    assert world.broker.coordination.groups.find("senseless") is None
+
+
+async def test_a_group_without_a_name_has_no_members(client: Client) -> None:
+    assert (await beat(client, "", "m", 0, **JOIN)).error_code == Code.INVALID_REQUEST
+    left = await client.call(Api.LEAVE_GROUP, 5, group_id="", members=[{"member_id": "m"}])
+    assert (left.error_code, left.members) == (Code.INVALID_GROUP_ID, [])
+    gone = await client.call(Api.OFFSET_DELETE, 0, group_id="", topics=[])
+    assert gone.error_code == Code.INVALID_GROUP_ID
+
+
+async def test_a_member_may_be_given_its_id_by_version_0(client: Client) -> None:
+    joined = await beat(client, "of-old", "", 0, version=0, **JOIN)
+    assert joined.error_code == 0
+    assert joined.member_id
+    assert (await beat(client, "of-old", joined.member_id, -1)).error_code == 0
+
+
+async def test_a_static_name_that_nobody_has_is_not_taken_for_anybodys(client: Client) -> None:
+    joined = await join(client, "dynamic")
+    who = {"group_id": "dynamic", "member_id": joined.member_id, "group_instance_id": "nobody's"}
+    beaten = await client.call(Api.HEARTBEAT, 4, generation_id=joined.generation_id, **who)
+    assert beaten.error_code == Code.UNKNOWN_MEMBER_ID
+    committed = await client.call(
+        Api.OFFSET_COMMIT, 8, generation_id_or_member_epoch=joined.generation_id, **who,
+        topics=[{"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 1}]}],
+    )  # fmt: skip
+    assert committed.topics[0].partitions[0].error_code == Code.UNKNOWN_MEMBER_ID
+
+
+async def test_who_syncs_with_version_5_says_in_which_protocol(client: Client) -> None:
+    joined = await join(client, "says")
+    for kind, protocol in ((None, None), ("consumer", None), (None, "range")):
+        assert await sync(client, "says", joined, kind, protocol) == Code.INCONSISTENT_GROUP_PROTOCOL
+    assert await sync(client, "says", joined, "consumer", "range") == 0
+
+
+async def commit(client: Client, group: str, member: str, generation: int) -> int:
+    answer = await client.call(
+        Api.OFFSET_COMMIT, 8, group_id=group, generation_id_or_member_epoch=generation, member_id=member,
+        topics=[{"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 1}]}],
+    )  # fmt: skip
+    code: int = answer.topics[0].partitions[0].error_code
+    return code
+
+
+async def test_a_member_that_a_group_of_offsets_alone_has_not_is_unknown(client: Client) -> None:
+    assert await commit(client, "simple", "m", 3) == Code.ILLEGAL_GENERATION, "there is no such group"
+    assert await commit(client, "simple", "", -1) == 0
+    assert await commit(client, "simple", "m", 3) == Code.UNKNOWN_MEMBER_ID
+
+
+async def test_a_group_is_deleted_once_though_it_is_named_twice(client: Client) -> None:
+    assert await commit(client, "twice", "", -1) == 0
+    answers = (await client.call(Api.DELETE_GROUPS, 2, groups_names=["twice", "twice"])).results
+    assert [(one.group_id, one.error_code) for one in answers] == [("twice", 0)]
+
+
+def subscription(*topics: str) -> bytes:
+    names = b"".join(struct.pack(">h", len(name)) + name.encode() for name in topics)
+    return struct.pack(">hi", 0, len(topics)) + names + struct.pack(">i", -1)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code"),
+    [
+        (subscription("t"), Code.GROUP_SUBSCRIBED_TO_TOPIC),
+        (b"?", Code.GROUP_SUBSCRIBED_TO_TOPIC),
+        (subscription("u"), 0),
+    ],
+    ids=["reads it", "nobody can tell", "reads another"],
+)
+async def test_offsets_are_deleted_of_partitions_that_there_are_and_nobody_reads(
+    client: Client, metadata: bytes, code: int
+) -> None:
+    group = f"offsets-{len(metadata)}-{code}"
+    await join(client, group, metadata)
+    parts = [{"partition_index": 0}, {"partition_index": 9}]
+    answer = await client.call(Api.OFFSET_DELETE, 0, group_id=group, topics=[{"name": "t", "partitions": parts}])
+    [topic] = answer.topics
+    assert [one.error_code for one in topic.partitions] == [code, Code.UNKNOWN_TOPIC_OR_PARTITION]

@@ -1,0 +1,454 @@
+"""Who is let in at the Kafka door: SASL/PLAIN with the users of the other doors, and what a stranger can not do."""
+
+import asyncio
+import functools
+import logging
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from headrace.broker.access.users import GUEST
+from headrace.demo.kafka import KafkaClient
+from headrace.errors import AccessRefused
+from headrace.listeners.kafka import connection
+from headrace.listeners.kafka.auth import login
+from headrace.listeners.kafka.auth.login import TOKEN_BYTES_MAX
+from headrace.listeners.kafka.errors import Code
+from headrace.wire.kafka.apis import VERSIONS, Api
+from headrace.wire.kafka.schema import request_entity
+from tests.listeners.kafka.logins import MECHANISMS, PASSWORD, add, logged_in, token, try_login
+from tests.listeners.kafka.world import Client, Closed, World, batch, make, world_at, written
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+WRONG = "Authentication failed: Invalid username or password"
+SASL = {Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    """With users, and without guest: nobody is let in because of where they are."""
+    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
+        await opened.topic("t")
+        await add(opened, "ann")
+        await add(opened, "bob")
+        await opened.broker.users.remove_user(GUEST)
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fresh(tmp_path: Path) -> AsyncIterator[World]:
+    """As it is first started: guest is all there is."""
+    async with world_at(tmp_path) as opened:
+        await opened.topic("t")
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(world: World) -> Client:
+    return await world.client()
+
+
+@pytest.fixture(autouse=True)
+def no_bug(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody's mistake breaks anything."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(login, "FAILURE_DELAY_S", 0.0)
+    yield
+    bugs = [one.getMessage() for one in caplog.get_records("call") if one.levelno >= logging.ERROR]
+    assert bugs == []
+
+
+def end_of(world: World) -> int:
+    return int(world.broker.streams.get("t").partitions[0].log.visible_end)
+
+
+async def is_served(client: Client) -> bool:
+    return (await client.call(Api.METADATA, 9, topics=None)).topics[0].name == "t"
+
+
+def users_shown(world: World) -> list[tuple[str, str]]:
+    shapes = [one.describe() for one in world.broker.clients.all()]
+    return [(shape["user"], shape["auth_mechanism"]) for shape in shapes]
+
+
+# Coming in.
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+async def test_right_credentials_let_in_and_the_connection_shows_whose_it_is(world: World, version: int) -> None:
+    client = await world.client()
+    answer = await try_login(client, token("ann"), version=version)
+    assert (answer.error_code, answer.error_message, answer.auth_bytes) == (0, None, b"")
+    assert getattr(answer, "session_lifetime", 0) == 0, "nobody has to log in again"
+    assert await is_served(client)
+    assert ("ann", "PLAIN") in users_shown(world)
+
+
+async def test_the_old_way_of_a_token_that_is_no_request(world: World, client: Client) -> None:
+    """As kafka-python up to 2.0 and others of before Kafka 1.0 do it."""
+    await client.call(Api.SASL_HANDSHAKE, 0, mechanism="PLAIN")
+    sent = token("ann")
+    client.send_bytes(struct.pack(">i", len(sent)) + sent)
+    assert await client.receive() == b""
+    assert await is_served(client)
+
+
+async def test_the_old_way_with_wrong_credentials_ends_the_connection(world: World, client: Client) -> None:
+    await client.call(Api.SASL_HANDSHAKE, 0, mechanism="PLAIN")
+    sent = token("ann", "wrong")
+    client.send_bytes(struct.pack(">i", len(sent)) + sent)
+    assert await client.is_closed()
+
+
+async def test_the_client_of_the_demo_logs_in(world: World) -> None:
+    demo = await KafkaClient.connect("127.0.0.1", world.door.port, ("ann", PASSWORD))
+    assert (await demo.fetch("t", 0)).error == 0
+    await demo.close()
+    with pytest.raises(AccessRefused, match="'ann'"):
+        await KafkaClient.connect("127.0.0.1", world.door.port, ("ann", "wrong"))
+
+
+@pytest.mark.parametrize("sent", [token("ann", "wrong"), token("nobody"), token("guest", "guest")])
+async def test_wrong_credentials_are_refused_and_do_not_say_why(
+    world: World, client: Client, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = await try_login(client, sent)
+    assert (answer.error_code, answer.error_message) == (Code.SASL_AUTHENTICATION_FAILED, WRONG)
+    assert await client.is_closed()
+    name = sent.split(b"\0")[1].decode()
+    assert f"user '{name}' - invalid credentials" in caplog.text
+    assert "wrong" not in caplog.text and "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-1", "GSSAPI", "", "plain", "x" * 9000])
+async def test_other_mechanisms_are_refused_with_the_list_of_ours(world: World, mechanism: str) -> None:
+    for version in (0, 1):
+        client = await world.client()
+        answer = await client.call(Api.SASL_HANDSHAKE, version, mechanism=mechanism)
+        assert (answer.error_code, answer.mechanisms) == (Code.UNSUPPORTED_SASL_MECHANISM, MECHANISMS)
+        assert await client.is_closed()
+
+
+async def test_guest_comes_from_this_machine_only(fresh: World) -> None:
+    for silent in (False, True):
+        await add(fresh, "ann")
+        client = await fresh.client()
+        await client.call(Api.API_VERSIONS, 3)
+        [found] = fresh.door.connections
+        found.peer = ("203.0.113.7", 1)
+        if silent:
+            client.send(Api.METADATA, 9, written(make(request_entity(Api.METADATA, 9), {})))
+        else:
+            answer = await try_login(client, token("guest", "guest"))
+            assert (answer.error_code, answer.error_message) == (Code.SASL_AUTHENTICATION_FAILED, WRONG)
+        assert await client.is_closed()
+
+
+# While nobody is asked, and when that ends.
+
+
+async def test_an_open_broker_asks_nobody_and_lets_in_who_logs_in_all_the_same(fresh: World) -> None:
+    silent = await fresh.client()
+    assert (await silent.produce("t", batch(b"a"))).error_code == 0
+    assert users_shown(fresh) == [("", "")]
+    guest = await fresh.client()
+    assert (await try_login(guest, token("guest", "guest"))).error_code == 0
+    assert (await guest.fetch("t")).error_code == 0
+    assert ("guest", "PLAIN") in users_shown(fresh)
+    assert all(found.access is None for found in fresh.door.connections), "and nothing is checked"
+    wrong = await fresh.client()
+    assert (await try_login(wrong, token("guest", "wrong"))).error_code == Code.SASL_AUTHENTICATION_FAILED
+
+
+async def test_with_users_who_says_nothing_on_this_machine_is_guest_as_long_as_its_password_is_known(
+    fresh: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = await fresh.client()
+    assert await is_served(before)
+    await add(fresh, "ann")
+    assert await is_served(before)
+    assert users_shown(fresh) == [("guest", "")]
+    other = await fresh.client()
+    assert (await other.produce("t", batch(b"x" * 2_000_000))).error_code == 0, "and may send much"
+    await fresh.broker.users.put_user(GUEST, password="another")
+    before.send(Api.METADATA, 9, written(make(request_entity(Api.METADATA, 9), {})))
+    assert await before.is_closed()
+    assert "closed: METADATA without a login" in caplog.text
+    guest = await fresh.client()
+    assert (await try_login(guest, token("guest", "another"))).error_code == 0
+    assert await is_served(guest)
+
+
+async def test_who_was_guest_and_logs_in_has_the_rights_of_its_user(fresh: World) -> None:
+    await add(fresh, "ann", permission=None)
+    client = await fresh.client()
+    assert await is_served(client)
+    assert (await try_login(client, token("ann"))).error_code == 0
+    assert (await client.produce("t", batch(b"a"))).error_code == Code.TOPIC_AUTHORIZATION_FAILED
+    assert users_shown(fresh) == [("ann", "PLAIN")]
+
+
+async def test_who_begins_a_login_and_does_not_end_it_is_not_guest(fresh: World) -> None:
+    await add(fresh, "ann")
+    client = await fresh.client()
+    await client.call(Api.SASL_HANDSHAKE, 1, mechanism="PLAIN")
+    client.send(Api.METADATA, 9, written(make(request_entity(Api.METADATA, 9), {})))
+    assert await client.is_closed()
+
+
+async def test_a_fetch_that_waits_when_the_broker_is_closed_to_strangers_is_not_answered(fresh: World) -> None:
+    await add(fresh, "ann")
+    waiting = await fresh.client()
+    fetch = asyncio.ensure_future(waiting.fetch("t", max_wait=60_000))
+    while not any(found.fetch_waiters for found in fresh.door.connections):
+        await asyncio.sleep(0.01)
+    await closed_to_strangers(fresh)
+    with pytest.raises(Closed):
+        await fetch
+
+
+async def closed_to_strangers(fresh: World) -> None:
+    """And then there is something to read."""
+    await fresh.broker.users.put_user(GUEST, password="another")
+    writer = await logged_in(fresh, "ann")
+    assert (await writer.produce("t", batch(b"not for you"))).error_code == 0
+
+
+async def test_a_share_fetch_that_waits_then_is_given_nothing(fresh: World) -> None:
+    await add(fresh, "ann")
+    waiting = await fresh.client()
+    member = {"group_id": "g", "member_id": "AAAAAAAAAAAAAAAAAAAAAA"}
+    await waiting.call(Api.SHARE_GROUP_HEARTBEAT, 1, **member, subscribed_topic_names=["t"])
+    topic_id = fresh.door.topics.id_of(fresh.broker.streams.get("t"))
+    topics = [{"topic_id": topic_id, "partitions": [{"partition_index": 0, "acknowledgement_batches": []}]}]
+    limits = {"max_wait": 60_000, "min_bytes": 1, "max_bytes": 1000, "max_records": 1, "batch_size": 1}
+    fetch = asyncio.ensure_future(waiting.call(Api.SHARE_FETCH, 1, **member, **limits, topics=topics))
+    while not fresh.door.share_sessions:
+        await asyncio.sleep(0.01)
+    await closed_to_strangers(fresh)
+    with pytest.raises(Closed):
+        await fetch
+
+
+# Strangers.
+
+
+async def test_before_a_login_only_three_requests_are_answered(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    before = end_of(world)
+    for api, versions in VERSIONS.items():
+        if api in SASL:
+            continue
+        client = await world.client()
+        assert (await client.call(Api.API_VERSIONS, 4)).error_code == 0
+        client.send(api, versions.highest, bytes(40))
+        assert await client.is_closed(), api
+        assert f"closed: {api.name} without a login" in caplog.text
+    assert end_of(world) == before
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (b"", "expected 3 tokens, got 1"),
+        (b"ann secret", "expected 3 tokens, got 1"),
+        (b"ann\0secret", "expected 3 tokens, got 2"),
+        (b"\0ann\0secret\0", "expected 3 tokens, got 4"),
+        (b"\0" * 100_000, "expected 3 tokens, got 100001"),
+        (b"\0\0secret", "username not specified"),
+        (b"\0ann\0", "password not specified"),
+        (b"bob\0ann\0secret", "authorization id that is different from username"),
+        (b"\0\xff\xfe\0secret", WRONG),
+        (b"\0ann\0\xff\xfe", WRONG),
+        (b"\0ann\0secret\r\nsecret", WRONG),
+    ],
+)
+async def test_tokens_that_are_none_are_refused(world: World, client: Client, sent: bytes, says: str) -> None:
+    answer = await try_login(client, sent)
+    assert answer.error_code == Code.SASL_AUTHENTICATION_FAILED
+    assert says in answer.error_message
+    assert await client.is_closed()
+
+
+async def test_a_password_that_is_no_text_is_the_bytes_it_comes_in(world: World, client: Client) -> None:
+    await world.broker.users.put_user("bytes", password=b"\xff\xfe".decode("utf-8", "surrogateescape"))
+    assert (await try_login(client, b"\0bytes\0\xff\xfe")).error_code == 0
+
+
+@pytest.mark.parametrize("size", [TOKEN_BYTES_MAX + 1, 99 * 1024 * 1024])
+async def test_a_stranger_can_not_even_announce_a_large_request(world: World, client: Client, size: int) -> None:
+    client.send_bytes(struct.pack(">i", size))
+    assert await client.is_closed()
+
+
+async def test_who_is_known_sends_large_requests(world: World) -> None:
+    client = await logged_in(world, "ann")
+    assert (await client.produce("t", batch(b"x" * 2_000_000))).error_code == 0
+
+
+async def test_a_token_that_is_too_long_is_not_looked_at_whoever_sends_it(fresh: World) -> None:
+    """Not even if it is right, and the connection one that may send large requests."""
+    await fresh.broker.users.put_user("ann", password="x" * TOKEN_BYTES_MAX)
+    for version in (0, 1):
+        client = await fresh.client()
+        await client.call(Api.SASL_HANDSHAKE, version, mechanism="PLAIN")
+        sent = b"\0ann\0" + b"x" * TOKEN_BYTES_MAX
+        if version:
+            client.send(Api.SASL_AUTHENTICATE, 0, struct.pack(">i", len(sent)) + sent)
+        else:
+            client.send_bytes(struct.pack(">i", len(sent)) + sent)
+        assert await client.is_closed()
+
+
+async def test_a_token_comes_after_the_mechanism_was_chosen(world: World, client: Client) -> None:
+    answer = await client.call(Api.SASL_AUTHENTICATE, 2, auth_bytes=token("ann"))
+    assert answer.error_code == Code.ILLEGAL_SASL_STATE
+    assert await client.is_closed()
+
+
+async def test_half_a_token_is_waited_for(world: World, client: Client) -> None:
+    await client.call(Api.SASL_HANDSHAKE, 1, mechanism="PLAIN")
+    body = struct.pack(">hhih", Api.SASL_AUTHENTICATE, 0, 7, 0) + struct.pack(">i", 11) + token("ann")
+    whole = struct.pack(">i", len(body)) + body
+    client.send_bytes(whole[:-4])
+    other = await logged_in(world, "bob")
+    assert await is_served(other)
+    client.send_bytes(whole[-4:])
+    assert (await client.receive())[4:6] == b"\0\0"
+    assert await is_served(client)
+
+
+def pipelined(sent: bytes, value: bytes) -> bytes:
+    """A handshake, a login and a Produce in one write."""
+    return (
+        framed(Api.SASL_HANDSHAKE, 1, struct.pack(">h", 5) + b"PLAIN")
+        + framed(Api.SASL_AUTHENTICATE, 0, struct.pack(">i", len(sent)) + sent)
+        + framed(Api.PRODUCE, 3, produce_body(value))
+    )
+
+
+def framed(api: Api, version: int, body: bytes) -> bytes:
+    frame = struct.pack(">hhih", api, version, 1, 0) + body
+    return struct.pack(">i", len(frame)) + frame
+
+
+def produce_body(value: bytes) -> bytes:
+    records = bytes(batch(value))
+    head = struct.pack(">hhii", -1, -1, 1000, 1) + struct.pack(">h", 1) + b"t"
+    return head + struct.pack(">iii", 1, 0, len(records)) + records
+
+
+@pytest.mark.parametrize("handshake", [0, 1])
+async def test_what_is_sent_behind_a_failed_login_is_not_done_on_an_open_broker_either(
+    fresh: World, handshake: int
+) -> None:
+    client = await fresh.client()
+    if handshake:
+        client.send_bytes(pipelined(token("guest", "wrong"), b"a"))
+    else:
+        await client.call(Api.SASL_HANDSHAKE, 0, mechanism="PLAIN")
+        sent = token("guest", "wrong")
+        client.send_bytes(struct.pack(">i", len(sent)) + sent + framed(Api.PRODUCE, 3, produce_body(b"a")))
+    while not await client.is_closed():
+        pass
+    other = await fresh.client()
+    assert (await other.produce("t", batch(b"b"))).base_offset == 0, "the first there is"
+
+
+async def test_what_is_sent_behind_a_failed_login_is_not_done(world: World, client: Client) -> None:
+    before = end_of(world)
+    client.send_bytes(pipelined(token("ann", "wrong"), b"a"))
+    while not await client.is_closed():
+        pass
+    assert end_of(world) == before
+    other = await world.client()
+    other.send_bytes(pipelined(token("ann"), b"a"))
+    for _ in range(3):
+        assert await other.receive()
+    assert end_of(world) == before + 1, "behind a good one it is"
+
+
+async def test_a_second_login_is_of_the_same_user(world: World, client: Client) -> None:
+    assert (await try_login(client, token("ann"))).error_code == 0
+    assert await is_served(client)
+    assert (await try_login(client, token("ann"))).error_code == 0
+    assert await is_served(client)
+    answer = await try_login(client, token("bob"))
+    assert answer.error_code == Code.SASL_AUTHENTICATION_FAILED
+    assert "from User:ann to User:bob" in answer.error_message
+    assert await client.is_closed()
+
+
+async def test_a_failed_login_is_answered_late_and_holds_up_nobody_else(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login, "FAILURE_DELAY_S", 0.5)
+    late = held_timers(world, monkeypatch, login.FAILURE_DELAY_S)
+    failing = asyncio.ensure_future(try_login(client, token("ann", "wrong")))
+    while not late:
+        await asyncio.sleep(0.001)
+    assert await is_served(await logged_in(world, "ann"))
+    assert not failing.done()
+    late[0]()
+    assert (await failing).error_message == WRONG
+
+
+def held_timers(world: World, monkeypatch: pytest.MonkeyPatch, delay_s: float) -> list[Callable[[], object]]:
+    """What the door wants to do after this delay, for the test to do in time: a machine can be slower than a timer."""
+    held: list[Callable[[], object]] = []
+    loop = world.door.loop
+
+    class Holding:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop, name)
+
+        def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Any:
+            if delay != delay_s:
+                return loop.call_later(delay, callback, *args)
+            return held.append(functools.partial(callback, *args))
+
+    monkeypatch.setattr(world.door, "loop", Holding())
+    return held
+
+
+async def test_who_does_not_log_in_does_not_stay(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = held_timers(world, monkeypatch, connection.LOGIN_TIMEOUT_S)
+    known = await logged_in(world, "ann")
+    idle = await world.client()
+    while len(patience) < 2:
+        await asyncio.sleep(0.001)
+    for is_over in patience:
+        is_over()
+    assert await idle.is_closed()
+    assert await is_served(known)
+
+
+async def test_silence_from_one_address_keeps_nobody_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither who comes from elsewhere, nor who comes from there and logs in; and who has logged in stays."""
+    monkeypatch.setattr(connection, "LOGIN_TIMEOUT_S", 300.0)
+    known = [await logged_in(world, "ann") for _ in range(5)]
+    places = len(world.door.connections) + 4
+    monkeypatch.setattr(world.door, "config", msgspec.structs.replace(world.door.config, connections_max=places))
+    silent = [await world.client() for _ in range(10)]
+    assert await silent[0].is_closed()
+    assert all([await is_served(client) for client in [*known, await logged_in(world, "ann")]])
+    monkeypatch.setattr(connection, "source_of", lambda host: "198.51.100.1")
+    assert await is_served(await logged_in(world, "bob"))
+
+
+async def test_a_user_that_is_removed_is_gone_with_its_connections(world: World) -> None:
+    await add(world, "carl")
+    known = await logged_in(world, "ann")
+    gone = await logged_in(world, "carl")
+    assert await is_served(gone)
+    [found] = [one for one in world.door.connections if one.user == "carl"]
+    await world.broker.users.remove_user("carl")
+    assert world.door.gate.user_of(found) is None, "whatever still waits on it"
+    assert await gone.is_closed()
+    assert await is_served(known)
+    again = await try_login(await world.client(), token("carl"))
+    assert again.error_code == Code.SASL_AUTHENTICATION_FAILED

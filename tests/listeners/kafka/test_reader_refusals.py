@@ -1,0 +1,106 @@
+"""What readers are told at the edges: the answers that Apache Kafka 4.3.1 gave to the same requests."""
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from headrace.listeners.kafka.errors import Code
+from headrace.wire.kafka.apis import Api
+from tests.listeners.kafka.world import Client, World, batch, world_at
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(world: World) -> Client:
+    return await world.client()
+
+
+async def end_of_epoch(client: Client, topic: str, epoch: int) -> tuple[int, int, int]:
+    wanted = [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": epoch}]
+    answer = await client.call(
+        Api.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=[{"topic": topic, "partitions": wanted}]
+    )
+    [part] = answer.topics[0].partitions
+    return part.error_code, part.leader_epoch, part.end_offset
+
+
+async def test_who_waits_at_an_empty_log_is_not_told_that_something_was_cut(world: World, client: Client) -> None:
+    """A consumer that is told of no epoch goes to the end, and past what was written there since."""
+    topic = await world.topic("waited-at")
+    log = world.broker.streams.get(topic).partitions[0].log
+    assert await end_of_epoch(client, topic, 0) == (0, 0, 0)
+    log.epoch = 7  # as if it had been killed
+    assert await end_of_epoch(client, topic, 0) == (0, 0, 0)
+    await client.produce(topic, batch(b"a", b"b"))
+    assert log.epochs == [(7, 0)]
+    assert await end_of_epoch(client, topic, 0) == (0, 0, 0)
+    assert await end_of_epoch(client, topic, 7) == (0, 7, 2)
+
+
+async def test_an_epoch_from_before_the_first_record_ends_where_the_log_begins(world: World, client: Client) -> None:
+    topic = await world.topic("trimmed")
+    log = world.broker.streams.get(topic).partitions[0].log
+    log.epoch = 7
+    await client.produce(topic, batch(b"a"))
+    await client.produce(topic, batch(b"b"))
+    before = [{"name": topic, "partitions": [{"partition_index": 0, "offset": 1}]}]
+    assert (await client.call(Api.DELETE_RECORDS, 2, topics=before)).topics[0].partitions[0].low_watermark == 1
+    assert await end_of_epoch(client, topic, 3) == (0, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "since"), [(-1, 1), (-2, 1), (-3, 7), (-4, 8), (-5, 9), (-6, 11), (-7, 1000), (-1000, 1000)]
+)
+async def test_a_time_that_stands_for_a_place_is_one_from_the_version_on_that_has_it(
+    world: World, client: Client, timestamp: int, since: int
+) -> None:
+    topic = await world.topic(f"places{timestamp}")
+    await client.produce(topic, batch(b"a"))
+    for version in range(1, 11):
+        wanted: dict[str, Any] = {"partition_index": 0, "timestamp": timestamp}
+        answer = await client.call(
+            Api.LIST_OFFSETS, version, replica_id=-1, topics=[{"name": topic, "partitions": [wanted]}]
+        )
+        [part] = answer.topics[0].partitions
+        assert part.error_code == (0 if version >= since else Code.UNSUPPORTED_VERSION), version
+
+
+async def session_fetch(
+    client: Client, topic: str, session: int, epoch: int, *numbers: int, forgotten: tuple[int, ...] = ()
+) -> SimpleNamespace:
+    wanted = [{"partition": number, "fetch_offset": 0, "partition_max_bytes": 1 << 20} for number in numbers]
+    return await client.call(
+        Api.FETCH, 12, max_wait=0, min_bytes=0, max_bytes=1 << 20, session_id=session, session_epoch=epoch,
+        topics=[{"topic": topic, "partitions": wanted}] if wanted else [],
+        forgotten_topics_data=[{"topic": topic, "partitions": list(forgotten)}] if forgotten else [],
+    )  # fmt: skip
+
+
+async def test_a_fetch_that_is_wrong_about_its_session_is_answered_without_one(world: World, client: Client) -> None:
+    topic = await world.topic("sessions")
+    session = (await session_fetch(client, topic, 0, 0, 0)).session_id
+    assert session > 0
+    wrong = await session_fetch(client, topic, session, 5)
+    assert (wrong.error_code, wrong.session_id) == (Code.INVALID_FETCH_SESSION_EPOCH, 0)
+    assert (await session_fetch(client, topic, session, 1)).error_code == 0, "it is there as before"
+
+
+async def test_a_partition_that_a_session_is_to_take_in_and_to_forget_is_forgotten(
+    world: World, client: Client
+) -> None:
+    topic = await world.topic("both", 2)
+    for number in range(2):
+        await client.produce(topic, batch(b"a"), partition=number)
+    session = (await session_fetch(client, topic, 0, 0, 0, 1)).session_id
+    answer = await session_fetch(client, topic, session, 1, 0, forgotten=(0,))
+    assert [part.partition_index for one in answer.responses for part in one.partitions] == [1]

@@ -1,0 +1,144 @@
+"""A thousand partitions in one session, a thousand connections: bounded, idle for nothing, and gone without a trace."""
+
+import asyncio
+import gc
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kio.index import load_request_schema
+
+from headrace.listeners.kafka import request_pipeline
+from headrace.listeners.kafka.data import fetch
+from headrace.wire.kafka.apis import Api
+from tests.listeners.kafka.world import batch, make, world_at
+from tests.wire.kafka.test_schema_codec import written
+
+PARTITIONS = 1000
+CONNECTIONS = 300
+LONG_POLLS = 1000
+
+
+def produce_body(topic: str, data: bytes) -> bytes:
+    parts = [{"index": 0, "records": bytes(data)}]
+    topics = [{"name": topic, "partition_data": parts}]
+    return written(make(load_request_schema(Api.PRODUCE, 9), {"acks": -1, "timeout": 1000, "topic_data": topics}))
+
+
+async def test_a_session_of_a_thousand_partitions_says_only_what_is_new(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("wide", PARTITIONS)
+        client = await world.client()
+        parts = [
+            {"partition": n, "fetch_offset": 0, "partition_max_bytes": 1 << 20} for n in range(PARTITIONS)
+        ]
+        asked = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 24}
+        first = await client.call(
+            Api.FETCH, 12, **asked, session_epoch=0, topics=[{"topic": "wide", "partitions": parts}]
+        )
+        assert len(first.responses[0].partitions) == PARTITIONS
+        asked["session_id"], asked["max_wait"] = first.session_id, 20
+        for epoch in (1, 2, 3):
+            idle = await client.call(Api.FETCH, 12, **asked, session_epoch=epoch, topics=[])
+            assert idle.responses == []
+        writer = await world.client()
+        await writer.produce("wide", batch(b"news"), partition=777)
+        woken = await client.call(Api.FETCH, 12, **asked, session_epoch=4, topics=[])
+        [part] = woken.responses[0].partitions
+        assert part.partition_index == 777
+        log = world.broker.streams.get("wide").partitions[5].log
+        assert len(log._waiters) <= 1, "one watch for all those fetches"
+
+
+async def test_r5_connections_that_go_leave_nothing_behind(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        for _ in range(2):
+            clients = [await world.client() for _ in range(CONNECTIONS)]
+            for client in clients:
+                client.send(Api.API_VERSIONS, 3, b"\1\1\0")
+            for client in clients:
+                assert await client.receive()
+                client.close()
+        keeper = await world.client()
+        while len(world.door.connections) > 1:
+            await keeper.call(Api.API_VERSIONS, 3)
+        gc.collect()
+        assert len(world.door.sessions) == len(world.door.share_sessions) == 0
+        assert not world.door._tasks
+
+
+async def test_producers_share_the_memory_that_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may have little waiting, so that all of them together do not have much; everything is stored."""
+    monkeypatch.setattr(request_pipeline, "DOOR_BYTES_WAITING_MAX", 4 << 20)
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        clients = [await world.client() for _ in range(8)]
+        data = batch(b"x" * 900_000)
+        body = produce_body("t", data)
+        for client in clients:
+            for _ in range(4):
+                client.send(Api.PRODUCE, 9, body)
+        most = 0
+        while world.broker.streams.get("t").partitions[0].end_offset < 32:
+            most = max(most, sum(one._waiting_bytes for one in world.door.connections))
+            await asyncio.sleep(0)
+        for client in clients:
+            for _ in range(4):
+                assert await client.receive()
+        # One request of each is always taken, and the one that fills a share is taken whole.
+        assert most <= 8 * 2 * (len(body) + 100)
+        assert world.door.heavy == 0
+
+
+async def test_spare_buffers_are_given_back_when_memory_is_short_or_nobody_needs_them(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        [spare] = [one for one in world.broker.pressure.holders if one.name == "kafka_buffers"]
+        for give_back in (lambda: spare.shed(1 << 30), lambda: (world.door._trim(), world.door._trim())):
+            await client.produce("t", batch(b"x" * 900_000))
+            assert spare.held_bytes() > 0, "kept for the next request"
+            give_back()
+            assert spare.held_bytes() == 0
+
+
+async def test_a_thousand_long_polls_cost_nothing_until_their_record_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each connection looks when it asks and when it is woken, however much happens elsewhere."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4 * LONG_POLLS:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4 * LONG_POLLS), hard))
+    looks = 0
+    look = fetch.Fetch._read
+
+    def counted(self: fetch.Fetch) -> Any:
+        nonlocal looks
+        looks += 1
+        return look(self)
+
+    monkeypatch.setattr(fetch.Fetch, "_read", counted)
+    wanted = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+    asked = {"max_wait": 280_000, "min_bytes": 1, "max_bytes": 1 << 24, "session_epoch": -1}
+    topics = [{"topic": "quiet", "partitions": [wanted]}]
+    body = written(make(load_request_schema(Api.FETCH, 12), {**asked, "topics": topics}))
+    async with world_at(tmp_path, read_wait_ms_max=280_000) as world:  # nobody's patience ends before the test does
+        await world.topic("quiet")
+        await world.topic("busy")
+        clients = [await world.client() for _ in range(LONG_POLLS)]
+        for client in clients:
+            client.send(Api.FETCH, 12, body)
+        writer = await world.client()
+        while looks < LONG_POLLS:
+            await writer.call(Api.API_VERSIONS, 3)
+        for _ in range(50):
+            await writer.produce("busy", batch(b"elsewhere"))
+        assert looks == LONG_POLLS
+        await writer.produce("quiet", batch(b"the news"))
+        for client in clients:
+            assert b"the news" in await client.receive()
+        assert looks == 2 * LONG_POLLS

@@ -1,0 +1,141 @@
+"""What a client sees that knows transaction.version 2 (KIP-890), and beside it one that does not."""
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from headrace.listeners.kafka.errors import Code
+from headrace.wire.kafka.apis import Api
+from tests.listeners.kafka.world import Client, World, batch, world_at
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LARGE = 4 << 20  # unfolds to more than is checked on the loop
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(world: World) -> Client:
+    return await world.client()
+
+
+async def init(client: Client, name: str) -> SimpleNamespace:
+    return await client.call(Api.INIT_PRODUCER_ID, 5, transactional_id=name, transaction_timeout=60_000)
+
+
+async def write(
+    client: Client, name: str, producer: Any, *topics: str, version: int = 12, value: bytes = b"x", codec: int = 0
+) -> list[int]:
+    """One record to each of the topics; the error codes."""
+    data = batch(
+        value,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=0,
+        transactional=True,
+        codec=codec,
+    )
+    parts = [{"index": 0, "records": bytes(data)}]
+    answer = await client.call(
+        Api.PRODUCE, version, transactional_id=name, acks=-1, timeout=1000,
+        topic_data=[{"name": topic, "partition_data": parts} for topic in topics],
+    )  # fmt: skip
+    return [one.partition_responses[0].error_code for one in answer.responses]
+
+
+async def end(client: Client, name: str, producer: Any, *, commit: bool = True, version: int = 5) -> SimpleNamespace:
+    return await client.call(
+        Api.END_TXN, version, transactional_id=name, producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch, committed=commit,
+    )  # fmt: skip
+
+
+async def commit_offset(client: Client, name: str, producer: Any, topic: str, *, version: int = 5) -> int:
+    answer = await client.call(
+        Api.TXN_OFFSET_COMMIT, version, transactional_id=name, group_id=f"{name}-group", member_id="",
+        generation_id=-1, producer_id=producer.producer_id, producer_epoch=producer.producer_epoch,
+        topics=[{"name": topic, "partitions": [{"partition_index": 0, "committed_offset": 3}]}],
+    )  # fmt: skip
+    code: int = answer.topics[0].partitions[0].error_code
+    return code
+
+
+async def test_the_version_of_transactions_is_offered_to_who_can_read_of_it(client: Client) -> None:
+    newest = await client.call(Api.API_VERSIONS, 4)
+    [finalized] = newest.finalized_features
+    assert (finalized.name, finalized.max_version_level) == ("transaction.version", 2)
+    assert newest.finalized_features_epoch == 0, "without one Java does not look at them"
+    [supported] = newest.supported_features
+    assert (supported.name, supported.min_version, supported.max_version) == ("transaction.version", 0, 2)
+    older = await client.call(Api.API_VERSIONS, 3)
+    assert len(older.finalized_features) == 1
+    assert older.supported_features == [], "Java clients of then fail over one that begins at 0"
+    assert (await client.call(Api.API_VERSIONS, 2)).error_code == 0
+
+
+async def test_batches_and_offsets_need_no_word_before_them_and_the_end_says_the_next_epoch(
+    world: World, client: Client
+) -> None:
+    topics = [await world.topic(f"new-{number}") for number in range(3)]
+    producer = await init(client, "new")
+    assert await write(client, "new", producer, *topics[:2]) == [0, 0]
+    assert await write(client, "new", producer, topics[2], value=bytes(LARGE), codec=1) == [0], "after the thread"
+    assert await commit_offset(client, "new", producer, topics[0]) == 0
+    ended = await end(client, "new", producer)
+    assert (ended.error_code, ended.producer_id) == (0, producer.producer_id)
+    assert ended.producer_epoch == producer.producer_epoch + 1
+    assert vars(await end(client, "new", producer)) == vars(ended), "its answer was lost"
+    for topic in topics:
+        assert (await client.fetch(topic, isolation_level=1)).last_stable_offset == 2
+    found = world.broker.coordination.groups.offsets.get("new-group", topics[0], 0)
+    assert found is not None and found.offset == 3
+    assert await write(client, "new", producer, topics[0]) == [Code.INVALID_PRODUCER_EPOCH], "it comes late"
+    assert await write(client, "new", ended, topics[0]) == [0]
+    assert (await end(client, "new", ended, commit=False)).producer_epoch == producer.producer_epoch + 2
+
+
+async def test_who_is_late_is_told_to_abort(world: World, client: Client) -> None:
+    topic = await world.topic("late")
+    producer = await init(client, "late")
+    assert await write(client, "late", producer, topic) == [0]
+    transactions = world.door.coordination.transactions
+    await transactions._abort_late(transactions.get("late"))
+    assert await commit_offset(client, "late", producer, topic) == Code.TRANSACTION_ABORTABLE
+    refused = await end(client, "late", producer)
+    assert (refused.error_code, refused.producer_id, refused.producer_epoch) == (Code.TRANSACTION_ABORTABLE, -1, -1)
+    ended = await end(client, "late", producer, commit=False)
+    assert (ended.error_code, ended.producer_epoch) == (0, producer.producer_epoch + 1)
+
+
+async def test_a_client_of_version_1_goes_on_as_before(world: World, client: Client) -> None:
+    topic = await world.topic("old")
+    producer = await init(client, "old")
+    assert await write(client, "old", producer, topic, version=10) == [Code.INVALID_TXN_STATE]
+    assert await commit_offset(client, "old", producer, topic, version=3) == Code.INVALID_TXN_STATE
+    who = {"transactional_id": "old", "producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
+    for number in range(2):
+        added = await client.call(
+            Api.ADD_PARTITIONS_TO_TXN, 3, **{f"v3_and_below_{field}": value for field, value in who.items()},
+            v3_and_below_topics=[{"name": topic, "partitions": [0]}],
+        )  # fmt: skip
+        assert added.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code == 0
+        assert await write(client, "old", producer, topic, version=11) == [0], "the second comes again"
+        assert (await end(client, "old", producer, version=4)).error_code == 0
+        assert (await end(client, "old", producer, version=4)).error_code == 0
+        assert (await client.fetch(topic, isolation_level=1)).last_stable_offset == 2 + number
+    assert (await end(client, "old", producer, version=4, commit=False)).error_code == Code.INVALID_TXN_STATE
+
+
+async def test_a_batch_of_a_producer_that_is_nobodys_opens_nothing(world: World, client: Client) -> None:
+    producer = await init(client, "mine")
+    topic = await world.topic("asked")
+    stranger = SimpleNamespace(producer_id=producer.producer_id + 10_000, producer_epoch=0)
+    assert await write(client, "mine", stranger, topic) == [Code.INVALID_PRODUCER_ID_MAPPING]
+    assert world.door.coordination.transactions.get("mine").state == "Empty"
