@@ -1,4 +1,4 @@
-"""The AMQP door beside RabbitMQ: `make bench ONLY=amqp`, or `python -m bench.amqp` with its options.
+"""The AMQP listener beside RabbitMQ: `make bench ONLY=amqp`, or `python -m bench.amqp` with its options.
 
 CPU-seconds of the broker per million messages, rates, latencies, memory and restarts. The load generator is
 compiled (bench/amqp_load.c). RabbitMQ is the machine's own package, started here on a free port with a data folder of

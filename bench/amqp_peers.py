@@ -70,7 +70,7 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> Non
 
 @contextlib.contextmanager
 def headrace(folder: str, *options: str, kill: bool = False) -> Iterator[Peer]:
-    """One of ours, with the AMQP door only. `kill` ends it without a word, as kill -9 does."""
+    """One of ours, with the AMQP listener only. `kill` ends it without a word, as kill -9 does."""
     port, log = free_port(), Path(folder) / "headrace.txt"
     command = [
         sys.executable, "-m", "headrace", "serve", "--data-dir", f"{folder}/headrace", "--http", "off", "--kafka",

@@ -8,17 +8,17 @@ from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
-DOORS = ("http", "amqp", "kafka")
+LISTENERS = ("http", "amqp", "kafka")
 STOP_S_MAX = 90.0
 
 
 class Broker:
-    """With the doors that are named, on ports that were free. Stopped at the end of a `with`."""
+    """With the listeners that are named, on ports that were free. Stopped at the end of a `with`."""
 
-    def __init__(self, folder: str | Path, *options: str, doors: Collection[str] = DOORS) -> None:
+    def __init__(self, folder: str | Path, *options: str, listeners: Collection[str] = LISTENERS) -> None:
         command = [sys.executable, "-m", "headrace", "serve", "--data-dir", str(folder), *options]
-        for door in DOORS:
-            command += [f"--{door}", "localhost:0" if door in doors else "off"]
+        for listener in LISTENERS:
+            command += [f"--{listener}", "localhost:0" if listener in listeners else "off"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
         assert self._process.stdout is not None
@@ -29,7 +29,7 @@ class Broker:
                 break
         found = re.findall(r"^(http|amqp|kafka)\s+(?:\w+://)?([^\s/]+)", said, re.M)
         self.addresses: dict[str, str] = dict(found)  # host:port
-        if set(self.addresses) != set(doors):
+        if set(self.addresses) != set(listeners):
             self.stop()
             raise RuntimeError(f"the broker did not start:\n{said}")
 
@@ -37,8 +37,8 @@ class Broker:
     def url(self) -> str:
         return f"http://{self.addresses['http']}"
 
-    def port(self, door: str) -> int:
-        return int(self.addresses[door].rpartition(":")[2])
+    def port(self, listener: str) -> int:
+        return int(self.addresses[listener].rpartition(":")[2])
 
     @property
     def rss_bytes(self) -> int:

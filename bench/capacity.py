@@ -1,4 +1,4 @@
-"""What to plan with: bytes on disk for a message through each door, memory and disk for a queue and a connection.
+"""What to plan with: bytes on disk for a message through each listener, memory and disk for a queue and a connection.
 
     python -m bench.capacity
 

@@ -140,7 +140,7 @@ def run(count: int = 10_000, heartbeat_s: int = 10, seconds: float = 30.0) -> li
     if hard < count + 500:
         raise SystemExit(f"{count:,} connections need as many open files; the limit here is {hard:,}")
     folder = tempfile.mkdtemp(prefix="headrace-connections-")
-    broker = Broker(folder, doors=("amqp",))
+    broker = Broker(folder, listeners=("amqp",))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(measure(broker, count, heartbeat_s, seconds))

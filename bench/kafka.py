@@ -1,4 +1,4 @@
-"""The Kafka door beside a real Apache Kafka, in one run on one machine: `make bench ONLY=kafka`.
+"""The Kafka listener beside a real Apache Kafka, in one run on one machine: `make bench ONLY=kafka`.
 
 Throughput, CPU-seconds of the broker (all threads, schedstat) and of the client per million messages, memory
 (PSS) and the time to the acknowledgement, with librdkafka driven from C, with Kafka's own perf tools, and with

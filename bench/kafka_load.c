@@ -1,4 +1,4 @@
-/* A load generator for the Kafka door: librdkafka, driven from C so that Python is not the limit.
+/* A load generator for the Kafka listener: librdkafka, driven from C so that Python is not the limit.
  *
  *   kafka_load produce ADDRESS TOPIC COUNT SIZE CODEC PRODUCERS [RATE]
  *   kafka_load consume ADDRESS TOPIC COUNT

@@ -137,8 +137,8 @@ class Headrace(Broker):
 
     def command(self) -> list[str]:
         serve = [sys.executable, "-c", "import headrace.cli; headrace.cli.main()", "serve"]
-        doors = ["--kafka", self.address, "--http", "off", "--amqp", "off"]
-        return [*serve, "--data-dir", "data", *doors, "--durability", "sync" if self._sync else "os"]
+        listeners = ["--kafka", self.address, "--http", "off", "--amqp", "off"]
+        return [*serve, "--data-dir", "data", *listeners, "--durability", "sync" if self._sync else "os"]
 
 
 class Program(Broker):

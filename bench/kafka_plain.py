@@ -1,4 +1,4 @@
-"""The Kafka door beside two C programs that are no brokers: `make bench ONLY=kafka_plain`.
+"""The Kafka listener beside two C programs that are no brokers: `make bench ONLY=kafka_plain`.
 
 kafka_plain.c does the least that keeps the promise of an acknowledgement (receive, check, write, fdatasync, answer) and
 nothing else that a broker is for. It tells what a language and all that a broker does besides cost, and, beside a Kafka

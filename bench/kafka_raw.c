@@ -1,4 +1,4 @@
-/* A load generator for the Kafka door that costs next to nothing itself, so that the broker is what is measured.
+/* A load generator for the Kafka listener that costs next to nothing itself, so that the broker is what is measured.
  *
  *   kafka_raw produce ADDRESS TOPIC COUNT SIZE BATCH_BYTES CONNECTIONS IN_FLIGHT [RATE]
  *   kafka_raw fetch ADDRESS TOPIC COUNT CONNECTIONS

@@ -71,7 +71,7 @@ def main() -> None:
         if given.turns:
             asyncio.run(turns(folder, given.queues, given.connections))
             return
-        with Broker(folder, doors=("http", "amqp")) as broker:
+        with Broker(folder, listeners=("http", "amqp")) as broker:
             measure(broker, given.queues, given.connections)
 
 
@@ -171,8 +171,8 @@ async def turns(folder: str, queues: int, connections: int) -> None:
     asyncio.Handle._run = timed  # type: ignore[method-assign]
     here = Address("localhost", 0)
     server = await Server.start(Config(data_dir=folder, http=here, amqp=here, kafka=None, durability="os"))
-    base = server.doors["http"].addresses[0]
-    port = int(server.doors["amqp"].addresses[0].rpartition(":")[2])
+    base = server.listeners["http"].addresses[0]
+    port = int(server.listeners["amqp"].addresses[0].rpartition(":")[2])
     url = pika.URLParameters(f"amqp://guest:guest@127.0.0.1:{port}/%2F?heartbeat=0")
     opened = await asyncio.to_thread(fill, url, port, queues, connections)
     base = base if base.startswith("http") else f"http://{base}"

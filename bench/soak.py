@@ -1,12 +1,13 @@
-"""All doors and a pipeline for an hour: how often messages were taken, whether all came out, and what grew.
+"""All listeners and a pipeline for an hour: how often messages were taken, whether all came out, and what grew.
 
     python -m bench.soak                      # an hour
     python -m bench.soak --minutes 5 --no-spark
 
-Starts a broker whose retention is a few minutes, so that an hour is many times as long as anything is kept. Every door
+Starts a broker whose retention is a few minutes, so that an hour is many times as long as anything is kept. Every
+listener
 has a publisher that waits for each confirm and a reader that counts what comes: AMQP with acknowledgements (pika),
 Kafka in a consumer group (confluent-kafka), HTTP by offset. A Spark pipeline sums up what is published over HTTP.
-Prints a line a minute, then availability per door, messages that were confirmed and never came, and memory, files,
+Prints a line a minute, then availability per listener, messages that were confirmed and never came, and memory, files,
 threads and disk over time. Nothing here is a test: read it. Needs the packages of the extras `dev` and `spark`.
 """
 
@@ -47,8 +48,8 @@ def sums(http):
 """
 
 
-class Door:
-    """What one door's publisher and reader saw."""
+class Listener:
+    """What one listener's publisher and reader saw."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -79,13 +80,13 @@ class Door:
 
 
 class Traffic:
-    """A publisher and a reader per door, each in its thread, until stopped."""
+    """A publisher and a reader per listener, each in its thread, until stopped."""
 
     def __init__(self, addresses: dict[str, str], rate: float) -> None:
         self._addresses = addresses
         self._rate = rate
         self._publishing, self._reading = threading.Event(), threading.Event()
-        self.doors = {name: Door(name) for name in ("amqp", "kafka", "http")}
+        self.listeners = {name: Listener(name) for name in ("amqp", "kafka", "http")}
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -104,32 +105,32 @@ class Traffic:
         for thread in self._threads:
             thread.join(30)
 
-    def _begin(self, part: Callable[[Door], None]) -> None:
-        door = self.doors[part.__name__.rpartition("_")[2]]
+    def _begin(self, part: Callable[[Listener], None]) -> None:
+        listener = self.listeners[part.__name__.rpartition("_")[2]]
         working = self._publishing if part.__name__.startswith("_publish") else self._reading
 
         def again() -> None:
             while working.is_set():
                 try:
-                    part(door)
+                    part(listener)
                 except Exception as error:  # noqa: BLE001 - whatever it is, it is counted, printed and tried again
-                    door.errors.append(repr(error))
-                    print(f"{door.name}: {error!r}", flush=True)
+                    listener.errors.append(repr(error))
+                    print(f"{listener.name}: {error!r}", flush=True)
                     time.sleep(1.0)
 
         thread = threading.Thread(target=again, daemon=True)
         thread.start()
         self._threads.append(thread)
 
-    def _paced(self, door: Door, publish: Callable[[bytes], object]) -> None:
+    def _paced(self, listener: Listener, publish: Callable[[bytes], object]) -> None:
         while self._publishing.is_set():
             at = time.monotonic()
-            door.asked += 1
-            publish(door.body())
+            listener.asked += 1
+            publish(listener.body())
             took = time.monotonic() - at
-            door.took.append(took)
-            door.confirmed += 1
-            door.in_time += took <= CONFIRM_S_MAX
+            listener.took.append(took)
+            listener.confirmed += 1
+            listener.in_time += took <= CONFIRM_S_MAX
             time.sleep(max(0.0, 1.0 / self._rate - took))
 
     def _amqp(self) -> Any:
@@ -138,21 +139,21 @@ class Traffic:
         host, _, port = self._addresses["amqp"].rpartition(":")
         return pika.BlockingConnection(pika.ConnectionParameters(host, int(port)))
 
-    def _publish_amqp(self, door: Door) -> None:
+    def _publish_amqp(self, listener: Listener) -> None:
         connection = self._amqp()
         channel = connection.channel()
         channel.confirm_delivery()
-        self._paced(door, lambda body: channel.basic_publish("", "soak.amqp", body))
+        self._paced(listener, lambda body: channel.basic_publish("", "soak.amqp", body))
         connection.close()
 
-    def _read_amqp(self, door: Door) -> None:
+    def _read_amqp(self, listener: Listener) -> None:
         connection = self._amqp()
         channel = connection.channel()
         channel.queue_declare("soak.amqp", durable=True, arguments={"x-retain-ms": 120_000})
         channel.basic_qos(prefetch_count=50)
 
         def take(channel: Any, method: Any, _: Any, body: bytes) -> None:
-            door.arrived(body)
+            listener.arrived(body)
             channel.basic_ack(method.delivery_tag)
 
         channel.basic_consume("soak.amqp", take)
@@ -160,7 +161,7 @@ class Traffic:
             connection.process_data_events(time_limit=0.5)
         connection.close()
 
-    def _publish_kafka(self, door: Door) -> None:
+    def _publish_kafka(self, listener: Listener) -> None:
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self._addresses["kafka"], "linger.ms": 0, "acks": "all"})
@@ -171,9 +172,9 @@ class Traffic:
             if producer.flush(30) or failed:
                 raise RuntimeError(f"not taken: {failed[:1]}")
 
-        self._paced(door, publish)
+        self._paced(listener, publish)
 
-    def _read_kafka(self, door: Door) -> None:
+    def _read_kafka(self, listener: Listener) -> None:
         from confluent_kafka import Consumer
 
         named = {"bootstrap.servers": self._addresses["kafka"], "group.id": "soak"}
@@ -182,26 +183,26 @@ class Traffic:
         while self._reading.is_set():
             message = consumer.poll(0.5)
             if message is not None and message.error() is None:
-                door.arrived(message.value())
+                listener.arrived(message.value())
         consumer.close()
 
-    def _publish_http(self, door: Door) -> None:
+    def _publish_http(self, listener: Listener) -> None:
         with httpx.Client(base_url=self._addresses["http"], timeout=30) as client:
 
             def publish(body: bytes) -> None:
                 headers = {"content-type": "text/plain"}  # as it is: one message
                 client.post("/topics/soak.http/messages", content=body, headers=headers).raise_for_status()
 
-            self._paced(door, publish)
+            self._paced(listener, publish)
 
-    def _read_http(self, door: Door) -> None:
-        offset = len(door.seen)
+    def _read_http(self, listener: Listener) -> None:
+        offset = len(listener.seen)
         with httpx.Client(base_url=self._addresses["http"], timeout=30) as client:
             while self._reading.is_set():
                 answer = client.get(f"/topics/soak.http/messages?offset={offset}&wait=1s&limit=100&encoding=base64")
                 answer.raise_for_status()
                 for message in answer.json()["messages"]:
-                    door.arrived(base64.b64decode(message["value"]))
+                    listener.arrived(base64.b64decode(message["value"]))
                 offset = answer.json()["next_offset"]
 
 
@@ -235,7 +236,7 @@ def state(broker: Broker, client: httpx.Client, folder: Path) -> dict[str, Any]:
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--minutes", type=float, default=60.0)
-    options.add_argument("--rate", type=float, default=5.0, help="messages a second at each door")
+    options.add_argument("--rate", type=float, default=5.0, help="messages a second at each listener")
     options.add_argument("--no-spark", action="store_true")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -271,11 +272,13 @@ def watch(broker: Broker, seconds: float, rate: float, client: httpx.Client, fol
         states.append(state(broker, client, folder))
         if time.monotonic() - began <= min(SETTLE_S, seconds / 2):
             settled = len(states)
-        asked = " ".join(f"{door.name} {door.in_time}/{door.asked}" for door in traffic.doors.values())
+        asked = " ".join(
+            f"{listener.name} {listener.in_time}/{listener.asked}" for listener in traffic.listeners.values()
+        )
         print(f"{(time.monotonic() - began) / 60:4.0f} min  {asked}  {states[-1]}", flush=True)
     traffic.stop()
-    for door in traffic.doors.values():
-        print(door.summary())
+    for listener in traffic.listeners.values():
+        print(listener.summary())
     last, first = states[-1], states[min(settled, len(states) - 1)]
     print(f"broker CPU {last['cpu_s'] / seconds:.1%} of a core; pipeline {last['pipeline']}")
     for name in ("memory_mb", "files", "threads", "log_mb", "disk_mb", "stalls"):

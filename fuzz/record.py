@@ -98,9 +98,7 @@ def check_tools(folder: Path) -> None:
     probe.write_text("int LLVMFuzzerTestOneInput(const char *d, long n) { return d == 0 && n; }\n")
     command = [COMPILER, "-fsanitize=address,fuzzer", str(probe), "-o", str(folder / "probe")]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        raise MissingTool(
-            "the runtime of libFuzzer and AddressSanitizer (Debian: apt-get install libclang-rt-14-dev)"
-        )
+        raise MissingTool("the runtime of libFuzzer and AddressSanitizer (Debian: apt-get install libclang-rt-14-dev)")
     library = Path(str(sysconfig.get_config_var("LIBDIR")))
     if not list(library.glob(f"libpython{sysconfig.get_config_var('LDVERSION')}.*")):
         raise MissingTool("libpython to embed (Debian: apt-get install python3-dev)")
@@ -170,9 +168,7 @@ def fuzz(folder: Path, seconds: int) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Fuzz the record kernels with libFuzzer and AddressSanitizer."
-    )
+    parser = argparse.ArgumentParser(description="Fuzz the record kernels with libFuzzer and AddressSanitizer.")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "fuzz-record")
     options = parser.parse_args()

@@ -9,18 +9,18 @@ from tests.ports import free_port
 
 START_SECONDS_MAX = 60.0
 TRIES = 5
-DOORS = ("http", "amqp", "kafka")
+LISTENERS = ("http", "amqp", "kafka")
 
 
 class BrokerProcess(Killable):
-    """Keeps its ports and its data over restarts, as clients expect of a broker. Only the named doors are open."""
+    """Keeps its ports and its data over restarts, as clients expect of a broker. Only the named listeners are open."""
 
-    def __init__(self, folder: Path, *options: str, doors: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, *options: str, listeners: tuple[str, ...]) -> None:
         super().__init__(folder / "broker.txt")
         self.data = folder / "data"
         self._options = options
         self._was_up = False
-        self.ports = {door: free_port() for door in doors}
+        self.ports = {listener: free_port() for listener in listeners}
 
     def start(self) -> Self:
         for _ in range(TRIES):
@@ -30,15 +30,15 @@ class BrokerProcess(Killable):
             # Somebody took a port between the asking and the listening; a restart must keep its own.
             if self._was_up or "is in use by another program" not in self.said():
                 break
-            self.ports = {door: free_port() for door in self.ports}
+            self.ports = {listener: free_port() for listener in self.ports}
         raise AssertionError(f"the broker did not start:\n{self.said()}")
 
     def _launch(self) -> int:
         """Where in the output it begins to speak."""
         command = ["serve", "--data-dir", str(self.data)]
         command += ["--journal-file-size", "8MB"]  # quick to make
-        for door in DOORS:
-            command += [f"--{door}", f"127.0.0.1:{self.ports[door]}" if door in self.ports else "off"]
+        for listener in LISTENERS:
+            command += [f"--{listener}", f"127.0.0.1:{self.ports[listener]}" if listener in self.ports else "off"]
         return self._run(*command, *self._options)
 
     def _is_ready(self, since: int) -> bool:

@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "errors": (),
     "clock": (),
     "allocator": (),
-    "outlet": (),
+    "nonblocking_stdio": (),
     "config": ("errors", "log.settings"),
     "record": ("errors",),
     "log": ("errors", "clock", "config", "record"),
@@ -22,28 +22,27 @@ MAY_IMPORT = {
     "wire": ("errors", "record"),
     "schemas": ("errors",),
     "broker": ("errors", "clock", "allocator", "config", "record", "log", "schemas"),
-    "doors": ("errors", "clock", "config", "record", "wire", "schemas", "broker", "version"),
+    "listeners": ("errors", "clock", "config", "record", "wire", "schemas", "broker", "version"),
     "client": ("errors", "record", "wire", "version"),
     "spark": (
         "errors",
         "allocator",
         "record",
         "client",
-        "log.reading",
-        "log.index",
-        "log.slots",
-        "log.paths",
-        "log.documents",
+        "log.read.external",
+        "log.commit.slots",
+        "log.disk.paths",
+        "log.catalog.document",
     ),
     "pipelines": ("errors", "record", "spark", "client", "log", "config"),
     "demo": ("errors", "record", "wire.amqp", "client", "pipelines"),
     "server": (
-        *("errors", "clock", "allocator", "config", "record", "log", "wire", "broker", "doors"),
-        *("version", "outlet"),
+        *("errors", "clock", "allocator", "config", "record", "log", "wire", "broker", "listeners"),
+        *("version", "nonblocking_stdio"),
     ),
     "cli": (
-        *("errors", "clock", "config", "record", "log", "broker.offline"),
-        *("server", "client", "pipelines", "demo", "version", "outlet"),
+        *("errors", "clock", "config", "record", "log", "broker.access.offline"),
+        *("server", "client", "pipelines", "demo", "version", "nonblocking_stdio"),
     ),
 }
 
@@ -52,10 +51,10 @@ RELATIVE = re.compile(r"^\s*from\s+\.", re.M)
 
 # Who may touch what the rest must be handed.
 ONLY = {
-    "asyncio": ("broker", "doors", "client", "server", "cli", "demo"),
+    "asyncio": ("broker", "listeners", "client", "server", "cli", "demo"),
     "pyspark": ("spark", "pipelines", "cli", "demo"),
     "time": ("clock", "cli", "pipelines", "spark", "client"),
-    "socket": ("doors", "client", "server", "cli"),
+    "socket": ("listeners", "client", "server", "cli"),
 }
 LINES_MAX = 650
 
@@ -96,15 +95,15 @@ def test_imports_point_down() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_doors_do_not_know_each_other() -> None:
+def test_listeners_do_not_know_each_other() -> None:
     wrong = []
     for layer, path in sources():
-        if layer != "doors" or len(path.relative_to(SRC).parts) < 3:
+        if layer != "listeners" or len(path.relative_to(SRC).parts) < 3:
             continue
-        door = path.relative_to(SRC).parts[1]
+        listener = path.relative_to(SRC).parts[1]
         for name in imported(path):
-            match = re.match(r"headrace\.(?:doors|wire)\.(amqp|kafka|http)\b", name)
-            if match and match[1] != door:
+            match = re.match(r"headrace\.(?:listeners|wire)\.(amqp|kafka|http)\b", name)
+            if match and match[1] != listener:
                 wrong.append(f"{path.relative_to(SRC)} imports {name}")
     assert not wrong, "\n".join(wrong)
 
@@ -125,7 +124,7 @@ def test_only_the_disk_module_touches_files_of_the_log() -> None:
     wrong = [
         f"{path.relative_to(SRC)}: {match[0]}"
         for layer, path in sources()
-        if layer in {"record", "log", "broker", "wire", "doors"} and path.name != "disk.py"
+        if layer in {"record", "log", "broker", "wire", "listeners"} and path.name != "disk.py"
         for match in [calls.search(path.read_text())]
         if match
     ]

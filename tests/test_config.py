@@ -176,7 +176,7 @@ def test_durability_os_confirms_from_the_page_cache_unless_a_write_mode_is_given
     assert set(DURABILITIES) == {"sync", "os"}
 
 
-def test_a_door_can_be_closed() -> None:
+def test_a_listener_can_be_closed() -> None:
     assert load({"amqp": "off"}).amqp is None
     assert load(env={"HEADRACE_KAFKA": "OFF"}).kafka is None
 

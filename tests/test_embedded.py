@@ -429,9 +429,7 @@ def test_whoever_waits_for_the_disk_when_the_log_is_closed_is_told(
     assert not closing.is_alive()
 
 
-def test_a_compaction_that_a_close_broke_off_is_no_failure(
-    log: headrace.Log, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_compaction_that_a_close_broke_off_is_no_failure(log: headrace.Log, caplog: pytest.LogCaptureFixture) -> None:
     log._kept_house(LogClosed("the broker is stopping"))
     log._kept_house(StorageError("the disk is broken"))
     assert [record.getMessage() for record in caplog.records] == ["housekeeping failed: the disk is broken"]

@@ -165,7 +165,7 @@ def test_a_request_under_way_gets_its_answer_before_the_end(start: Any) -> None:
 
 
 def wait_for_tasks(process: Process) -> None:
-    while "http" not in process.request("GET", "/status")["doors"]:
+    while "http" not in process.request("GET", "/status")["listeners"]:
         pass
 
 
@@ -201,10 +201,10 @@ def test_an_unreadable_folder_is_one_sentence(start: Any, tmp_path: Path) -> Non
     assert code != 0 and "cannot be opened" in err and err.count("\n") == 1
 
 
-def test_doors_that_are_not_there_are_named_and_do_not_stop_the_rest(start: Any) -> None:
+def test_listeners_that_are_not_there_are_named_and_do_not_stop_the_rest(start: Any) -> None:
     process = start(kafka={"host": "localhost", "port": 0}, amqp={"host": "localhost", "port": 0})
-    for door in ("amqp", "kafka"):
-        assert any(line.startswith(door) for line in process.said)
+    for listener in ("amqp", "kafka"):
+        assert any(line.startswith(listener) for line in process.said)
     process.signal(signal.SIGTERM)
     assert process.wait()[0] == 0
 

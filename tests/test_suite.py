@@ -52,7 +52,7 @@ def test_what_is_told_to_begin_first_is_there() -> None:
 
 def test_nobody_walks_the_folder_of_a_running_broker_with_pathlib() -> None:
     """`Path.glob` and `rglob` raise where the broker removes a folder meanwhile: see tests/listing.py."""
-    beside_brokers = ("interop", "pipelines", "spark", "crash", "doors")
+    beside_brokers = ("interop", "pipelines", "spark", "crash", "listeners")
     found = [
         f"{path.relative_to(ROOT)}: {call}"
         for folder in beside_brokers

@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as facts. Doors turn these into their protocol's codes."""
+"""Everything that can go wrong, as facts. Listeners turn these into their protocol's codes."""
 
 
 class HeadraceError(Exception):
@@ -208,11 +208,11 @@ class CrossOrigin(HeadraceError):
     """A page of somebody else's site tries to act with this user's reach."""
 
 
-# doors/
+# listeners/
 
 
 class CannotListen(HeadraceError):
-    """A door cannot listen where it was told to."""
+    """A listener cannot listen where it was told to."""
 
 
 # wire/

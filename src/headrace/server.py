@@ -1,4 +1,4 @@
-"""The composition root: opens the broker, starts the doors, and stops both in the right order."""
+"""The composition root: opens the broker, starts the listeners, and stops both in the right order."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,14 @@ from headrace.allocator import keep_freed_memory
 from headrace.broker.broker import Broker
 from headrace.clock import Clock, SystemClock
 from headrace.config import Address, Config
-from headrace.listeners.common.listener import Door
+from headrace.listeners.common.sockets import Listener
 from headrace.listeners.common.tls.certificate import Tls, tls_of
 from headrace.nonblocking_stdio import Outlet
 from headrace.version import __version__
 
 logger = logging.getLogger("headrace")
 
-DOORS = ("amqp", "kafka", "http")
+LISTENERS = ("amqp", "kafka", "http")
 # Without TLS, and with.
 SCHEMES = {"amqp": ("amqp://", "amqps://"), "kafka": ("", "SSL://"), "http": ("http://", "https://")}
 GC_THRESHOLDS = (20_000, 20, 50)  # collections cost the loop time, and messages are not garbage in cycles
@@ -41,12 +41,11 @@ class Beside(NamedTuple):
 
 
 class Server:
-    """A broker with its doors, in the running event loop."""
+    """A broker with its listeners, in the running event loop."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.doors: dict[str, Door] = {}
-        self.missing: list[str] = []  # doors that were asked for and are not part of this version
+        self.listeners: dict[str, Listener] = {}
 
     @classmethod
     async def start(cls, config: Config, *, clock: Clock | None = None) -> "Server":
@@ -57,51 +56,44 @@ class Server:
         try:
             await server._prepare(config)
             server.broker.standbys.start()
-            for name in DOORS:
+            for name in LISTENERS:
                 address: Address | None = getattr(config, name)
                 if address is not None:
-                    await server._open_door(name, address, tls if config.has_tls(name) else None)
+                    await server._open_listener(name, address, tls if config.has_tls(name) else None)
         except BaseException:
             await server.close()
             raise
-        addresses = {name: list(door.addresses) for name, door in server.doors.items()}
-        for door in server.doors.values():
-            describe = getattr(door, "describe", None)
+        addresses = {name: list(listener.addresses) for name, listener in server.listeners.items()}
+        for listener in server.listeners.values():
+            describe = getattr(listener, "describe", None)
             if describe is not None:
                 describe(addresses)
         return server
 
     async def _prepare(self, config: Config) -> None:
-        """What a door writes before it opens: later it would wait for standbys, which come in by a door."""
+        """What a listener writes before it opens: later it would wait for standbys, which come in by a listener."""
         if config.kafka is not None:
             from headrace.listeners.kafka.listener import cluster_of
 
             await cluster_of(self.broker)
 
-    async def _open_door(self, name: str, address: Address, tls: Tls | None) -> None:
-        module_name = f"headrace.listeners.{name}.door"
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name != module_name:
-                raise
-            self.missing.append(name)
-            return
-        self.doors[name] = await module.start(self.broker, address, self.broker.config, tls=tls)
+    async def _open_listener(self, name: str, address: Address, tls: Tls | None) -> None:
+        module = importlib.import_module(f"headrace.listeners.{name}.listener")
+        self.listeners[name] = await module.start(self.broker, address, self.broker.config, tls=tls)
 
     async def close(self) -> None:
-        """Doors first: whoever was promised an answer gets it. Then everything is synced."""
+        """Listeners first: whoever was promised an answer gets it. Then everything is synced."""
         self.broker.is_stopping = True
-        # Standbys come in by the HTTP door: it closes last, so that they have what the others still confirm.
+        # Standbys come in by the HTTP listener: it closes last, so that they have what the others still confirm.
         last = {"http"} if self.broker.standbys.wanted or list(self.broker.standbys) else set()
         for are_last in (False, True):
-            await asyncio.gather(*(door.close() for name, door in self.doors.items() if (name in last) == are_last))
+            await asyncio.gather(
+                *(listener.close() for name, listener in self.listeners.items() if (name in last) == are_last)
+            )
         await self.broker.close()
 
 
-def run(
-    config: Config, out: TextIO | None = None, *, beside: Beside | None = None, as_json: bool = False
-) -> int:
+def run(config: Config, out: TextIO | None = None, *, beside: Beside | None = None, as_json: bool = False) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP; the exit code. HeadraceError says in one sentence why it cannot."""
     set_up_logging(config)
     _allow_many_files()
@@ -113,7 +105,7 @@ def run(
 
 
 async def _start_beside(server: Server, beside: Beside | None) -> asyncio.subprocess.Process | None:
-    http = server.doors.get("http")
+    http = server.listeners.get("http")
     if beside is None or http is None:
         return None
     url = server.broker.config.http_url(http.addresses[0])
@@ -178,14 +170,12 @@ class _TextSpeaker:
         promise = "confirms mean on disk" if config.durability == "sync" else "confirms mean in the page cache"
         say(f"headrace {__version__}  data in {config.data_dir}  {promise}")
         say(f"{server.broker.report.summary()}; started in {seconds:.2f} s")
-        for name, door in server.doors.items():
+        for name, listener in server.listeners.items():
             scheme = SCHEMES[name][config.has_tls(name)]
-            say(f"{name:5}  " + "  ".join(f"{scheme}{address}" for address in door.addresses))
-        for name in server.missing:
-            say(f"{name:5}  this door is not there yet")
-        if "http" in server.doors:
+            say(f"{name:5}  " + "  ".join(f"{scheme}{address}" for address in listener.addresses))
+        if "http" in server.listeners:
             has_tls = config.has_tls("http")
-            home = f"{SCHEMES['http'][has_tls]}{server.doors['http'].addresses[0]}"
+            home = f"{SCHEMES['http'][has_tls]}{server.listeners['http'].addresses[0]}"
             base = f"{home}/topics/hello/messages"
             curl = f"curl --cacert {config.tls_cert}" if has_tls else "curl"
             say(f"dashboard  {home}/")
@@ -223,9 +213,8 @@ class _JsonSpeaker:
             data_dir=broker.config.data_dir,
             durability=broker.config.durability,
             seconds=seconds,
-            doors={name: list(door.addresses) for name, door in server.doors.items()},
-            tls=[name for name in server.doors if broker.config.has_tls(name)],
-            missing=server.missing,
+            listeners={name: list(listener.addresses) for name, listener in server.listeners.items()},
+            tls=[name for name in server.listeners if broker.config.has_tls(name)],
             recovery=broker.report,
         )
 

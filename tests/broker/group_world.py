@@ -158,9 +158,7 @@ class World:
         self.groups.join(group, Join(**fields), answer)
         return answer
 
-    def sync(
-        self, group: str, joined: Joined, assignments: Mapping[str, bytes] | None = None
-    ) -> "Answer[Synced]":
+    def sync(self, group: str, joined: Joined, assignments: Mapping[str, bytes] | None = None) -> "Answer[Synced]":
         answer: Answer[Synced] = Answer()
         self.groups.known_classic(group).sync(
             joined.member_id, None, joined.generation, "consumer", joined.protocol, assignments or {}, answer

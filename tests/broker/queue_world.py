@@ -1,4 +1,4 @@
-"""Queues of a broker without doors, for tests that say each step themselves."""
+"""Queues of a broker without listeners, for tests that say each step themselves."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

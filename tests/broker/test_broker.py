@@ -1,4 +1,4 @@
-"""Streams, publishing, cursors and housekeeping over a real shard, without a door."""
+"""Streams, publishing, cursors and housekeeping over a real shard, without a listener."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""max-length-bytes: counted beside other work, whatever door a message came through, and after a restart, too."""
+"""max-length-bytes: counted beside other work, whatever listener a message came through, and after a restart, too."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -109,7 +109,7 @@ async def test_the_bound_holds_for_what_was_there_before_a_restart(broker: Broke
 
 
 @pytest.mark.parametrize("bound", [{"x_max_length_bytes": 30}, {"x_max_length": 3}], ids=["bytes", "length"])
-async def test_the_bound_holds_for_what_comes_through_other_doors(broker: Broker, bound: dict[str, int]) -> None:
+async def test_the_bound_holds_for_what_comes_through_other_listeners(broker: Broker, bound: dict[str, int]) -> None:
     queue = await declare(broker, **bound)
     stream = broker.streams.get("q")
     await broker.publish(stream, [(None, b"%d" % n * 10, (), None, -1) for n in range(5)])

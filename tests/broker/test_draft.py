@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.vhosts.vhosts import definitions
+from headrace.broker.vhosts import definitions
 from headrace.errors import InvalidInput
 from tests.broker.test_broker import config
 

@@ -267,9 +267,7 @@ def test_every_partition_somebody_wants_has_one_reader(
 
 
 @given(st.integers(1, 7), topics, st.integers(1, 7))
-def test_uniform_is_level_and_moves_only_what_it_must(
-    before: int, partitions: dict[str, int], after: int
-) -> None:
+def test_uniform_is_level_and_moves_only_what_it_must(before: int, partitions: dict[str, int], after: int) -> None:
     everything = frozenset("abcd")
     held = assign_uniform({f"m{n}": everything for n in range(before)}, partitions, {})
     result = assign_uniform({f"m{n}": everything for n in range(after)}, partitions, held)

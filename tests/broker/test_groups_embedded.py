@@ -1,6 +1,5 @@
 """What consumers of the classic protocol say inside their requests, as bytes."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

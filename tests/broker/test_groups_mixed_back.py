@@ -1,6 +1,5 @@
 """A group of both protocols: back to the classic one, static members in both, and restarts of the broker."""
 
-
 import msgspec
 import pytest
 

@@ -118,9 +118,7 @@ async def test_what_holds_for_all_topics_takes_nothing_from_a_queue_that_nobody_
     clock = ManualClock()
     broker = await opened(tmp_path, stream, clock)
     host = broker.vhosts.get("/")
-    queue = await host.declare_queue(
-        "q", durable=True, exclusive=False, auto_delete=False, arguments={}, owner=None
-    )
+    queue = await host.declare_queue("q", durable=True, exclusive=False, auto_delete=False, arguments={}, owner=None)
     sent = [b"%d" % i + b"x" * 300 for i in range(30)]
     for body in sent:
         queue.publish(Message("", "q", b"\0\0", body), clock.now_ms())

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.broker.pressure import process_memory
 from headrace.broker.pressure.pressure import (
     DEPTH,
     DEPTH_STEPS,
@@ -25,7 +26,6 @@ from headrace.broker.pressure.pressure import (
     Usage,
     Verdict,
     judge,
-    process_memory,
 )
 from headrace.broker.pressure.process_memory import ProcessMemory
 from headrace.config import Config

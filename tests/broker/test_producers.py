@@ -26,12 +26,8 @@ from tests.log.helpers import Bench, values
 LAST = 0x7FFFFFFF
 
 
-def info(
-    sequence: int, count: int = 1, *, producer: int = 1, epoch: int = 0, transactional: bool = False
-) -> BatchInfo:
-    return BatchInfo(
-        0, 100, 0, count - 1, count, 0, 0, 0x10 if transactional else 0, producer, epoch, sequence, 0
-    )
+def info(sequence: int, count: int = 1, *, producer: int = 1, epoch: int = 0, transactional: bool = False) -> BatchInfo:
+    return BatchInfo(0, 100, 0, count - 1, count, 0, 0, 0x10 if transactional else 0, producer, epoch, sequence, 0)
 
 
 class Log:
@@ -69,7 +65,6 @@ def test_a_batch_of_a_transaction_looks_at_no_producer_that_has_none() -> None:
     for state in (log.state, restored):
         state.ended(1000, 0, 101, commit=True)
         assert state.stable_hold is None
-
 
 
 def test_a_repeated_batch_is_found_among_the_last_five() -> None:
@@ -162,9 +157,7 @@ def test_a_read_looks_at_few_of_many_aborted_transactions() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), max_size=30), st.integers(0, 60), st.integers(0, 60))
-def test_aborted_transactions_are_found_by_any_range(
-    lives: list[tuple[int, int]], start: int, end: int
-) -> None:
+def test_aborted_transactions_are_found_by_any_range(lives: list[tuple[int, int]], start: int, end: int) -> None:
     """However they overlap, in whatever order they are met, and after those before some offset are forgotten."""
     all_of_them = [Aborted(first + length, number, first) for number, (first, length) in enumerate(lives)]
     met = Aborts()
@@ -188,12 +181,8 @@ def test_the_longest_idle_producers_are_forgotten_first() -> None:
     assert state.producers == {}
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4), st.booleans()), max_size=30), st.integers(0, 30)
-)
-def test_a_snapshot_and_a_replay_are_the_same_as_having_been_there(
-    work: list[tuple[int, int, bool]], cut: int
-) -> None:
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4), st.booleans()), max_size=30), st.integers(0, 30))
+def test_a_snapshot_and_a_replay_are_the_same_as_having_been_there(work: list[tuple[int, int, bool]], cut: int) -> None:
     log = Log()
     history: list[BatchInfo] = []
     next_sequence: dict[int, int] = {}

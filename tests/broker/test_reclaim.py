@@ -9,7 +9,7 @@ import pytest
 from headrace.broker.broker import Broker
 from headrace.broker.queues.queue import Queue
 from headrace.broker.types.message import Message
-from headrace.broker.upkeep.segments import reclaim
+from headrace.broker.upkeep import reclaim
 from headrace.config import Config
 from headrace.log.settings import KB, StreamSettings
 from headrace.record import codec

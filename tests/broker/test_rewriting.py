@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.broker.streams.streams import rewriting
+from headrace.broker.streams import rewriting
 from headrace.record import codec
 
 

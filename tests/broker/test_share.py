@@ -24,9 +24,7 @@ def restarted(share: SharePartition) -> SharePartition:
     return SharePartition(0, msgspec.msgpack.decode(share.save(), type=SavedShare))
 
 
-def take(
-    share: SharePartition, member: str, end: int, count: int = 1000, deadline: float = 30.0
-) -> list[int]:
+def take(share: SharePartition, member: str, end: int, count: int = 1000, deadline: float = 30.0) -> list[int]:
     """Every offset handed out."""
     taken: list[int] = []
     while (first := share.available(0, end)) is not None and len(taken) < count:

@@ -16,9 +16,7 @@ from tests.broker.test_share_races import opened
 
 def beat(shares: ShareGroups, epoch: int = 0, member_id: str = "m") -> tuple[ShareMember, bool]:
     topics = frozenset({"t"}) if epoch == 0 else None
-    return shares.heartbeat(
-        "s", member_id, epoch, client_id="c", client_host="/h", rack_id=None, topics=topics
-    )
+    return shares.heartbeat("s", member_id, epoch, client_id="c", client_host="/h", rack_id=None, topics=topics)
 
 
 async def test_a_member_goes_on_after_a_restart_as_if_nothing_had_been(tmp_path: Path) -> None:
@@ -148,9 +146,7 @@ async def test_names_of_topics_that_are_not_there_take_room_also_when_they_come_
         shares = ShareGroups(broker.shard, clock, ManualTimers(clock), dict, room)
         epoch = beat(shares)[0].epoch
         before = room.held_bytes()
-        shares.heartbeat(
-            "s", "m", epoch, client_id="c", client_host="/h", rack_id=None, topics=frozenset({"x" * 1000})
-        )
+        shares.heartbeat("s", "m", epoch, client_id="c", client_host="/h", rack_id=None, topics=frozenset({"x" * 1000}))
         assert room.held_bytes() > before + 1000
         beat(shares, -1)
         assert room.held_bytes() == 0

@@ -49,7 +49,7 @@ def log_of(broker: Broker) -> Log:
 
 
 def write(broker: Broker, producer: Instance, sequence: int = 0) -> Ticket:
-    """As the door does it for Produce 12."""
+    """As the listener does it for Produce 12."""
     data = codec.build(
         [(None, b"x", (), 1)],
         timestamp_ms=1,

@@ -59,7 +59,7 @@ def log_of(broker: Broker) -> Any:
 
 
 async def write(broker: Broker, pid: int, epoch: int, sequence: int = 0) -> None:
-    """A record of the transaction, as the door has it: checked, then appended."""
+    """A record of the transaction, as the listener has it: checked, then appended."""
     broker.coordination.transactions.check_append(pid, epoch, ("t", 0))
     data = codec.build(
         [(None, b"x", (), 1)],

@@ -23,9 +23,7 @@ async def begin(broker: Broker) -> tuple[int, int]:
     pid, epoch = await transactions.begin_producer("x", 60_000)
     log = broker.streams.get("t").partitions[0].log
     await transactions.add_partitions("x", pid, epoch, {("t", 0): log.id})
-    await append(
-        broker, batch(b"x", producer_id=pid, producer_epoch=epoch, base_sequence=0, transactional=True)
-    )
+    await append(broker, batch(b"x", producer_id=pid, producer_epoch=epoch, base_sequence=0, transactional=True))
     return pid, epoch
 
 

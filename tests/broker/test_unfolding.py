@@ -14,15 +14,16 @@ from headrace.broker.queues import view
 from headrace.broker.queues.consumers import Consumer
 from headrace.broker.queues.stream_queue import StreamQueue
 from headrace.broker.queues.view import View
+from headrace.broker.streams import browse as browsing
 from headrace.broker.streams.browse import browse, contains
 from headrace.broker.streams.partition import Partition
-from headrace.broker.streams.streams import browse as browsing
 from headrace.broker.types.message import Message
 from headrace.clock import ManualClock
 from headrace.log.disk.file_cache import Files
 from headrace.record import codec
 from headrace.record.batch import recompress
-from headrace.record.compression.codecs import decompress, payload
+from headrace.record.compression import payload
+from headrace.record.compression.codecs import decompress
 from headrace.record.types import Record
 from tests.broker.queue_world import bodies, declare, until
 from tests.broker.test_broker import config

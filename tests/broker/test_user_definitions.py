@@ -9,7 +9,7 @@ import pytest
 from headrace.broker.access.permissions import Permission, TopicPermission
 from headrace.broker.broker import Broker
 from headrace.broker.catalog.catalog import Catalog
-from headrace.broker.vhosts.vhosts import definitions
+from headrace.broker.vhosts import definitions
 from headrace.config import Config
 from headrace.errors import InvalidInput
 from headrace.log.disk.disk import RealDisk

@@ -146,7 +146,12 @@ def test_people_see_of_a_start_only_what_there_is_to_see(
 ) -> None:
     answer: dict[str, Any] = dict.fromkeys(["ready", "reason", "version", "pid", "data_dir", "topics", "partitions"])
     answer |= {"archived_segments": 0}
-    answer |= {"uptime_ms": 0, "doors": {}, "settings": [], "recovery": {"clean": False, "damaged": [], "records": 7}}
+    answer |= {
+        "uptime_ms": 0,
+        "listeners": {},
+        "settings": [],
+        "recovery": {"clean": False, "damaged": [], "records": 7},
+    }
     monkeypatch.setattr("headrace.cli.output.for_people", lambda: True)
     status._show(answer, with_settings=False)
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The first minute: what serve --demo says, and that every door is busy afterwards."""
+"""The first minute: what serve --demo says, and that every listener is busy afterwards."""
 
 import asyncio
 import signal
@@ -21,7 +21,7 @@ def ask(url: str, path: str) -> Any:
     return answer.json()
 
 
-def test_the_demo_says_little_keeps_the_doors_busy_and_stops_cleanly(tmp_path: Path) -> None:
+def test_the_demo_says_little_keeps_the_listeners_busy_and_stops_cleanly(tmp_path: Path) -> None:
     arguments = ["serve", "--demo", "--data-dir", str(tmp_path / "data"), *FREE, *SMALL]
     started = Started(arguments, JAVA_HOME="/nowhere")  # the pipeline has tests of its own
     try:
@@ -49,7 +49,7 @@ def test_the_demo_says_little_keeps_the_doors_busy_and_stops_cleanly(tmp_path: P
 
 
 def test_a_demo_whose_names_are_taken_says_so(tmp_path: Path) -> None:
-    """The door closed the channel, and the demo waited for its answer for ever."""
+    """The listener closed the channel, and the demo waited for its answer for ever."""
     with serving(tmp_path / "data", "--amqp", "localhost:0") as broker:
         with Client(broker.url) as client:
             client.create_topic("orders", partitions=3)
@@ -75,4 +75,4 @@ def test_the_audit_goes_on_where_the_orders_begin_when_retention_was_faster(tmp_
             producer.send("kept")
         removed = httpx.delete(f"{broker.url}/topics/orders/partitions/0/records?before=1", timeout=PATIENCE_S)
         assert removed.status_code == 204, removed.text
-        asyncio.run(audit(int(ask(broker.url, "/status")["doors"]["kafka"][0].rpartition(":")[2])))
+        asyncio.run(audit(int(ask(broker.url, "/status")["listeners"]["kafka"][0].rpartition(":")[2])))

@@ -95,7 +95,7 @@ def test_a_second_broker_on_a_folder_is_refused(tmp_path: Path) -> None:
         (["--segment-size", "big"], "segment_size (from the flag --segment-size): 'big' is not a size"),
         (["--amqp", "x:y"], "amqp (from the flag --amqp): 'x:y' is not an address"),
         (["--no-such-flag"], "no such option '--no-such-flag'"),
-        (["--demo", "--http", "off"], "--demo needs the AMQP door and the HTTP door"),
+        (["--demo", "--http", "off"], "--demo needs the AMQP listener and the HTTP listener"),
         (["--amqp", "off", "--kafka", "off", "--http", "off"], "amqp, kafka and http are all off"),
         (["--config", "nowhere.toml"], "nowhere.toml"),
     ],
@@ -154,7 +154,7 @@ def test_a_start_can_be_read_by_programs(tmp_path: Path) -> None:
     started = Started(["serve", "--data-dir", str(tmp_path), *ONLY_HTTP, *SMALL, "--json"])
     ready = msgspec.json.decode(started.until("^.*$")[0])
     assert ready["event"] == "ready" and ready["recovery"]["new"] and ready["data_dir"] == str(tmp_path)
-    said = headrace("status", "--json", "--url", f"http://{ready['doors']['http'][0]}")
+    said = headrace("status", "--json", "--url", f"http://{ready['listeners']['http'][0]}")
     assert msgspec.json.decode(said.stdout)["pid"] == ready["pid"]
     assert started.stop() == 0
     assert [msgspec.json.decode(line)["event"] for line in started.lines] == ["ready", "stopping", "stopped"]

@@ -8,7 +8,8 @@ import pytest
 from headrace.cli.data_folder.standby import Following, Stop, _detail, speaker
 from headrace.client.connection import Connection
 from headrace.client.exchange import Response, parse_url
-from headrace.log.disk.disk import RealDisk, paths
+from headrace.log.disk import paths
+from headrace.log.disk.disk import RealDisk
 from headrace.log.standby.follower import COPYING, Standby, prepare
 from headrace.log.standby.frames import BadFrame, Frame, Kind
 from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, headrace, serving

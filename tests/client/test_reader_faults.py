@@ -1,6 +1,5 @@
 """What both readers do when the connection is lost, and when they are told to go elsewhere."""
 
-
 import pytest
 
 from headrace import AsyncConsumer, Consumer, Message

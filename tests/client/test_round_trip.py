@@ -54,7 +54,7 @@ def test_many_sends_become_few_requests_and_keep_their_order(broker: Broker) -> 
 
 def requests(client: Client) -> int:
     lines = client.request("GET", "/metrics").body.decode().splitlines()
-    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("headrace_door_events_total{"))
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("headrace_listener_events_total{"))
 
 
 def test_a_consumer_waits_for_what_comes(broker: Broker) -> None:

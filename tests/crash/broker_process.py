@@ -17,7 +17,7 @@ HANG_SECONDS_MAX = ANSWER_SECONDS_MAX + 60
 
 class HttpBroker(BrokerProcess):
     def __init__(self, folder: Path, *options: str, amqp: bool = False) -> None:
-        super().__init__(folder, *options, doors=("http", *["amqp"] * amqp))
+        super().__init__(folder, *options, listeners=("http", *["amqp"] * amqp))
 
     @property
     def port(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import DiskFull, HeadraceError, StorageError, StorageFailed
-from headrace.log.state.store import store
+from headrace.log.state import store
 from tests.crash.faults import READS, WRITES, Trial, calls_of, new_world, variants
 from tests.crash.model import Broken
 from tests.crash.world import World, look, open_shard

@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from headrace.errors import CorruptJournal, StorageFailed
-from headrace.log.commit.committer import journal, slots
+from headrace.log.commit import journal, slots
 from headrace.log.commit.journal import Journal
-from headrace.log.recovery.recovery import journal_repair
+from headrace.log.recovery import journal_repair
 from headrace.log.settings import LogSettings
 from tests.crash.shards import ROOT, batch, checkpoint, lost, new_disk, reopen, spec, values, write
 from tests.crash.simdisk import Fault, SimulatedDisk

@@ -17,9 +17,9 @@ from headrace.broker.access import users
 from headrace.broker.access.permissions import TopicPermission
 from headrace.broker.broker import Broker
 from headrace.broker.catalog.catalog import Catalog
-from headrace.broker.streams.streams import streams
+from headrace.broker.streams import streams
+from headrace.broker.vhosts import policies, store, vhosts
 from headrace.broker.vhosts.policies import Policy
-from headrace.broker.vhosts.vhosts import policies, store, vhosts
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import CorruptCatalog, CorruptLog, HeadraceError

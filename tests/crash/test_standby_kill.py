@@ -29,7 +29,9 @@ def pair(tmp_path: Path) -> Iterator[tuple[BrokerProcess, StandbyProcess]]:
     """A leader that waits for one standby, which is not there yet."""
     folder = tmp_path / "leader"
     folder.mkdir()
-    leader = BrokerProcess(folder, *SMALL, *QUICK, "--standby-confirms", "1", doors=("http", "amqp", "kafka")).start()
+    leader = BrokerProcess(
+        folder, *SMALL, *QUICK, "--standby-confirms", "1", listeners=("http", "amqp", "kafka")
+    ).start()
     standby = StandbyProcess(tmp_path / "standby", url_of(leader))
     try:
         yield leader, standby
@@ -200,7 +202,7 @@ def test_a_standby_takes_over_with_everything_that_was_confirmed(
     confirmed_by_the_leader = dict(kafka.confirmed)
     amqp.stop()
     assert standby.stop() == 0
-    promoted = BrokerProcess(tmp_path, "--segment-size", "64KB", doors=("http", "amqp", "kafka"))
+    promoted = BrokerProcess(tmp_path, "--segment-size", "64KB", listeners=("http", "amqp", "kafka"))
     promoted.data, promoted.ports = standby.data, leader.ports
     promoted.start()
     try:

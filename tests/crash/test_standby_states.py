@@ -5,8 +5,9 @@ import os
 
 import pytest
 
+from headrace.log.standby import change_feed
 from headrace.log.standby.change_feed import Feed
-from headrace.log.standby.follower import Standby, change_feed
+from headrace.log.standby.follower import Standby
 from tests.crash.explore import Broken, Effort
 from tests.crash.standby_world import explore_standby
 

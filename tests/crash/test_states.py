@@ -99,7 +99,7 @@ def test_the_explorer_finds_a_journal_slot_written_before_the_sync(monkeypatch: 
 def test_the_explorer_finds_a_large_round_that_is_told_before_it_is_synced(
     monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
-    from headrace.log.commit.committer import committer as commit
+    from headrace.log.commit import committer as commit
     from headrace.log.commit.plan import DirectPlan
     from headrace.log.disk.io_chain import Step
 

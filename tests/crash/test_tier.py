@@ -6,8 +6,8 @@ import pytest
 
 from headrace.log.disk.paths import UNFINISHED
 from headrace.log.shard import Shard
-from headrace.log.tier.manifest import archive as tiering
-from headrace.log.tier.manifest import parquet
+from headrace.log.tier import archive as tiering
+from headrace.log.tier import parquet
 from tests.crash.shards import new_disk, reopen, spec, values, write
 from tests.crash.simdisk import SimulatedDisk
 

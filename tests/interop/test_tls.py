@@ -1,4 +1,4 @@
-"""Every door over TLS, with the clients people have: with and without certificates of their own."""
+"""Every listener over TLS, with the clients people have: with and without certificates of their own."""
 
 import asyncio
 import json
@@ -28,13 +28,13 @@ from headrace.spark.broker import BrokerLink
 from tests.broker_process import BrokerProcess
 from tests.certificates import Authority, Pair
 from tests.cli.running import SMALL, headrace
-from tests.listeners.amqp.running import patient_connection
 from tests.interop.kafka.jars import kafka_tools, run_java
+from tests.listeners.amqp.running import patient_connection
 
 MB = 1 << 20
 LARGE = bytes(range(256)) * (10 * MB // 256)
 PATIENCE_S = 60.0
-DOORS = ("http", "amqp", "kafka")
+LISTENERS = ("http", "amqp", "kafka")
 
 
 class TlsBroker(BrokerProcess):
@@ -42,7 +42,7 @@ class TlsBroker(BrokerProcess):
 
     def __init__(self, folder: Path, authority: Authority, own: Pair | None, *options: str) -> None:
         pair = authority.issue(f"broker-of-{folder.name}")
-        super().__init__(folder, *SMALL, "--tls-cert", pair.cert, "--tls-key", pair.key, *options, doors=DOORS)
+        super().__init__(folder, *SMALL, "--tls-cert", pair.cert, "--tls-key", pair.key, *options, listeners=LISTENERS)
         self.ca, self.own, self.pair = authority.cert, own, pair
 
     @property
@@ -81,10 +81,10 @@ class TlsBroker(BrokerProcess):
     def get(self, path: str, **more: Any) -> httpx.Response:
         return httpx.get(f"{self.home}{path}", verify=self.context(), timeout=PATIENCE_S, **more)
 
-    def failures(self, door: str) -> int:
+    def failures(self, listener: str) -> int:
         """Handshakes that came to nothing, as /metrics counts them."""
         text = self.get("/metrics").text
-        found = re.search(rf'headrace_door_events_total{{door="{door}",event="tls_failures"}} (\d+)', text)
+        found = re.search(rf'headrace_listener_events_total{{listener="{listener}",event="tls_failures"}} (\d+)', text)
         return int(found[1]) if found else 0
 
 
@@ -295,7 +295,7 @@ def test_a_consumer_that_does_not_read_for_a_while_gets_all_of_it(broker: TlsBro
 
 
 def test_who_does_not_speak_tls_is_refused_everywhere(broker: TlsBroker) -> None:
-    before = {door: broker.failures(door) for door in DOORS}
+    before = {listener: broker.failures(listener) for listener in LISTENERS}
     answer = httpx.get(broker.home.replace("https", "http"), timeout=PATIENCE_S)
     assert (answer.status_code, answer.json()["code"]) == (400, "not_tls")
     with pytest.raises(pika.exceptions.AMQPConnectionError):
@@ -303,7 +303,7 @@ def test_who_does_not_speak_tls_is_refused_everywhere(broker: TlsBroker) -> None
     admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{broker.ports['kafka']}", "log_level": 0})
     with pytest.raises(confluent_kafka.KafkaException):
         admin.list_topics(timeout=2)
-    while not all(broker.failures(door) > before[door] for door in DOORS):
+    while not all(broker.failures(listener) > before[listener] for listener in LISTENERS):
         admin.poll(0.1)  # librdkafka goes on trying
 
 
@@ -348,8 +348,8 @@ def test_without_a_certificate_of_its_own_a_client_is_refused(broker: TlsBroker)
     assert headrace("topic", "show", "refused", "--url", broker.url).returncode == 4, "nothing was stored"
 
 
-def test_a_door_can_stay_plain(authority: Authority, tmp_path: Path) -> None:
-    broker = TlsBroker(tmp_path, authority, None, "--tls-doors", "http,kafka").start()
+def test_a_listener_can_stay_plain(authority: Authority, tmp_path: Path) -> None:
+    broker = TlsBroker(tmp_path, authority, None, "--tls-listeners", "http,kafka").start()
     try:
         with patient_connection(broker.ports["amqp"]) as connection:
             connection.channel()
@@ -360,7 +360,7 @@ def test_a_door_can_stay_plain(authority: Authority, tmp_path: Path) -> None:
 
 
 def test_a_stop_is_heard_over_tls_and_is_clean(authority: Authority, tmp_path: Path) -> None:
-    """With somebody at every door, one of them in the middle of its handshake and one that does not read."""
+    """With somebody at every listener, one of them in the middle of its handshake and one that does not read."""
     broker = TlsBroker(tmp_path, authority, None).start()
     connection = broker.pika()
     channel = connection.channel()
@@ -399,7 +399,7 @@ def test_a_start_with_files_that_do_not_do_is_one_sentence(authority: Authority,
     for given, sentence in (
         (("--tls-cert", str(tmp_path / "none.pem")), "does not exist"),
         (("--tls-cert", expired.cert, "--tls-key", expired.key), "certificate has expired"),
-        (("--tls-key", expired.key), "without tls_cert no door speaks TLS"),
+        (("--tls-key", expired.key), "without tls_cert no listener speaks TLS"),
     ):
         done = headrace("serve", *flags, *given)
         assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and sentence in done.stderr.decode(), done.stderr

@@ -1,4 +1,4 @@
-"""A disk that takes its time keeps only those waiting who asked for what is on it, at every door."""
+"""A disk that takes its time keeps only those waiting who asked for what is on it, at every listener."""
 
 import os
 import threading
@@ -66,14 +66,12 @@ def others_are_served(live: Live, disk: SlowDisk) -> None:
     assert live.values("warm")[-1] == "confirmed meanwhile"
 
 
-def port(live: Live, door: str) -> int:
-    return int(live.server.doors[door].addresses[0].rpartition(":")[2])
+def port(live: Live, listener: str) -> int:
+    return int(live.server.listeners[listener].addresses[0].rpartition(":")[2])
 
 
 @pytest.mark.parametrize("path", ["/topics/cold/messages", "/topics/cold/messages?timestamp=0"])
-def test_http_readers_wait_for_the_disk_alone(
-    live: Live, disk: SlowDisk, aside: ThreadPoolExecutor, path: str
-) -> None:
+def test_http_readers_wait_for_the_disk_alone(live: Live, disk: SlowDisk, aside: ThreadPoolExecutor, path: str) -> None:
     live.publish("cold", {"value": "from disk"})
     disk.is_cold = True
     waiting = aside.submit(live.get, path)

@@ -1,4 +1,4 @@
-"""How many strangers of one address a door holds, and who of them goes."""
+"""How many strangers of one address a listener holds, and who of them goes."""
 
 from headrace.listeners.common.per_source_limit import Crowd
 

@@ -1,4 +1,5 @@
-"""The certificate of the doors, and the doorstep where handshakes wait: what is refused, and what it costs others."""
+"""The certificate of the listeners, and the acceptor where handshakes wait: what is refused, and what it costs
+others."""
 
 import asyncio
 import contextlib
@@ -18,12 +19,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from headrace.broker.metrics.counters import DoorStats
+from headrace.broker.metrics.counters import ListenerStats
 from headrace.config import Address, Config, InvalidSetting, load
-from headrace.listeners.common.listener import Listener, listen
-from headrace.listeners.common.tls import accept as doorstep_module
+from headrace.listeners.common.sockets import ListeningSockets, listen
+from headrace.listeners.common.tls import accept as accept_module
 from headrace.listeners.common.tls import certificate as tls_module
-from headrace.listeners.common.tls.accept import Doorstep
+from headrace.listeners.common.tls.accept import TlsAcceptor
 from headrace.listeners.common.tls.certificate import Tls, server_context, tls_of
 from tests.certificates import Authority, Pair, openssl
 
@@ -59,30 +60,30 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
 # Settings.
 
 
-def test_without_a_certificate_no_door_speaks_tls() -> None:
+def test_without_a_certificate_no_listener_speaks_tls() -> None:
     assert tls_of(Config()) is None
-    assert not any(Config().has_tls(door) for door in ("amqp", "kafka", "http"))
+    assert not any(Config().has_tls(listener) for listener in ("amqp", "kafka", "http"))
 
 
-def test_doors_can_be_chosen(pair: Pair) -> None:
-    config = config_of(pair, tls_doors=" http,Kafka")
-    assert [door for door in ("amqp", "kafka", "http") if config.has_tls(door)] == ["kafka", "http"]
+def test_listeners_can_be_chosen(pair: Pair) -> None:
+    config = config_of(pair, tls_listeners=" http,Kafka")
+    assert [listener for listener in ("amqp", "kafka", "http") if config.has_tls(listener)] == ["kafka", "http"]
     with pytest.raises(InvalidSetting, match="'smtp' is not one of amqp, kafka, http"):
-        config_of(pair, tls_doors="http,smtp")
+        config_of(pair, tls_listeners="http,smtp")
 
 
 def test_what_needs_a_certificate_says_so(authority: Authority) -> None:
-    for name, value in (("tls_key", "x.key"), ("tls_client_ca", authority.cert), ("tls_doors", "http")):
+    for name, value in (("tls_key", "x.key"), ("tls_client_ca", authority.cert), ("tls_listeners", "http")):
         with pytest.raises(InvalidSetting, match=rf"{name} \(from the flag .*without tls_cert"):
             tls_of(load({name: value}))
 
 
 def test_a_path_in_the_settings_file_is_meant_from_there_and_off_is_off(tmp_path: Path) -> None:
     file = tmp_path / "headrace.toml"
-    file.write_text('tls_cert = "own/broker.pem"\ntls_client_ca = "off"\ntls_doors = ["http"]\n')
+    file.write_text('tls_cert = "own/broker.pem"\ntls_client_ca = "off"\ntls_listeners = ["http"]\n')
     config = load(file=file)
     assert config.tls_cert == str(tmp_path / "own/broker.pem")
-    assert (config.tls_key, config.tls_client_ca, config.tls_doors) == (None, None, ("http",))
+    assert (config.tls_key, config.tls_client_ca, config.tls_listeners) == (None, None, ("http",))
 
 
 # Files.
@@ -165,11 +166,11 @@ def test_a_ca_for_clients_that_is_none_is_one_sentence(pair: Pair, tmp_path: Pat
             server_context(config_of(pair, tls_client_ca=str(file)))
 
 
-# The doorstep.
+# The acceptor.
 
 
 class Echo(asyncio.Protocol):
-    """Says what it hears. `made` are those a door would count."""
+    """Says what it hears. `made` are those a listener would count."""
 
     def __init__(self, made: "list[Echo]") -> None:
         self._made = made
@@ -189,13 +190,13 @@ class Echo(asyncio.Protocol):
 
 
 class House:
-    """One door with TLS, and what it counts."""
+    """One listener with TLS, and what it counts."""
 
     def __init__(self, tls: Tls, room: int) -> None:
-        self.stats = DoorStats()
+        self.stats = ListenerStats()
         self.inside: list[Echo] = []
-        self.doorstep = Doorstep("HTTP", tls, self.stats, lambda: room - len(self.inside), b"speak TLS")
-        self.listener: Listener
+        self.acceptor = TlsAcceptor("HTTP", tls, self.stats, lambda: room - len(self.inside), b"speak TLS")
+        self.listener: ListeningSockets
 
     @property
     def port(self) -> int:
@@ -208,14 +209,14 @@ Open = Callable[..., contextlib.AbstractAsyncContextManager[House]]
 @pytest.fixture
 def opened(pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Open:
     """With patience: on a busy machine a handshake that is meant to wait must not end by itself."""
-    monkeypatch.setattr(doorstep_module, "HANDSHAKE_TIMEOUT_S", 300.0)
+    monkeypatch.setattr(accept_module, "HANDSHAKE_TIMEOUT_S", 300.0)
 
     @contextlib.asynccontextmanager
     async def open_house(config: Config | None = None, room: int = 100) -> AsyncIterator[House]:
         house = House(Tls(config or config_of(pair)), room)
         caplog.clear()  # it has said until when the certificate is good
         address = Address("127.0.0.1", 0)
-        house.listener = await listen(address, lambda: Echo(house.inside), flag="--http", doorstep=house.doorstep)
+        house.listener = await listen(address, lambda: Echo(house.inside), flag="--http", acceptor=house.acceptor)
         try:
             yield house
         finally:
@@ -262,11 +263,11 @@ async def test_words_go_both_ways(opened: Open, authority: Authority) -> None:
 
 
 @on_both_loops
-async def test_a_door_does_not_hear_of_a_handshake_that_takes_too_long(
+async def test_a_listener_does_not_hear_of_a_handshake_that_takes_too_long(
     opened: Open, authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing at all, half a first message, and a whole one without what must follow."""
-    monkeypatch.setattr(doorstep_module, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(accept_module, "HANDSHAKE_TIMEOUT_S", 0.5)
     caplog.set_level(logging.INFO, "headrace.tls")
     outgoing = ssl.MemoryBIO()
     asking = trusting(authority).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
@@ -290,14 +291,14 @@ async def test_a_door_does_not_hear_of_a_handshake_that_takes_too_long(
 @on_both_loops
 async def test_a_pause_of_ours_is_not_held_against_who_arrives(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has sent meanwhile lies in its socket: one look at the clock proves nothing."""
-    monkeypatch.setattr(doorstep_module, "HANDSHAKE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(accept_module, "HANDSHAKE_TIMEOUT_S", 1.0)
     async with opened() as house:
         _, writer = await plain(house)
-        await until(lambda: len(house.doorstep._arriving) == 1)
+        await until(lambda: len(house.acceptor._arriving) == 1)
         time.sleep(1.5)
         for _ in range(20):  # enough to end it, were it to end; too few for four more looks
             await asyncio.sleep(0)
-        assert len(house.doorstep._arriving) == 1
+        assert len(house.acceptor._arriving) == 1
         writer.close()
 
 
@@ -314,7 +315,7 @@ async def test_who_does_not_speak_tls_is_told_and_sent_away(
         await speak(house, trusting(authority))
         assert house.stats.events == {"tls_failures": 1}
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "no TLS connection to the HTTP door: it does not speak TLS"
+        "no TLS connection to the HTTP listener: it does not speak TLS"
     ]
 
 
@@ -322,8 +323,8 @@ async def test_who_does_not_speak_tls_is_told_and_sent_away(
 async def test_who_knocks_without_end_does_not_fill_the_log(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(doorstep_module, "LINES_MAX", 2)
-    monkeypatch.setattr(doorstep_module, "LINES_INTERVAL_S", 300.0)
+    monkeypatch.setattr(accept_module, "LINES_MAX", 2)
+    monkeypatch.setattr(accept_module, "LINES_INTERVAL_S", 300.0)
     caplog.set_level(logging.INFO, "headrace.tls")
 
     async def knock() -> None:
@@ -333,13 +334,13 @@ async def test_who_knocks_without_end_does_not_fill_the_log(
         writer.close()
 
     async with opened() as house:
-        house.doorstep._lines_since = asyncio.get_running_loop().time()
+        house.acceptor._lines_since = asyncio.get_running_loop().time()
         for _ in range(5):
             await knock()
         assert house.stats.events == {"tls_failures": 5} and len(caplog.records) == 2
-        monkeypatch.setattr(doorstep_module, "LINES_INTERVAL_S", 0.0)
+        monkeypatch.setattr(accept_module, "LINES_INTERVAL_S", 0.0)
         await knock()
-    assert caplog.records[2].getMessage() == "3 more without TLS at the HTTP door before that"
+    assert caplog.records[2].getMessage() == "3 more without TLS at the HTTP listener before that"
     assert len(caplog.records) == 4
 
 
@@ -369,7 +370,7 @@ async def test_somebody_who_only_looks_whether_we_listen_is_no_failure(
     async with opened() as house:
         _, writer = await plain(house)
         writer.close()
-        await until(lambda: not house.doorstep._arriving)
+        await until(lambda: not house.acceptor._arriving)
         await speak(house, trusting(authority))
         assert house.stats.events == {} and caplog.records == []
 
@@ -389,7 +390,7 @@ async def test_old_versions_of_tls_are_refused(opened: Open, authority: Authorit
 def from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each connection from an address of its own."""
     numbers = itertools.count()
-    monkeypatch.setattr(doorstep_module, "source_of", lambda host: str(next(numbers)))
+    monkeypatch.setattr(accept_module, "source_of", lambda host: str(next(numbers)))
 
 
 @on_both_loops
@@ -399,7 +400,7 @@ async def test_handshakes_count_against_the_limit_of_connections(
     from_everywhere(monkeypatch)
     async with opened(room=3) as house:
         waiting = [await plain(house) for _ in range(2)]
-        await until(lambda: len(house.doorstep._arriving) == 2)
+        await until(lambda: len(house.acceptor._arriving) == 2)
         inside = await asyncio.open_connection("127.0.0.1", house.port, ssl=trusting(authority))
         await until(lambda: len(house.inside) == 1)
         reader, writer = await plain(house)
@@ -408,7 +409,7 @@ async def test_handshakes_count_against_the_limit_of_connections(
         writer.close()
         assert house.stats.events == {"connections_refused": 1}
         waiting.pop()[1].close()
-        await until(lambda: len(house.doorstep._arriving) == 1)
+        await until(lambda: len(house.acceptor._arriving) == 1)
         await speak(house, trusting(authority))
         for _, writer in (*waiting, inside):
             writer.close()
@@ -418,14 +419,14 @@ async def test_handshakes_count_against_the_limit_of_connections(
 async def test_more_than_may_arrive_at_a_time_wait_for_their_turn(
     opened: Open, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorstep_module, "ARRIVING_MAX", 2)
+    monkeypatch.setattr(accept_module, "ARRIVING_MAX", 2)
     from_everywhere(monkeypatch)
     async with opened() as house:
         waiting = [await plain(house) for _ in range(2)]
-        await until(lambda: len(house.doorstep._arriving) == 2)
+        await until(lambda: len(house.acceptor._arriving) == 2)
         third = asyncio.ensure_future(speak(house, trusting(authority)))
         await asyncio.sleep(0.05)
-        assert len(house.doorstep._arriving) == 2 and not third.done()
+        assert len(house.acceptor._arriving) == 2 and not third.done()
         waiting.pop()[1].close()
         await third
         assert house.stats.events == {}
@@ -438,8 +439,8 @@ async def test_silence_from_one_address_keeps_nobody_out(
 ) -> None:
     """Neither who comes from elsewhere, nor who comes from there and speaks: the first that came makes room."""
     source = ["203.0.113.7"]
-    monkeypatch.setattr(doorstep_module, "ARRIVING_MAX", 4)
-    monkeypatch.setattr(doorstep_module, "source_of", lambda host: source[0], raising=False)
+    monkeypatch.setattr(accept_module, "ARRIVING_MAX", 4)
+    monkeypatch.setattr(accept_module, "source_of", lambda host: source[0], raising=False)
     async with opened() as house:
         silent = [await plain(house) for _ in range(10)]
         async with asyncio.timeout(60):
@@ -447,7 +448,7 @@ async def test_silence_from_one_address_keeps_nobody_out(
             source[0] = "198.51.100.1"
             await speak(house, trusting(authority))
             assert await silent[0][0].read() == b""
-        await until(lambda: len(house.doorstep._arriving) == 2)  # of the three, one made room for who spoke
+        await until(lambda: len(house.acceptor._arriving) == 2)  # of the three, one made room for who spoke
         assert house.stats.events == {"connections_refused": 8}
         for _, writer in silent:
             writer.close()
@@ -457,7 +458,7 @@ async def test_silence_from_one_address_keeps_nobody_out(
 async def test_no_files_left_is_a_rest_and_no_end(
     opened: Open, authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(doorstep_module, "ACCEPT_REST_S", 0.05)
+    monkeypatch.setattr(accept_module, "ACCEPT_REST_S", 0.05)
     failures = iter([OSError(24, "Too many open files")])
     really = socket.socket.accept
 
@@ -476,7 +477,7 @@ async def test_no_files_left_is_a_rest_and_no_end(
 async def test_closing_sends_away_who_has_not_arrived(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as house:
         reader, writer = await plain(house)
-        await until(lambda: len(house.doorstep._arriving) == 1)
+        await until(lambda: len(house.acceptor._arriving) == 1)
         house.listener.close()
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""

@@ -13,7 +13,8 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.errors import StorageFailed
-from headrace.log.commit.committer import CHAIN_LOGS_MAX, committer
+from headrace.log.commit import committer
+from headrace.log.commit.committer import CHAIN_LOGS_MAX
 from headrace.log.commit.plan import InlinePlan, Plan
 from headrace.log.commit.round import Round
 from headrace.log.disk.disk import RealDisk, run_one_by_one

@@ -11,7 +11,8 @@ from random import Random
 import pytest
 
 from headrace.errors import DiskFull
-from headrace.log.disk.disk import RealDisk, paths, write_atomically
+from headrace.log.disk import paths
+from headrace.log.disk.disk import RealDisk, write_atomically
 from headrace.log.maintenance.compaction import Rewritten
 from headrace.log.maintenance.offline_rewrite import adopt, rewrite_file
 from headrace.log.settings import StreamSettings

@@ -73,7 +73,7 @@ def filled(bench: Bench, disk: ColdDisk, count: int = 40) -> Log:
 
 
 def eventually(bench: Bench, log: Log, offset: int) -> bytes | None:
-    """As a door does it: read, and where that waits, let others have their turn."""
+    """As a listener does it: read, and where that waits, let others have their turn."""
     for _ in range(10):
         try:
             chunk = log.read_now(offset, 1)
@@ -327,9 +327,7 @@ def test_without_room_or_a_descriptor_for_a_missing_index_its_segment_is_read_al
     bench.shard.close()
 
 
-def test_an_index_read_while_its_segment_grew_is_read_again_once_that_is_sealed(
-    bench: Bench, disk: ColdDisk
-) -> None:
+def test_an_index_read_while_its_segment_grew_is_read_again_once_that_is_sealed(bench: Bench, disk: ColdDisk) -> None:
     """Or every look into the segment would be a walk from the last entry that the early copy had."""
     stream = StreamSettings(segment_size=600_000, index_interval=1000)
     log = bench.open(stream=stream).log(1)

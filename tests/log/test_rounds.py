@@ -495,9 +495,7 @@ def test_a_failure_during_the_last_checkpoint_is_told(bench: Bench, monkeypatch:
         shard.close()
 
 
-def test_a_round_on_its_way_into_the_segments_does_not_lack_room(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_on_its_way_into_the_segments_does_not_lack_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker stops while the worker is at it: the round was refused, and the stop no clean one."""
     shard = bench.open(1, 2)
     tail, data, group = shard.log(1).tail, batch([b"a"]), shard.group()

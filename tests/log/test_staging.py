@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import LogClosed
-from headrace.log.commit.committer import journal, slots
+from headrace.log.commit import journal, slots
 from headrace.log.commit.journal_entry import DELETE, MERGE, PUT, ReplayedEnd, ReplayedPart, StateChange, decode
 from headrace.log.commit.round import Part, Round, Ticket, Unit, encode
 from headrace.log.log import Log

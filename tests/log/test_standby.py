@@ -13,14 +13,16 @@ import pytest
 
 from headrace.clock import SystemClock
 from headrace.errors import Conflict
-from headrace.log.disk.disk import RealDisk, paths, write_atomically
+from headrace.log.disk import paths
+from headrace.log.disk.disk import RealDisk, write_atomically
 from headrace.log.disk.watcher import OpenPaths
 from headrace.log.recovery.inspect import Inspector
 from headrace.log.shard import Shard
+from headrace.log.standby import change_feed as changes_module
+from headrace.log.standby import follower
 from headrace.log.standby.acks import Confirms
 from headrace.log.standby.change_feed import Changes, Feed
-from headrace.log.standby.follower import IncompleteCopy, OutOfStep, Standby, follower, prepare
-from headrace.log.standby.follower import change_feed as changes_module
+from headrace.log.standby.follower import IncompleteCopy, OutOfStep, Standby, prepare
 from headrace.log.standby.frames import BadFrame, FrameReader, Kind, pack
 
 FRAMES = [

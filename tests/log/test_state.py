@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from headrace.log.state.store import store
+from headrace.log.state import store
 from tests.crash.simdisk import Fault, SimulatedDisk
 from tests.log.helpers import Bench
 

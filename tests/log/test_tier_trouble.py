@@ -13,8 +13,8 @@ from headrace.log.disk.paths import UNFINISHED
 from headrace.log.read.external import LogFiles
 from headrace.log.recovery.inspect import Inspector
 from headrace.log.segments.segment import Segment
-from headrace.log.tier.manifest import archive as tiering
-from headrace.log.tier.manifest import parquet
+from headrace.log.tier import archive as tiering
+from headrace.log.tier import parquet
 from headrace.record import codec
 from tests.log.helpers import Bench, values
 from tests.log.tiers import ROLLING, Stop, archive, fill, restore, sealed, take, write

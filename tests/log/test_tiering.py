@@ -10,8 +10,8 @@ from headrace.log.read.cold_reads import ReadWaits
 from headrace.log.read.external import LogFiles
 from headrace.log.recovery.inspect import Inspector
 from headrace.log.settings import StreamSettings
-from headrace.log.tier.manifest import archive as tiering
-from headrace.log.tier.manifest import parquet
+from headrace.log.tier import archive as tiering
+from headrace.log.tier import parquet
 from headrace.log.tier.row_group_cache import GroupCache
 from headrace.record import codec
 from headrace.record.layout import ZSTD

@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from headrace.errors import Conflict, DiskFull
-from headrace.log.disk.disk import RealDisk, paths
+from headrace.log.disk import paths
+from headrace.log.disk.disk import RealDisk
 from headrace.log.maintenance.compaction import Rewritten
 from headrace.log.settings import StreamSettings
 from headrace.record import codec

@@ -5,7 +5,7 @@ from headrace.log.log import Log
 from headrace.log.segments.segment import Segment
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
-from headrace.log.tier.manifest import archive as tiering
+from headrace.log.tier import archive as tiering
 from headrace.record import codec
 from headrace.record.batch.recompress import recompress
 from headrace.record.layout import GZIP, LOG_APPEND_TIME_BIT, ZSTD

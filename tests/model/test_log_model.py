@@ -39,9 +39,7 @@ class LogMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.shard, self.report = Shard.open(
-            ROOT, SETTINGS, logs=self.specs, clock=self.clock, disk=self.disk
-        )
+        self.shard, self.report = Shard.open(ROOT, SETTINGS, logs=self.specs, clock=self.clock, disk=self.disk)
         self.shard.pump()
 
     def batch(self, count: int, size: int) -> tuple[bytearray, list[tuple[bytes, bytes, int]]]:

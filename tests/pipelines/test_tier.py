@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.errors import NotFound
-from headrace.log.tier.manifest import parquet
+from headrace.log.tier import parquet
 from headrace.pipelines.maintenance import Upkeep
 from tests.listing import listed
 from tests.spark.test_size import planned

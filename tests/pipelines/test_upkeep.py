@@ -12,7 +12,7 @@ from headrace.pipelines.maintenance import Upkeep, Where, reindex, verify
 from headrace.spark.broker import BrokerLink
 from headrace.spark.rows import Rows
 from tests.listing import listed
-from tests.spark.test_doors import transactional
+from tests.spark.test_listeners import transactional
 from tests.spark.world import RunningBroker, numbered, wait_until
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def test_what_the_broker_compacts_meanwhile_stays_as_it_made_it(
 
 def test_compacting_on_spark_keeps_exactly_what_compacting_here_keeps(spark: "SparkSession", tmp_path: Path) -> None:
     """Tombstones whose time is over go; what an open transaction has not decided, or a pin still needs, stays."""
-    broker = RunningBroker(tmp_path, "--retention-interval", "1h", doors=("http", "kafka")).start()
+    broker = RunningBroker(tmp_path, "--retention-interval", "1h", listeners=("http", "kafka")).start()
     try:
         left = {}
         for on in ("local", "spark"):

@@ -48,7 +48,9 @@ class BrokerProcess:
             self.process.wait(PATIENCE_S)
             raise AssertionError(said + "".join(self.errors))
         self.amqp, self.kafka, self.http = (
-            int(match[1]) for door in ("amqp", "kafka", "http") if (match := re.search(rf"{door} .*?:(\d+)", said))
+            int(match[1])
+            for listener in ("amqp", "kafka", "http")
+            if (match := re.search(rf"{listener} .*?:(\d+)", said))
         )
 
     def _listen(self) -> None:

@@ -40,14 +40,14 @@ async def test_half_open_connections_leave_nothing_behind(tmp_path: Path) -> Non
     )  # fmt: skip
     server = await Server.start(config)
     try:
-        ports = {name: int(door.addresses[0].rpartition(":")[2]) for name, door in server.doors.items()}
+        ports = {name: int(listener.addresses[0].rpartition(":")[2]) for name, listener in server.listeners.items()}
         await _open_and_leave(server, ports, 6)  # what is made once is made now
         before = (_open_files(), len(asyncio.all_tasks()))
         await _open_and_leave(server, ports, HALF_OPEN)
         async with asyncio.timeout(60):
             while _open_files() > before[0] or len(asyncio.all_tasks()) > before[1]:
                 await asyncio.sleep(0.01)
-        assert [server.broker.stats.door(name).connections for name in ("amqp", "kafka")] == [0, 0]
+        assert [server.broker.stats.listener(name).connections for name in ("amqp", "kafka")] == [0, 0]
     finally:
         await server.close()
 
@@ -60,18 +60,18 @@ async def _open_and_leave(server: Server, ports: dict[str, int], count: int) -> 
     ]  # fmt: skip
     clients = []
     for number in range(count):
-        door, beginning = beginnings[number % len(beginnings)]
+        listener, beginning = beginnings[number % len(beginnings)]
         client = socket.socket()
         client.setblocking(False)
-        await loop.sock_connect(client, ("127.0.0.1", ports[door]))
+        await loop.sock_connect(client, ("127.0.0.1", ports[listener]))
         await loop.sock_sendall(client, beginning)
         clients.append(client)
-    accepted = server.broker.stats.door("amqp")
+    accepted = server.broker.stats.listener("amqp")
     while accepted.connections < sum(beginnings[n % 6][0] == "amqp" for n in range(count)):
         await asyncio.sleep(0.01)
     for client in clients:
         client.close()
-    while accepted.connections or server.broker.stats.door("kafka").connections:
+    while accepted.connections or server.broker.stats.listener("kafka").connections:
         await asyncio.sleep(0.01)
 
 

@@ -52,8 +52,8 @@ class World(Running):
     def pressure(self) -> Any:
         return self.server.broker.pressure
 
-    def address(self, door: str) -> str:
-        return self.server.doors[door].addresses[0]
+    def address(self, listener: str) -> str:
+        return self.server.listeners[listener].addresses[0]
 
     def use(self, share: float) -> None:
         self.memory.share = share
@@ -62,7 +62,7 @@ class World(Running):
 
     @property
     def clients(self) -> list[Any]:
-        return self.call(lambda: list(self.door.connections))
+        return self.call(lambda: list(self.listener.connections))
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_a_publisher_that_comes_during_an_alarm_is_told_at_its_first_message(wor
     eventually(lambda: world.queue("q").ready == 1, "its message was taken")
 
 
-def test_more_connections_than_files_are_refused_at_every_door_together(tmp_path: Path) -> None:
+def test_more_connections_than_files_are_refused_at_every_listener_together(tmp_path: Path) -> None:
     running = Running(tmp_path)
     running.call(lambda: setattr(running.server.broker, "_connections_max", 3))
     try:
@@ -231,7 +231,7 @@ def test_more_connections_than_files_are_refused_at_every_door_together(tmp_path
         with pytest.raises((ConnectionError, pika.exceptions.AMQPConnectionError)):
             RawClient(running.port)
         kept.pop().close()
-        eventually(lambda: len(running.call(lambda: list(running.door.connections))) == 2, "one is gone")
+        eventually(lambda: len(running.call(lambda: list(running.listener.connections))) == 2, "one is gone")
         kept.append(RawClient(running.port))
         for client in kept:
             client.close()

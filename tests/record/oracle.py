@@ -54,8 +54,7 @@ def record(message: Message, delta: int, base_timestamp: int) -> bytes:
 def payload(messages: list[Message], deltas: list[int] | None = None) -> bytes:
     base = messages[0].timestamp if messages else -1
     return b"".join(
-        record(message, delta, base)
-        for message, delta in zip(messages, deltas or range(len(messages)), strict=True)
+        record(message, delta, base) for message, delta in zip(messages, deltas or range(len(messages)), strict=True)
     )
 
 

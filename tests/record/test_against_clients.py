@@ -16,9 +16,7 @@ from tests.record.oracle import Message
 from tests.record.test_build import tuples
 
 # kafka-python finds these two only with python-snappy and lz4 installed; aiokafka has all four.
-KAFKA_PYTHON_HAS = (
-    {0, 1, 4} | ({2} if kafka_codec.has_snappy() else set()) | ({3} if kafka_codec.has_lz4() else set())
-)
+KAFKA_PYTHON_HAS = {0, 1, 4} | ({2} if kafka_codec.has_snappy() else set()) | ({3} if kafka_codec.has_lz4() else set())
 
 
 def able(name: str, codec: int) -> bool:
@@ -64,12 +62,8 @@ def test_uncompressed_batches_agree_byte_for_byte(name: str, messages: list[Mess
 @pytest.mark.parametrize("name", BUILDERS)
 def test_producer_fields_agree_byte_for_byte(name: str) -> None:
     message = Message(b"k", b"v", [], 123)
-    batch = theirs(
-        name, [message], 0, is_transactional=1, producer_id=77, producer_epoch=3, base_sequence=900
-    )
-    assert batch == build(
-        tuples([message]), producer_id=77, producer_epoch=3, base_sequence=900, transactional=True
-    )
+    batch = theirs(name, [message], 0, is_transactional=1, producer_id=77, producer_epoch=3, base_sequence=900)
+    assert batch == build(tuples([message]), producer_id=77, producer_epoch=3, base_sequence=900, transactional=True)
 
 
 @pytest.mark.parametrize(("name", "codec"), CASES)
@@ -85,17 +79,13 @@ def test_they_read_what_we_write(name: str, codec: int, messages: list[Message])
 def test_we_read_what_they_write(name: str, codec: int, messages: list[Message]) -> None:
     batch = theirs(name, messages, codec)
     validate(batch)
-    assert [(r.offset, r.timestamp, r.key, r.value, list(r.headers)) for r in records(batch)] == flat(
-        messages
-    )
+    assert [(r.offset, r.timestamp, r.key, r.value, list(r.headers)) for r in records(batch)] == flat(messages)
 
 
 @pytest.mark.parametrize(("name", "codec"), [case for case in CASES if case[1]])
 def test_compressed_batches_hold_the_same_bytes(name: str, codec: int) -> None:
     """Compressors differ in what they write; the records and the header after its CRC do not."""
-    messages = [
-        Message(b"key-%d" % (i % 7), b"some value " * (i % 30), [("h", b"x")], 10**12 + i) for i in range(500)
-    ]
+    messages = [Message(b"key-%d" % (i % 7), b"some value " * (i % 30), [("h", b"x")], 10**12 + i) for i in range(500)]
     ours, other = build(tuples(messages), codec=codec), theirs(name, messages, codec)
     for batch in (ours, other):
         assert scan(batch)[0].codec == codec, CODEC_NAMES[codec]

@@ -52,9 +52,7 @@ def test_producer_and_transaction_fields_are_carried(
         control=control,
     )
     attributes = 0x10 * transactional + 0x20 * control
-    fields = Fields(
-        attributes=attributes, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence
-    )
+    fields = Fields(attributes=attributes, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
     assert batch == oracle.batch([Message(b"k", b"v", [], 7)], fields)
     (info,) = validate(batch)
     assert (info.producer_id, info.producer_epoch, info.base_sequence) == (producer_id, epoch, sequence)

@@ -84,9 +84,7 @@ def log(groups: list[list[Message]], codecs: list[int]) -> tuple[bytes, int]:
     return bytes(data), offset
 
 
-@given(
-    st.lists(strategies.batches, max_size=4), st.lists(strategies.codecs, min_size=1, max_size=3), st.data()
-)
+@given(st.lists(strategies.batches, max_size=4), st.lists(strategies.codecs, min_size=1, max_size=3), st.data())
 def test_columns_hold_the_rows_that_records_gives(
     groups: list[list[Message]], codecs: list[int], chosen: st.DataObject
 ) -> None:
@@ -155,12 +153,8 @@ def test_the_timestamp_type_is_told_for_each_row() -> None:
 
 
 def test_control_batches_and_aborted_transactions_are_left_out() -> None:
-    def batch(
-        offset: int, value: bytes, producer: int, *, transactional: bool, control: bool = False
-    ) -> bytes:
-        data = build(
-            [(None, value, (), 1)], producer_id=producer, transactional=transactional, control=control
-        )
+    def batch(offset: int, value: bytes, producer: int, *, transactional: bool, control: bool = False) -> bytes:
+        data = build([(None, value, (), 1)], producer_id=producer, transactional=transactional, control=control)
         patch(data, 0, offset, 0)
         return bytes(data)
 

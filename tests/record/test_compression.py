@@ -17,15 +17,14 @@ from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, UnknownCodec
 from headrace.record.codec import LatestOffsets, build, columns, filter_batch, records, scan, validate
+from headrace.record.compression import codecs, libzstd
 from headrace.record.compression.codecs import (
     GZIP_MEMBERS_MAX,
     XERIAL_BLOCK_BYTES,
     XERIAL_BLOCKS_MAX,
     XERIAL_HEADER,
-    codecs,
     compress,
     decompress,
-    libzstd,
 )
 from headrace.record.compression.zstd_bounds import outline
 from headrace.record.layout import CODEC_NAMES, GZIP, LZ4, SNAPPY, ZSTD

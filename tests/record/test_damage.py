@@ -205,9 +205,7 @@ GOOD = [b"\x00", V(0), V(0), V(1), b"k", V(1), b"v", V(1), V(1), b"h", V(1), b"x
         ("one byte", b"\x00"),
     ],
 )
-def test_a_record_that_contradicts_its_batch_is_refused(
-    name: str, packed: bytes, guarded: GuardedBytes
-) -> None:
+def test_a_record_that_contradicts_its_batch_is_refused(name: str, packed: bytes, guarded: GuardedBytes) -> None:
     message = oracle.Message(b"k", b"v", [], 5)
     assert validate(oracle.batch([message], packed=record(*GOOD)))
     data = guarded.hold(oracle.batch([message], packed=packed))
@@ -231,9 +229,7 @@ def mutate(chance: random.Random, data: bytearray) -> bytearray:
                 width = chance.choice((1, 2, 4, 8))
                 data[at : at + width] = chance.choice((b"\xff", b"\x00", b"\x7f", b"\x80")) * width
             case 4:
-                data[at:at] = oracle.varint(
-                    chance.choice((-1, 0, 2**31, -(2**31), 2**62, -(2**63), 2**63 - 1))
-                )
+                data[at:at] = oracle.varint(chance.choice((-1, 0, 2**31, -(2**31), 2**62, -(2**63), 2**63 - 1)))
             case 5:
                 data[at:] = b""
             case 6:

@@ -24,9 +24,7 @@ def test_records_appended_from_c_are_those_appended_from_python(kernel: ModuleTy
 
 @pytest.mark.parametrize("pieces", [[], [b""], [b"whole"], [b"a", b"", b"bc" * 5000, b"d"]])
 @pytest.mark.parametrize("key", [None, b"", b"routing.key"])
-def test_a_value_in_pieces_is_the_value_in_one(
-    kernel: ModuleType, key: bytes | None, pieces: list[bytes]
-) -> None:
+def test_a_value_in_pieces_is_the_value_in_one(kernel: ModuleType, key: bytes | None, pieces: list[bytes]) -> None:
     pairs = [("amqp.properties", b"\x00\x00"), ("amqp.exchange", b"")]
     headers, count = encode_headers(pairs)
     writer = BatchWriter(0)

@@ -60,9 +60,7 @@ def theirs(properties: dict[str, Any]) -> bytes:
 def read_by_pamqp(raw: bytes) -> dict[str, Any]:
     basic = commands.Basic.Properties()
     basic.unmarshal(struct.unpack_from(">H", raw)[0], raw[2:])
-    found = {
-        ("type" if name == "message_type" else name): value for name, value in basic if value is not None
-    }
+    found = {("type" if name == "message_type" else name): value for name, value in basic if value is not None}
     if "timestamp" in found:
         found["timestamp"] = int(found["timestamp"].timestamp())
     return found

@@ -15,9 +15,7 @@ from tests.record.test_build import tuples
 
 
 @given(strategies.batches, strategies.codecs, st.sets(st.integers(0, 29)))
-def test_kept_records_keep_offset_timestamp_and_bytes(
-    messages: list[Message], codec: int, kept: set[int]
-) -> None:
+def test_kept_records_keep_offset_timestamp_and_bytes(messages: list[Message], codec: int, kept: set[int]) -> None:
     whole = build(tuples(messages), codec=codec, producer_id=5, producer_epoch=1, base_sequence=40)
     patch(whole, 0, 1000, 6)
     (info,) = scan(whole)

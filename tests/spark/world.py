@@ -26,9 +26,9 @@ QUICK = f"spark.driver.extraJavaOptions={JAVA_OPTIONS}"
 
 
 class RunningBroker(BrokerProcess):
-    def __init__(self, folder: Path, *options: str, doors: tuple[str, ...] = ("http",)) -> None:
+    def __init__(self, folder: Path, *options: str, listeners: tuple[str, ...] = ("http",)) -> None:
         # As people have it: how much a sink can commit at once follows from it.
-        super().__init__(folder, "--journal-file-size", "64MB", *options, doors=doors)
+        super().__init__(folder, "--journal-file-size", "64MB", *options, listeners=listeners)
 
     @property
     def port(self) -> int:
@@ -53,9 +53,7 @@ class RunningBroker(BrokerProcess):
 
     # What tests say to it.
 
-    def call(
-        self, method: str, path: str, body: object = None, *, media: str = "application/json"
-    ) -> tuple[int, Any]:
+    def call(self, method: str, path: str, body: object = None, *, media: str = "application/json") -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()

@@ -36,9 +36,7 @@ def _modules_missing() -> bool:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(
-        tmp_path_factory.mktemp("data"), amqp=Address("localhost", 0), kafka=Address("localhost", 0)
-    )
+    server = Served(tmp_path_factory.mktemp("data"), amqp=Address("localhost", 0), kafka=Address("localhost", 0))
     yield server
     server.stop()
 

@@ -148,9 +148,7 @@ def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any
     page.get_by_text("AMQP 0-9-1").first.wait_for()
 
 
-def test_a_search_by_key_goes_on_to_the_end(
-    live: Served, view: View, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_by_key_goes_on_to_the_end(live: Served, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browse, "browse", functools.partial(browse.browse, scan_max=5))
     live.create("far")
     for number in range(12):
@@ -298,9 +296,7 @@ def test_messages_around_damage_are_shown_and_the_damage_in_its_place(
     assert page.locator(".banner.bad").count() == 0
 
 
-def test_standbys_are_on_the_overview_as_they_stand(
-    live: Served, view: View, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standbys_are_on_the_overview_as_they_stand(live: Served, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     live.publish("anything", {"value": "so that there is something to see"})
     numbers = {"seconds_behind": 0.42, "copied_bytes": 1 << 20, "copy_bytes": 4 << 20}
     second, third = {"name": "second", "state": "in step"}, {"name": "third", "state": "copying"}

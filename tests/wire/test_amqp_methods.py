@@ -29,9 +29,7 @@ def test_what_we_write_we_read_and_pamqp_reads(method: type, values: dict[str, o
 
 
 @pytest.mark.parametrize(("method", "values"), SAMPLES)
-def test_arguments_cut_short_anywhere_or_too_long_are_a_frame_error(
-    method: type, values: dict[str, object]
-) -> None:
+def test_arguments_cut_short_anywhere_or_too_long_are_a_frame_error(method: type, values: dict[str, object]) -> None:
     whole = arguments(method, **values)
     for wrong in [whole[:cut] for cut in range(len(whole))] + [whole + b"\0"]:
         with pytest.raises(ProtocolError) as caught:

@@ -27,12 +27,12 @@ from headrace.broker.sinks.ledger import Ledger
 from headrace.broker.sinks.pipeline_reports import Pipelines
 from headrace.broker.sinks.uploads import Staging
 from headrace.broker.standbys import Standbys
+from headrace.broker.streams import publish as publishing
 from headrace.broker.streams.cursors import Cursors
 from headrace.broker.streams.key_index import Keys
 from headrace.broker.streams.partition import Partition, when_loaded
 from headrace.broker.streams.read import Page, read_page
 from headrace.broker.streams.streams import Stream, Streams
-from headrace.broker.streams.streams import publish as publishing
 from headrace.broker.upkeep.expired_links import sweep_held
 from headrace.broker.upkeep.reclaim import Reclaim
 from headrace.broker.upkeep.schedule import Housekeeping
@@ -239,8 +239,8 @@ class Broker:
 
     @property
     def connections_left(self) -> int:
-        """How many more there are files for, whatever a door would take by itself."""
-        return self._connections_max - sum(door.connections for door in self.stats.doors.values())
+        """How many more there are files for, whatever a listener would take by itself."""
+        return self._connections_max - sum(listener.connections for listener in self.stats.listeners.values())
 
     # Time.
 

@@ -1,4 +1,4 @@
-"""Who is connected, whatever the door: doors bring a list, and whoever looks asks them all."""
+"""Who is connected, whatever the listener: listeners bring a list, and whoever looks asks them all."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -22,13 +22,13 @@ class Client(Protocol):
 
 class Clients:
     def __init__(self) -> None:
-        self._doors: dict[str, Callable[[], Iterable[Client]]] = {}
+        self._listeners: dict[str, Callable[[], Iterable[Client]]] = {}
 
-    def add_door(self, name: str, clients: Callable[[], Iterable[Client]]) -> None:
-        self._doors[name] = clients
+    def add_listener(self, name: str, clients: Callable[[], Iterable[Client]]) -> None:
+        self._listeners[name] = clients
 
     def all(self) -> list[Client]:
-        return [client for clients in list(self._doors.values()) for client in list(clients())]
+        return [client for clients in list(self._listeners.values()) for client in list(clients())]
 
     def get(self, name: str) -> Client:
         for client in self.all():

@@ -48,9 +48,7 @@ class Coordination:
         self._topics, timers = TopicCounts(streams), ForgivingTimers(self._loop)
         self.room = Room(settings.members_bytes_max)
         self.shares = ShareGroups(shard, clock, timers, self._counts, self.room)
-        self.groups = Groups(
-            settings, clock, timers, shard.group, self._counts, self.shares.settings_of, self.room
-        )
+        self.groups = Groups(settings, clock, timers, shard.group, self._counts, self.shares.settings_of, self.room)
         self.producers = Producers(shard, clock)
         self.transactions = Transactions(shard, clock, timers, self.producers, self.groups)
         self._tasks: set[asyncio.Task[Any]] = set()

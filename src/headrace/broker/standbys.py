@@ -196,4 +196,3 @@ class Standbys:
                 for follower in self._followers.values()
             ],
         }
-

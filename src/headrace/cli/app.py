@@ -25,7 +25,7 @@ EXIT_CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.Conflict, 5, ""),
     (errors.DataFolderLocked, 8, "another process has the data folder open"),
     (errors.StorageError, 6, "the disk failed, or data is damaged"),
-    (errors.CannotListen, 10, "a door cannot listen: the port is taken, or is not ours to take"),
+    (errors.CannotListen, 10, "a listener cannot listen: the port is taken, or is not ours to take"),
     (errors.Overloaded, 9, "the broker is overloaded: try again later"),
     (errors.InvalidInput, 2, "wrong usage: a flag, a setting, a value"),
     (errors.HeadraceError, 1, "anything else: the broker refuses, or a file cannot be read or written"),

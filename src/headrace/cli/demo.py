@@ -32,13 +32,13 @@ def demo(rate: float, spark: bool, quiet: bool, url: str | None, config_file: Pa
     found = living_broker(url, config_file)
     with Client(found) as client:
         status = client.get("/status")
-    doors = status["doors"]
-    if not doors.get("amqp"):
-        raise InvalidInput("the demo speaks AMQP, and this broker's AMQP door is off")
-    kafka = _address(doors["kafka"][0]) if doors.get("kafka") else None
+    listeners = status["listeners"]
+    if not listeners.get("amqp"):
+        raise InvalidInput("the demo speaks AMQP, and this broker's AMQP listener is off")
+    kafka = _address(listeners["kafka"][0]) if listeners.get("kafka") else None
     pipeline = _start_pipeline(found, status["data_dir"], say) if spark else None
     try:
-        asyncio.run(_run(_address(doors["amqp"][0]), kafka, rate, say, found, status["tls"]))
+        asyncio.run(_run(_address(listeners["amqp"][0]), kafka, rate, say, found, status["tls"]))
     finally:
         if pipeline is not None:
             pipeline.terminate()

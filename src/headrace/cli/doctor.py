@@ -70,10 +70,8 @@ def _python() -> Iterator[Finding]:
     try:
         yield Finding("uvloop", GOOD, metadata.version("uvloop"))
     except metadata.PackageNotFoundError:
-        yield Finding(
-            "uvloop", WARN, "not installed", "pip install uvloop: about a third less CPU for small messages"
-        )
-    from headrace.record.compression.codecs import libzstd
+        yield Finding("uvloop", WARN, "not installed", "pip install uvloop: about a third less CPU for small messages")
+    from headrace.record.compression import libzstd
 
     if libzstd.FOUND:
         yield Finding("libzstd", GOOD, "the system's")
@@ -91,7 +89,7 @@ def _tools() -> Iterator[Finding]:
     yield Finding("npm", GOOD if npm else WARN, npm or "none", "" if npm else advice)
     import headrace
 
-    modules = Path(headrace.__file__).parent / "doors/http/ui/static/vendor/preact.js"
+    modules = Path(headrace.__file__).parent / "listeners/http/ui/static/vendor/preact.js"
     there = modules.exists()
     yield Finding(
         "dashboard", GOOD if there else WARN, "complete" if there else "modules missing", "" if there else "make ui"
@@ -125,20 +123,20 @@ def _limits() -> Iterator[Finding]:
 def _ports(config: object) -> Iterator[Finding]:
     import socket
 
-    for door in ("amqp", "kafka", "http"):
-        address = getattr(config, door)
+    for listener in ("amqp", "kafka", "http"):
+        address = getattr(config, listener)
         if address is None:
-            yield Finding(f"port of {door}", GOOD, "off")
+            yield Finding(f"port of {listener}", GOOD, "off")
             continue
         host = "127.0.0.1" if address.host == "localhost" else address.host
         try:
             with socket.create_server((host, address.port)):
-                yield Finding(f"port of {door}", GOOD, f"{address.port} is free")
+                yield Finding(f"port of {listener}", GOOD, f"{address.port} is free")
         except OSError as error:
             # Not its strerror: create_server adds to it what it tried, in words for programmers.
             reason = f"{address.port}: {os.strerror(error.errno).lower() if error.errno else error}"
-            advice = f"a broker runs already, or choose another: --{door} HOST:PORT"
-            yield Finding(f"port of {door}", WARN, reason, advice)
+            advice = f"a broker runs already, or choose another: --{listener} HOST:PORT"
+            yield Finding(f"port of {listener}", WARN, reason, advice)
 
 
 def _disk(folder: Path) -> Iterator[Finding]:

@@ -92,10 +92,10 @@ def living_broker(url: str | None, config_file: Path | None) -> str:
     return found
 
 
-def tls_contexts(url: str, doors: Iterable[str]) -> "dict[str, ssl.SSLContext]":
-    """For those doors that speak TLS, with the trust that the broker's address asks for."""
+def tls_contexts(url: str, listeners: Iterable[str]) -> "dict[str, ssl.SSLContext]":
+    """For those listeners that speak TLS, with the trust that the broker's address asks for."""
     from headrace.client.exchange import parse_url
     from headrace.client.tls import context_of
 
     trust = parse_url(url).trust
-    return {door: context_of(trust) for door in doors}
+    return {listener: context_of(trust) for listener in listeners}

@@ -63,7 +63,7 @@ def _serve(config_file: Path | None, demo: bool, as_json: bool, **flags: Any) ->
     if not demo:
         return run(config, as_json=as_json)
     if config.amqp is None or config.http is None:
-        raise InvalidInput("--demo needs the AMQP door and the HTTP door: one of them is off")
+        raise InvalidInput("--demo needs the AMQP listener and the HTTP listener: one of them is off")
     text = "orders over AMQP, some die, all are read again over Kafka and summed up in Spark (headrace demo)"
     return run(config, beside=Beside((sys.executable, "-m", "headrace", "demo", "--quiet"), text), as_json=as_json)
 

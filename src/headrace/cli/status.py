@@ -15,7 +15,7 @@ NOT_READY = 1
 @json_option
 @url_option
 def status(with_settings: bool, as_json: bool, url: str | None, config_file: Path | None) -> int:
-    """Show how the broker is: version, doors, topics, how it started, the settings that are not the default.
+    """Show how the broker is: version, listeners, topics, how it started, the settings that are not the default.
 
     The exit code is 0 when the broker takes messages, 1 when it runs but does not, 3 when nobody answers.
     """
@@ -45,8 +45,8 @@ def _show(answer: dict[str, Any], with_settings: bool) -> None:
     }
     if answer["archived_segments"]:
         facts |= {name: str(answer[name]) for name in ("tier_dir", "archived_segments", "archived_bytes")}
-    for door, addresses in answer["doors"].items():
-        facts[door] = ", ".join(addresses) or "off"
+    for listener, addresses in answer["listeners"].items():
+        facts[listener] = ", ".join(addresses) or "off"
     for one in answer.get("standbys", {}).get("standbys", ()):
         behind = f"{one['bytes_behind']:,} bytes and {one['seconds_behind']:.1f} s behind"
         facts[f"standby_{one['name']}"] = f"{one['state']}, {behind} ({one['address']})"

@@ -1,4 +1,4 @@
-"""A keep-alive connection to a broker's HTTP door, for asyncio."""
+"""A keep-alive connection to a broker's HTTP listener, for asyncio."""
 
 import asyncio
 import contextlib

@@ -35,9 +35,7 @@ class AsyncConsumer(Reading):
         retry_s: float = 60.0,
     ) -> None:
         limits = {"limit": batch_messages, "max_bytes": batch_bytes}
-        super().__init__(
-            topic, partition=partition, start=start, since_ms=since_ms, on_lost=on_lost, limits=limits
-        )
+        super().__init__(topic, partition=partition, start=start, since_ms=since_ms, on_lost=on_lost, limits=limits)
         self._connection = AsyncConnection(parse_url(url), timeout_s=timeout_s, retry_s=retry_s)
 
     async def poll(self, wait_s: float = 20.0) -> list[Message]:

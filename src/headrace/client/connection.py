@@ -1,4 +1,4 @@
-"""A keep-alive connection to a broker's HTTP door, blocking."""
+"""A keep-alive connection to a broker's HTTP listener, blocking."""
 
 import contextlib
 import select

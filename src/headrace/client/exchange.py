@@ -26,7 +26,7 @@ class Trust(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a broker's HTTP door is."""
+    """Where a broker's HTTP listener is."""
 
     host: str
     port: int
@@ -177,7 +177,7 @@ class ResponseReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            sentence = "what answers does not speak HTTP: the port must be that of the HTTP door"
+            sentence = "what answers does not speak HTTP: the port must be that of the HTTP listener"
             raise BrokerUnreachable(sentence) from None
 
     # Called by the parser.

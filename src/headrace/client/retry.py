@@ -71,9 +71,7 @@ class Attempts:
             return None if wanted_s is None or time.monotonic() + wanted_s > self._deadline else wanted_s
         fate, reason = outcome
         if not may_repeat(self._method, fate):
-            raise Unconfirmed(
-                f"{self._endpoint} did not answer ({reason}): what was sent may or may not be stored"
-            )
+            raise Unconfirmed(f"{self._endpoint} did not answer ({reason}): what was sent may or may not be stored")
         wanted_s = backoff_s(self._tried - 1)
         if time.monotonic() + wanted_s > self._deadline:
             raise BrokerUnreachable(f"no broker answers at {self._endpoint}: {reason}")

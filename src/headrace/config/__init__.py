@@ -16,7 +16,7 @@ from headrace.config.load import (
     stream_settings_text,
 )
 from headrace.config.model import Config
-from headrace.config.setting import DOORS, InvalidSetting, Setting
+from headrace.config.setting import LISTENERS, InvalidSetting, Setting
 from headrace.config.units import (
     Address,
     format_duration,
@@ -28,8 +28,8 @@ from headrace.config.units import (
 
 __all__ = [
     "CONFIG_FILE",
-    "DOORS",
     "DURABILITIES",
+    "LISTENERS",
     "PROFILES",
     "SETTINGS",
     "STREAM_SETTINGS",

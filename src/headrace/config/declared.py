@@ -29,16 +29,17 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "http",
         "address",
-        "Where the HTTP door listens, `HOST:PORT`; `off` closes it, port 0 takes a free one.",
+        "Where the HTTP listener listens, `HOST:PORT`; `off` closes it, port 0 takes a free one.",
         unset="off",
     ),
-    Setting("amqp", "address", "Where the AMQP 0-9-1 door listens, `HOST:PORT`; `off` closes it.", unset="off"),
-    Setting("kafka", "address", "Where the Kafka door listens, `HOST:PORT`; `off` closes it.", unset="off"),
+    Setting("amqp", "address", "Where the AMQP 0-9-1 listener listens, `HOST:PORT`; `off` closes it.", unset="off"),
+    Setting("kafka", "address", "Where the Kafka listener listens, `HOST:PORT`; `off` closes it.", unset="off"),
     # Who may listen in.
     Setting(
         "tls_cert",
         "file",
-        "Certificate of this broker, PEM, with the chain up to its CA: the doors then speak TLS on their ports, and "
+        "Certificate of this broker, PEM, with the chain up to its CA: the listeners then speak TLS on their "
+        "ports, and "
         "nothing else. Read again when it changes.",
         unset="off",
     ),
@@ -49,7 +50,13 @@ SETTINGS: tuple[Setting, ...] = (
         "CA, PEM: clients must show a certificate of it, besides whatever user and password are asked for.",
         unset="off",
     ),
-    Setting("tls_doors", "names", "Which doors speak TLS, with commas.", choices=("amqp", "kafka", "http")),
+    Setting(
+        "tls_listeners",
+        "names",
+        "Which listeners use TLS, separated by commas.",
+        choices=("amqp", "kafka", "http"),
+        aliases=("tls_doors",),
+    ),
     # What is promised.
     Setting(
         "durability",
@@ -104,7 +111,7 @@ SETTINGS: tuple[Setting, ...] = (
         least=KB,
     ),
     Setting("read_wait_max", "duration", "Longest that a read may wait for new messages.", path="read_wait_ms_max"),
-    Setting("connections_max", "count", "Most client connections per door.", least=1),
+    Setting("connections_max", "count", "Most client connections per listener.", least=1),
     Setting(
         "stop_timeout",
         "duration",
@@ -210,11 +217,11 @@ SETTINGS: tuple[Setting, ...] = (
         path="log.batch_bytes_max",
         least=KB,
     ),
-    # Doors to come read these.
+    # Listeners to come read these.
     Setting(
         "kafka_advertised",
         "address",
-        "Address told to Kafka clients, when it differs from where the door listens (containers, NAT); "
+        "Address told to Kafka clients, when it differs from where the listener listens (containers, NAT); "
         "`auto` is the address they connected to.",
     ),
     Setting(

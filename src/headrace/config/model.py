@@ -26,7 +26,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
-    tls_doors: tuple[str, ...] = ("amqp", "kafka", "http")
+    tls_listeners: tuple[str, ...] = ("amqp", "kafka", "http")
     durability: Durability = "sync"
     standby_confirms: int = 0
     profile: Profile = "none"
@@ -58,12 +58,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     stream: StreamSettings = StreamSettings()
     origins: dict[str, str] = msgspec.field(default_factory=dict)  # setting -> where its value came from
 
-    def has_tls(self, door: str) -> bool:
-        """Whether that door speaks TLS, and only TLS."""
-        return self.tls_cert is not None and door in self.tls_doors
+    def has_tls(self, listener: str) -> bool:
+        """Whether that listener speaks TLS, and only TLS."""
+        return self.tls_cert is not None and listener in self.tls_listeners
 
     def http_url(self, authority: str) -> str:
-        """How programs on this machine reach the HTTP door: with TLS they trust the very certificate it shows,
+        """How programs on this machine reach the HTTP listener: with TLS they trust the very certificate it shows,
         whatever name is in it."""
         if self.tls_cert is None or not self.has_tls("http"):
             return f"http://{authority}"

@@ -19,7 +19,7 @@ from headrace.config.units import (
 from headrace.errors import InvalidInput
 
 ENV_PREFIX = "HEADRACE_"
-DOORS = {"http": 15672, "amqp": 5672, "kafka": 9092}  # the ports everybody knows
+LISTENERS = {"http": 15672, "amqp": 5672, "kafka": 9092}  # the ports everybody knows
 NUMBER_MOST = 2**53  # larger ones would not survive JSON
 
 Kind = Literal["size", "duration", "bool", "choice", "address", "path", "file", "text", "count", "names"]
@@ -158,7 +158,7 @@ def _parse_address(setting: Setting, value: object) -> Address | None:
         raise ValueError(f"{_quote(value)} is not an address; write HOST:PORT or off")
     if str(value).strip().lower() in {"off", "none", "auto", "false"}:
         return None
-    return parse_address(str(value), DOORS.get(setting.name, DOORS["kafka"]))
+    return parse_address(str(value), LISTENERS.get(setting.name, LISTENERS["kafka"]))
 
 
 def _parse_text(setting: Setting, value: object) -> str | None:

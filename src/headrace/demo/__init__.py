@@ -1,1 +1,1 @@
-"""A small shop that keeps every door busy, so that a newcomer sees messages flow before writing any code."""
+"""A small shop that keeps every listener busy, so that a newcomer sees messages flow before writing any code."""

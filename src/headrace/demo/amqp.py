@@ -37,19 +37,19 @@ class AmqpClient:
         self.published = 0
         self._progress = asyncio.Event()
         self._answers: asyncio.Queue[Frame | None] = asyncio.Queue()  # None: there will be no more
-        self._end: HeadraceError = BrokerUnreachable("the AMQP door closed the connection")
+        self._end: HeadraceError = BrokerUnreachable("the AMQP listener closed the connection")
         self._pump: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(
         cls, host: str, port: int, name: str, login: tuple[str, str] | None, tls: ssl.SSLContext | None = None
     ) -> "AmqpClient":
-        """As guest without a login: the AMQP door always asks for one."""
+        """As guest without a login: the AMQP listener always asks for one."""
         user, password = login or ("guest", "guest")
         try:
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
         except OSError as error:
-            raise BrokerUnreachable(f"no AMQP door at {host}:{port}: {error.strerror or error}") from None
+            raise BrokerUnreachable(f"no AMQP listener at {host}:{port}: {error.strerror or error}") from None
         client = cls(reader, writer)
         writer.write(PROTOCOL_HEADER)
         await client._method()  # start
@@ -63,7 +63,7 @@ class AmqpClient:
             locale="en_US",
         )
         if isinstance(refused := await client._method(), commands.Connection.Close):
-            raise AccessRefused(f"the AMQP door at {host}:{port} does not let {user!r} in: {refused.reply_text}")
+            raise AccessRefused(f"the AMQP listener at {host}:{port} does not let {user!r} in: {refused.reply_text}")
         client._send(0, commands.Connection.TuneOk, channel_max=1, frame_max=FRAME_MAX, heartbeat=0)
         client._send(0, commands.Connection.Open, virtual_host="/")
         await client._method()
@@ -147,7 +147,7 @@ class AmqpClient:
                     self.confirmed = max(self.confirmed, last)
                     self._progress.set()
                 elif isinstance(method, commands.Connection.Close | commands.Channel.Close):
-                    self._end = Conflict(f"the AMQP door refused: {method.reply_text}")
+                    self._end = Conflict(f"the AMQP listener refused: {method.reply_text}")
                     return
                 else:
                     self._answers.put_nowait(method)

@@ -41,7 +41,7 @@ class KafkaClient:
         try:
             client = cls(*await asyncio.open_connection(host, port, ssl=tls))
         except OSError as error:
-            raise BrokerUnreachable(f"no Kafka door at {host}:{port}: {error.strerror or error}") from None
+            raise BrokerUnreachable(f"no Kafka listener at {host}:{port}: {error.strerror or error}") from None
         if login is not None:
             await client._log_in(*login)
         return client
@@ -52,7 +52,7 @@ class KafkaClient:
         answer = await self._call(SASL_AUTHENTICATE, struct.pack(">i", len(token)) + token)
         if struct.unpack_from(">h", answer)[0]:
             await self.close()
-            raise AccessRefused(f"the Kafka door does not know user {user!r} with this password")
+            raise AccessRefused(f"the Kafka listener does not know user {user!r} with this password")
 
     async def _call(self, api: tuple[int, int], body: bytes) -> bytes:
         self._correlation += 1

@@ -68,7 +68,7 @@ class Shop:
         rate: float,
         say: Say,
         login: Login,
-        tls: Mapping[str, ssl.SSLContext] | None = None,  # by door, for those that speak it
+        tls: Mapping[str, ssl.SSLContext] | None = None,  # by listener, for those that speak it
     ) -> None:
         self._amqp, self._kafka, self._login = amqp, kafka, login
         self._tls = tls or {}

@@ -70,9 +70,7 @@ class Log(LogEnd):
         self.holds: dict[str, int] = {}
         self.unsettled_from: Callable[[], int] | None = None  # of a queue that reads it
         self.compacted_until = 0  # before it every key is there once; known since the start only
-        self._reader = Reader(
-            shard.files, shard.index_cache, shard.recent_reads, tail, shard.counters, shard.loader
-        )
+        self._reader = Reader(shard.files, shard.index_cache, shard.recent_reads, tail, shard.counters, shard.loader)
         self._waiters: list[Waiter] = []
         self._waiters_max = 64
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from headrace.clock import Clock
 from headrace.errors import DiskFull, NotFound, StorageError, StorageFailed
+from headrace.log.commit import checkpoint
 from headrace.log.commit.atomic_group import Group
-from headrace.log.commit.committer import Committer, checkpoint
+from headrace.log.commit.committer import Committer
 from headrace.log.commit.journal import Journal
 from headrace.log.commit.journal_entry import DELETE, MERGE, PUT, StateChange
 from headrace.log.commit.log_writer import Tail
@@ -20,7 +21,8 @@ from headrace.log.commit.round import Ticket, Unit
 from headrace.log.commit.scheduler import Intake
 from headrace.log.commit.slots import Ends, Slots
 from headrace.log.counters import Counters
-from headrace.log.disk.disk import Disk, FileId, RealDisk, make_folder, paths
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, FileId, RealDisk, make_folder
 from headrace.log.disk.file_cache import NO_ROOM, Files
 from headrace.log.disk.workers import InlineWorker, Lane, Post, ThreadWorker, Watch, Worker
 from headrace.log.log import Log, LogSpec
@@ -30,7 +32,7 @@ from headrace.log.read.recent_reads import RecentReads
 from headrace.log.recovery.recovery import RecoveryReport, recover
 from headrace.log.segments.index_cache import IndexCache
 from headrace.log.settings import LogSettings
-from headrace.log.standby.follower import follower
+from headrace.log.standby import follower
 from headrace.log.state.store import Fold, StateStore
 from headrace.log.tier.archive import tier_root
 

@@ -84,6 +84,6 @@ INCOMPLETE: Final = "the buffer ends inside this batch"
 AMQP_PROPERTIES_HEADER: Final = "amqp.properties"  # flags and property list, as in the content header
 AMQP_EXCHANGE_HEADER: Final = "amqp.exchange"
 
-# The trace that a message belongs to, through whichever door it comes (W3C Trace Context and Baggage).
+# The trace that a message belongs to, through whichever listener it comes (W3C Trace Context and Baggage).
 TRACEPARENT: Final = "traceparent"
 TRACE_HEADERS: Final = (TRACEPARENT, "tracestate", "baggage")

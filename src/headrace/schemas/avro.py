@@ -199,9 +199,7 @@ class _Parser:
         full = f"{own}.{name}" if own else name
         if full in self.names:
             raise InvalidInput(f"there are two types {full}")
-        aliases = tuple(
-            alias if "." in alias or not own else f"{own}.{alias}" for alias in _strings(value, "aliases")
-        )
+        aliases = tuple(alias if "." in alias or not own else f"{own}.{alias}" for alias in _strings(value, "aliases"))
         node = self.names[full] = Node(kind, full, aliases)
         return node, own
 

@@ -41,9 +41,7 @@ def _next_number(known: State, subject: str) -> int:
     return everything[-1].version + 1 if everything else 1
 
 
-def next_version(
-    known: State, subject: str, content: Content, schema_id: int | None, version: int | None
-) -> Version:
+def next_version(known: State, subject: str, content: Content, schema_id: int | None, version: int | None) -> Version:
     count = len(known.versions(subject, deleted=True))
     if count >= VERSIONS_MAX:
         raise LimitReached(f"subject {subject!r} has {count:,} versions, which is the most")

@@ -1,4 +1,4 @@
-"""Where records are read from. Two ways, one contract: the files of a data folder, or a broker's HTTP door.
+"""Where records are read from. Two ways, one contract: the files of a data folder, or a broker's HTTP listener.
 
 An Access is used on the driver to plan and on executors to read; it is pickled in between.
 """

@@ -142,9 +142,7 @@ class Planner:
             for place, end in latest.items()
         }
 
-    def _begin(
-        self, place: Partition, at: Position | None, end: Position, states: Mapping[Partition, State]
-    ) -> int:
+    def _begin(self, place: Partition, at: Position | None, end: Position, states: Mapping[Partition, State]) -> int:
         """Where a limit is counted from: what is there. Neither what retention took, which would be batches of nothing,
         nor what a log has lost at its end: others take its place."""
         if at is None or at.log_id != end.log_id:

@@ -179,7 +179,7 @@ def _headers(column: HeadersColumn, count: int, kind: Any) -> "pa.Array":
 
 
 def _amqp(name: str, columns: Columns, kind: "pa.DataType") -> "pa.Array":
-    """What an AMQP message brought along; null for records that came by another door."""
+    """What an AMQP message brought along; null for records that came by another listener."""
     import pyarrow as pa
 
     assert columns.headers is not None
@@ -214,7 +214,8 @@ def _header_values(headers: HeadersColumn, count: int, name: str) -> list[bytes 
 
 
 def _properties(raw: bytes) -> list[tuple[str, str]] | None:
-    """Every property as text; tables and lists as JSON. None where they cannot be read: at every door such a message
+    """Every property as text; tables and lists as JSON. None where they cannot be read: at every listener such a
+    message
     goes as one without."""
     import msgspec
 

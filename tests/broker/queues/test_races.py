@@ -259,9 +259,7 @@ async def test_what_is_posted_has_the_answer_of_its_own_queues(
     assert bodies(good) == [b"1"]
 
 
-async def beside_a_refusal(
-    host: VirtualHost, monkeypatch: pytest.MonkeyPatch, work: Coroutine[Any, Any, T]
-) -> T:
+async def beside_a_refusal(host: VirtualHost, monkeypatch: pytest.MonkeyPatch, work: Coroutine[Any, Any, T]) -> T:
     """The outcome of something that waits for a flush in which another queue's log refuses what it is to store."""
     bad = await declare(host, "bad")
     monkeypatch.setattr(bad.view.log, "append", refuse)

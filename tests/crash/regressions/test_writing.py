@@ -9,7 +9,7 @@ from headrace.clock import ManualClock
 from headrace.errors import DiskFull, StorageError
 from headrace.log.commit.round import Ticket
 from headrace.log.commit.slots import read_all
-from headrace.log.disk.disk import paths
+from headrace.log.disk import paths
 from headrace.log.shard import Shard
 from tests.crash.shards import ROOT, SETTINGS, batch, checkpoint, lost, new_disk, reopen, spec, values, write
 from tests.crash.simdisk import Fault, SimulatedDisk

@@ -1,4 +1,4 @@
-"""Celery, as it comes: worker and client against our door, nothing configured for us."""
+"""Celery, as it comes: worker and client against our listener, nothing configured for us."""
 
 import os
 import subprocess

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.listeners.amqp.running import Running, eventually
 from tests.interop.kafka.jars import JAVA, classpath
+from tests.listeners.amqp.running import Running, eventually
 
 VERSION = "2.22.1"
 SECONDS_MAX = 240
@@ -27,7 +27,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def perf_test(broker: Running, jars: str, messages: int, *arguments: str) -> str:
     """Runs until every publisher has sent and every consumer has got its messages; what it printed."""
-    stats = broker.server.broker.stats.door("amqp")
+    stats = broker.server.broker.stats.listener("amqp")
     came, went = stats.messages_in, stats.messages_out
     command = [*JAVA, "-cp", jars, "com.rabbitmq.perf.PerfTest"]
     command += ["--uri", f"amqp://guest:guest@127.0.0.1:{broker.port}", "--id", "perf", *arguments]

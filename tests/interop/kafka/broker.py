@@ -1,4 +1,4 @@
-"""A broker with its Kafka door open."""
+"""A broker with its Kafka listener open."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ class KafkaBroker(BrokerProcess):
     def __init__(self, folder: Path, *options: str, http: bool = False, amqp: bool = False) -> None:
         # Some records of tests are years old: retention would take them in the midst of one.
         options = ("--retention-interval", "1h", *options)
-        super().__init__(folder, *options, doors=("kafka", *["http"] * http, *["amqp"] * amqp))
+        super().__init__(folder, *options, listeners=("kafka", *["http"] * http, *["amqp"] * amqp))
 
     @property
     def address(self) -> str:

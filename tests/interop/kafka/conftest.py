@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.listeners.amqp.running import patient_connection
 from tests.interop.kafka.broker import KafkaBroker
+from tests.listeners.amqp.running import patient_connection
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # kafka-python reads its schemas in a way that Python 3.11 deprecates
@@ -35,7 +35,7 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker
 
 @pytest.fixture
 def channel(broker: KafkaBroker) -> Iterator[Any]:
-    """Of a broker whose AMQP door is open."""
+    """Of a broker whose AMQP listener is open."""
     connection = patient_connection(broker.amqp_port)
     yield connection.channel()
     connection.close()

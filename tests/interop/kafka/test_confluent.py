@@ -96,9 +96,7 @@ def closing() -> Iterator[list[Consumer]]:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_what_is_produced_is_read_in_order_and_offsets_are_kept(
-    broker: KafkaBroker, name: Name, protocol: str
-) -> None:
+def test_what_is_produced_is_read_in_order_and_offsets_are_kept(broker: KafkaBroker, name: Name, protocol: str) -> None:
     topic, group = name("t"), name("g")
     values = [str(number).encode() for number in range(500)]
     assert produce(broker, topic, values) == [(0, number) for number in range(500)]
@@ -129,9 +127,7 @@ def test_every_codec_passes_through(broker: KafkaBroker, name: Name, codec: str)
 def test_keys_headers_and_timestamps_come_back(broker: KafkaBroker, name: Name) -> None:
     topic = name("t")
     producer = Producer({"bootstrap.servers": broker.address})
-    producer.produce(
-        topic, b"value", key=b"key", headers=[("h", b"1"), ("h", None)], timestamp=1_600_000_000_123
-    )
+    producer.produce(topic, b"value", key=b"key", headers=[("h", b"1"), ("h", None)], timestamp=1_600_000_000_123)
     producer.produce(topic, None, key=b"tombstone")
     assert producer.flush(SECONDS) == 0
     reader = consumer(broker, name("g"))
@@ -339,9 +335,7 @@ def test_a_topic_may_ask_for_another_codec_and_for_the_brokers_time(broker: Kafk
     values = [b"value %d " % number * 30 for number in range(200)]
     stamps: list[tuple[int, int]] = []
     for value in values:
-        producer.produce(
-            topic, value, timestamp=1, on_delivery=lambda _, sent: stamps.append(sent.timestamp())
-        )
+        producer.produce(topic, value, timestamp=1, on_delivery=lambda _, sent: stamps.append(sent.timestamp()))
     assert producer.flush(SECONDS) == 0
     reader = consumer(broker, name("g"))
     reader.assign([TopicPartition(topic, 0, 0)])
@@ -370,9 +364,7 @@ def test_a_batch_over_the_limit_is_refused_and_the_connection_lives(broker: Kafk
     assert errors[1] is None
 
 
-def test_topics_are_made_grown_configured_and_deleted(
-    broker: KafkaBroker, name: Name, admin: AdminClient
-) -> None:
+def test_topics_are_made_grown_configured_and_deleted(broker: KafkaBroker, name: Name, admin: AdminClient) -> None:
     topic = make_topic(broker, name("t"), 2, retention_ms="3600000", cleanup_policy="compact,delete")
     with pytest.raises(KafkaException) as caught:
         make_topic(broker, topic)
@@ -419,9 +411,7 @@ def test_topics_are_made_grown_configured_and_deleted(
         ({"message_timestamp_type": "Yesterday"}, KafkaError.INVALID_CONFIG),
     ],
 )
-def test_configs_nobody_knows_are_refused(
-    broker: KafkaBroker, name: Name, config: dict[str, str], code: int
-) -> None:
+def test_configs_nobody_knows_are_refused(broker: KafkaBroker, name: Name, config: dict[str, str], code: int) -> None:
     with pytest.raises(KafkaException) as caught:
         make_topic(broker, name("t"), **config)
     assert caught.value.args[0].code() == code
@@ -477,9 +467,7 @@ def test_records_are_deleted_up_to_an_offset(broker: KafkaBroker, name: Name, ad
     reader.close()
 
 
-def test_a_waiting_consumer_is_woken_by_the_message_not_by_its_timeout(
-    broker: KafkaBroker, name: Name
-) -> None:
+def test_a_waiting_consumer_is_woken_by_the_message_not_by_its_timeout(broker: KafkaBroker, name: Name) -> None:
     topic = make_topic(broker, name("t"))
     reader = consumer(broker, name("g"), **{"fetch.wait.max.ms": 60_000, "socket.timeout.ms": 120_000})
     reader.assign([TopicPartition(topic, 0, 0)])

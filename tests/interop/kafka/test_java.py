@@ -50,14 +50,10 @@ def test_console_producer_and_consumer_and_the_group_tool(tool: Tool, name: Name
     arguments = ("--topic", topic, "--group", group, "--max-messages", "100", "--timeout-ms", "90000")
     read = tool(CONSUME, *arguments, "--from-beginning")
     assert read.splitlines()[:100] == [f"line {number}" for number in range(100)]
-    [line] = [
-        one for one in tool(GROUPS, "--describe", "--group", group).splitlines() if one.startswith(group)
-    ]
+    [line] = [one for one in tool(GROUPS, "--describe", "--group", group).splitlines() if one.startswith(group)]
     assert line.split()[1:6] == [topic, "0", "100", "100", "0"], "offset, end and lag"
     tool(GROUPS, "--group", group, "--reset-offsets", "--to-offset", "40", "--topic", topic, "--execute")
-    [line] = [
-        one for one in tool(GROUPS, "--describe", "--group", group).splitlines() if one.startswith(group)
-    ]
+    [line] = [one for one in tool(GROUPS, "--describe", "--group", group).splitlines() if one.startswith(group)]
     assert line.split()[3:6] == ["40", "100", "60"]
 
 
@@ -86,9 +82,7 @@ def test_the_performance_tools_run(tool: Tool, name: Name) -> None:
         *("--topic", topic, "--num-records", "50000", "--record-size", "100", "--throughput", "-1"),
     )
     assert "50000 records sent" in sent
-    read = tool(
-        f"{TOOLS}.ConsumerPerformance", "--topic", topic, "--num-records", "50000", "--timeout", "90000"
-    )
+    read = tool(f"{TOOLS}.ConsumerPerformance", "--topic", topic, "--num-records", "50000", "--timeout", "90000")
     assert float(read.splitlines()[-1].split(",")[4]) >= 50_000
 
 

@@ -22,15 +22,11 @@ SECONDS = 60  # a busy machine is slow, not wrong
 
 
 @pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
-def test_kafka_python_writes_and_reads_with_every_codec(
-    broker: KafkaBroker, name: Name, codec: str | None
-) -> None:
+def test_kafka_python_writes_and_reads_with_every_codec(broker: KafkaBroker, name: Name, codec: str | None) -> None:
     if codec is not None and not getattr(kafka.codec, f"has_{codec}")():
         pytest.skip(f"SKIPPED FOR WANT OF the package that kafka-python needs for {codec}")
     topic, group = name("t"), name("g")
-    producer = kafka.KafkaProducer(
-        bootstrap_servers=broker.address, compression_type=codec, acks="all", linger_ms=20
-    )
+    producer = kafka.KafkaProducer(bootstrap_servers=broker.address, compression_type=codec, acks="all", linger_ms=20)
     places = [producer.send(topic, b"%d" % number, key=b"k", headers=[("h", b"v")]) for number in range(50)]
     assert [place.get(SECONDS).offset for place in places] == list(range(50))
     producer.close()
@@ -55,9 +51,7 @@ def test_kafka_python_writes_and_reads_with_every_codec(
 
 async def test_aiokafka_writes_reads_and_commits(broker: KafkaBroker, name: Name) -> None:
     topic, group = name("t"), name("g")
-    async with aiokafka.AIOKafkaProducer(
-        bootstrap_servers=broker.address, enable_idempotence=True
-    ) as producer:
+    async with aiokafka.AIOKafkaProducer(bootstrap_servers=broker.address, enable_idempotence=True) as producer:
         places = await asyncio.gather(*[await producer.send(topic, b"%d" % number) for number in range(100)])
     assert [place.offset for place in places] == list(range(100))
 
@@ -82,9 +76,7 @@ async def test_aiokafka_writes_reads_and_commits(broker: KafkaBroker, name: Name
 
 async def test_aiokafka_transactions(broker: KafkaBroker, name: Name) -> None:
     topic = name("t")
-    async with aiokafka.AIOKafkaProducer(
-        bootstrap_servers=broker.address, transactional_id=name("x")
-    ) as producer:
+    async with aiokafka.AIOKafkaProducer(bootstrap_servers=broker.address, transactional_id=name("x")) as producer:
         async with producer.transaction():
             await producer.send_and_wait(topic, b"kept")
         with pytest.raises(ZeroDivisionError):
@@ -112,9 +104,7 @@ def test_kcat_writes_reads_and_lists(broker: KafkaBroker, name: Name) -> None:
 
     def kcat(*arguments: str, stdin: str = "") -> str:
         command = ["kcat", "-b", broker.address, *arguments]
-        return subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=SECONDS, check=True
-        ).stdout
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
 
     kcat("-P", "-t", topic, "-K:", "-z", "snappy", stdin="k1:v1\nk2:v2\nk3:v3\n")
     assert kcat("-C", "-t", topic, "-e", "-q", "-f", "%o %k %s\n") == "0 k1 v1\n1 k2 v2\n2 k3 v3\n"

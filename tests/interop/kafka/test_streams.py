@@ -18,7 +18,7 @@ from tests.interop.kafka.test_confluent import make_topic
 Name = Callable[[str], str]
 HERE = Path(__file__).parent
 PARTITIONS = 2
-WORDS = ["the", "door", "of", "the", "house", "is", "the", "door", "of", "the", "barn"]
+WORDS = ["the", "listener", "of", "the", "house", "is", "the", "listener", "of", "the", "barn"]
 WINDOW_MS = 10_000
 
 

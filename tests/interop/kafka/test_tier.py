@@ -1,4 +1,4 @@
-"""What is archived, through every door with real clients: the same answers as before."""
+"""What is archived, through every listener with real clients: the same answers as before."""
 
 import json
 import subprocess
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.listeners.amqp.running import patient_connection
 from tests.interop.kafka.broker import KafkaBroker
+from tests.listeners.amqp.running import patient_connection
 from tests.listing import listed
 from tests.spark.world import wait_until
 
@@ -20,7 +20,7 @@ TOPIC, QUEUE = "mixed", "work"
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    """Small segments, with records from three doors in them."""
+    """Small segments, with records from three listeners in them."""
     tier = tmp_path_factory.mktemp("elsewhere")
     flags = ("--segment-size", "8KB", "--tier-dir", str(tier))
     broker = KafkaBroker(tmp_path_factory.mktemp("broker"), *flags, http=True, amqp=True).start()
@@ -176,7 +176,7 @@ def everything(broker: KafkaBroker) -> dict[str, Any]:
     }
 
 
-def test_every_door_answers_for_archived_records_as_before(filled: KafkaBroker) -> None:
+def test_every_listener_answers_for_archived_records_as_before(filled: KafkaBroker) -> None:
     before = everything(filled)
     assert len(before["read_uncommitted"]) > len(before["read_committed"]) > 500
     assert not any(b"transaction 1 " in (record[3] or b"") for record in before["read_committed"][:-1])
@@ -185,8 +185,8 @@ def test_every_door_answers_for_archived_records_as_before(filled: KafkaBroker) 
     status = ask(filled, "GET", "/status")
     assert status["archived_segments"] == made["segments"] and status["archived_bytes"] == made["bytes_after"]
     after = everything(filled)
-    for door, records in before.items():
-        assert after[door] == records, door
+    for listener, records in before.items():
+        assert after[listener] == records, listener
     metrics = ask(filled, "GET", "/metrics")
     assert f"headrace_log_archived_segments {made['segments']:.1f}" in metrics
     assert "headrace_log_tier_reads_total 0.0" not in metrics, "it came from the tier"

@@ -1,4 +1,4 @@
-"""One trace through several doors, with OpenTelemetry's own instrumentation of the clients."""
+"""One trace through several listeners, with OpenTelemetry's own instrumentation of the clients."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from tests.interop.kafka.broker import KafkaBroker
-from tests.interop.kafka.test_across_doors import from_start
+from tests.interop.kafka.test_across_listeners import from_start
 from tests.interop.kafka.test_confluent import SECONDS
 
 Name = Callable[[str], str]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from tests.listeners.amqp.running import patient_connection
 from tests.interop.kafka.broker import KafkaBroker
 from tests.interop.kafka.test_confluent import SECONDS, make_topic, produce
+from tests.listeners.amqp.running import patient_connection
 from tests.spark.world import wait_until
 
 Name = Callable[[str], str]
@@ -145,9 +145,7 @@ def test_what_an_open_transaction_wrote_is_waited_for(broker: KafkaBroker, name:
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_what_was_aborted_stays_away_after_a_restart(
-    tmp_path_factory: pytest.TempPathFactory, is_killed: bool
-) -> None:
+def test_what_was_aborted_stays_away_after_a_restart(tmp_path_factory: pytest.TempPathFactory, is_killed: bool) -> None:
     """Some transactions are aborted before it, one is open then and aborted after it."""
     broker = KafkaBroker(tmp_path_factory.mktemp("broker"), amqp=True).start()
     try:

@@ -80,9 +80,7 @@ class Raw:
         self.start()
         self.log_in()
         self.expect(commands.Connection.Tune)
-        self.method(
-            0, commands.Connection.TuneOk, channel_max=channel_max, frame_max=frame_max, heartbeat=heartbeat
-        )
+        self.method(0, commands.Connection.TuneOk, channel_max=channel_max, frame_max=frame_max, heartbeat=heartbeat)
         self.method(0, commands.Connection.Open, virtual_host="/")
         self.expect(commands.Connection.OpenOk)
         return self

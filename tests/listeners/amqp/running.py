@@ -1,4 +1,4 @@
-"""A broker with its AMQP door in a thread of this process, for clients that block."""
+"""A broker with its AMQP listener in a thread of this process, for clients that block."""
 
 import asyncio
 import gc
@@ -55,14 +55,14 @@ class Running:
         self.server = await Server.start(config)
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.port = int(self.server.doors["amqp"].addresses[0].rpartition(":")[2])
+        self.port = int(self.server.listeners["amqp"].addresses[0].rpartition(":")[2])
         self._started.set()
         await self._stop.wait()
         await self.server.close()
 
     @property
-    def door(self) -> Any:
-        return self.server.doors["amqp"]
+    def listener(self) -> Any:
+        return self.server.listeners["amqp"]
 
     def stop(self) -> None:
         for connection in self._connections:
@@ -92,7 +92,7 @@ class Running:
     def link_of(self, client: socket.socket) -> Any:
         """The broker's end of a client's socket: what earlier tests left may still be among the connections."""
         name = client.getsockname()
-        return self.call(lambda: next(found for found in self.door.connections if found.peer == name))
+        return self.call(lambda: next(found for found in self.listener.connections if found.peer == name))
 
     def connect(self, **options: Any) -> pika.BlockingConnection:
         connection = patient_connection(self.port, **options)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from headrace.listeners.amqp import connection as door_connection
-from headrace.listeners.amqp import transport as door_link
+from headrace.listeners.amqp import connection as listener_connection
+from headrace.listeners.amqp import transport as listener_link
 from headrace.wire.amqp.methods import AccessRequest, AccessRequestOk, frame
 from headrace.wire.amqp.protocol import PROTOCOL_HEADER
 from tests.listeners.amqp.raw import Raw, content_header, raw_frame
@@ -64,7 +64,7 @@ def test_01_whoever_speaks_something_else_is_told_what_is_spoken_here(client: Ra
 def test_02_whoever_does_not_finish_the_handshake_is_hung_up_on(
     running: Running, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(door_link, "HANDSHAKE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(listener_link, "HANDSHAKE_TIMEOUT_S", 0.1)
     with closing(Raw(running.port)) as client:
         client.send(said)
         assert client.is_closed()
@@ -214,12 +214,12 @@ def test_05_a_large_announced_body_costs_nothing_until_it_comes(running: Running
 
     def kept() -> int:
         found: int = sum(
-            channel.state.pending_bytes for c in running.door.connections for channel in c.channels.values()
+            channel.state.pending_bytes for c in running.listener.connections for channel in c.channels.values()
         )
         return found
 
     def most_channels() -> int:
-        return max((len(c.channels) for c in running.door.connections), default=0)
+        return max((len(c.channels) for c in running.listener.connections), default=0)
 
     eventually(lambda: running.call(most_channels) == 1000)
     assert running.call(kept) < 1 << 20
@@ -355,9 +355,7 @@ def test_12_one_channel_more_than_agreed_is_refused(client: Raw) -> None:
 def test_13_asking_for_more_than_was_offered_is_530(client: Raw, asked: dict[str, int]) -> None:
     client.start()
     client.log_in().expect(commands.Connection.Tune)
-    client.method(
-        0, commands.Connection.TuneOk, **{"channel_max": 2047, "frame_max": 131_072, "heartbeat": 0, **asked}
-    )
+    client.method(0, commands.Connection.TuneOk, **{"channel_max": 2047, "frame_max": 131_072, "heartbeat": 0, **asked})
     assert client.expect(commands.Connection.Close).reply_code == 530
 
 
@@ -390,9 +388,7 @@ def test_14_a_silent_client_is_dropped_after_two_heartbeats_and_its_messages_com
     other.connection.close()
 
 
-def test_a_broker_that_was_held_up_does_not_take_its_own_silence_for_the_clients(
-    running: Running, client: Raw
-) -> None:
+def test_a_broker_that_was_held_up_does_not_take_its_own_silence_for_the_clients(running: Running, client: Raw) -> None:
     """Timers come before what waits in the sockets: the first look after a pause has heard nobody for as long."""
     client.open(heartbeat=600)
     link = running.link_of(client.socket)
@@ -409,7 +405,7 @@ def test_a_client_that_does_not_read_is_gone_soon_after_it_was_closed(
     running: Running, client: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed among the connections, with all that was to be written to it."""
-    for module in (door_link, door_connection):
+    for module in (listener_link, listener_connection):
         monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.05)
     other = running.channel()
     other.queue_declare("unread", durable=True)
@@ -419,7 +415,7 @@ def test_a_client_that_does_not_read_is_gone_soon_after_it_was_closed(
     link = running.link_of(client.socket)
     eventually(lambda: running.call(lambda: not link.is_writable))
     running.call(lambda: link.close(320, "CONNECTION_FORCED - in a test"))
-    eventually(lambda: running.call(lambda: link not in running.door.connections))
+    eventually(lambda: running.call(lambda: link not in running.listener.connections))
     other.queue_delete("unread")
     other.connection.close()
 
@@ -428,7 +424,7 @@ def test_a_client_that_does_not_read_what_is_returned_to_it_is_not_read_from(
     running: Running, client: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it published to nowhere was kept for it, without an end."""
-    monkeypatch.setattr(door_link, "OUTPUT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(listener_link, "OUTPUT_BYTES_MAX", 1 << 20)
     body = b"x" * 100_000
     lost = frame(1, commands.Basic.Publish, exchange="", routing_key="to.nowhere", mandatory=True)
     lost += raw_frame(2, 1, content_header(len(body))) + raw_frame(3, 1, body)
@@ -479,7 +475,7 @@ def test_methods_before_the_connection_is_open_are_refused(client: Raw) -> None:
 
 def test_abusive_connections_leave_nothing_behind(running: Running) -> None:
     """R5: tables are back to where they were after many connections that end in every wrong way."""
-    eventually(lambda: running.call(lambda: len(running.door.connections)) == 1, "only the innocent one is left")
+    eventually(lambda: running.call(lambda: len(running.listener.connections)) == 1, "only the innocent one is left")
     endings: list[Any] = [
         lambda c: c.send(b"garbage!"),
         lambda c: c.open().channel().send(raw_frame(7, 1, b"x")),
@@ -492,7 +488,7 @@ def test_abusive_connections_leave_nothing_behind(running: Running) -> None:
         client = Raw(running.port)
         endings[number % len(endings)](client)
         client.close()
-    eventually(lambda: running.call(lambda: len(running.door.connections)) == 1)
+    eventually(lambda: running.call(lambda: len(running.listener.connections)) == 1)
     assert running.call(lambda: len(running.queue("innocent").consumers)) == 0
     assert running.call(
         lambda: not [q for q in running.server.broker.vhosts.get("/").queues if q.startswith("amq.gen")]

@@ -8,9 +8,7 @@ from tests.listeners.amqp.running import Running, bodies, eventually
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_topic_keys_reach_the_queues_whose_patterns_fit(
-    channel: BlockingChannel, name: str, durable: bool
-) -> None:
+def test_topic_keys_reach_the_queues_whose_patterns_fit(channel: BlockingChannel, name: str, durable: bool) -> None:
     channel.exchange_declare(name, "topic", durable=durable)
     for queue, pattern in [("all", "#"), ("one", "a.*"), ("exact", "a.b.c")]:
         channel.queue_declare(name + queue, durable=durable)

@@ -1,4 +1,4 @@
-"""Through both doors at once: what is posted to a queue's stream reaches its consumers, and the other way round."""
+"""Through both listeners at once: what is posted to a queue's stream reaches its consumers, and the other way round."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def call(running: Running, method: str, path: str, body: object = None) -> Any:
-    host, _, port = running.server.doors["http"].addresses[0].removeprefix("http://").rpartition(":")
+    host, _, port = running.server.listeners["http"].addresses[0].removeprefix("http://").rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=PATIENCE_S)
     try:
         sent = None if body is None else json.dumps(body)

@@ -1,4 +1,4 @@
-"""One log, many doors: what comes in by one is read by the others."""
+"""One log, many listeners: what comes in by one is read by the others."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ from tests.listeners.amqp.running import PATIENCE_S, Running, depth, eventually,
 
 
 def publish(running: Running, stream: str, value: bytes, headers: tuple[tuple[str, bytes], ...] = ()) -> None:
-    """As the HTTP door does it."""
+    """As the HTTP listener does it."""
     broker = running.server.broker
 
     async def work() -> None:
@@ -57,9 +57,7 @@ def test_a_topic_is_a_stream_queue_over_amqp(running: Running) -> None:
     assert depth(channel, "clicks") == 2
     channel.basic_qos(prefetch_count=10)
     got: list[bytes] = []
-    channel.basic_consume(
-        "clicks", lambda _c, _m, _p, body: got.append(body), arguments={"x-stream-offset": "first"}
-    )
+    channel.basic_consume("clicks", lambda _c, _m, _p, body: got.append(body), arguments={"x-stream-offset": "first"})
     eventually(lambda: channel.connection.process_data_events(0.05) or len(got) == 2)
     assert got == [b"1", b"2"]
 

@@ -27,9 +27,7 @@ from tests.listeners.amqp.running import Running, bodies, depth, eventually, tak
 
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 131_064, 131_065, 300_000, 3_000_000])
-def test_a_body_of_any_size_comes_back_as_it_was(
-    channel: BlockingChannel, name: str, size: int, durable: bool
-) -> None:
+def test_a_body_of_any_size_comes_back_as_it_was(channel: BlockingChannel, name: str, size: int, durable: bool) -> None:
     channel.queue_declare(name, durable=durable)
     channel.confirm_delivery()
     body = bytes(n % 251 for n in range(1000)) * (size // 1000 + 1)
@@ -74,9 +72,7 @@ def test_confirms_come_for_every_message_also_when_many_are_on_their_way(running
     assert bodies(channel, name) == [b"%d" % n for n in range(500)]
 
 
-def test_a_message_to_many_queues_is_in_all_of_them_once_it_is_confirmed(
-    channel: BlockingChannel, name: str
-) -> None:
+def test_a_message_to_many_queues_is_in_all_of_them_once_it_is_confirmed(channel: BlockingChannel, name: str) -> None:
     channel.exchange_declare(name, "fanout", durable=True)
     for n in range(10):
         channel.queue_declare(f"{name}{n}", durable=n % 2 == 0)
@@ -145,9 +141,7 @@ def test_pika_hears_that_the_channel_is_closed_and_no_confirm(channel: BlockingC
         channel.basic_publish("", name, b"x", pika.BasicProperties(expiration="soon"))
 
 
-def test_of_two_that_come_together_the_good_one_is_confirmed_and_the_bad_one_is_not(
-    confirming: Raw, name: str
-) -> None:
+def test_of_two_that_come_together_the_good_one_is_confirmed_and_the_bad_one_is_not(confirming: Raw, name: str) -> None:
     confirming.send(message(name, {}) + message(name, {"expiration": "soon"}))
     ack = confirming.expect(commands.Basic.Ack)
     assert (ack.delivery_tag, ack.multiple) == (1, False)
@@ -371,9 +365,7 @@ def test_a_queue_that_refuses_is_no_trouble_of_those_who_publish_to_others(
 
     with ExitStack() as clients:
         with one_flush(running, monkeypatch):
-            to_good, to_bad, to_both = (
-                clients.enter_context(closing(publisher(queue))) for queue in (good, bad, good)
-            )
+            to_good, to_bad, to_both = (clients.enter_context(closing(publisher(queue))) for queue in (good, bad, good))
             eventually(lambda: pending(running, good, bad) == (2, 1))
             publish(to_both, bad)
             eventually(lambda: pending(running, good, bad) == (2, 2))

@@ -139,7 +139,7 @@ def left_while_declaring(running: Running, name: str, is_waiting: Any) -> None:
     owner.method(1, commands.Queue.Declare, queue=name, exclusive=True)
     eventually(lambda: running.call(lambda: is_waiting(link)), "a declaration that waits")
     owner.close()
-    eventually(lambda: running.call(lambda: link not in running.door.connections), "the end of the connection")
+    eventually(lambda: running.call(lambda: link not in running.listener.connections), "the end of the connection")
 
 
 def test_an_exclusive_queue_whose_connection_ends_before_its_turn_is_not_made(

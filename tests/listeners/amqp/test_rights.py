@@ -125,7 +125,7 @@ def test_a_failed_login_is_answered_late_and_holds_up_nobody_else(
 
 
 def refusals(running: Running) -> int:
-    return running.call(lambda: int(running.door.stats.events.get("logins_refused", 0)))
+    return running.call(lambda: int(running.listener.stats.events.get("logins_refused", 0)))
 
 
 def test_a_client_that_does_not_know_of_refused_logins_is_only_hung_up_on(running: Running) -> None:

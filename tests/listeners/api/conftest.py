@@ -7,11 +7,11 @@ from tests.listeners.http.live import Live
 
 
 class Served(Live):
-    """All doors on free ports."""
+    """All listeners on free ports."""
 
     @property
     def amqp_port(self) -> int:
-        return int(self.server.doors["amqp"].addresses[0].rpartition(":")[2])
+        return int(self.server.listeners["amqp"].addresses[0].rpartition(":")[2])
 
     @property
     def amqp_url(self) -> str:
@@ -19,14 +19,12 @@ class Served(Live):
 
     @property
     def kafka(self) -> str:
-        return str(self.server.doors["kafka"].addresses[0])
+        return str(self.server.listeners["kafka"].addresses[0])
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One broker for a file: each test uses names of its own."""
-    server = Served(
-        tmp_path_factory.mktemp("data"), amqp=Address("localhost", 0), kafka=Address("localhost", 0)
-    )
+    server = Served(tmp_path_factory.mktemp("data"), amqp=Address("localhost", 0), kafka=Address("localhost", 0))
     yield server
     server.stop()

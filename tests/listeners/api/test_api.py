@@ -346,7 +346,6 @@ def test_a_vhost_that_goes_takes_its_policies_with_it(live: Served) -> None:
         assert live.request("DELETE", "/api/vhosts/short").status_code == 204
 
 
-
 def test_a_kafka_connection_is_nobodys(live: Served) -> None:
     host, _, port = live.kafka.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port))):

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from headrace.broker.queues.dead_letter_browser import DeadLetterOffice
-from headrace.broker.streams.streams import browse
+from headrace.broker.streams import browse
 from headrace.log.commit.committer import Committer
 from tests.cli.running import Broker as Process
 from tests.listeners.amqp.running import eventually

@@ -143,7 +143,7 @@ def test_live_numbers_come_as_events(live: Served) -> None:
         _, first_id, first = next(events)
         _, second_id, _ = next(events)
     assert int(second_id) > int(first_id)
-    assert {"rates", "ready", "sync_ms", "alarms", "doors", "counts"} <= first.keys()
+    assert {"rates", "ready", "sync_ms", "alarms", "listeners", "counts"} <= first.keys()
     history = live.get("/api/headrace/overview").json()["history"]
     assert len({len(column) for column in history.values()}) == 1
 
@@ -199,9 +199,7 @@ def test_a_look_at_messages_goes_around_damage_and_says_where_it_is(
     assert [gap["start"] for gap in holes["gaps"]] == [1, 3, 5, 7] and holes["next"] == 8, "then comes the next page"
 
 
-def test_whoever_follows_is_told_of_damage_and_goes_on_behind_it(
-    live: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_follows_is_told_of_damage_and_goes_on_behind_it(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     live.publish("followed-rot", {"value": "0"})
     path = "/api/headrace/streams/%2F/followed-rot/stream"
     for number in range(1, 6):

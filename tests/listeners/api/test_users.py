@@ -392,7 +392,7 @@ def acting(live: Served) -> Served:
     for cursor in ("acting-c", "acting-d"):
         assert live.request("PUT", f"/cursors/{cursor}", json=body).status_code == 200
     for group in ("acting-g", "acting-h"):
-        live.call(groups._commit(live.door.site, group, live.broker.streams.get("acting-t"), {0: 0}))
+        live.call(groups._commit(live.listener.site, group, live.broker.streams.get("acting-t"), {0: 0}))
     live.client.auth = None
     return live
 
@@ -413,7 +413,7 @@ def test_what_is_done_in_a_virtual_host_needs_the_permission_that_amqp_asks_for(
 
 @pytest.mark.parametrize(("method", "address"), [("POST", "acting-g/reset"), ("DELETE", "acting-h")])
 def test_a_group_is_not_moved_by_who_may_only_read_its_topics(acting: Served, method: str, address: str) -> None:
-    """At the Kafka door its offsets are of those who may read the group."""
+    """At the Kafka listener its offsets are of those who may read the group."""
     put(acting, "permissions/%2F/actor", {**ALL, "read": "^acting-t$"})
     body = {"topic": "acting-t", "to": "latest", "dry_run": False}
     answer = ask(acting, "actor", method, f"headrace/readers/group/{address}", json=body)
@@ -503,7 +503,7 @@ def test_the_overview_counts_what_is_in_the_virtual_hosts_of_its_user(live: Serv
     assert ours["memory_bytes"] is None and "data_dir" not in ours and ours["history"]["ready"] == []
     with live.events("/api/headrace/overview/stream", auth=("counter", PASSWORD)) as events:
         _, _, first = next(events)
-        assert first["ready"] == 2 and first["last"]["ready"] == [2] and first["doors"] == {}
+        assert first["ready"] == 2 and first["last"]["ready"] == [2] and first["listeners"] == {}
         put(live, "users/counter", {"tags": "monitoring"})
         assert any(later["ready"] >= 7 for _, _, later in events), "as its tags are now"
     assert seen["object_totals"]["queues"] == 1

@@ -14,7 +14,7 @@ import httpx
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
 from headrace.errors import HeadraceError
-from headrace.listeners.http.server import listener as http_door
+from headrace.listeners.http import listener as http_listener
 from headrace.listeners.http.server.bounded_protocol import Patience
 from headrace.log.settings import LogSettings
 from headrace.server import Server, _loop_factory
@@ -51,10 +51,10 @@ class Live:
         self._stop = asyncio.Event()
         try:
             self.server = await Server.start(self.config)
-            door = self.server.doors["http"]
-            assert isinstance(door, http_door.HttpDoor)
-            self.door = door
-            self.port = door.port
+            listener = self.server.listeners["http"]
+            assert isinstance(listener, http_listener.HttpListener)
+            self.listener = listener
+            self.port = listener.port
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error
             self._ready.set()

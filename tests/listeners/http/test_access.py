@@ -1,4 +1,4 @@
-"""Who is let in at the HTTP door once there are users (reliability.md §7.2: 30, 31, 33, 36)."""
+"""Who is let in at the HTTP listener once there are users (reliability.md §7.2: 30, 31, 33, 36)."""
 
 import base64
 import hashlib
@@ -122,7 +122,7 @@ def test_only_these_routes_are_for_all(guarded: Live) -> None:
 
 
 def forget_failures(live: Live) -> None:
-    live.door.site.gate._failures._sources.clear()
+    live.listener.site.gate._failures._sources.clear()
 
 
 # What a right is good for. None: the vhost has to be the user's. A body makes the request one that would work.
@@ -357,7 +357,7 @@ def test_guessing_gets_slower_for_whoever_guesses_and_not_for_whoever_is_known(
 ) -> None:
     forget_failures(guarded)
     # The first wait is a second: a test that is held up would be let in again.
-    monkeypatch.setattr(guarded.door.site.gate._failures, "_monotonic", lambda: 0.0)
+    monkeypatch.setattr(guarded.listener.site.gate._failures, "_monotonic", lambda: 0.0)
     assert ask(guarded, "GET", "/topics", "root").status_code == 200
     for guess in range(FAILURES_FREE):
         assert guarded.get("/topics", auth=("root", f"guess {guess}")).status_code == 401
@@ -382,7 +382,7 @@ def test_a_password_that_is_not_utf_8_is_as_good_as_any(guarded: Live) -> None:
 
 
 def test_nothing_is_allowed_where_there_are_no_permissions(guarded: Live) -> None:
-    gate = guarded.door.site.gate
+    gate = guarded.listener.site.gate
     caller = gate.caller(scope_of("203.0.113.7", f"guest-of-none:{PASSWORD}"))
     checks: tuple[Callable[..., None], ...] = (caller.configure, caller.write, caller.read)
     for check in checks:

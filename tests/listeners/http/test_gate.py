@@ -1,4 +1,4 @@
-"""The gate of the HTTP door by itself: who is who, from where, and how often one may guess."""
+"""The gate of the HTTP listener by itself: who is who, from where, and how often one may guess."""
 
 import base64
 import platform

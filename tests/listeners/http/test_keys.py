@@ -8,8 +8,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from headrace.broker.streams import key_index
 from headrace.broker.streams.partition import Partition
-from headrace.broker.streams.streams import key_index
 from headrace.client.admin import Client
 from headrace.errors import Conflict, CorruptLog, NotFound
 from headrace.log.read.reader import Chunk

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.listeners.common.backpressure import GREEDY_BYTES
-from headrace.listeners.http.server import listener as http_door
+from headrace.listeners.http import listener as http_listener
 from headrace.listeners.http.server.bounded_protocol import WRITE_BYTES_MIN, BoundedHttp
 from tests.listeners.amqp.running import eventually
 from tests.listeners.http.live import Live, patient, read_all, status_of
@@ -219,11 +219,11 @@ def test_a_body_that_was_asked_for_keeps_the_connection(live: Live, topic: str) 
 
 
 class Patient:
-    """A second door of the same broker, with a patience of its own."""
+    """A second listener of the same broker, with a patience of its own."""
 
     def __init__(self, live: Live, seconds: float) -> None:
-        async def start() -> http_door.HttpDoor:
-            return await http_door.start(
+        async def start() -> http_listener.HttpListener:
+            return await http_listener.start(
                 live.broker,
                 live.config.http,
                 live.config,
@@ -231,10 +231,10 @@ class Patient:
             )
 
         self._live = live
-        self._door = live.call(start())
+        self._listener = live.call(start())
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self._door.port), timeout=60)
+        return socket.create_connection(("127.0.0.1", self._listener.port), timeout=60)
 
     def link(
         self,
@@ -246,7 +246,7 @@ class Patient:
         found: list[BoundedHttp] = []
 
         async def look() -> bool:
-            for link in self._door._state.connections:
+            for link in self._listener._state.connections:
                 if isinstance(link, BoundedHttp) and link.client == sock.getsockname() and so_far(link):
                     found.append(link)
                     then(link)
@@ -257,42 +257,43 @@ class Patient:
         return found[0]
 
     def at_the_end(self, sock: socket.socket, so_far: Callable[[BoundedHttp], bool]) -> None:
-        """Once the connection has come so far, everybody's patience with it is over, as by the clock of the door."""
+        """Once the connection has come so far, everybody's patience with it is over, as by the clock of the
+        listener."""
         self.link(sock, so_far, lambda link: link.check(link.loop.time() + 1e6))
 
     def stand_still(self, sock: socket.socket, so_far: Callable[[BoundedHttp], bool], *, looks: int = 1) -> None:
         """Once the connection has come so far, the broker misses the time in which its patience ends."""
 
         async def go_on() -> bool:
-            for link in self._door._state.connections:
+            for link in self._listener._state.connections:
                 if isinstance(link, BoundedHttp) and link.client == sock.getsockname() and so_far(link):
                     now = link.loop.time()
-                    self._door._looked, self._door._was_held_up = now, False
+                    self._listener._looked, self._listener._was_held_up = now, False
                     for look in range(looks):
-                        self._door._look(now + 1e6 + look)
-                    self._door._looked = now
+                        self._listener._look(now + 1e6 + look)
+                    self._listener._looked = now
                     return True
             return False
 
         eventually(lambda: self._live.call(go_on()), "the connection comes so far")
 
     def close(self) -> None:
-        self._live.call(self._door.close())
+        self._live.call(self._listener.close())
 
 
 @pytest.fixture(scope="module")
 def hasty(live: Live):  # type: ignore[no-untyped-def]
-    door = Patient(live, 0.2)
-    yield door
-    door.close()
+    listener = Patient(live, 0.2)
+    yield listener
+    listener.close()
 
 
 @pytest.fixture(scope="module")
 def patient_one(live: Live):  # type: ignore[no-untyped-def]
-    """Whatever keeps a test from its next line, this door waits for it."""
-    door = Patient(live, 1e5)
-    yield door
-    door.close()
+    """Whatever keeps a test from its next line, this listener waits for it."""
+    listener = Patient(live, 1e5)
+    yield listener
+    listener.close()
 
 
 def test_a_connection_that_says_nothing_is_closed(hasty: Patient) -> None:
@@ -381,7 +382,7 @@ def test_a_client_that_takes_its_answer_slowly_is_not_cut_off(patient_one: Patie
 
 
 def test_clients_that_do_not_read_are_closed_when_memory_stays_short(live: Live) -> None:
-    """As at the other doors: thousands that follow a topic and read nothing could have all of it."""
+    """As at the other listeners: thousands that follow a topic and read nothing could have all of it."""
     live.publish("unread", *({"value": "x" * 100_000} for _ in range(150)))
     holder = next(one for one in live.broker.pressure.holders if one.name == "http_connections")
 
@@ -397,11 +398,11 @@ def test_clients_that_do_not_read_are_closed_when_memory_stays_short(live: Live)
         eventually(lambda: live.call(held()) >= GREEDY_BYTES, "it does not read")
         assert live.call(shed()) >= GREEDY_BYTES
         eventually(lambda: live.call(held()) == 0, "it is closed")
-    assert live.door.site.stats.events["shed"] == 1
+    assert live.listener.site.stats.events["shed"] == 1
 
 
-async def connections(door: Patient) -> int:
-    return len(door._door._state.connections)
+async def connections(listener: Patient) -> int:
+    return len(listener._listener._state.connections)
 
 
 def test_a_waiting_client_is_not_a_slow_one(patient_one: Patient, live: Live) -> None:
@@ -409,9 +410,7 @@ def test_a_waiting_client_is_not_a_slow_one(patient_one: Patient, live: Live) ->
     live.publish("quiet", {"value": "a"})
     log = live.broker.streams.get("quiet").partitions[0].log
     with patient_one.connect() as sock:
-        sock.sendall(
-            b"GET /topics/quiet/messages?offset=1&wait=60 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        )
+        sock.sendall(b"GET /topics/quiet/messages?offset=1&wait=60 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         patient_one.at_the_end(sock, lambda _: any(waiter.callback is not None for waiter in log._waiters))
         live.publish("quiet", {"value": "what it waited for"})
         answer = read_all(sock)
@@ -444,7 +443,7 @@ def test_a_connection_that_is_silent_after_a_refused_body_is_closed_in_time(own:
     live = own()
 
     async def is_waited_for() -> bool:
-        (link,) = live.door._state.connections
+        (link,) = live.listener._state.connections
         return isinstance(link, BoundedHttp) and link._body_bytes == 5 and link.timeout_keep_alive_task is not None
 
     with live.connect() as sock:
@@ -502,7 +501,7 @@ def test_answers_cannot_be_taken_for_something_else(live: Live) -> None:
 
 def test_a_thousand_rude_connections_leave_nothing_behind(live: Live) -> None:
     async def state() -> tuple[int, int, int]:
-        return len(live.door._state.connections), len(live.door._state.tasks), live.door.site.budget.used
+        return len(live.listener._state.connections), len(live.listener._state.tasks), live.listener.site.budget.used
 
     rude = [
         b"", b"G", b"\x00" * 100, GET, GET + b"\r\n", POST + b"",

@@ -20,7 +20,7 @@ def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
     waiting = [server.connect() for _ in range(3)]
 
     async def count() -> int:
-        return len(server.door._state.connections)
+        return len(server.listener._state.connections)
 
     while server.call(count()) < 3:
         pass
@@ -48,7 +48,9 @@ def test_a_standby_finds_a_place_when_all_connections_are_taken(own: type[Live])
     server = own(connections_max=3)
 
     async def counts() -> tuple[int, int]:
-        return len(server.door._state.connections), len(next(iter(server.door._state.connections)).limits.reserve)
+        return len(server.listener._state.connections), len(
+            next(iter(server.listener._state.connections)).limits.reserve
+        )
 
     with ExitStack() as stack:
         waiting = [stack.enter_context(server.connect()) for _ in range(3)]
@@ -69,7 +71,7 @@ def test_whoever_says_nothing_keeps_no_standby_from_its_place(own: type[Live]) -
     server = own(connections_max=1)
 
     async def in_reserve() -> int:
-        return len(next(iter(server.door._state.connections)).limits.reserve)
+        return len(next(iter(server.listener._state.connections)).limits.reserve)
 
     with ExitStack() as stack:
         stack.enter_context(server.connect())
@@ -94,7 +96,7 @@ def test_one_address_leaves_some_connections_to_others(own: type[Live], monkeypa
     monkeypatch.setattr(bounded_protocol, "source_of", lambda host: where[0])
 
     async def count() -> int:
-        return len(server.door._state.connections)
+        return len(server.listener._state.connections)
 
     with ExitStack() as stack:
         for number in range(1, 4):

@@ -305,10 +305,10 @@ def test_a_client_that_asks_before_sending_is_told_to_go_on(live: Live, topic: s
 
 def test_too_many_bytes_at_once_are_turned_away_with_a_time_to_come_back(own: type[Live]) -> None:
     server = own()
-    server.door.site.budget.bytes_max = 1000
+    server.listener.site.budget.bytes_max = 1000
     with server.connect() as first:
         first.sendall(b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 901\r\n\r\n" + b"x" * 900)
-        while server.door.site.budget.used < 900:
+        while server.listener.site.budget.used < 900:
             server.get("/health")  # the other request is read in the meantime
         answer = server.client.post("/topics/t/messages", content=b"y" * 200)
         assert (answer.status_code, code_of(answer)) == (429, "overloaded")
@@ -321,10 +321,10 @@ def test_too_many_bytes_at_once_are_turned_away_with_a_time_to_come_back(own: ty
 def test_what_is_announced_and_does_not_come_is_kept_from_nobody(own: type[Live]) -> None:
     """A few slow bodies of the largest size turned every other publisher away, for hours."""
     server = own()
-    server.door.site.budget.bytes_max = 1000
+    server.listener.site.budget.bytes_max = 1000
     with server.connect() as slow:
         slow.sendall(b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\nx")
-        while not server.door.site.budget.used:
+        while not server.listener.site.budget.used:
             server.get("/health")
         assert server.client.post("/topics/t/messages", content=b"y" * 200).status_code == 200
         slow.sendall(b"x" * 4999)
@@ -338,17 +338,17 @@ def test_long_lists_are_part_of_the_budget_and_short_ones_are_not(
     server = own()
     for number in range(10):
         server.create(f"topic-{number}")
-    server.door.site.budget.bytes_max = 700
+    server.listener.site.budget.bytes_max = 700
     with server.connect() as slow:
         slow.sendall(b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 501\r\n\r\n" + b"x" * 500)
-        while server.door.site.budget.used < 500:
+        while server.listener.site.budget.used < 500:
             server.get("/health")
         paths = ("/topics", "/api/queues", "/api/definitions")
         assert [server.get(path).status_code for path in paths] == [200] * 3
         monkeypatch.setattr(authorization, "COUNTED_BYTES_MIN", 300)
         assert [server.get(path).status_code for path in paths] == [429] * 3
         assert server.get("/health").status_code == 200
-    while server.door.site.budget.used:
+    while server.listener.site.budget.used:
         server.get("/health")
     assert server.get("/topics").status_code == 200
 

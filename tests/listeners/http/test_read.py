@@ -194,18 +194,18 @@ def test_a_client_that_hangs_up_while_waiting_is_forgotten(live: Live, topic: st
 def test_readers_that_wait_keep_no_bytes_from_others(own: type[Live], path: str) -> None:
     server = own()
     server.publish("quiet", {"value": "old"})
-    server.door.site.budget.bytes_max = 4 << 20
+    server.listener.site.budget.bytes_max = 4 << 20
     with ExitStack() as stack:
         waiting = [stack.enter_context(server.connect()) for _ in range(8)]
         for count, sock in enumerate(waiting, 1):  # each asks for a megabyte
             sock.sendall(f"GET /topics/quiet/{path}?offset=1&wait=50 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             eventually(lambda: server.call(waiters(server, "quiet")) == count, "the request waits")  # noqa: B023
-        assert server.door.site.budget.used == 0
+        assert server.listener.site.budget.used == 0
         server.publish("busy", {"value": "x"})
         assert server.values("busy") == ["x"]
         server.publish("quiet", {"value": "new"})
         assert [sock.recv(12) for sock in waiting] == [b"HTTP/1.1 200"] * len(waiting)
-    eventually(lambda: server.door.site.budget.used == 0, "the answers are out")
+    eventually(lambda: server.listener.site.budget.used == 0, "the answers are out")
 
 
 @pytest.mark.usefixtures("no_hurry")
@@ -213,7 +213,7 @@ def test_readers_that_wait_keep_no_bytes_from_others(own: type[Live], path: str)
 def test_a_long_poll_that_finds_no_bytes_left_is_told_to_try_again(own: type[Live], path: str) -> None:
     server = own()
     server.publish("quiet", {"value": "old"})
-    budget = server.door.site.budget
+    budget = server.listener.site.budget
     budget.bytes_max = 1000
     with server.connect() as slow, server.connect() as sock:
         sock.sendall(f"GET /topics/quiet/{path}?offset=1&wait=50&max_bytes=500 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -299,7 +299,7 @@ def test_messages_of_aborted_transactions_are_not_read(own: type[Live]) -> None:
 
     server = own(kafka=Address("localhost", 0))
     server.create("t")
-    address = server.server.doors["kafka"].addresses[0]
+    address = server.server.listeners["kafka"].addresses[0]
     producer = Producer({"bootstrap.servers": address, "transactional.id": "x", "linger.ms": 0})
     producer.init_transactions(60)
     for name, end in (("a", "abort"), ("b", "commit"), ("c", "abort"), ("d", "commit")):
@@ -325,7 +325,7 @@ def test_an_open_transaction_holds_back_what_is_behind_it(own: type[Live]) -> No
 
     server = own(kafka=Address("localhost", 0))
     server.create("t")
-    producer = Producer({"bootstrap.servers": server.server.doors["kafka"].addresses[0], "transactional.id": "x"})
+    producer = Producer({"bootstrap.servers": server.server.listeners["kafka"].addresses[0], "transactional.id": "x"})
     producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce("t", "open")

@@ -164,7 +164,7 @@ def test_no_id_is_given_while_a_transaction_holds_back_the_ones_before_it(own: t
     live = own(kafka=Address("localhost", 0))
     registry = Registry(live)
     registry.register("a", ONE)
-    producer = Producer({"bootstrap.servers": live.server.doors["kafka"].addresses[0], "transactional.id": "x"})
+    producer = Producer({"bootstrap.servers": live.server.listeners["kafka"].addresses[0], "transactional.id": "x"})
     producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(TOPIC, "none of the registry's", "x")

@@ -88,9 +88,7 @@ def session() -> Iterator[requests.Session]:
 
 @schema.exclude(path_regex="/stream$").parametrize()
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_every_operation_answers_as_the_document_says(
-    case: Case, known: Live, session: requests.Session
-) -> None:
+def test_every_operation_answers_as_the_document_says(case: Case, known: Live, session: requests.Session) -> None:
     acceptance = CHECKS.get_one("positive_data_acceptance")
     response = case.call(base_url=known.base, session=session, timeout=SECONDS_MAX)
     case.validate_response(response, excluded_checks=[acceptance])

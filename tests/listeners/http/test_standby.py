@@ -1,4 +1,4 @@
-"""Standbys at the door: who is let in, what is refused, and what a broker that waits for them says."""
+"""Standbys at the listener: who is let in, what is refused, and what a broker that waits for them says."""
 
 import contextlib
 import threading
@@ -87,7 +87,7 @@ def test_a_standby_that_nobody_knows_is_told_so(live: Live) -> None:
 
 
 def test_standbys_are_heard_while_those_who_wait_for_them_hold_all_the_room(live: Live) -> None:
-    budget = live.door.site.budget
+    budget = live.listener.site.budget
     size = budget.bytes_max
     budget.move("a publisher", size)
     try:

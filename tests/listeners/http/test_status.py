@@ -86,7 +86,7 @@ def test_errors_of_ours_say_nothing_about_the_inside(own: type[Live], caplog: py
 def test_the_status_shows_every_setting_in_force(live: Live) -> None:
     status = live.get("/status").json()
     assert {setting["name"] for setting in status["settings"]} == {setting.name for setting in SETTINGS}
-    assert status["doors"]["http"] == live.door.addresses
+    assert status["listeners"]["http"] == live.listener.addresses
     assert status["ready"] and status["reason"] is None
     assert status["recovery"]["clean"] is True
 
@@ -101,7 +101,7 @@ def test_metrics_are_what_prometheus_reads(live: Live, topic: str) -> None:
     assert after["headrace_log_syncs"].samples[0].value >= 2
     assert families["headrace_ready"].samples[0].value == 1
     assert families["process_resident_memory_bytes"].samples[0].value > 1_000_000
-    events = {s.labels["event"]: s.value for s in after["headrace_door_events"].samples}
+    events = {s.labels["event"]: s.value for s in after["headrace_listener_events"].samples}
     assert events["200"] >= 2
 
 

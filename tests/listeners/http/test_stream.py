@@ -142,7 +142,7 @@ def test_a_reader_that_hangs_up_leaves_nothing_behind(live: Live, topic: str) ->
     live.publish(topic, {"value": 1})
 
     async def tasks() -> int:
-        return len(live.door._state.tasks)
+        return len(live.listener._state.tasks)
 
     for _ in range(5):
         with live.events(f"/topics/{topic}/stream") as events:
@@ -162,7 +162,7 @@ def test_a_reader_that_hangs_up_with_another_request_in_line_leaves_nothing_behi
     live.create("t")
 
     async def lines() -> bool:
-        return any(isinstance(link, BoundedHttp) and link.pipeline for link in live.door._state.connections)
+        return any(isinstance(link, BoundedHttp) and link.pipeline for link in live.listener._state.connections)
 
     log = live.broker.streams.get("t").partitions[0].log
     with live.connect() as sock:
@@ -172,6 +172,6 @@ def test_a_reader_that_hangs_up_with_another_request_in_line_leaves_nothing_behi
         eventually(lambda: live.call(lines()), "the other is in line")
 
     async def tasks() -> int:
-        return len(live.door._state.tasks)
+        return len(live.listener._state.tasks)
 
     eventually(lambda: live.call(tasks()) == 0, "nothing is left")

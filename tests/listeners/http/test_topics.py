@@ -132,7 +132,7 @@ def raw_request(live: Live, method: str, path: str):  # type: ignore[no-untyped-
     return request
 
 
-def test_streams_of_other_doors_can_be_read_whatever_their_name(own: type[Live]) -> None:
+def test_streams_of_other_listeners_can_be_read_whatever_their_name(own: type[Live]) -> None:
     """A queue may be called anything; its messages are read under its percent-encoded name."""
     server = own()
     name = "orders/eu west\t✓"

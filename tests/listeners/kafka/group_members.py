@@ -42,8 +42,6 @@ async def beat_share(client: Client, group: str, epoch: int = 0) -> SimpleNamesp
 async def commit(client: Client, group: str, generation: int = -1, member_id: str = "") -> int:
     parts = [{"partition_index": 0, "committed_offset": 0, "committed_metadata": ""}]
     who = {"generation_id_or_member_epoch": generation, "member_id": member_id}
-    answer = await client.call(
-        Api.OFFSET_COMMIT, 8, group_id=group, **who, topics=[{"name": "t", "partitions": parts}]
-    )
+    answer = await client.call(Api.OFFSET_COMMIT, 8, group_id=group, **who, topics=[{"name": "t", "partitions": parts}])
     code: int = answer.topics[0].partitions[0].error_code
     return code

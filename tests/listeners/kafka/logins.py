@@ -1,4 +1,4 @@
-"""Users for tests of the Kafka door, and logging in as one with bytes."""
+"""Users for tests of the Kafka listener, and logging in as one with bytes."""
 
 from types import SimpleNamespace
 

@@ -62,7 +62,7 @@ async def test_a_topic_that_is_named_twice_gets_no_more_partitions(world: World,
 
 async def test_a_topic_is_deleted_by_its_name_or_by_its_id_and_once(world: World, client: Client) -> None:
     topic = await world.topic("stays")
-    topic_id = world.door.topics.id_of(world.broker.streams.get(topic))
+    topic_id = world.listener.topics.id_of(world.broker.streams.get(topic))
     by_name, by_id = {"name": topic, "topic_id": NO_UUID}, {"name": None, "topic_id": topic_id}
     assert await delete(client, {"name": topic, "topic_id": topic_id}) == [Code.INVALID_REQUEST]
     assert await delete(client, {"name": None, "topic_id": NO_UUID}) == [Code.INVALID_REQUEST]
@@ -127,9 +127,7 @@ async def test_a_value_that_cannot_be_is_refused_of_a_setting_without_effect_as_
         ("follower.replication.throttled.replicas", ""),
     ],
 )
-async def test_a_value_that_can_be_is_taken_of_a_setting_without_effect(
-    client: Client, name: str, value: str
-) -> None:
+async def test_a_value_that_can_be_is_taken_of_a_setting_without_effect(client: Client, name: str, value: str) -> None:
     assert (await create(client, (name, value))).error_code == 0
 
 

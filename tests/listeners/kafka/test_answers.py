@@ -76,7 +76,7 @@ async def test_a_buffer_is_used_again_only_if_nothing_writes_it_any_more(
             await failing.topic("large")
             client = await failing.client()
             large = batch(bytes(2 * FIRST_BYTES))
-            shard, pool = failing.broker.shard, failing.door.pool
+            shard, pool = failing.broker.shard, failing.listener.pool
             for fails in (False, True):
                 if fails:
                     monkeypatch.setattr(shard.intake, "start_round", lambda: None)
@@ -139,9 +139,7 @@ async def test_an_epoch_ends_where_the_next_one_begins(
 
 
 @pytest.mark.parametrize("asked", [8, -1])
-async def test_nothing_is_known_of_where_an_epoch_ends_that_never_was(
-    world: World, client: Client, asked: int
-) -> None:
+async def test_nothing_is_known_of_where_an_epoch_ends_that_never_was(world: World, client: Client, asked: int) -> None:
     """Whoever has read in one that is still to come has read another log, before an older copy was put in its place:
     it begins anew, as with Kafka, instead of going on in the midst of other records."""
     topic = await world.topic(f"never{asked}")
@@ -221,7 +219,7 @@ async def test_what_is_on_disk_is_loaded_though_there_is_something_else_to_read(
 async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, client: Client) -> None:
     await world.topic("patient")
     writer = await world.client()
-    messages, sent = world.door.stats.messages_out, world.door.stats.bytes_out
+    messages, sent = world.listener.stats.messages_out, world.listener.stats.bytes_out
     waiting = asyncio.ensure_future(client.fetch("patient", max_wait=60_000, min_bytes=1000))
     one = batch(b"x" * 400)
     for _ in range(2):
@@ -230,8 +228,8 @@ async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, clie
         assert not waiting.done()
     await writer.produce("patient", one)
     assert len((await waiting).records) >= 1000
-    assert world.door.stats.messages_out - messages == 3, "counted when it is sent, not with every look"
-    assert world.door.stats.bytes_out - sent == 3 * len(one)
+    assert world.listener.stats.messages_out - messages == 3, "counted when it is sent, not with every look"
+    assert world.listener.stats.bytes_out - sent == 3 * len(one)
 
 
 async def test_only_the_first_batch_of_an_answer_is_larger_than_what_was_asked_for(
@@ -393,9 +391,7 @@ async def test_one_node_elects_and_moves_nothing(world: World, client: Client) -
         Code.UNKNOWN_TOPIC_OR_PARTITION,
     ]
     moves = [{"partition_index": 0, "replicas": replicas} for replicas in ([1], [2], None)]
-    answer = await client.call(
-        Api.ALTER_PARTITION_REASSIGNMENTS, 1, topics=[{"name": "led", "partitions": moves}]
-    )
+    answer = await client.call(Api.ALTER_PARTITION_REASSIGNMENTS, 1, topics=[{"name": "led", "partitions": moves}])
     assert [one.error_code for one in answer.responses[0].partitions] == [
         0,
         Code.INVALID_REPLICA_ASSIGNMENT,
@@ -417,7 +413,7 @@ async def test_names_of_many_new_topics_are_not_each_compared_with_all(world: Wo
     """A request has room for 20,000 of them, and nobody else is served meanwhile."""
     fields = SimpleNamespace(topics=[SimpleNamespace(name=Compared("again")) for _ in range(1000)])
     asked: Any = SimpleNamespace(connection=SimpleNamespace(access=None))
-    made = await topics.create_topics(world.door, asked, fields)
+    made = await topics.create_topics(world.listener, asked, fields)
     assert {topic["error_code"] for topic in made["topics"]} == {Code.INVALID_REQUEST}
     assert Compared.times < 10_000
 
@@ -495,9 +491,7 @@ async def test_a_topic_is_encoded_once_for_all_who_ask(
         answer = await other.call(Api.METADATA, 12, topics=None)
         assert sum(topic.name.startswith("cached-") for topic in answer.topics) == 5
     assert encoded == []
-    await client.call(
-        Api.CREATE_PARTITIONS, 3, topics=[{"name": "cached-3", "count": 11}], timeout=1000
-    )
+    await client.call(Api.CREATE_PARTITIONS, 3, topics=[{"name": "cached-3", "count": 11}], timeout=1000)
     answer = await client.call(Api.METADATA, 12, topics=[{"name": "cached-3"}])
     assert len(answer.topics[0].partitions) == 11
     assert encoded == ["cached-3"]
@@ -516,9 +510,7 @@ async def test_what_clients_of_2021_ask_with_versions_that_kafka_has_no_more(wor
     at = {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": [{"name": "old", "partitions": [partition]}]}
     committed = await client.call(Api.OFFSET_COMMIT, 1, **at)
     assert committed.topics[0].partitions[0].error_code == Code.NONE
-    fetched = await client.call(
-        Api.OFFSET_FETCH, 1, group_id="g", topics=[{"name": "old", "partition_indexes": [0]}]
-    )
+    fetched = await client.call(Api.OFFSET_FETCH, 1, group_id="g", topics=[{"name": "old", "partition_indexes": [0]}])
     [found] = fetched.topics[0].partitions
     assert (found.committed_offset, found.metadata) == (3, "note")
     await client.produce("old", batch(b"a", b"b"))

@@ -1,4 +1,4 @@
-"""What the checklist of bad input asks of the Kafka door, item by item: only the sender is hurt."""
+"""What the checklist of bad input asks of the Kafka listener, item by item: only the sender is hurt."""
 
 import asyncio
 import struct
@@ -65,10 +65,8 @@ async def test_a_large_size_claims_no_memory(world: World) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"AMQP\0\0\x09\x01", b"\x16\x03\x01\x02\0"]
-)
-async def test_other_protocols_are_shown_the_door(world: World, client: Client, data: bytes) -> None:
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"AMQP\0\0\x09\x01", b"\x16\x03\x01\x02\0"])
+async def test_other_protocols_are_shown_the_listener(world: World, client: Client, data: bytes) -> None:
     client.send_bytes(data + bytes(100))
     assert await client.is_closed()
     await alive(world)
@@ -245,7 +243,7 @@ async def test_acks_that_do_not_exist_are_refused(client: Client) -> None:
 
 
 async def test_what_is_refused_does_not_count_as_published(world: World, client: Client) -> None:
-    stats = world.door.stats
+    stats = world.listener.stats
 
     async def counted(data: bytearray, code: Code = Code.NONE) -> tuple[int, int]:
         before = stats.messages_in, stats.bytes_in
@@ -308,7 +306,7 @@ async def test_of_two_names_that_collide_and_come_at_once_one_is_made(world: Wor
     assert sorted(answer.topics[0].error_code for answer in made) == [Code.NONE, Code.INVALID_TOPIC]
 
 
-async def test_queues_of_other_doors_may_have_names_that_collide_and_kafka_reads_both(
+async def test_queues_of_other_listeners_may_have_names_that_collide_and_kafka_reads_both(
     world: World, client: Client
 ) -> None:
     await world.broker.streams.create("q.x", 1, {})
@@ -403,9 +401,7 @@ async def test_gaps_stale_epochs_and_strangers_are_told_apart(world: World, clie
 
     assert (await client.produce("numbered", numbered(0))).base_offset == 0
     assert (await client.produce("numbered", numbered(1))).base_offset == 1
-    assert (await client.produce("numbered", numbered(1))).base_offset == 1, (
-        "a repeated batch is where it was"
-    )
+    assert (await client.produce("numbered", numbered(1))).base_offset == 1, "a repeated batch is where it was"
     assert (await client.produce("numbered", numbered(5))).error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert (await client.produce("numbered", numbered(2, 0))).error_code == Code.INVALID_PRODUCER_EPOCH
     stranger = await client.call(
@@ -414,14 +410,10 @@ async def test_gaps_stale_epochs_and_strangers_are_told_apart(world: World, clie
     assert stranger.error_code == Code.INVALID_PRODUCER_ID_MAPPING
 
 
-async def test_a_transactional_batch_outside_of_a_transaction_is_refused(
-    world: World, client: Client
-) -> None:
+async def test_a_transactional_batch_outside_of_a_transaction_is_refused(world: World, client: Client) -> None:
     await world.topic("outside")
     producer = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id="mine", transaction_timeout=1000)
-    data = batch(
-        b"x", producer_id=producer.producer_id, producer_epoch=0, base_sequence=0, transactional=True
-    )
+    data = batch(b"x", producer_id=producer.producer_id, producer_epoch=0, base_sequence=0, transactional=True)
     assert (await client.produce("outside", data, of="mine")).error_code == Code.INVALID_TXN_STATE
 
 
@@ -455,7 +447,7 @@ async def test_a_client_that_does_not_read_is_not_read_from(world: World) -> Non
     for _ in range(200):  # 200 MB of answers, if they were all written
         lazy.send(Api.FETCH, 11, request)
     await alive(world)
-    [connection] = [one for one in world.door.connections if one.peer == lazy.address]
+    [connection] = [one for one in world.listener.connections if one.peer == lazy.address]
     async with asyncio.timeout(SECONDS):
         while not connection._reading_paused:
             await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Heartbeats of the KIP-848 protocol at the door: codes that its clients know, and a group that a restart kept."""
+"""Heartbeats of the KIP-848 protocol at the listener: codes that its clients know, and a group that a restart kept."""
 
 from pathlib import Path
 from typing import Any

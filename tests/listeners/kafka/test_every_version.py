@@ -84,9 +84,7 @@ FILLED: dict[Api, dict[str, Any]] = {
         ]
     },
     Api.INCREMENTAL_ALTER_CONFIGS: {
-        "resources": [
-            {"resource_type": 2, "resource_name": TOPIC, "configs": [{"name": "nonsense", "value": "1"}]}
-        ]
+        "resources": [{"resource_type": 2, "resource_name": TOPIC, "configs": [{"name": "nonsense", "value": "1"}]}]
     },
     Api.CREATE_PARTITIONS: {"topics": [{"name": TOPIC, "count": 1}]},
     Api.DESCRIBE_LOG_DIRS: {"topics": None},
@@ -127,9 +125,7 @@ FILLED: dict[Api, dict[str, Any]] = {
     Api.DESCRIBE_TOPIC_PARTITIONS: {"topics": [{"name": TOPIC}, {"name": "nowhere"}]},
     Api.METADATA: {"topics": [{"name": TOPIC}, {"name": "made by asking"}, {"name": "auto"}]},
     Api.FETCH: {
-        "topics": [
-            {"topic": TOPIC, "partitions": [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 99}]}
-        ]
+        "topics": [{"topic": TOPIC, "partitions": [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 99}]}]
     },
     Api.PRODUCE: {
         "acks": -1,

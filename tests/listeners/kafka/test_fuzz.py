@@ -61,14 +61,12 @@ def nonsense(schema: Any, rng: random.Random, topic_id: bytes) -> dict[str, Any]
     return values
 
 
-async def test_requests_that_make_no_sense_find_no_bug(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_requests_that_make_no_sense_find_no_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     rng = random.Random(5)
     async with world_at(tmp_path) as world:
         await world.topic("t", 2)
-        topic_id = world.door.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
         for api, versions in VERSIONS.items():
             for version in range(3 if api is Api.PRODUCE else versions.lowest, versions.highest + 1):
                 schema = request_entity(api, version)

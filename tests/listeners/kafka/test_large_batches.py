@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.listeners.kafka import listener as kafka_door
+from headrace.listeners.kafka import listener as kafka_listener
 from headrace.listeners.kafka.errors import Code
 from headrace.record import codec
 from headrace.wire.kafka.apis import Api
@@ -22,7 +22,7 @@ MB = 1 << 20
 
 
 class Gate(ThreadPoolExecutor):
-    """The door's thread, which works when it is let."""
+    """The listener's thread, which works when it is let."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -48,8 +48,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 @pytest.fixture
 def gate(world: World) -> Iterator[Gate]:
     gate = Gate()
-    world.door.checking.shutdown()
-    world.door.checking = gate
+    world.listener.checking.shutdown()
+    world.listener.checking = gate
     yield gate
     gate.opened.set()
 
@@ -130,10 +130,8 @@ async def test_a_large_request_is_checked_in_the_thread_compressed_or_not(world:
     assert gate.asked == 1
 
 
-async def test_what_waits_for_the_thread_is_bounded(
-    world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kafka_door, "CHECKING_BYTES_MAX", 16 * MB)
+async def test_what_waits_for_the_thread_is_bounded(world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_listener, "CHECKING_BYTES_MAX", 16 * MB)
     await world.topic("wide", batch_bytes_max=64 * MB)
     large = bytes(batch(bytes(9 * MB)))
     clients, small = [await world.client() for _ in range(4)], await world.client()
@@ -143,8 +141,8 @@ async def test_what_waits_for_the_thread_is_bounded(
         while gate.asked < asked:
             await small.call(Api.API_VERSIONS, 3)
         if client is clients[0]:
-            assert not any(one.is_sending for one in world.door.connections), "its next one is not read"
-    while sum(one.is_sending for one in world.door.connections) < 2:
+            assert not any(one.is_sending for one in world.listener.connections), "its next one is not read"
+    while sum(one.is_sending for one in world.listener.connections) < 2:
         await small.call(Api.API_VERSIONS, 3)
     for _ in range(50):
         assert (await small.produce("t", batch(b"x"))).error_code == 0

@@ -1,4 +1,5 @@
-"""Who is let in at the Kafka door: SASL/PLAIN with the users of the other doors, and what a stranger can not do."""
+"""Who is let in at the Kafka listener: SASL/PLAIN with the users of the other listeners, and what a stranger can not
+do."""
 
 import asyncio
 import functools
@@ -106,11 +107,11 @@ async def test_the_old_way_with_wrong_credentials_ends_the_connection(world: Wor
 
 
 async def test_the_client_of_the_demo_logs_in(world: World) -> None:
-    demo = await KafkaClient.connect("127.0.0.1", world.door.port, ("ann", PASSWORD))
+    demo = await KafkaClient.connect("127.0.0.1", world.listener.port, ("ann", PASSWORD))
     assert (await demo.fetch("t", 0)).error == 0
     await demo.close()
     with pytest.raises(AccessRefused, match="'ann'"):
-        await KafkaClient.connect("127.0.0.1", world.door.port, ("ann", "wrong"))
+        await KafkaClient.connect("127.0.0.1", world.listener.port, ("ann", "wrong"))
 
 
 @pytest.mark.parametrize("sent", [token("ann", "wrong"), token("nobody"), token("guest", "guest")])
@@ -139,7 +140,7 @@ async def test_guest_comes_from_this_machine_only(fresh: World) -> None:
         await add(fresh, "ann")
         client = await fresh.client()
         await client.call(Api.API_VERSIONS, 3)
-        [found] = fresh.door.connections
+        [found] = fresh.listener.connections
         found.peer = ("203.0.113.7", 1)
         if silent:
             client.send(Api.METADATA, 9, written(make(request_entity(Api.METADATA, 9), {})))
@@ -160,7 +161,7 @@ async def test_an_open_broker_asks_nobody_and_lets_in_who_logs_in_all_the_same(f
     assert (await try_login(guest, token("guest", "guest"))).error_code == 0
     assert (await guest.fetch("t")).error_code == 0
     assert ("guest", "PLAIN") in users_shown(fresh)
-    assert all(found.access is None for found in fresh.door.connections), "and nothing is checked"
+    assert all(found.access is None for found in fresh.listener.connections), "and nothing is checked"
     wrong = await fresh.client()
     assert (await try_login(wrong, token("guest", "wrong"))).error_code == Code.SASL_AUTHENTICATION_FAILED
 
@@ -205,7 +206,7 @@ async def test_a_fetch_that_waits_when_the_broker_is_closed_to_strangers_is_not_
     await add(fresh, "ann")
     waiting = await fresh.client()
     fetch = asyncio.ensure_future(waiting.fetch("t", max_wait=60_000))
-    while not any(found.fetch_waiters for found in fresh.door.connections):
+    while not any(found.fetch_waiters for found in fresh.listener.connections):
         await asyncio.sleep(0.01)
     await closed_to_strangers(fresh)
     with pytest.raises(Closed):
@@ -224,11 +225,11 @@ async def test_a_share_fetch_that_waits_then_is_given_nothing(fresh: World) -> N
     waiting = await fresh.client()
     member = {"group_id": "g", "member_id": "AAAAAAAAAAAAAAAAAAAAAA"}
     await waiting.call(Api.SHARE_GROUP_HEARTBEAT, 1, **member, subscribed_topic_names=["t"])
-    topic_id = fresh.door.topics.id_of(fresh.broker.streams.get("t"))
+    topic_id = fresh.listener.topics.id_of(fresh.broker.streams.get("t"))
     topics = [{"topic_id": topic_id, "partitions": [{"partition_index": 0, "acknowledgement_batches": []}]}]
     limits = {"max_wait": 60_000, "min_bytes": 1, "max_bytes": 1000, "max_records": 1, "batch_size": 1}
     fetch = asyncio.ensure_future(waiting.call(Api.SHARE_FETCH, 1, **member, **limits, topics=topics))
-    while not fresh.door.share_sessions:
+    while not fresh.listener.share_sessions:
         await asyncio.sleep(0.01)
     await closed_to_strangers(fresh)
     with pytest.raises(Closed):
@@ -398,9 +399,10 @@ async def test_a_failed_login_is_answered_late_and_holds_up_nobody_else(
 
 
 def held_timers(world: World, monkeypatch: pytest.MonkeyPatch, delay_s: float) -> list[Callable[[], object]]:
-    """What the door wants to do after this delay, for the test to do in time: a machine can be slower than a timer."""
+    """What the listener wants to do after this delay, for the test to do in time: a machine can be slower than a
+    timer."""
     held: list[Callable[[], object]] = []
-    loop = world.door.loop
+    loop = world.listener.loop
 
     class Holding:
         def __getattr__(self, name: str) -> Any:
@@ -411,7 +413,7 @@ def held_timers(world: World, monkeypatch: pytest.MonkeyPatch, delay_s: float) -
                 return loop.call_later(delay, callback, *args)
             return held.append(functools.partial(callback, *args))
 
-    monkeypatch.setattr(world.door, "loop", Holding())
+    monkeypatch.setattr(world.listener, "loop", Holding())
     return held
 
 
@@ -431,8 +433,10 @@ async def test_silence_from_one_address_keeps_nobody_out(world: World, monkeypat
     """Neither who comes from elsewhere, nor who comes from there and logs in; and who has logged in stays."""
     monkeypatch.setattr(connection, "LOGIN_TIMEOUT_S", 300.0)
     known = [await logged_in(world, "ann") for _ in range(5)]
-    places = len(world.door.connections) + 4
-    monkeypatch.setattr(world.door, "config", msgspec.structs.replace(world.door.config, connections_max=places))
+    places = len(world.listener.connections) + 4
+    monkeypatch.setattr(
+        world.listener, "config", msgspec.structs.replace(world.listener.config, connections_max=places)
+    )
     silent = [await world.client() for _ in range(10)]
     assert await silent[0].is_closed()
     assert all([await is_served(client) for client in [*known, await logged_in(world, "ann")]])
@@ -445,9 +449,9 @@ async def test_a_user_that_is_removed_is_gone_with_its_connections(world: World)
     known = await logged_in(world, "ann")
     gone = await logged_in(world, "carl")
     assert await is_served(gone)
-    [found] = [one for one in world.door.connections if one.user == "carl"]
+    [found] = [one for one in world.listener.connections if one.user == "carl"]
     await world.broker.users.remove_user("carl")
-    assert world.door.gate.user_of(found) is None, "whatever still waits on it"
+    assert world.listener.gate.user_of(found) is None, "whatever still waits on it"
     assert await gone.is_closed()
     assert await is_served(known)
     again = await try_login(await world.client(), token("carl"))

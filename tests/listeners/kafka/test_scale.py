@@ -30,9 +30,7 @@ async def test_a_session_of_a_thousand_partitions_says_only_what_is_new(tmp_path
     async with world_at(tmp_path) as world:
         await world.topic("wide", PARTITIONS)
         client = await world.client()
-        parts = [
-            {"partition": n, "fetch_offset": 0, "partition_max_bytes": 1 << 20} for n in range(PARTITIONS)
-        ]
+        parts = [{"partition": n, "fetch_offset": 0, "partition_max_bytes": 1 << 20} for n in range(PARTITIONS)]
         asked = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 24}
         first = await client.call(
             Api.FETCH, 12, **asked, session_epoch=0, topics=[{"topic": "wide", "partitions": parts}]
@@ -62,18 +60,18 @@ async def test_r5_connections_that_go_leave_nothing_behind(tmp_path: Path) -> No
                 assert await client.receive()
                 client.close()
         keeper = await world.client()
-        while len(world.door.connections) > 1:
+        while len(world.listener.connections) > 1:
             await keeper.call(Api.API_VERSIONS, 3)
         gc.collect()
-        assert len(world.door.sessions) == len(world.door.share_sessions) == 0
-        assert not world.door._tasks
+        assert len(world.listener.sessions) == len(world.listener.share_sessions) == 0
+        assert not world.listener._tasks
 
 
 async def test_producers_share_the_memory_that_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each may have little waiting, so that all of them together do not have much; everything is stored."""
-    monkeypatch.setattr(request_pipeline, "DOOR_BYTES_WAITING_MAX", 4 << 20)
+    monkeypatch.setattr(request_pipeline, "LISTENER_BYTES_WAITING_MAX", 4 << 20)
     async with world_at(tmp_path) as world:
         await world.topic("t")
         clients = [await world.client() for _ in range(8)]
@@ -84,14 +82,14 @@ async def test_producers_share_the_memory_that_waits_for_the_disk(
                 client.send(Api.PRODUCE, 9, body)
         most = 0
         while world.broker.streams.get("t").partitions[0].end_offset < 32:
-            most = max(most, sum(one._waiting_bytes for one in world.door.connections))
+            most = max(most, sum(one._waiting_bytes for one in world.listener.connections))
             await asyncio.sleep(0)
         for client in clients:
             for _ in range(4):
                 assert await client.receive()
         # One request of each is always taken, and the one that fills a share is taken whole.
         assert most <= 8 * 2 * (len(body) + 100)
-        assert world.door.heavy == 0
+        assert world.listener.heavy == 0
 
 
 async def test_spare_buffers_are_given_back_when_memory_is_short_or_nobody_needs_them(tmp_path: Path) -> None:
@@ -99,7 +97,7 @@ async def test_spare_buffers_are_given_back_when_memory_is_short_or_nobody_needs
         await world.topic("t")
         client = await world.client()
         [spare] = [one for one in world.broker.pressure.holders if one.name == "kafka_buffers"]
-        for give_back in (lambda: spare.shed(1 << 30), lambda: (world.door._trim(), world.door._trim())):
+        for give_back in (lambda: spare.shed(1 << 30), lambda: (world.listener._trim(), world.listener._trim())):
             await client.produce("t", batch(b"x" * 900_000))
             assert spare.held_bytes() > 0, "kept for the next request"
             give_back()

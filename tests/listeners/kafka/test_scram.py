@@ -1,4 +1,4 @@
-"""SASL/SCRAM at the Kafka door, with bytes; real clients log in with it in tests/interop/kafka/test_users.py."""
+"""SASL/SCRAM at the Kafka listener, with bytes; real clients log in with it in tests/interop/kafka/test_users.py."""
 
 import base64
 import hashlib
@@ -106,7 +106,9 @@ async def test_the_example_of_rfc_7677() -> None:
     keys = scram_keys.of_salted(scram_keys.SHA256, salted, salt, 4096)
     nonce = b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
     said = b"n=user,r=rOprNGfwEbeRWgbNEkqO," + nonce + b",s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096,c=biws," + nonce
-    assert scram_keys.proves(scram_keys.SHA256, keys, said, base64.b64decode("dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="))
+    assert scram_keys.proves(
+        scram_keys.SHA256, keys, said, base64.b64decode("dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=")
+    )
     assert not scram_keys.proves(scram_keys.SHA256, keys, said + b"x", bytes(32))
     signature = base64.b64encode(scram_keys.digest(scram_keys.SHA256, keys.server_key, said))
     assert signature == b"6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
@@ -318,7 +320,7 @@ async def test_the_first_user_of_an_open_broker_is_made_on_its_machine(
     async with world_at(tmp_path_factory.mktemp("open")) as opened:
         client = await opened.client()
         await client.call(Api.API_VERSIONS, 3)
-        [connection] = opened.door.connections
+        [connection] = opened.listener.connections
         with monkeypatch.context() as far:
             far.setattr(connection, "peer", ("192.0.2.7", 1234))
             assert await alter(client, upsertion("mallory", "x")) == [("mallory", Code.CLUSTER_AUTHORIZATION_FAILED)]

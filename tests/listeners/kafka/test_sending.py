@@ -117,7 +117,7 @@ class Slow:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(world: World) -> AsyncIterator[Slow]:
-    slow = Slow(world.door.port)
+    slow = Slow(world.listener.port)
     yield slow
     slow.leave()
 
@@ -134,7 +134,7 @@ def expected(world: World) -> dict[int, bytes]:
 
 
 def connections(world: World) -> list[FileSending]:
-    return [one._files for one in world.door.connections if one._files is not None and one._files.unsent_bytes]
+    return [one._files for one in world.listener.connections if one._files is not None and one._files.unsent_bytes]
 
 
 async def until_stuck(world: World) -> FileSending:
@@ -286,10 +286,10 @@ async def test_a_stop_sends_what_was_begun(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await fill(world)
         answers = expected(world)
-        client = Slow(world.door.port)
+        client = Slow(world.listener.port)
         await client.ask(*answers)
         await until_stuck(world)
         reading = asyncio.create_task(client.answer())
-        await world.door.close()
+        await world.listener.close()
         assert next(iter(answers.values())) in (await reading)[1]
         client.leave()

@@ -1,4 +1,4 @@
-"""A broker with its Kafka door in this process, and a client that speaks bytes."""
+"""A broker with its Kafka listener in this process, and a client that speaks bytes."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
-from headrace.listeners.kafka import listener as kafka_door
+from headrace.listeners.kafka import listener as kafka_listener
 from headrace.log.settings import LogSettings
 from headrace.record import codec as records
 from headrace.wire.kafka.apis import Api, has_header_tags, is_flexible
@@ -30,13 +30,13 @@ class Closed(Exception):
 
 
 class World:
-    def __init__(self, broker: Broker, door: kafka_door.KafkaDoor) -> None:
+    def __init__(self, broker: Broker, listener: kafka_listener.KafkaListener) -> None:
         self.broker = broker
-        self.door = door
+        self.listener = listener
         self.clients: list[Client] = []
 
     async def client(self) -> "Client":
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.door.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.listener.port)
         client = Client(reader, writer)
         self.clients.append(client)
         return client
@@ -53,14 +53,14 @@ async def world_at(folder: Path, **settings: Any) -> AsyncIterator[World]:
     options = {**usual, "retention_interval_ms": 3_600_000, **settings}
     config = Config(data_dir=str(folder), kafka=Address("127.0.0.1", 0), **options)
     broker = await Broker.open(config)
-    door = await kafka_door.start(broker, Address("127.0.0.1", 0), broker.config)
-    world = World(broker, door)
+    listener = await kafka_listener.start(broker, Address("127.0.0.1", 0), broker.config)
+    world = World(broker, listener)
     try:
         yield world
     finally:
         for client in world.clients:
             client.close()
-        await door.close()
+        await listener.close()
         await broker.close()
 
 

@@ -35,11 +35,7 @@ def test_requests_do_not_depend_on_how_bytes_arrive() -> None:
 
 def test_requests_may_arrive_byte_by_byte() -> None:
     frames = reader()
-    got = [
-        pair
-        for at in range(len(framed(*REQUESTS[:3])))
-        for pair in frames.feed(framed(*REQUESTS[:3])[at : at + 1])
-    ]
+    got = [pair for at in range(len(framed(*REQUESTS[:3]))) for pair in frames.feed(framed(*REQUESTS[:3])[at : at + 1])]
     assert whole(got) == REQUESTS[:3]
 
 

@@ -244,9 +244,7 @@ def test_metadata_answers_are_what_our_schema_reads(version: int) -> None:
 @pytest.mark.parametrize("version", METADATA)
 def test_topics_of_one_shape_encode_alike(version: int) -> None:
     topic = metadata.Topic("a", b"i" * 16, (1,))
-    assert metadata.encode_topic(topic, version, 1) == metadata.encode_topic(
-        topic, metadata.shape_of(version), 1
-    )
+    assert metadata.encode_topic(topic, version, 1) == metadata.encode_topic(topic, metadata.shape_of(version), 1)
 
 
 @pytest.mark.parametrize("version", [3, 9, 13])

@@ -11,8 +11,9 @@ from headrace.broker.catalog.catalog import Catalog
 from headrace.broker.vhosts.vhosts import CATALOG_KIND as VHOSTS
 from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.errors import NotFound, VirtualHostNotFound
-from headrace.log.disk.disk import Disk, RealDisk, paths
-from headrace.log.standby.follower import follower
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, RealDisk
+from headrace.log.standby import follower
 
 T = TypeVar("T")
 

@@ -9,9 +9,10 @@ from headrace.broker.groups.classic.consumer_protocol import CONSUMER
 from headrace.broker.groups.classic.group import ClassicGroup
 from headrace.broker.groups.classic.members import GroupState, Join, JoinAnswer, Member
 from headrace.broker.groups.config import DEFAULTS, GroupConfig
+from headrace.broker.groups.consumer import classic_members
+from headrace.broker.groups.consumer import group as consumer
 from headrace.broker.groups.consumer.classic_members import Hosted
-from headrace.broker.groups.consumer.group import JOIN_EPOCH, ConsumerGroup, Heartbeat, classic_members
-from headrace.broker.groups.consumer.group import group as consumer
+from headrace.broker.groups.consumer.group import JOIN_EPOCH, ConsumerGroup, Heartbeat
 from headrace.broker.groups.consumer.store import ConsumerStore
 from headrace.broker.groups.member_budget import Room
 from headrace.broker.groups.offsets import OFFSETS, Answer, Committed, OffsetStore, StagedEntry

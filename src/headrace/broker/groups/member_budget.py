@@ -72,6 +72,4 @@ def topics_bytes(topics: Iterable[str]) -> int:
 
 def assigned_bytes(partitions: Mapping[str, int]) -> int:
     """Of topics, with how many partitions each has, that a group of the new protocol reads."""
-    return sum(
-        ASSIGNED_TOPIC_BYTES + COPIES * len(name) + ASSIGNED_BYTES * count for name, count in partitions.items()
-    )
+    return sum(ASSIGNED_TOPIC_BYTES + COPIES * len(name) + ASSIGNED_BYTES * count for name, count in partitions.items())

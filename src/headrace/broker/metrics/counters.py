@@ -12,8 +12,8 @@ STALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 @dataclass(slots=True)
-class DoorStats:
-    """What one door counts; a door adds its own kind of event under `events`."""
+class ListenerStats:
+    """What one listener counts; a listener adds its own kind of event under `events`."""
 
     connections: int = 0
     connections_total: int = 0
@@ -55,7 +55,7 @@ class Tally:
 @dataclass(slots=True)
 class Stats:
     started_ms: int = 0
-    doors: dict[str, DoorStats] = field(default_factory=dict)
+    listeners: dict[str, ListenerStats] = field(default_factory=dict)
     gone: Tally = field(default_factory=Tally)
     loop_stall_s: Histogram = field(default_factory=lambda: Histogram(STALL_BUCKETS_S))
     gc_pause_s: Histogram = field(default_factory=lambda: Histogram(GC_BUCKETS_S))
@@ -63,8 +63,8 @@ class Stats:
     maintenance_errors: int = 0
     certificate_expires_s: Callable[[], float] | None = None  # in seconds since 1970; None without TLS
 
-    def door(self, name: str) -> DoorStats:
-        return self.doors.setdefault(name, DoorStats())
+    def listener(self, name: str) -> ListenerStats:
+        return self.listeners.setdefault(name, ListenerStats())
 
     def loop_came_back(self, late_s: float) -> None:
         if late_s > STALL_S:

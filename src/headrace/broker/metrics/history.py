@@ -32,7 +32,7 @@ class Sample(NamedTuple):
     unacked: int
     sync_count: int
     sync_total_s: float
-    messages_in: dict[str, int]  # by door
+    messages_in: dict[str, int]  # by listener
     messages_out: dict[str, int]
 
 
@@ -67,7 +67,7 @@ class History:
 
     def take(self) -> Sample:
         broker = self._broker
-        counters, doors = broker.shard.counters, broker.stats.doors
+        counters, listeners = broker.shard.counters, broker.stats.listeners
         ready, unacked, delivered, acked = self._depth
         sample = Sample(
             broker.clock.now_ms(),
@@ -80,8 +80,8 @@ class History:
             unacked,
             counters.sync_s.count,
             counters.sync_s.total,
-            {name: door.messages_in for name, door in doors.items()},
-            {name: door.messages_out for name, door in doors.items()},
+            {name: listener.messages_in for name, listener in listeners.items()},
+            {name: listener.messages_out for name, listener in listeners.items()},
         )
         self.samples.append(sample)
         waiters, self._waiters = self._waiters, []

@@ -162,7 +162,7 @@ class Pressure:
 
     @property
     def connections_max(self) -> int:
-        """Of all doors together: the log needs its files, and a process has only so many."""
+        """Of all listeners together: the log needs its files, and a process has only so many."""
         files = self._disk.open_files_max()
         log_files = (self._segment_files or files // 4) + 2 * parts_max(files)
         return max(CONNECTIONS_MIN, files - log_files - OTHER_FILES)

@@ -54,7 +54,7 @@ class QueueContents:
         self._bytes: ReadyBytes | None = None  # kept only where the policy bounds them
         self.is_deleted = False
         self.published = self.delivered = self.acked = self.redelivered = self.dead_lettered = 0
-        self._arrivals: dict[View, Any] = {}  # of messages through any door, where there are bounds to keep
+        self._arrivals: dict[View, Any] = {}  # of messages through any listener, where there are bounds to keep
         self._loading: list[Callable[[], object]] = []  # what goes on when something was read from the disk
         self._going_on: list[Callable[[], object]] = []  # what has more to drop in the next turn of the loop
         self._departures = Departures(self)

@@ -1,6 +1,7 @@
 """How many bytes of bodies wait in a queue, for queues that are bounded by them.
 
-What has become visible is counted from the log, a piece at a time, so it does not matter through which door it came, or
+What has become visible is counted from the log, a piece at a time, so it does not matter through which listener it
+came, or
 whether it was there before the bound was, or before the broker was. `counted` is how far that is: what is taken or
 comes back below it changes the sum, what is taken above it is not met as waiting when the count gets there. A backlog
 that was never counted is gone through in turns, beside other work; the sum is too small until then, never too large.

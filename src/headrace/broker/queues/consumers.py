@@ -10,7 +10,7 @@ ROOM_MAX = 65_535  # the largest prefetch; without one, a consumer can be sent w
 
 
 class Consumer(Protocol):
-    """A consumer as its queue sees it; the door has one for each basic.consume."""
+    """A consumer as its queue sees it; the listener has one for each basic.consume."""
 
     tag: str
     priority: int

@@ -202,8 +202,11 @@ class Delays:
     async def prepare(self, exchange: Exchange) -> None:
         """Before the exchange is known to anybody: a place for what will wait."""
         if exchange.name not in self._logs:
-            view = await self._vhost.store.delay_view(self._vhost.name, STREAM_PREFIX + exchange.name) \
-                if exchange.durable else View(MemoryLog(self._vhost.spill), self._vhost.rounds, durable=False)
+            view = (
+                await self._vhost.store.delay_view(self._vhost.name, STREAM_PREFIX + exchange.name)
+                if exchange.durable
+                else View(MemoryLog(self._vhost.spill), self._vhost.rounds, durable=False)
+            )
             self._logs[exchange.name] = DelayLog(self._vhost, exchange, view)
 
     def load(self, exchange: Exchange) -> None:
@@ -224,9 +227,7 @@ class Delays:
         headers = message.headers() if headers is None else headers
         wanted = _delay_of(headers.get("x-delay"))
         host = self._vhost
-        routed = host.routing.route_message(
-            exchange, keys, message, host.queues, headers, delays=wanted is not None
-        )
+        routed = host.routing.route_message(exchange, keys, message, host.queues, headers, delays=wanted is not None)
         for delaying in routed.waits_in:
             self._logs[delaying.name].add(message, now_ms + min(wanted or 0, DELAY_MAX_MS), now_ms, keys)
         return routed

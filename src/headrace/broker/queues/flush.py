@@ -62,9 +62,7 @@ Authors = frozenset[Author]
 class PartlyStored(StorageError):
     """Some queues of a flush have it and some do not."""
 
-    def __init__(
-        self, cause: HeadraceError, stored: Authors, refused: Authors, refusing: frozenset["View"]
-    ) -> None:
+    def __init__(self, cause: HeadraceError, stored: Authors, refused: Authors, refusing: frozenset["View"]) -> None:
         super().__init__(str(cause))
         self._cause, self._stored, self._refused = cause, stored, refused
         self._refusing = refusing
@@ -167,7 +165,7 @@ class Rounds:
         self.batches = 0
         self.records = 0
 
-    # What views and doors say.
+    # What views and listeners say.
 
     def dirty(self, view: "View") -> None:
         (self._dirty if view.durable else self._dirty_memory).append(view)

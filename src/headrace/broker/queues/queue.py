@@ -1,6 +1,7 @@
 """A queue: what it holds (queue_contents.py), its consumers, and who gets what and when.
 
-The log keeps the messages, the view keeps the score, and the door's consumers make frames of them. Everything runs on
+The log keeps the messages, the view keeps the score, and the listener's consumers make frames of them. Everything
+runs on
 the loop's thread; work that was caused in one turn of the loop (acks, new messages, new consumers) is done once, by
 dispatch.
 """

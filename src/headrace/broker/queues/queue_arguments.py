@@ -184,9 +184,7 @@ def parse_arguments(where: str, arguments: Mapping[str, Any]) -> QueuePolicy:
         if field is not None:
             fields[field] = max_age_ms(value) if field == "max_age_ms" else value
     if "dead_letter_key" in fields and "dead_letter_exchange" not in fields:
-        raise ArgumentMismatch(
-            f"invalid arg 'x-dead-letter-routing-key' for {where}: routing_key_but_no_dlx_defined"
-        )
+        raise ArgumentMismatch(f"invalid arg 'x-dead-letter-routing-key' for {where}: routing_key_but_no_dlx_defined")
     return QueuePolicy(**fields)
 
 
@@ -204,6 +202,4 @@ def check_equivalent(where: str, declared: Mapping[str, Any], current: Mapping[s
             continue
         received = "none" if new is None else f"the value '{new}' of type '{type_name(new)}'"
         there = "none" if old is None else f"the value '{old}' of type '{type_name(old)}'"
-        raise ArgumentMismatch(
-            f"inequivalent arg '{name}' for {where}: received {received} but current is {there}"
-        )
+        raise ArgumentMismatch(f"inequivalent arg '{name}' for {where}: received {received} but current is {there}")

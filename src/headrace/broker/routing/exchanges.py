@@ -60,7 +60,12 @@ class Exchange:
     hash_property: Any = None  # of the message: its value is what this exchange takes for the routing key
 
     def __init__(
-        self, name: str, *, durable: bool = False, auto_delete: bool = False, internal: bool = False,
+        self,
+        name: str,
+        *,
+        durable: bool = False,
+        auto_delete: bool = False,
+        internal: bool = False,
         arguments: Arguments | None = None,
     ) -> None:
         self.name = name
@@ -169,7 +174,8 @@ class Headers(Exchange):
     def fits(wanted: Arguments, headers: Arguments) -> bool:
         mode = str(wanted.get("x-match", "all"))
         pairs = [
-            (name, value) for name, value in wanted.items()
+            (name, value)
+            for name, value in wanted.items()
             if name != "x-match" and (mode.endswith("-with-x") or not name.startswith("x-"))
         ]
         # A binding without a value asks only that the header is there.

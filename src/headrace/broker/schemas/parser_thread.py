@@ -63,9 +63,7 @@ class Parsing:
             self._digests[one.id] = one.content, digest
         return digest
 
-    async def wanted(
-        self, known: State, subject: str, content: Content, normalize: bool
-    ) -> tuple[Schema, Content]:
+    async def wanted(self, known: State, subject: str, content: Content, normalize: bool) -> tuple[Schema, Content]:
         """As it is stored, or looked for. What is imported stays as it is."""
         parsed, content = await self.parsed(known, content)
         if (normalize or known.normalizes(subject)) and known.mode(subject) != IMPORT:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.cooperative.changes import to_the_end
 from headrace.broker.schemas.parser_thread import Parsing
+from headrace.broker.streams import publish
 from headrace.broker.streams.partition import Partition
-from headrace.broker.streams.streams import Stream, publish
+from headrace.broker.streams.streams import Stream
 from headrace.errors import (
     Conflict,
     CorruptLog,
@@ -367,5 +368,6 @@ class Schemas:
         if len(stream.partitions) != 1 or stream.settings.cleanup_policy != COMPACT:
             raise Conflict(f"the topic {TOPIC} has one partition and cleanup_policy compact, or schemas would be lost")
         return stream
+
 
 __all__ = ["TOPIC", "Content", "Reference", "Schemas", "Version", "check_subject"]

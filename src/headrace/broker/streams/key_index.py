@@ -25,7 +25,7 @@ from headrace.errors import (
     OffsetOutOfRange,
     StorageError,
 )
-from headrace.log.disk.disk import paths
+from headrace.log.disk import paths
 from headrace.log.read.reader import Chunk
 from headrace.record import codec
 from headrace.record.types import Record

@@ -1,4 +1,4 @@
-"""One partition of a stream: what doors see of a log."""
+"""One partition of a stream: what listeners see of a log."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence

@@ -110,9 +110,7 @@ def unfolded(chunk: Any, offset: int, bytes_max: int) -> Any:
         return chunk
     [info] = codec.scan(chunk.data, first, end, verify_crc=False)
     data = recompress(memoryview(chunk.data), info, NONE, decompressed_bytes_max=bytes_max)
-    return chunk._replace(
-        data=data, base_offset=info.base_offset, next_offset=min(info.next_offset, chunk.next_offset)
-    )
+    return chunk._replace(data=data, base_offset=info.base_offset, next_offset=min(info.next_offset, chunk.next_offset))
 
 
 def _is_aborted(info: BatchInfo, aborted: Sequence[Aborted]) -> bool:

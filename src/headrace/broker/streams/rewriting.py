@@ -2,7 +2,7 @@
 
 from headrace.errors import CorruptBatch
 from headrace.record.batch.crc32c import crc32c
-from headrace.record.compression.codecs import codecs
+from headrace.record.compression import codecs
 from headrace.record.layout import (
     ATTRIBUTES_AT,
     CODEC_MASK,

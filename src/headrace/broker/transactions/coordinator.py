@@ -75,9 +75,7 @@ logger = logging.getLogger("headrace.broker")
 class Transactions:
     """The coordinator. Owned by the broker; every method runs on the loop's thread."""
 
-    def __init__(
-        self, shard: Shard, clock: Clock, timers: Timers, producers: Producers, groups: Groups
-    ) -> None:
+    def __init__(self, shard: Shard, clock: Clock, timers: Timers, producers: Producers, groups: Groups) -> None:
         self._shard = shard
         self._clock = clock
         self._timers = timers
@@ -187,9 +185,7 @@ class Transactions:
         if one.state != ONGOING or one.partitions.get(where) not in self._shard.logs or where in one.joining:
             raise NotInTransaction(f"{where[0]}-{where[1]} is not in the transaction")
 
-    def append(
-        self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo], where: Where
-    ) -> Ticket:
+    def append(self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo], where: Where) -> Ticket:
         """A transactional batch, which brings its partition into the transaction and opens that if it is the first.
         Each transaction has an epoch of its own, so its first batch for a log has the number 0: another one got past
         it."""
@@ -358,9 +354,7 @@ class Transactions:
 
     def _start_timer(self, one: Transaction) -> None:
         left_ms = one.started_ms + one.timeout_ms - self._clock.now_ms()
-        one.timer = self._timers.call_later(
-            min(max(left_ms, 0), one.timeout_ms) / 1000, lambda: self._timed_out(one)
-        )
+        one.timer = self._timers.call_later(min(max(left_ms, 0), one.timeout_ms) / 1000, lambda: self._timed_out(one))
 
     def _timed_out(self, one: Transaction) -> None:
         one.timer = None

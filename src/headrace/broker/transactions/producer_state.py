@@ -209,9 +209,7 @@ class PartitionProducers:
     @property
     def stable_hold(self) -> int | None:
         """Where readers of committed records must stop, None if no transaction is open."""
-        return min(
-            (one.open_since for one in self._open.values() if one.open_since is not None), default=None
-        )
+        return min((one.open_since for one in self._open.values() if one.open_since is not None), default=None)
 
     def aborted_between(self, start: int, end: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of aborted transactions with records in [start, end)."""

@@ -249,7 +249,8 @@ class Producers:
         return producers.aborted if producers is not None else NO_ABORTS
 
     def _forget_aborted(self, log: Log, markers: Sequence[int]) -> Ticket | None:
-        """Compaction is about to drop them; see log/maintenance/abort_markers.py. Stored also if they were forgotten before: perhaps what
+        """Compaction is about to drop them; see log/maintenance/abort_markers.py. Stored also if they were forgotten
+        before: perhaps what
         was to say so was refused."""
         tracked = self._tracked.get(log.id)
         if tracked is None or tracked.upto < 0:

@@ -53,7 +53,7 @@ class Message:
     properties: bytes  # flags and list, as on the wire
     body: bytes
     timestamp: int = -1
-    # It comes from a log. Other doors append to logs, too, and nobody has looked at the properties a record brings:
+    # It comes from a log. Other listeners append to logs, too, and nobody has looked at the properties a record brings:
     # those that cannot be read are as good as none, or one such message would keep a queue from dropping any.
     is_stored: bool = False
 
@@ -136,20 +136,20 @@ class Message:
 
 
 def properties_of(record: Record) -> bytes | None:
-    """Of a record as AMQP writes it; None for one that came in by another door."""
+    """Of a record as AMQP writes it; None for one that came in by another listener."""
     headers = record.headers
     if len(headers) < 2 or headers[0][0] != AMQP_PROPERTIES_HEADER or headers[1][0] != AMQP_EXCHANGE_HEADER:
         return None
     properties = headers[0][1]
     if properties is None or len(properties) < len(NO_PROPERTIES):
         return None
-    # A header that says something else came in by another door, and counts.
+    # A header that says something else came in by another listener, and counts.
     is_copied = len(headers) == 2 or tuple(headers[2:]) == traces_of(properties)
     return properties if is_copied else None
 
 
 def from_record(record: Record) -> Message:
-    """The message a record is. One that came in by another door brings its headers as AMQP headers."""
+    """The message a record is. One that came in by another listener brings its headers as AMQP headers."""
     properties = properties_of(record)
     if properties is None:
         return _foreign(record, record.headers)

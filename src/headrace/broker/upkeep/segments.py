@@ -61,9 +61,7 @@ async def archive_segment(shard: Shard, partition: Partition, base: int, generat
     if found.tier is not None:
         raise Conflict(f"segment {base} is archived already")
     done: asyncio.Future[tuple[Rewritten | None, BaseException | None]] = asyncio.get_running_loop().create_future()
-    archive(
-        shard, partition.log, found, lambda made, error: None if done.done() else done.set_result((made, error))
-    )
+    archive(shard, partition.log, found, lambda made, error: None if done.done() else done.set_result((made, error)))
     return _gain(*await done, what=f"segment {base}")
 
 

@@ -35,7 +35,7 @@ def server_name(prefix: str = "amq.gen-") -> str:
 
 
 def check_length(what: str, name: str) -> None:
-    """AMQP has a byte for it; what comes by another door may be longer."""
+    """AMQP has a byte for it; what comes by another listener may be longer."""
     if len(to_bytes(name)) > KEY_BYTES_MAX:
         raise InvalidInput(f"{what} has at most {KEY_BYTES_MAX} bytes: '{name[:40]}...'")
 

@@ -62,9 +62,7 @@ class _QueueDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueStore:
-    def __init__(
-        self, catalog: Catalog, streams: Streams, shard: Shard, rounds: Rounds, producers: Producers
-    ) -> None:
+    def __init__(self, catalog: Catalog, streams: Streams, shard: Shard, rounds: Rounds, producers: Producers) -> None:
         self._catalog = catalog
         self._shard = shard
         self._producers = producers
@@ -159,13 +157,11 @@ class QueueStore:
         group = self._shard.group()
         for partition in stream.partitions:
             end = partition.end_offset
-            group.merge(
-                SETTLE_TABLE, _key(partition.log.id), Delta(RangeSet([(0, end)]), RangeSet(), 0).encode()
-            )
+            group.merge(SETTLE_TABLE, _key(partition.log.id), Delta(RangeSet([(0, end)]), RangeSet(), 0).encode())
         await group.commit()
 
     def make_stream_queue(self, vhost: "VirtualHost", name: str, stream: Stream) -> Queue:
-        """A topic as the AMQP door sees it: nothing is stored, the topic itself is the record of it."""
+        """A topic as the AMQP listener sees it: nothing is stored, the topic itself is the record of it."""
         queue = self._make(vhost, name, QueuePolicy(kind=STREAM), stream, TOPIC.auto_delete, dict(TOPIC.arguments))
         assert isinstance(queue, StreamQueue)
         queue.is_topic = True
@@ -187,9 +183,7 @@ class QueueStore:
                 key=_key(partition.log.id),
                 durable=True,
                 level=partition.number,
-                saved=self._shard.state.get(SETTLE_TABLE, _key(partition.log.id))
-                if policy.kind != STREAM
-                else None,
+                saved=self._shard.state.get(SETTLE_TABLE, _key(partition.log.id)) if policy.kind != STREAM else None,
                 aborted=partial(self._producers.aborted, partition.log),
             )
             for partition in reversed(stream.partitions)

@@ -123,12 +123,11 @@ class VirtualHost:
     async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
         """Deleting what is not there is no error, as in RabbitMQ."""
         if name in PREDECLARED:
-            raise AccessRefused(
-                f"operation not permitted on the {'default ' if not name else ''}exchange '{name}'"
-            )
+            raise AccessRefused(f"operation not permitted on the {'default ' if not name else ''}exchange '{name}'")
         found = self.routing.exchanges.get(name)
         if found is None:
             return
+
         def check() -> None:
             if if_unused and found.bindings:
                 raise InUse(f"exchange '{name}' in vhost '{self.name}' in use")
@@ -299,6 +298,7 @@ class VirtualHost:
         if found is None or found.is_deleted:
             return 0
         self._check_owner(found, owner)
+
         def check() -> None:
             if if_unused and len(found.consumers):
                 raise InUse(f"queue '{name}' in vhost '{self.name}' in use")
@@ -378,9 +378,7 @@ class VirtualHost:
 
     # Bindings.
 
-    async def bind(
-        self, source: str, destination: Queue | Exchange, key: str, arguments: Mapping[str, Any]
-    ) -> None:
+    async def bind(self, source: str, destination: Queue | Exchange, key: str, arguments: Mapping[str, Any]) -> None:
         exchange = self._bindable(source)
         check_length("a routing key", key)
         binding = Binding(source, destination, key, arguments)
@@ -400,9 +398,7 @@ class VirtualHost:
         if self.routing.bindings_count + more > self._bindings_max:
             raise LimitReached(f"vhost '{self.name}' has at most {self._bindings_max:,} bindings")
 
-    async def unbind(
-        self, source: str, destination: Queue | Exchange, key: str, arguments: Mapping[str, Any]
-    ) -> None:
+    async def unbind(self, source: str, destination: Queue | Exchange, key: str, arguments: Mapping[str, Any]) -> None:
         exchange = self._bindable(source)
         binding = Binding(source, destination, key, arguments)
         gone = self.routing.unbind(exchange, binding)

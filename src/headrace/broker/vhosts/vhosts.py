@@ -122,7 +122,7 @@ class VirtualHosts:
         return queue if queue is not None and queue.view.log is stream.partitions[0].log else None
 
     async def _stream_deleted(self, stream: Stream) -> None:
-        """As a topic, through another door: a queue without its log would confirm messages and lose them."""
+        """As a topic, through another listener: a queue without its log would confirm messages and lose them."""
         queue = self._queue_on(stream)
         if queue is not None:
             queue.vhost.forget_queue(queue)
@@ -137,9 +137,7 @@ class VirtualHosts:
                 yield policy, view
 
     @to_the_end
-    async def create(
-        self, name: str, maker: str | None = None, metadata: Metadata | None = None
-    ) -> VirtualHost:
+    async def create(self, name: str, maker: str | None = None, metadata: Metadata | None = None) -> VirtualHost:
         """The user who makes it may do everything there. One that is being deleted is made anew after that. Of one that
         is there only the metadata changes, if there are any."""
         async with self._changing:

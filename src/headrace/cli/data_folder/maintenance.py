@@ -87,7 +87,7 @@ def tier(
 ) -> None:
     """Archive the sealed segments of TOPIC as Parquet files (zstd), in the folder that the setting `tier_dir` names.
 
-    Every door goes on answering with the same records at the same offsets; the segments go once the broker has read
+    Every listener goes on answering with the same records at the same offsets; the segments go once the broker has read
     the Parquet back and compared it. Interrupted, it is simply run again. Needs pyarrow, here and at the broker.
     """
     import time

@@ -80,7 +80,7 @@ def repair(
     0 when everything is sound, will be restored by the next start or was repaired, and 6 when something is damaged.
     """
     from headrace.log.catalog import repair as repair_catalog
-    from headrace.log.recovery.recovery import journal_repair as journal_repair
+    from headrace.log.recovery import journal_repair as journal_repair
 
     with Folder(data_dir, config_file, quiet=True) as folder:
         done = repair_catalog.decide(

@@ -43,7 +43,8 @@ def standby(
 ) -> int:
     """Follow the broker at URL until SIGTERM or Ctrl-C, and keep a copy of its data folder.
 
-    URL is that of its HTTP door, with an administrator: http://USER:PASSWORD@HOST:PORT. To take over when the leader
+    URL is that of its HTTP listener, with an administrator: http://USER:PASSWORD@HOST:PORT. To take over when the
+    leader
     is gone, stop this and run `headrace serve` on the folder.
 
     \b

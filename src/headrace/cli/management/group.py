@@ -36,9 +36,7 @@ def ls(pattern: str | None, as_json: bool, url: str | None, config_file: Path | 
         show_json({"groups": found})
         return
     rows = [{**one, "topics": ", ".join(one["topics"])} for one in found]
-    show_rows(
-        rows, ("name", "kind", "state", "members", "lag", "topics"), empty="nobody reads with a place of its own"
-    )
+    show_rows(rows, ("name", "kind", "state", "members", "lag", "topics"), empty="nobody reads with a place of its own")
 
 
 def _kind(client: Any, name: str) -> str:

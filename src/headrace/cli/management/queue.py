@@ -58,9 +58,7 @@ def ls(
 @vhost_option
 @json_option
 @url_option
-def list_queues(
-    columns: tuple[str, ...], vhost: str, as_json: bool, url: str | None, config_file: Path | None
-) -> None:
+def list_queues(columns: tuple[str, ...], vhost: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
     """List queues as rabbitmqctl does: these COLUMNS, or name and messages."""
     from headrace.cli.output import show_json, show_rows
 

@@ -107,9 +107,7 @@ def info(subject: str, version: int | None, as_json: bool, url: str | None, conf
 
 @schema.command("register")
 @takes_a_schema
-def register(
-    subject: str, body: dict[str, object], as_json: bool, url: str | None, config_file: Path | None
-) -> None:
+def register(subject: str, body: dict[str, object], as_json: bool, url: str | None, config_file: Path | None) -> None:
     """Register the schema in FILE under SUBJECT; it is fine if it is there. - reads stdin.
 
     Serializers take the subject TOPIC-value for the values of a topic, TOPIC-key for its keys.

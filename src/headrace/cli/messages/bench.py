@@ -38,10 +38,10 @@ def bench(messages: int, size: int, window: int, as_json: bool, url: str | None,
     found = living_broker(url, config_file)
     with Client(found) as client:
         status = client.get("/status")
-    doors = status["doors"]
-    if not doors.get("amqp"):
-        raise InvalidInput("the bench speaks AMQP, and this broker's AMQP door is off")
-    host, _, port = doors["amqp"][0].rpartition(":")
+    listeners = status["listeners"]
+    if not listeners.get("amqp"):
+        raise InvalidInput("the bench speaks AMQP, and this broker's AMQP listener is off")
+    host, _, port = listeners["amqp"][0].rpartition(":")
     tls = tls_contexts(found, status["tls"]).get("amqp")
     result = asyncio.run(_run(host.strip("[]"), int(port), login_of(found), tls, messages, size, window))
     show_json(result) if as_json else show_facts(result)

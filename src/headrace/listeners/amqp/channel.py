@@ -185,12 +185,12 @@ class Channel:
 
     def add_consumer(self, consumer: AmqpConsumer) -> None:
         self.consumers[consumer.tag] = consumer
-        self.connection.door.consumers_count += 1
+        self.connection.listener.consumers_count += 1
 
     def remove_consumer(self, tag: str) -> AmqpConsumer | None:
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
-            self.connection.door.consumers_count -= 1
+            self.connection.listener.consumers_count -= 1
             self._ended += consumer.sources
         return consumer
 
@@ -207,7 +207,7 @@ class Channel:
             self.remove_consumer(tag)
             consumer.queue.remove_consumer(consumer)
         if self.reply_token is not None:
-            self.connection.door.replies.remove(self.reply_token)
+            self.connection.listener.replies.remove(self.reply_token)
         try:
             self.reject(self.take(0, True), requeue=True)
         except Exception as error:  # other channels of the connection are to be released, too
@@ -222,7 +222,11 @@ class Channel:
         self.state.closing = True
         self.connection.write(
             frame(
-                self.number, commands.Channel.Close, reply_code=code, reply_text=text, class_id=class_id,
+                self.number,
+                commands.Channel.Close,
+                reply_code=code,
+                reply_text=text,
+                class_id=class_id,
                 method_id=method_id,
             )
         )

@@ -31,7 +31,7 @@ from headrace.wire.amqp.protocol import PROTOCOL_HEADER, ProtocolError
 from headrace.wire.amqp.scan import ChannelState, Runs, Scanner, Target
 
 if TYPE_CHECKING:
-    from headrace.listeners.amqp.listener import AmqpDoor
+    from headrace.listeners.amqp.listener import AmqpListener
 
 logger = logging.getLogger("headrace.amqp")
 
@@ -41,21 +41,21 @@ QUICK_ACK_BYTES_MAX = 4096  # more than this fills a segment, and Nagle lets ful
 
 
 class Connection(Link):
-    def __init__(self, door: "AmqpDoor") -> None:
-        super().__init__(door)
-        self.broker = door.broker
-        self.rounds = door.broker.vhosts.rounds
+    def __init__(self, listener: "AmqpListener") -> None:
+        super().__init__(listener)
+        self.broker = listener.broker
+        self.rounds = listener.broker.vhosts.rounds
         self.user = ""
         self.client_properties: dict[str, Any] = {}
         self.capabilities: dict[str, Any] = {}
         self.channels: dict[int, Channel] = {}
         self.frame_max = protocol.FRAME_MAX_BEFORE_TUNE
-        self.channel_max = door.config.amqp_channels_max
+        self.channel_max = listener.config.amqp_channels_max
         self.has_published = False
-        self.users = door.broker.users
+        self.users = listener.broker.users
         self.vhost: VirtualHost
         self.access: Access
-        self.connected_ms = door.broker.clock.now_ms()
+        self.connected_ms = listener.broker.clock.now_ms()
         self.secret_updates = 0
         self._scanner = Scanner(self, protocol.FRAME_MAX_BEFORE_TUNE)
         self._unread = b""
@@ -69,7 +69,7 @@ class Connection(Link):
     # The socket.
 
     def _is_admitted(self) -> bool:
-        return self.door.admit(self)
+        return self.listener.admit(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.stage = Stage.CLOSED
@@ -81,7 +81,7 @@ class Connection(Link):
             channel.release()
         self.channels.clear()
         self._give_up_exclusive()
-        self.door.forget(self)
+        self.listener.forget(self)
 
     def _give_up_exclusive(self) -> None:
         if hasattr(self, "vhost"):
@@ -113,15 +113,22 @@ class Connection(Link):
     def deliver(self, frames: bytes, count: int, size: int) -> None:
         self._spoke = self._loop.time()
         self._transport.write(frames)
-        stats = self.door.stats
+        stats = self.listener.stats
         stats.messages_out += count
         stats.bytes_out += size
 
     def deliver_reply(self, channel: Channel, message: Message) -> None:
         frames = content_frames(
-            channel.number, commands.Basic.Deliver, message.properties, message.body, self.frame_max,
-            consumer_tag=channel.reply_tag, delivery_tag=channel.state.tags.add(-1, 0), redelivered=False,
-            exchange=message.exchange, routing_key=message.routing_key,
+            channel.number,
+            commands.Basic.Deliver,
+            message.properties,
+            message.body,
+            self.frame_max,
+            consumer_tag=channel.reply_tag,
+            delivery_tag=channel.state.tags.add(-1, 0),
+            redelivered=False,
+            exchange=message.exchange,
+            routing_key=message.routing_key,
         )
         self.deliver(frames, 1, len(message.body))
 
@@ -160,7 +167,7 @@ class Connection(Link):
             self.rounds.author = author
         self._unread = data[used:] if used < len(data) else b""
         self.after_feed()
-        self.door.flow.received(self, len(data))
+        self.listener.flow.received(self, len(data))
 
     def _feed(self, data: bytes) -> int:
         """How many bytes were used. While some queue's log refuses what comes, one frame at a time: what became of
@@ -201,7 +208,7 @@ class Connection(Link):
 
     def _after_publishes(self, published: list[ChannelState]) -> None:
         self.has_published = True
-        scanner, stats = self._scanner, self.door.stats
+        scanner, stats = self._scanner, self.listener.stats
         stats.messages_in += scanner.messages - self._messages_seen
         stats.bytes_in += scanner.bytes - self._bytes_seen
         waiting: list[tuple[Channel, int, Runs]] = []
@@ -232,7 +239,7 @@ class Connection(Link):
         self._messages_seen, self._bytes_seen = scanner.messages, scanner.bytes
         if waiting or self._author_at != self.rounds.flushes:  # where nobody asks, once for each flush will do
             self._next_author()
-        self.door.flow.published(self)
+        self.listener.flow.published(self)
 
     def _next_author(self) -> None:
         """What is published from now on has an answer of its own."""
@@ -259,8 +266,8 @@ class Connection(Link):
             text = f"access to vhost '{vhost.name}' refused for user '{self.user}'"
             logger.warning("from %s: %s", self.peer, text)
             raise ChannelError(protocol.NOT_ALLOWED, text)
-        access.check_vhost_limit(vhost, lambda: len(self.door.running_in(vhost.name)))
-        access.check_limit("connections", lambda: len(self.door.running_of(self.user)))
+        access.check_vhost_limit(vhost, lambda: len(self.listener.running_in(vhost.name)))
+        access.check_limit("connections", lambda: len(self.listener.running_of(self.user)))
         self.vhost, self.access = vhost, access
 
     def tuned(self, channel_max: int, frame_max: int, heartbeat_s: int) -> None:
@@ -328,7 +335,7 @@ class Connection(Link):
         if isinstance(error, HeadraceError):
             self.fail(error, *where)
         elif error is not None:
-            logger.error("a bug in a method of the AMQP door", exc_info=error)
+            logger.error("a bug in a method of the AMQP listener", exc_info=error)
             self.close(protocol.INTERNAL_ERROR, "INTERNAL_ERROR")
         self._method_done()
         if "output" not in self._holds:
@@ -408,7 +415,7 @@ class Connection(Link):
         self._scanner.remove_channel(channel.number)
 
     def _channels_of_user(self) -> int:
-        return sum(len(connection.channels) for connection in self.door.running_of(self.user))
+        return sum(len(connection.channels) for connection in self.listener.running_of(self.user))
 
     # Closing.
 

@@ -30,8 +30,16 @@ class Source:
 
 class AmqpConsumer:
     def __init__(
-        self, channel: "Channel", queue: Queue, tag: str, *, no_ack: bool, exclusive: bool, priority: int,
-        prefetch: int, arguments: dict[str, Any],
+        self,
+        channel: "Channel",
+        queue: Queue,
+        tag: str,
+        *,
+        no_ack: bool,
+        exclusive: bool,
+        priority: int,
+        prefetch: int,
+        arguments: dict[str, Any],
     ) -> None:
         self.channel = channel
         self.queue = queue
@@ -76,8 +84,19 @@ class AmqpConsumer:
     ) -> tuple[int, int, bool, Any, int]:
         channel = self.channel
         frames, next_offset, count, why, gaps, size = encode_deliveries(
-            data, start, end, channel.state.tags, self.source(view).number, self.no_ack, channel.number, self._tag,
-            count_max, DELIVER_BYTES_MAX, channel.connection.frame_max, redelivered_below, expired_until,
+            data,
+            start,
+            end,
+            channel.state.tags,
+            self.source(view).number,
+            self.no_ack,
+            channel.number,
+            self._tag,
+            count_max,
+            DELIVER_BYTES_MAX,
+            channel.connection.frame_max,
+            redelivered_below,
+            expired_until,
         )
         if frames:
             channel.connection.deliver(frames, count, size)
@@ -90,8 +109,15 @@ class AmqpConsumer:
         channel = self.channel
         tag = channel.state.tags.add(-1 if self.no_ack else self.source(view).number, offset)
         frames = content_frames(
-            channel.number, commands.Basic.Deliver, message.properties, message.body, channel.connection.frame_max,
-            consumer_tag=self.tag, delivery_tag=tag, redelivered=redelivered, exchange=message.exchange,
+            channel.number,
+            commands.Basic.Deliver,
+            message.properties,
+            message.body,
+            channel.connection.frame_max,
+            consumer_tag=self.tag,
+            delivery_tag=tag,
+            redelivered=redelivered,
+            exchange=message.exchange,
             routing_key=message.routing_key,
         )
         channel.connection.deliver(frames, 1, len(message.body))

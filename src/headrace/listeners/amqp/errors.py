@@ -55,7 +55,7 @@ HARD = frozenset(
 
 
 class ChannelError(HeadraceError):
-    """A mistake of the client's that the door itself found; the code says whose end it is."""
+    """A mistake of the client's that the listener itself found; the code says whose end it is."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""The AMQP door: accepts connections and knows them all."""
+"""The AMQP listener: accepts connections and knows them all."""
 
 import asyncio
 import logging
@@ -13,9 +13,9 @@ from headrace.listeners.amqp.consumer_timeouts import Timeouts
 from headrace.listeners.amqp.direct_reply import Replies
 from headrace.listeners.amqp.methods.handshake import Stage
 from headrace.listeners.common.backpressure import Flow
-from headrace.listeners.common.listener import Listener, listen
 from headrace.listeners.common.per_source_limit import Crowd
-from headrace.listeners.common.tls.accept import Doorstep
+from headrace.listeners.common.sockets import ListeningSockets, listen
+from headrace.listeners.common.tls.accept import TlsAcceptor
 from headrace.listeners.common.tls.certificate import Tls
 from headrace.wire.amqp.protocol import CONNECTION_FORCED
 
@@ -25,33 +25,33 @@ CLOSE_GRACE_S = 2.0
 SHUTDOWN_TEXT = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
 
 
-class AmqpDoor:
+class AmqpListener:
     def __init__(self, broker: Broker, config: Config) -> None:
         self.broker = broker
         self.config = config
-        self.stats = broker.stats.door("amqp")
+        self.stats = broker.stats.listener("amqp")
         self.replies = Replies()
         self.timeouts = Timeouts()
         self.connections: set[Connection] = set()
         self._strangers: Crowd[Connection] = Crowd(lambda: self._room() + len(self._strangers))
         self.consumers_count = 0
         self.flow = Flow("amqp", broker.pressure, self.connections)
-        broker.clients.add_door("amqp", lambda: clients(self.connections))
+        broker.clients.add_listener("amqp", lambda: clients(self.connections))
         broker.users.on_removed(self._user_removed)
         broker.vhosts.on_removal(self._vhost_removed)
-        self._listener: Listener
+        self._sockets: ListeningSockets
         self._closing = False
 
     async def start(self, address: Address, tls: Tls | None) -> None:
-        doorstep = None if tls is None else Doorstep("AMQP", tls, self.stats, self._room)
-        self._listener = await listen(address, lambda: Connection(self), flag="--amqp", doorstep=doorstep)
+        acceptor = None if tls is None else TlsAcceptor("AMQP", tls, self.stats, self._room)
+        self._sockets = await listen(address, lambda: Connection(self), flag="--amqp", acceptor=acceptor)
 
     def _room(self) -> int:
         return max(0, min(self.broker.connections_left, self.config.connections_max - len(self.connections)))
 
     @property
     def addresses(self) -> Sequence[str]:
-        return self._listener.addresses
+        return self._sockets.addresses
 
     def admit(self, connection: Connection) -> bool:
         """False: there are too many already."""
@@ -98,7 +98,7 @@ class AmqpDoor:
     async def close(self) -> None:
         """Stops accepting; clients hear that the broker goes away, and may answer."""
         self._closing = True
-        self._listener.close()
+        self._sockets.close()
         for connection in list(self.connections):
             connection.close(CONNECTION_FORCED, SHUTDOWN_TEXT)
         deadline = asyncio.get_running_loop().time() + CLOSE_GRACE_S
@@ -111,6 +111,6 @@ class AmqpDoor:
 
 
 async def start(broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None) -> Any:
-    door = AmqpDoor(broker, config)
-    await door.start(bind, tls)
-    return door
+    listener = AmqpListener(broker, config)
+    await listener.start(bind, tls)
+    return listener

@@ -112,7 +112,7 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
     vhost = connection.vhost
     if not exchange_name and key.startswith(PREFIX):
         channel.state.went_to(NOWHERE)
-        if not connection.door.replies.deliver(found) and bits & MANDATORY:
+        if not connection.listener.replies.deliver(found) and bits & MANDATORY:
             _return(channel, found)
         return True
     queues, waits_in = vhost.delays.route(exchange, found, now_ms, keys)
@@ -127,8 +127,8 @@ def route_message(channel: "Channel", method: bytes, properties: bytes, body: by
     accepted = [queue.publish(found, now_ms) for queue in queues]
     if not all(accepted):
         channel.refuse(channel.state.sequence)
-    connection.door.stats.messages_in += 1
-    connection.door.stats.bytes_in += len(body)
+    connection.listener.stats.messages_in += 1
+    connection.listener.stats.bytes_in += len(body)
     return all(accepted)
 
 
@@ -163,11 +163,17 @@ def _reply_address(channel: "Channel", found: Message) -> None:
 
 def _return(channel: "Channel", found: Message) -> None:
     connection = channel.connection
-    connection.door.stats.count("returned")
+    connection.listener.stats.count("returned")
     connection.write(
         content_frames(
-            channel.number, commands.Basic.Return, found.properties, found.body, connection.frame_max,
-            reply_code=protocol.NO_ROUTE, reply_text="NO_ROUTE", exchange=found.exchange,
+            channel.number,
+            commands.Basic.Return,
+            found.properties,
+            found.body,
+            connection.frame_max,
+            reply_code=protocol.NO_ROUTE,
+            reply_text="NO_ROUTE",
+            exchange=found.exchange,
             routing_key=found.routing_key,
         )
     )

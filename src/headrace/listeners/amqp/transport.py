@@ -14,7 +14,7 @@ from headrace.listeners.common.addresses import source_of
 from headrace.wire.amqp import protocol
 
 if TYPE_CHECKING:
-    from headrace.listeners.amqp.listener import AmqpDoor
+    from headrace.listeners.amqp.listener import AmqpListener
 
 logger = logging.getLogger("headrace.amqp")
 
@@ -26,8 +26,8 @@ QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 
 class Link(asyncio.Protocol):
-    def __init__(self, door: "AmqpDoor") -> None:
-        self.door = door
+    def __init__(self, listener: "AmqpListener") -> None:
+        self.listener = listener
         self.stage = Stage.HEADER
         self.heartbeat_s = 0
         self.is_writable = True
@@ -51,7 +51,7 @@ class Link(asyncio.Protocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             self._socket = sock
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=self.door.flow.write_high())
+        transport.set_write_buffer_limits(high=self.listener.flow.write_high())
         if not self._is_admitted():
             transport.close()
             return
@@ -113,7 +113,7 @@ class Link(asyncio.Protocol):
 
     def _handshake_timeout(self) -> None:
         self._timer = None
-        self.door.stats.count("handshake_timeouts")
+        self.listener.stats.count("handshake_timeouts")
         self.drop()
 
     def answer_late(self, seconds: float, answer: Callable[[], None]) -> None:
@@ -135,7 +135,7 @@ class Link(asyncio.Protocol):
         self._looked = now
         if self._silent_looks >= SILENT_LOOKS_MIN and now - self._heard > 2 * self.heartbeat_s:
             logger.info("no heartbeat from %s for %d s", self.peer, 2 * self.heartbeat_s)
-            self.door.stats.count("missed_heartbeats")
+            self.listener.stats.count("missed_heartbeats")
             self._transport.abort()
             return
         if now - self._spoke >= self.heartbeat_s / 2 - 0.01:
@@ -155,5 +155,5 @@ class Link(asyncio.Protocol):
 
     def abort_for(self, reason: str) -> None:
         logger.warning("closing AMQP connection from %s: %s", self.peer, reason)
-        self.door.stats.count("shed")
+        self.listener.stats.count("shed")
         self._transport.abort()

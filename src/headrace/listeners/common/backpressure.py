@@ -1,6 +1,6 @@
 """What connections do under pressure: publishers are slowed, told, and no longer read; the greedy are closed.
 
-The broker's Pressure decides; each door has one Flow that carries it out for its connections. Consumers are
+The broker's Pressure decides; each listener has one Flow that carries it out for its connections. Consumers are
 never held. A client that only holds memory (it does not read what it asked for, or does not finish what it began
 to send) is closed when memory stays short: it can come back, and what it had not settled is delivered again.
 """
@@ -35,7 +35,7 @@ class Buffered(Protocol):
 
 
 class Client(Buffered, Protocol):
-    """A connection as its door's Flow sees it."""
+    """A connection as its listener's Flow sees it."""
 
     def hold_reading(self, reason: str, held: bool) -> None: ...
     def tell_blocked(self, reason: str | None) -> None: ...
@@ -47,12 +47,12 @@ class Client(Buffered, Protocol):
 
 
 class Buffers:
-    """Of a door's connections, held until they are read: see pressure.Holder."""
+    """Of a listener's connections, held until they are read: see pressure.Holder."""
 
     patience_s = CLOSE_AFTER_S
 
-    def __init__(self, door: str, connections: Collection[Buffered]) -> None:
-        self.name = f"{door}_connections"
+    def __init__(self, listener: str, connections: Collection[Buffered]) -> None:
+        self.name = f"{listener}_connections"
         self._buffered = connections
 
     def held_bytes(self) -> int:
@@ -70,13 +70,15 @@ class Buffers:
 
 
 class Flow(Buffers):
-    """The connections of a door, and their buffers."""
+    """The connections of a listener, and their buffers."""
 
-    def __init__(self, door: str, pressure: Pressure, connections: Collection[Client], *, slows: bool = True) -> None:
-        super().__init__(door, connections)
+    def __init__(
+        self, listener: str, pressure: Pressure, connections: Collection[Client], *, slows: bool = True
+    ) -> None:
+        super().__init__(listener, connections)
         self.pressure = pressure
         self._connections = connections
-        self._slows = slows  # by not reading; the Kafka door tells its clients how long to wait instead
+        self._slows = slows  # by not reading; the Kafka listener tells its clients how long to wait instead
         self._publishers: set[Client] = set()
         self._slowed: dict[Client, asyncio.TimerHandle] = {}
         self._told: str | None = pressure.paused_because

@@ -1,6 +1,7 @@
-"""Connections that have not said who they are: one address leaves some places of a door to others.
+"""Connections that have not said who they are: one address leaves some places of a listener to others.
 
-The same rule wherever strangers wait: in a handshake of TLS, before a login, and at the HTTP door, where every request
+The same rule wherever strangers wait: in a handshake of TLS, before a login, and at the HTTP listener, where every
+request
 says it anew. It is about strangers only, since an address may be that of many, behind a proxy or a NAT: who has logged
 in is not counted any more.
 """

@@ -18,18 +18,18 @@ from headrace.wire.kafka.frames import REQUEST_BYTES_MAX
 if TYPE_CHECKING:
     from headrace.listeners.kafka.auth.access import Access
     from headrace.listeners.kafka.auth.mechanism import Exchange
-    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.listener import KafkaListener
 
 logger = logging.getLogger("headrace.kafka")
 
-LOGIN_TIMEOUT_S = 10.0  # as at the AMQP door
+LOGIN_TIMEOUT_S = 10.0  # as at the AMQP listener
 
-Handler = Callable[["KafkaDoor", Request], None]
-AsyncHandler = Callable[["KafkaDoor", Request, Any], Awaitable[dict[str, Any] | None]]
+Handler = Callable[["KafkaListener", Request], None]
+AsyncHandler = Callable[["KafkaListener", Request, Any], Awaitable[dict[str, Any] | None]]
 
 
 class Connection(Pipe, asyncio.BufferedProtocol):
-    def __init__(self, door: "KafkaDoor") -> None:
+    def __init__(self, listener: "KafkaListener") -> None:
         self.user = ""
         self.has_logged_in = False  # and is not guest because nobody asked
         self.mechanism = ""  # of its login, if there was one
@@ -38,7 +38,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         self.client_host = ""
         self.peer: tuple[str, int] = ("", 0)
         self.source = ""
-        self.connected_ms = door.broker.clock.now_ms()
+        self.connected_ms = listener.broker.clock.now_ms()
         self.local_address: tuple[str, int] = ("", 0)
         self.watches: dict[int, Any] = {}  # by log id, kept from one fetch to the next
         self.fetch_waiters: list[Callable[[], None]] = []
@@ -59,9 +59,9 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         own = transport.get_extra_info("sockname")
         if own:
             self.local_address = (own[0], own[1])
-        if not self._door.admit(self):
+        if not self._listener.admit(self):
             self._transport.abort()
-        elif self._door.gate.user_of(self) is None:
+        elif self._listener.gate.user_of(self) is None:
             self._ask_for_login()
 
     def eof_received(self) -> bool:
@@ -83,12 +83,12 @@ class Connection(Pipe, asyncio.BufferedProtocol):
             watch.cancel()
         self.watches.clear()
         for session_id in list(self.fetch_sessions):
-            end_session(self._door, session_id)
+            end_session(self._listener, session_id)
         for key in list(self.share_sessions):
-            end_share_session(self._door, self._door.share_sessions[key])
-            self._door.coordination.shares.release(*key)
+            end_share_session(self._listener, self._listener.share_sessions[key])
+            self._listener.coordination.shares.release(*key)
         self._forget_requests()
-        self._door.forget(self)
+        self._listener.forget(self)
 
     # Under pressure; see listeners/common/backpressure.py.
 
@@ -105,7 +105,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
 
     def abort_for(self, reason: str) -> None:
         logger.warning("%s: closed: %s", self.client_host, reason)
-        self._door.stats.count("shed")
+        self._listener.stats.count("shed")
         self._transport.abort()
 
     @property
@@ -133,7 +133,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
     def _send_files(self, pieces: Sequence[Piece]) -> None:
         """Answers with parts of files in them, or after such as are not all sent."""
         if self._files is None:
-            self._files = FileSending(self._descriptor, self._door.loop, self._flush, self._transport.abort)
+            self._files = FileSending(self._descriptor, self._listener.loop, self._flush, self._transport.abort)
         if self._transport.get_write_buffer_size():
             # What the transport has goes first, and only it knows when that is gone.
             assert not self._files.unsent_bytes, "one of the two writes at a time"
@@ -154,7 +154,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         """Do not read for a while: a client that was told to wait and does not, waits all the same."""
         if wait_ms <= 0 or self._throttled is not None or self.is_closed:
             return
-        self._throttled = self._door.loop.call_later(wait_ms / 1000, self._throttle_over)
+        self._throttled = self._listener.loop.call_later(wait_ms / 1000, self._throttle_over)
         self._pause_or_resume()
 
     def _throttle_over(self) -> None:
@@ -167,8 +167,8 @@ class Connection(Pipe, asyncio.BufferedProtocol):
         """Until then it can neither make us keep large requests nor stay for long."""
         self._is_narrow = True
         self._limit_requests(login.TOKEN_BYTES_MAX)
-        self._door.loop.call_later(LOGIN_TIMEOUT_S, self._login_timeout)
-        self._door.expect_login(self)
+        self._listener.loop.call_later(LOGIN_TIMEOUT_S, self._login_timeout)
+        self._listener.expect_login(self)
 
     def _widen(self) -> None:
         is_known = self.has_logged_in or self.admitted_at >= 0
@@ -177,12 +177,12 @@ class Connection(Pipe, asyncio.BufferedProtocol):
             self._limit_requests(REQUEST_BYTES_MAX)
 
     def _login_timeout(self) -> None:
-        if not self.is_closed and self._door.gate.user_of(self) is None:
-            self._door.stats.count("handshake_timeouts")
+        if not self.is_closed and self._listener.gate.user_of(self) is None:
+            self._listener.stats.count("handshake_timeouts")
             self._transport.abort()
 
     def _take_token(self, token: bytes) -> None:
-        login.take_raw_token(self._door, self, token)
+        login.take_raw_token(self._listener, self, token)
 
     def send_token(self, token: bytes) -> None:
         """The answer to a token that was no request."""

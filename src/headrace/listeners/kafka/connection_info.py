@@ -1,4 +1,4 @@
-"""The connections of this door as operators see them. Made when somebody looks."""
+"""The connections of this listener as operators see them. Made when somebody looks."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any

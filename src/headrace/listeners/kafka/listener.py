@@ -1,4 +1,4 @@
-"""The Kafka door: listens, and hands each request to who answers it."""
+"""The Kafka listener: listens, and hands each request to who answers it."""
 
 import asyncio
 import base64
@@ -15,9 +15,9 @@ from headrace.broker.pressure.pressure import Verdict
 from headrace.config import Address, Config
 from headrace.errors import HeadraceError, MalformedRequest
 from headrace.listeners.common.backpressure import Flow
-from headrace.listeners.common.listener import Listener, listen
 from headrace.listeners.common.per_source_limit import Crowd
-from headrace.listeners.common.tls.accept import Doorstep
+from headrace.listeners.common.sockets import ListeningSockets, listen
+from headrace.listeners.common.tls.accept import TlsAcceptor
 from headrace.listeners.common.tls.certificate import Tls
 from headrace.listeners.kafka.admin.metadata import MetadataCache
 from headrace.listeners.kafka.admin.topic_index import TopicIndex
@@ -59,7 +59,7 @@ class SpareBuffers:
         return self._pool.release(wanted_bytes)
 
 
-class KafkaDoor:
+class KafkaListener:
     """Owned by the server. Everything here runs on the broker's loop."""
 
     def __init__(self, broker: Broker, config: Config, cluster: uuid.UUID) -> None:
@@ -80,10 +80,10 @@ class KafkaDoor:
         self.connections: set[Connection] = set()
         self._strangers: Crowd[Connection] = Crowd(lambda: self._room() + len(self._strangers))
         self.heavy = 0  # connections with large requests that wait for the disk
-        self.stats = broker.stats.door("kafka")
+        self.stats = broker.stats.listener("kafka")
         self.flow = Flow("kafka", broker.pressure, self.connections, slows=False)
         self.pipes = Pipes(self.loop, self.flow, broker.users, self.gate, HANDLERS)
-        broker.clients.add_door("kafka", lambda: clients(self.connections))
+        broker.clients.add_listener("kafka", lambda: clients(self.connections))
         broker.users.on_removed(self._user_removed)
         self.sessions: dict[int, Any] = {}  # fetch sessions, see sessions.py
         self.session_partitions = 0
@@ -93,22 +93,22 @@ class KafkaDoor:
         self.checking = ThreadPoolExecutor(1, "kafka-checking")
         self._checking_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener: Listener | None = None
+        self._sockets: ListeningSockets | None = None
         self._trimming: asyncio.TimerHandle | None = None
 
     @property
     def addresses(self) -> Sequence[str]:
-        assert self._listener is not None
-        return self._listener.addresses
+        assert self._sockets is not None
+        return self._sockets.addresses
 
     @property
     def port(self) -> int:
-        assert self._listener is not None
-        return self._listener.port
+        assert self._sockets is not None
+        return self._sockets.port
 
     async def listen(self, bind: Address, tls: Tls | None) -> None:
-        doorstep = None if tls is None else Doorstep("Kafka", tls, self.stats, self._room)
-        self._listener = await listen(bind, lambda: Connection(self), flag="--kafka", doorstep=doorstep)
+        acceptor = None if tls is None else TlsAcceptor("Kafka", tls, self.stats, self._room)
+        self._sockets = await listen(bind, lambda: Connection(self), flag="--kafka", acceptor=acceptor)
         self._trim()
 
     def _room(self) -> int:
@@ -119,8 +119,8 @@ class KafkaDoor:
         self._trimming = self.loop.call_later(TRIM_INTERVAL_S, self._trim)
 
     async def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        if self._sockets is not None:
+            self._sockets.close()
         if self._trimming is not None:
             self._trimming.cancel()
         for connection in list(self.connections):
@@ -256,10 +256,10 @@ async def cluster_of(broker: Broker) -> uuid.UUID:
     return cluster
 
 
-async def start(broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None) -> KafkaDoor:
+async def start(broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None) -> KafkaListener:
     missing = [api for api in VERSIONS if api not in HANDLERS and api not in ASYNC_HANDLERS]
     assert not missing, f"offered, and nobody answers: {missing}"
     assert access.RULES.keys() == VERSIONS.keys(), "every API says who may use it"
-    door = KafkaDoor(broker, config, await cluster_of(broker))
-    await door.listen(bind, tls)
-    return door
+    listener = KafkaListener(broker, config, await cluster_of(broker))
+    await listener.listen(bind, tls)
+    return listener

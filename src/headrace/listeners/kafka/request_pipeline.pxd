@@ -30,7 +30,7 @@ cdef class Pipes:
 
 
 cdef class Pipe:
-    cdef readonly object _door
+    cdef readonly object _listener
     cdef Pipes _pipes
     cdef readonly FrameReader _frames
     cdef public object _transport

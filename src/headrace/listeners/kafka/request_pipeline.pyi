@@ -6,12 +6,12 @@ from headrace.broker.access.users import Users
 from headrace.listeners.common.backpressure import Flow
 from headrace.listeners.kafka.auth.login import Gate, Stage
 from headrace.listeners.kafka.connection import Connection, Handler
-from headrace.listeners.kafka.listener import KafkaDoor
+from headrace.listeners.kafka.listener import KafkaListener
 from headrace.listeners.kafka.sendfile import FileSending, Piece
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.frames import FrameReader
 
-DOOR_BYTES_WAITING_MAX: int
+LISTENER_BYTES_WAITING_MAX: int
 
 class Request:
     """Made by a Pipe alone."""
@@ -47,9 +47,9 @@ class Pipe:
     login: Stage
     admitted_at: int
     client_id: str
-    def __new__(cls, door: KafkaDoor) -> Self: ...
+    def __new__(cls, listener: KafkaListener) -> Self: ...
     @property
-    def _door(self) -> KafkaDoor: ...
+    def _listener(self) -> KafkaListener: ...
     @property
     def _frames(self) -> FrameReader: ...
     @property

@@ -35,7 +35,7 @@ cdef enum:
     UNSEEN_BYTES_MAX = 64 << 10             # of all connections: small reads are told to the flow together
     KEYS = 128
 
-DOOR_BYTES_WAITING_MAX = 64 << 20  # of all: more would wait for the disk all the same, in memory touched for it
+LISTENER_BYTES_WAITING_MAX = 64 << 20  # of all: more would wait for the disk all the same, in memory touched for it
 
 cdef object RAW_TOKEN = Stage.RAW_TOKEN
 cdef object PRODUCE = Api.PRODUCE
@@ -87,7 +87,7 @@ cdef class Request:
 
 
 cdef class Pipes:
-    """What the connections of one door share: who answers what, and what is done for all of them at once."""
+    """What the connections of one listener share: who answers what, and what is done for all of them at once."""
 
     def __cinit__(self, loop, flow, users, gate, dict handlers not None):
         self.loop = loop
@@ -127,10 +127,10 @@ cdef class Pipe:
     """The hot half of a Connection, which is the only class made of it: see there for what is called on self here
     and is not here (abort, _send_files, _take_token, _widen)."""
 
-    def __cinit__(self, door):
-        self._door = door
-        self._pipes = door.pipes
-        self._frames = FrameReader(door.pool, door.scratch)
+    def __cinit__(self, listener):
+        self._listener = listener
+        self._pipes = listener.pipes
+        self._frames = FrameReader(listener.pool, listener.scratch)
         self._waiting = []
         self._not_started = deque()
         self._holds = set()
@@ -178,7 +178,7 @@ cdef class Pipe:
 
     def _limit_requests(self, Py_ssize_t bytes_max):
         """Cut requests of at most that size from now on. What has come of one that is not whole is forgotten."""
-        self._frames = FrameReader(self._door.pool, self._door.scratch, request_bytes_max=bytes_max)
+        self._frames = FrameReader(self._listener.pool, self._listener.scratch, request_bytes_max=bytes_max)
 
     def _forget_requests(self):
         self.weigh(-self._waiting_bytes)
@@ -248,9 +248,9 @@ cdef class Pipe:
         try:
             handler = pipes.handlers.get(request.api)
             if handler is not None:
-                handler(self._door, request)
+                handler(self._listener, request)
             else:
-                self._door.answer_in_task(request)
+                self._listener.answer_in_task(request)
         except Exception as error:  # one bad request must not stop the others
             request.fail(error)
         return 0
@@ -271,16 +271,16 @@ cdef class Pipe:
         if self._waiting_bytes < FAIR_BYTES_MIN:
             return False
         # This connection's part of what may wait, in all, for the disk.
-        cdef Py_ssize_t fair = DOOR_BYTES_WAITING_MAX // max(1, self._door.heavy)
+        cdef Py_ssize_t fair = LISTENER_BYTES_WAITING_MAX // max(1, self._listener.heavy)
         return self._waiting_bytes >= min(REQUEST_BYTES_WAITING_MAX, fair)
 
     cdef int weigh(self, Py_ssize_t change) except -1:
-        """Count bytes that wait, and whether this connection is one of those that share the door's memory."""
+        """Count bytes that wait, and whether this connection is one of those that share the listener's memory."""
         cdef bint was_heavy = self._waiting_bytes >= HEAVY_BYTES
         self._waiting_bytes += change
         cdef bint is_heavy = self._waiting_bytes >= HEAVY_BYTES
         if is_heavy != was_heavy:
-            self._door.heavy += 1 if is_heavy else -1
+            self._listener.heavy += 1 if is_heavy else -1
         return 0
 
     # Answers.

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.log.disk.disk import Disk, paths, read_whole, write_atomically
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, read_whole, write_atomically
 from headrace.record.batch.crc32c import crc32c
 
 HEADER = b"headrace catalog copy 1"

@@ -1,6 +1,7 @@
 """Taking a damaged file out of its place without deleting it: it goes to damaged/, for people to look at."""
 
-from headrace.log.disk.disk import Disk, make_folder, paths, write_atomically
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, make_folder, write_atomically
 
 
 def set_aside(disk: Disk, data_dir: str, path: str) -> str:

@@ -12,8 +12,9 @@ from headrace.log.catalog import document
 from headrace.log.catalog.copy import CatalogCopy, CopyContent
 from headrace.log.catalog.quarantine import set_aside
 from headrace.log.catalog.survey import Finding, Survey, put_back, survey
-from headrace.log.disk.disk import Disk, RealDisk, paths
-from headrace.log.standby.follower import follower
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, RealDisk
+from headrace.log.standby import follower
 
 T = TypeVar("T")
 

@@ -7,7 +7,8 @@ from headrace.errors import CorruptCatalog
 from headrace.log.catalog import document as documents
 from headrace.log.catalog.copy import CatalogCopy, CopyContent, Name
 from headrace.log.catalog.quarantine import keep
-from headrace.log.disk.disk import Disk, make_folder, paths, read_whole, write_atomically
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, make_folder, read_whole, write_atomically
 
 MISSING = "it is missing"
 

@@ -27,9 +27,7 @@ class Group:
         self._parts: list[Part] = []  # also those that a deletion took out of the unit
         self._stored: set[int] = set()  # buffers counted already: the journal holds each once
 
-    def append(
-        self, log: "Log", batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None = None
-    ) -> Ticket:
+    def append(self, log: "Log", batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None = None) -> Ticket:
         """The ticket has this part's offsets once the group's own ticket is resolved."""
         log.check_append(batch, infos)
         ticket = self._shard.new_ticket()
@@ -52,9 +50,7 @@ class Group:
         self._change(StateChange(MERGE, table, key, delta))
 
     def _change(self, change: StateChange) -> None:
-        assert 0 < len(change.table) < 256 and len(change.key) < 65536, (
-            "a table's or key's length fits its field"
-        )
+        assert 0 < len(change.table) < 256 and len(change.key) < 65536, "a table's or key's length fits its field"
         self._unit.changes.append(change)
         self._unit.size += change.size  # as the journal stores it: many small changes must not overflow an entry
 

@@ -291,9 +291,7 @@ class Checkpoints:
             lambda room, failed: self._written(standing, changes, room, failed),
         )
 
-    def _write(
-        self, standing: _Standing, records: dict[bytes, bytes | None], marker: Marker, rewrite: bool
-    ) -> bool:
+    def _write(self, standing: _Standing, records: dict[bytes, bytes | None], marker: Marker, rewrite: bool) -> bool:
         """False when the state found no room, or no descriptor was free; a sync that fails is final and goes up."""
         try:
             self._shard.files.sync_all(standing.dirty)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple
 
 from headrace.clock import Clock
-from headrace.log.disk.disk import paths
+from headrace.log.disk import paths
 from headrace.log.disk.file_cache import Files
 from headrace.log.disk.file_ends import TailEnd
 from headrace.log.segments import index

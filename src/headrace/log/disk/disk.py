@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol, Self, TypeGuard
 
 from headrace.errors import DataFolderLocked
-from headrace.log.disk.disk import io_chain
+from headrace.log.disk import io_chain
 from headrace.log.disk.io_chain import Step
 from headrace.log.disk.pread import pread_nowait
 from headrace.log.disk.watcher import OpenPaths, Watcher

@@ -171,9 +171,7 @@ class Files(OpenFiles):
             return None
         entry = self._acquire(segment.data_path)
         try:
-            return cut_part(
-                self.disk, entry.file, position, end, next_offset, segment.left_memory, is_at_end=is_at_end
-            )
+            return cut_part(self.disk, entry.file, position, end, next_offset, segment.left_memory, is_at_end=is_at_end)
         finally:
             self.let_go(entry)
 

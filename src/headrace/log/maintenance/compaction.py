@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from headrace.errors import CorruptBatch, CorruptLog, LogClosed
-from headrace.log.disk.disk import paths, write_atomically
+from headrace.log.disk import paths
+from headrace.log.disk.disk import write_atomically
 from headrace.log.disk.file_cache import Files
 from headrace.log.segments import index
 from headrace.log.segments.segment import Segment, seal_of
@@ -320,9 +321,7 @@ class LatestByKey:
             until = info.next_offset
         self.until = min([until, *begun.values(), *([] if self._hold is None else [self._hold])])
 
-    def _within(
-        self, files: Files, segments: Sequence[Segment], end: int
-    ) -> Iterator[tuple[memoryview, BatchInfo]]:
+    def _within(self, files: Files, segments: Sequence[Segment], end: int) -> Iterator[tuple[memoryview, BatchInfo]]:
         for segment in segments:
             if segment.next_offset <= self._start:
                 continue

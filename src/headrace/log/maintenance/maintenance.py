@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from headrace.errors import Conflict, DiskFull, HeadraceError, SegmentGone
 from headrace.log.commit.checkpoint import ENDS
 from headrace.log.commit.round import Ticket
-from headrace.log.disk.disk import paths
+from headrace.log.disk import paths
 from headrace.log.disk.file_cache import NO_FILES, NO_ROOM
 from headrace.log.disk.workers import InlineWorker, ThreadWorker, Worker
 from headrace.log.log import Log
+from headrace.log.maintenance import abort_markers
 from headrace.log.maintenance.abort_markers import Aborts
 from headrace.log.maintenance.compaction import ByKey, Filter, LatestByKey, Rewritten, rewrite
 from headrace.log.maintenance.log_start import Starts
-from headrace.log.maintenance.maintenance import abort_markers
 from headrace.log.maintenance.truncate_requests import Truncations
 from headrace.log.read.leases import Leases
 from headrace.log.recovery.log_recovery import STARTS, TRUNCATIONS

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.errors import CorruptBatch, InvalidInput, NotFound, StorageError
-from headrace.log.disk.disk import Disk, RealDisk, paths, write_atomically
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, RealDisk, write_atomically
 from headrace.log.disk.file_cache import Files
 from headrace.log.maintenance.compaction import Rewritten, batches, remove_made
 from headrace.log.segments import index

@@ -15,7 +15,8 @@ from contextlib import ExitStack
 
 from headrace.errors import DiskFull
 from headrace.log.commit.log_writer import Tail
-from headrace.log.disk.disk import paths, write_atomically
+from headrace.log.disk import paths
+from headrace.log.disk.disk import write_atomically
 from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, Files
 from headrace.log.maintenance.compaction import batches
 from headrace.log.segments import index

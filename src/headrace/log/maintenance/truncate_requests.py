@@ -11,7 +11,7 @@ from headrace.log.commit.checkpoint import ENDS
 from headrace.log.commit.round import Ticket
 from headrace.log.disk.file_cache import NO_ROOM
 from headrace.log.log import Log
-from headrace.log.maintenance.maintenance import abort_markers
+from headrace.log.maintenance import abort_markers
 from headrace.log.maintenance.truncate import cut_back
 from headrace.log.recovery.log_recovery import TRUNCATIONS
 from headrace.log.segments.segment import SavedWriter, Segment

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from headrace.errors import CorruptBatch, CorruptLog, SegmentGone
-from headrace.log.commit.committer import slots
+from headrace.log.commit import slots
 from headrace.log.commit.slots import Ends
-from headrace.log.disk.disk import Disk, FileId, RealDisk, paths, read_whole
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, FileId, RealDisk, read_whole
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.read.reader import cut
 from headrace.log.segments import index
@@ -365,9 +366,7 @@ class TierSlice(SliceFile):
         return memoryview(self._groups.read(self._tier, size, self.position))
 
 
-def aborted_ranges(
-    batches: Iterable[tuple[memoryview | bytes, BatchInfo]], end: int
-) -> list[tuple[int, int, int]]:
+def aborted_ranges(batches: Iterable[tuple[memoryview | bytes, BatchInfo]], end: int) -> list[tuple[int, int, int]]:
     """(producer id, first offset, last offset) of aborted transactions with batches before `end`.
 
     Reads on past `end`, which is stable, until every transaction that was seen before it has met its marker.

@@ -1,4 +1,4 @@
-"""Runs of batches that a door sends from the page cache to a socket, without their passing through this process.
+"""Runs of batches that a listener sends from the page cache to a socket, without their passing through this process.
 
 They are not read, so whoever cuts one must know where batches begin, and that their checksums are right.
 """

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, LogClosed
 from headrace.log.commit.log_writer import Tail
 from headrace.log.counters import Counters
-from headrace.log.disk.disk import paths
+from headrace.log.disk import paths
 from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, Files
 from headrace.log.read.cold_reads import CachedFiles, Loader, Loads
 from headrace.log.read.file_range import FilePart

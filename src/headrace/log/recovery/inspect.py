@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headrace.errors import CorruptLog, NotFound, StorageError
-from headrace.log.commit.committer import slots
-from headrace.log.disk.disk import Disk, RealDisk, paths, read_whole
+from headrace.log.commit import slots
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, RealDisk, read_whole
 from headrace.log.disk.file_cache import Files
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.maintenance.compaction import batches
 from headrace.log.segments import index
 from headrace.log.segments.segment import Segment, read_seal, rebuild_index
-from headrace.log.standby.follower import follower
+from headrace.log.standby import follower
 from headrace.log.tier.manifest import read_tier
 from headrace.record.types import BatchInfo
 

@@ -8,10 +8,11 @@ what such a person needs: what is left, and a way to go on with that. Nothing is
 from dataclasses import dataclass
 
 from headrace.errors import CorruptJournal
-from headrace.log.commit.committer import journal, slots
-from headrace.log.disk.disk import Disk, RealDisk, paths
+from headrace.log.commit import journal, slots
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, RealDisk
 from headrace.log.recovery.recovery import check_witness
-from headrace.log.standby.follower import follower
+from headrace.log.standby import follower
 from headrace.log.state.store import StateStore
 
 SET_ASIDE = ".lost"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from headrace.errors import CorruptLog
 from headrace.log.commit.checkpoint import ENDS
 from headrace.log.commit.journal_entry import ReplayedPart
-from headrace.log.disk.disk import Disk, paths
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.log import Log, LogSpec
 from headrace.log.recovery.batch_sources import READ_BYTES, Sources

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from headrace.log.commit.log_writer import Tail
-from headrace.log.disk.disk import Disk, FileId, paths
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, FileId
 from headrace.log.disk.file_cache import Files
 from headrace.log.segments import index
 from headrace.log.segments.segment import Segment, SegmentWriter

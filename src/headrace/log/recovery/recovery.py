@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptJournal
+from headrace.log.commit import journal as journals
+from headrace.log.commit import slots
 from headrace.log.commit.checkpoint import ENDS
-from headrace.log.commit.committer import journal as journals
-from headrace.log.commit.committer import slots
 from headrace.log.commit.journal import Journal
 from headrace.log.commit.journal_entry import PUT, ReplayedEnd, ReplayedPart, decode
 from headrace.log.commit.slots import Slots
-from headrace.log.disk.disk import Disk, paths
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk
 from headrace.log.log import LogSpec
 from headrace.log.recovery.log_recovery import DAMAGED, STARTS, TRUNCATIONS, LogRecovery
 from headrace.log.state.store import Marker

@@ -3,7 +3,8 @@
 from contextlib import suppress
 
 from headrace.errors import CorruptLog
-from headrace.log.disk.disk import Disk, paths
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.recovery.batch_sources import Sources
 from headrace.log.segments import index

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 
-from headrace.log.disk.disk import paths
+from headrace.log.disk import paths
 from headrace.log.disk.file_cache import Files
 from headrace.log.segments.segment import Segment
 

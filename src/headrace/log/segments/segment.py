@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.errors import CorruptLog
-from headrace.log.disk.disk import Disk, paths, read_whole, write_atomically
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, read_whole, write_atomically
 from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, Files
 from headrace.log.disk.file_ends import SegmentEnd
 from headrace.log.disk.paths import SegmentStem

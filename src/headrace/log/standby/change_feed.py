@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from headrace.log.disk.disk import Disk, paths
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk
 from headrace.log.disk.watcher import Bytes, OpenPaths
 from headrace.log.standby.frames import PIECE_BYTES, Kind, are_zeros, checksum, counted, pack
 from headrace.record.batch.crc32c import crc32c
@@ -63,9 +64,7 @@ class Mark(NamedTuple):
 class Changes:
     """The watcher of a disk. As long as nobody listens it only counts."""
 
-    def __init__(
-        self, disk: Disk, names: OpenPaths, root: str, monotonic: Callable[[], float], first: int = 1
-    ) -> None:
+    def __init__(self, disk: Disk, names: OpenPaths, root: str, monotonic: Callable[[], float], first: int = 1) -> None:
         self.disk = disk
         self.root = root
         self.monotonic = monotonic

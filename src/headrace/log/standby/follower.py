@@ -20,7 +20,8 @@ from typing import NamedTuple, Self
 import msgspec
 
 from headrace.errors import Conflict, StorageError
-from headrace.log.disk.disk import Disk, FileId, make_folder, paths, read_whole, write_atomically
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, FileId, make_folder, read_whole, write_atomically
 from headrace.log.standby.change_feed import WRITTEN_BY_OTHERS, Kept
 from headrace.log.standby.frames import SYNCS, BadFrame, Frame, Kind, zeros
 from headrace.record.batch.crc32c import crc32c

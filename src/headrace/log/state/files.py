@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from headrace.errors import CorruptBatch, CorruptLog, StorageFailed
 from headrace.log.catalog.quarantine import set_aside
-from headrace.log.disk.disk import Disk, FileId, paths, read_whole
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, FileId, read_whole
 from headrace.log.disk.file_cache import NO_FILES
 from headrace.record import codec
 from headrace.record.layout import LAST_OFFSET_DELTA_AT, MAGIC, MAGIC_AT, RECORDS_AT

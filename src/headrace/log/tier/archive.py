@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptBatch, CorruptLog, HeadraceError, InvalidInput, NotFound, StorageError
-from headrace.log.disk.disk import Disk, RealDisk, make_folder, paths, read_whole, write_atomically
+from headrace.log.disk import paths
+from headrace.log.disk.disk import Disk, RealDisk, make_folder, read_whole, write_atomically
 from headrace.log.disk.file_cache import NO_FILES, Files
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.maintenance.compaction import Rewritten, batches
@@ -77,7 +78,7 @@ def parquet_path(tier_root: str, segment: Segment) -> str:
 
 def write_parquet(source: Segment, target: str, disk: Disk | None = None) -> Written:
     """The records of a sealed segment as a Parquet file; synced on return. What an earlier try left is replaced."""
-    from headrace.log.tier.manifest import parquet
+    from headrace.log.tier import parquet
 
     disk = disk or RealDisk()
     try:
@@ -118,7 +119,7 @@ def write_parquet(source: Segment, target: str, disk: Disk | None = None) -> Wri
 
 
 def _row_groups(files: Files, source: Segment) -> Iterator[tuple[list[BatchInfo], Columns]]:
-    from headrace.log.tier.manifest import parquet
+    from headrace.log.tier import parquet
 
     position, want = 0, parquet.READ_BYTES
     while position < source.size:
@@ -187,7 +188,7 @@ def archive(shard: "Shard", log: "Log", segment: Segment, done: Done) -> None:
 
 def _examine(files: Files, segment: Segment, path: str, batch_bytes_max: int) -> Tier:
     """Read it all back, and hold every batch it makes beside the one in the segment."""
-    from headrace.log.tier.manifest import parquet
+    from headrace.log.tier import parquet
 
     disk = files.disk
     file = disk.open(path)

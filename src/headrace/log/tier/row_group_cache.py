@@ -75,7 +75,7 @@ class GroupCache:
             self.size_bytes = 0
 
     def _unpack(self, tier: Tier, group: Group) -> bytes:
-        from headrace.log.tier.manifest import parquet
+        from headrace.log.tier import parquet
 
         with self._opened(tier) as file:
             footer = self._footer(file, tier)
@@ -87,7 +87,7 @@ class GroupCache:
         return batches
 
     def _footer(self, file: FileId, tier: Tier) -> "Footer":
-        from headrace.log.tier.manifest import parquet
+        from headrace.log.tier import parquet
 
         with self._lock:
             found = self._footers.get(tier.path)
@@ -103,7 +103,7 @@ class GroupCache:
 
     def codecs(self, tier: Tier, group: Group) -> dict[int, int]:
         """How each batch of a row group was packed before it was archived, by base offset."""
-        from headrace.log.tier.manifest import parquet
+        from headrace.log.tier import parquet
 
         with self._opened(tier) as file:
             raw = checked(self._disk, file, tier, group.file_start, group.file_size, group.crc)

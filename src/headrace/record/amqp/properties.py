@@ -22,9 +22,7 @@ class Timestamp(int):
     """Seconds since 1970, a type of its own in a field table. Clients send what no datetime can be."""
 
 
-Value: TypeAlias = (
-    "bool | int | float | Decimal | str | bytes | Timestamp | Mapping[str, Value] | list[Value] | None"
-)
+Value: TypeAlias = "bool | int | float | Decimal | str | bytes | Timestamp | Mapping[str, Value] | list[Value] | None"
 Table: TypeAlias = "dict[str, Value]"
 
 # In the order of their flags, from bit 15 down to bit 2.

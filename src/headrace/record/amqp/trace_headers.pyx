@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False
 """What an AMQP message says about its trace (W3C Trace Context), found in its properties.
 
-It is copied into headers of the record: who reads the topic by another door would have to take AMQP's properties apart
+It is copied into headers of the record: who reads the topic by another listener would have to take AMQP's properties apart
 to go on with the trace, and no tracing library does.
 """
 

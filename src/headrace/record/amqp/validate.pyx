@@ -1,6 +1,6 @@
 # cython: boundscheck=False, wraparound=False
 """Whether AMQP properties are what they should be. They are passed on as they came, and whoever gets them reads them: all
-of them are checked where they come in, through whichever door.
+of them are checked where they come in, through whichever listener.
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint64_t

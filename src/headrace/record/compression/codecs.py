@@ -10,7 +10,7 @@ from collections.abc import Callable
 import cramjam
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, UnknownCodec
-from headrace.record.compression.codecs import libzstd
+from headrace.record.compression import libzstd
 from headrace.record.compression.scratch import filled
 from headrace.record.compression.zstd_bounds import outline
 from headrace.record.layout import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD

@@ -1,7 +1,7 @@
 """basic.deliver frames straight from record batches: no object per message.
 
-A record written by the AMQP door has exactly two headers, properties and exchange, in that order.
-Whatever looks different (written by another door, compressed, carrying an expiration that somebody
+A record written by the AMQP listener has exactly two headers, properties and exchange, in that order.
+Whatever looks different (written by another listener, compressed, carrying an expiration that somebody
 has to judge) stops the loop, and the caller handles that one record in Python.
 """
 
@@ -62,7 +62,7 @@ cdef inline uint8_t* put_frame_head(uint8_t* p, uint8_t kind, int channel, uint3
 
 cdef bint holds_copies(const uint8_t* p, const RecordView* record, const HeaderView* properties) noexcept:
     """Whether the headers from p on are what the properties say about the message's trace, and nothing else. One that
-    says something else came in by another door, and counts."""
+    says something else came in by another listener, and counts."""
     cdef Trace traces[TRACES_MAX]
     cdef HeaderView header
     cdef int i, found = find_traces(properties.value, properties.value + properties.value_size, traces)

@@ -119,7 +119,7 @@ cdef class Runs:
 
 
 cdef class ChannelState:
-    """What the scanner knows of one channel; doors set the public fields."""
+    """What the scanner knows of one channel; listeners set the public fields."""
 
     def __init__(self, int number):
         self.number = number

@@ -1,4 +1,4 @@
-"""What a message that came in by the AMQP door looks like in JSON: its exchange, and its properties by name.
+"""What a message that came in by the AMQP listener looks like in JSON: its exchange, and its properties by name.
 
 The record keeps the properties as the client sent them, in one header; here they are taken apart for people.
 """

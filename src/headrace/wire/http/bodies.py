@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Sequence
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, InvalidInput, UnsupportedMedia
-from headrace.record.compression.codecs import codecs
+from headrace.record.compression import codecs
 from headrace.record.layout import ZSTD
 
 Body = bytes | bytearray

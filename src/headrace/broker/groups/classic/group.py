@@ -288,9 +288,7 @@ class ClassicGroup:
         assert (self.state, state) in MOVES, f"{self.state} to {state}"
         self.state = state
 
-    def _may_keep_generation(
-        self, member: Member, before: Protocols, *, came_back: bool
-    ) -> bool:
+    def _may_keep_generation(self, member: Member, before: Protocols, *, came_back: bool) -> bool:
         """Whether a join changes nothing: an answer that was lost, or a static member back in its place."""
         if member.generation != self.generation:
             return False

@@ -164,9 +164,7 @@ class Hosted:
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
         member, _ = self._member(member_id, instance_id, generation)
         is_behind = (
-            member.epoch < self._group.epoch
-            or member.state is MemberState.REVOKING
-            or self._group.can_take(member)
+            member.epoch < self._group.epoch or member.state is MemberState.REVOKING or self._group.can_take(member)
         )
         self._heard_of(member, is_behind=is_behind)
 

@@ -109,8 +109,7 @@ class ConsumerGroup:
         if self.epoch > self.target_epoch:
             return "Assigning"
         if all(
-            member.state is MemberState.STABLE and member.epoch == self.target_epoch
-            for member in self.members.values()
+            member.state is MemberState.STABLE and member.epoch == self.target_epoch for member in self.members.values()
         ):
             return "Stable"
         return "Reconciling"
@@ -344,9 +343,7 @@ class ConsumerGroup:
         if beat.epoch == member.epoch:
             return member
         # An answer that was lost: the member still says its last epoch, and holds nothing beyond what it has.
-        lost = (
-            beat.epoch == member.previous_epoch and beat.owned is not None and beat.owned <= member.assigned
-        )
+        lost = beat.epoch == member.previous_epoch and beat.owned is not None and beat.owned <= member.assigned
         if not lost:
             raise FencedMemberEpoch(f"epoch {beat.epoch}, the member is at {member.epoch}")
         return member

@@ -35,8 +35,15 @@ async def get(channel: "Channel", method: commands.Basic.Get) -> None:
     if method.no_ack:
         queue.settle(view, offset, offset + 1)
     frames = content_frames(
-        channel.number, commands.Basic.GetOk, message.properties, message.body, connection.frame_max,
-        delivery_tag=tag, redelivered=redelivered, exchange=message.exchange, routing_key=message.routing_key,
+        channel.number,
+        commands.Basic.GetOk,
+        message.properties,
+        message.body,
+        connection.frame_max,
+        delivery_tag=tag,
+        redelivered=redelivered,
+        exchange=message.exchange,
+        routing_key=message.routing_key,
         message_count=queue.ready,
     )
     connection.deliver(frames, 1, len(message.body))

@@ -31,7 +31,7 @@ def qos(channel: "Channel", method: commands.Basic.Qos) -> None:
         channel.prefetch_global = method.prefetch_count
     else:
         channel.prefetch = method.prefetch_count
-        if channel.connection.door.config.amqp_product != "rabbitmq":
+        if channel.connection.listener.config.amqp_product != "rabbitmq":
             for consumer in channel.consumers.values():
                 consumer.prefetch = method.prefetch_count
     channel.connection.write(frame(channel.number, commands.Basic.QosOk))
@@ -46,16 +46,22 @@ def consume(channel: "Channel", method: commands.Basic.Consume) -> Coroutine[Any
     if method.queue == PSEUDO_QUEUE:
         _consume_replies(channel, method, tag)
         return None
-    door = channel.connection.door
-    if door.consumers_count >= door.config.amqp_consumers_max:
-        raise LimitReached(f"there are {door.config.amqp_consumers_max:,} consumers, which is the limit")
+    listener = channel.connection.listener
+    if listener.consumers_count >= listener.config.amqp_consumers_max:
+        raise LimitReached(f"there are {listener.config.amqp_consumers_max:,} consumers, which is the limit")
     priority = arguments.get("x-priority", 0)
     if not isinstance(priority, int):
         raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority': {priority!r}")
     queue = find_to_read(channel, method.queue)
     consumer = AmqpConsumer(
-        channel, queue, tag, no_ack=method.no_ack, exclusive=method.exclusive, priority=priority,
-        prefetch=channel.prefetch, arguments=arguments,
+        channel,
+        queue,
+        tag,
+        no_ack=method.no_ack,
+        exclusive=method.exclusive,
+        priority=priority,
+        prefetch=channel.prefetch,
+        arguments=arguments,
     )
     if isinstance(queue, StreamQueue):
         return _consume_stream(consumer, queue, method)
@@ -87,7 +93,7 @@ def _begin(consumer: AmqpConsumer, method: commands.Basic.Consume) -> None:
     channel.add_consumer(consumer)
     limit_ms = consumer.arguments.get("x-consumer-timeout", queue.policy.consumer_timeout_ms)
     if isinstance(limit_ms, int) and limit_ms > 0 and not method.no_ack:
-        channel.connection.door.timeouts.watch(consumer, limit_ms)
+        channel.connection.listener.timeouts.watch(consumer, limit_ms)
     if not method.nowait:
         channel.connection.write(frame(channel.number, commands.Basic.ConsumeOk, consumer_tag=consumer.tag))
 
@@ -97,7 +103,7 @@ def _consume_replies(channel: "Channel", method: commands.Basic.Consume, tag: st
         raise ChannelError(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
     if channel.reply_token is not None:
         raise ChannelError(PRECONDITION_FAILED, "reply consumer already set")
-    channel.reply_token = channel.connection.door.replies.add(channel)
+    channel.reply_token = channel.connection.listener.replies.add(channel)
     channel.reply_tag = tag
     if not method.nowait:
         channel.connection.write(frame(channel.number, commands.Basic.ConsumeOk, consumer_tag=tag))
@@ -112,7 +118,7 @@ async def cancel(channel: "Channel", method: commands.Basic.Cancel) -> None:
         if deletion is not None:
             await deletion
     elif channel.reply_token is not None and channel.reply_tag == method.consumer_tag:
-        channel.connection.door.replies.remove(channel.reply_token)
+        channel.connection.listener.replies.remove(channel.reply_token)
         channel.reply_token = None
     if not method.nowait:
         channel.connection.write(frame(channel.number, commands.Basic.CancelOk, consumer_tag=method.consumer_tag))

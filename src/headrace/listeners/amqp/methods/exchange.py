@@ -37,8 +37,12 @@ async def declare(channel: "Channel", method: commands.Exchange.Declare) -> None
             access.read(EXCHANGE, name)
             access.write(EXCHANGE, alternate)
         await vhost.declare_exchange(
-            name, method.exchange_type, durable=method.durable, auto_delete=method.auto_delete,
-            internal=method.internal, arguments=_arguments(method),
+            name,
+            method.exchange_type,
+            durable=method.durable,
+            auto_delete=method.auto_delete,
+            internal=method.internal,
+            arguments=_arguments(method),
         )
     _answer(channel, method, commands.Exchange.DeclareOk)
 
@@ -53,8 +57,7 @@ async def delete(channel: "Channel", method: commands.Exchange.Delete) -> None:
         where = f"'{method.exchange}' in vhost '{channel.connection.vhost.name}'"
         raise ChannelError(
             ACCESS_REFUSED,
-            f"deletion of system exchange {where} not allowed" if method.exchange
-            else DEFAULT_REFUSED,
+            f"deletion of system exchange {where} not allowed" if method.exchange else DEFAULT_REFUSED,
         )
     channel.connection.access.configure(EXCHANGE, method.exchange)
     await channel.connection.vhost.delete_exchange(method.exchange, if_unused=method.if_unused)

@@ -105,12 +105,16 @@ def check_tune(method: commands.Connection.TuneOk, config: Config) -> None:
             spelled = f"{asked} (no limit)" if asked == 0 else str(asked)
             raise ProtocolError(
                 NOT_ALLOWED,
-                f"negotiated {name} = {spelled} is higher than the maximum allowed value ({offered})", 10, 31,
+                f"negotiated {name} = {spelled} is higher than the maximum allowed value ({offered})",
+                10,
+                31,
             )
     if method.frame_max < FRAME_MIN:
         raise ProtocolError(
             NOT_ALLOWED,
-            f"negotiated frame_max = {method.frame_max} is lower than the minimum allowed value ({FRAME_MIN})", 10, 31,
+            f"negotiated frame_max = {method.frame_max} is lower than the minimum allowed value ({FRAME_MIN})",
+            10,
+            31,
         )
 
 

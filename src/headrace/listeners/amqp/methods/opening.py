@@ -23,7 +23,7 @@ logger = logging.getLogger("headrace.amqp")
 def greeting(connection: "Connection") -> bytes:
     return frame(
         0, commands.Connection.Start, version_major=0, version_minor=9,
-        server_properties=handshake.server_properties(connection.door.config), mechanisms="PLAIN AMQPLAIN",
+        server_properties=handshake.server_properties(connection.listener.config), mechanisms="PLAIN AMQPLAIN",
         locales="en_US",
     )  # fmt: skip
 
@@ -58,13 +58,13 @@ def _start_ok(connection: "Connection", method: commands.Connection.StartOk) -> 
     try:
         connection.user = handshake.log_in(method, connection.peer, connection.broker.users)
     except handshake.Refused as error:
-        connection.door.stats.count("logins_refused")
+        connection.listener.stats.count("logins_refused")
         logger.warning("%s login refused from %s: %s", method.mechanism, connection.peer, error.why)
         connection.answer_late(FAILURE_DELAY_S, partial(_refuse, connection, error))
         return True
-    connection.door.logged_in(connection)
+    connection.listener.logged_in(connection)
     connection.stage = Stage.TUNE
-    config = connection.door.config
+    config = connection.listener.config
     connection.write(
         frame(
             0, commands.Connection.Tune, channel_max=config.amqp_channels_max, frame_max=config.amqp_frame_max,
@@ -82,7 +82,7 @@ def _refuse(connection: "Connection", error: handshake.Refused) -> None:
 
 
 def _tune_ok(connection: "Connection", method: commands.Connection.TuneOk) -> bool:
-    handshake.check_tune(method, connection.door.config)
+    handshake.check_tune(method, connection.listener.config)
     connection.tuned(method.channel_max, method.frame_max, method.heartbeat)
     connection.stage = Stage.OPEN
     connection.acknowledge_now()
@@ -98,7 +98,7 @@ def _open(connection: "Connection", method: commands.Connection.Open) -> bool:
     connection.stage = Stage.RUNNING
     connection.start_heartbeats()
     connection.write(frame(0, commands.Connection.OpenOk))
-    connection.door.opened(connection)
+    connection.listener.opened(connection)
     return False
 
 

@@ -58,8 +58,13 @@ async def declare(channel: "Channel", method: commands.Queue.Declare) -> None:
         name = name or server_name()
         _check_declare(connection, name, arguments)
         queue = await connection.vhost.declare_queue(
-            name, durable=method.durable, exclusive=method.exclusive, auto_delete=method.auto_delete,
-            arguments=arguments, owner=connection, is_server_named=is_server_named,
+            name,
+            durable=method.durable,
+            exclusive=method.exclusive,
+            auto_delete=method.auto_delete,
+            arguments=arguments,
+            owner=connection,
+            is_server_named=is_server_named,
         )
         if connection.stage is Stage.CLOSED:  # while it was made: its exclusive queues went before this one was there
             if queue.exclusive:
@@ -69,7 +74,10 @@ async def declare(channel: "Channel", method: commands.Queue.Declare) -> None:
     if not method.nowait:
         connection.write(
             frame(
-                channel.number, commands.Queue.DeclareOk, queue=queue.name, message_count=queue.ready,
+                channel.number,
+                commands.Queue.DeclareOk,
+                queue=queue.name,
+                message_count=queue.ready,
                 consumer_count=len(queue.consumers),
             )
         )
@@ -85,7 +93,7 @@ def _check_declare(connection: "Connection", name: str, arguments: dict[str, Any
 
 def _declare_reply(channel: "Channel", name: str, method: commands.Queue.Declare) -> None:
     """Asking whether somebody still waits for an answer."""
-    waiting = name == PSEUDO_QUEUE or channel.connection.door.replies.find(name) is not None
+    waiting = name == PSEUDO_QUEUE or channel.connection.listener.replies.find(name) is not None
     if not waiting:
         raise QueueNotFound(channel.connection.vhost.name, name)
     if not method.nowait:
@@ -99,9 +107,7 @@ async def delete(channel: "Channel", method: commands.Queue.Delete) -> None:
     await connection.flushed()
     name = queue_name(channel, method.queue)
     connection.access.configure(QUEUE, name)
-    count = await connection.vhost.delete_queue(
-        name, connection, if_unused=method.if_unused, if_empty=method.if_empty
-    )
+    count = await connection.vhost.delete_queue(name, connection, if_unused=method.if_unused, if_empty=method.if_empty)
     if not method.nowait:
         connection.write(frame(channel.number, commands.Queue.DeleteOk, message_count=count))
 

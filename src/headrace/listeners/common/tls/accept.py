@@ -1,6 +1,6 @@
-"""Where connections of a door with TLS wait until their handshake is done.
+"""Where connections of a listener with TLS wait until their handshake is done.
 
-The door does not know them before: they are none of its connections, but there are never more of both together than
+The listener does not know them before: they are none of its connections, but there are never more of both together than
 it takes. A handshake has a few seconds from the first moment, and whatever goes wrong in it is a line in the log and
 a number, and nobody else's business.
 """
@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 
-from headrace.broker.metrics.counters import DoorStats
+from headrace.broker.metrics.counters import ListenerStats
 from headrace.listeners.common.addresses import source_of
 from headrace.listeners.common.per_source_limit import Crowd
 from headrace.listeners.common.tls.alerts import arriving
@@ -43,14 +43,15 @@ REASONS = {
 }
 
 
-class Doorstep:
-    """Of one door. `room` is how many more connections the door would take; `plain_answer` is what somebody hears who
+class TlsAcceptor:
+    """Of one listener. `room` is how many more connections the listener would take; `plain_answer` is what somebody
+    hears who
     does not speak TLS, if there are words for it."""
 
     def __init__(
-        self, door: str, tls: Tls, stats: DoorStats, room: Callable[[], int], plain_answer: bytes = b""
+        self, listener: str, tls: Tls, stats: ListenerStats, room: Callable[[], int], plain_answer: bytes = b""
     ) -> None:
-        self._door = door
+        self._listener = listener
         self._tls = tls
         self._stats = stats
         self._room = room
@@ -103,7 +104,7 @@ class Doorstep:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # too many open files, most likely: no reason to spin
-                logger.error("the %s door cannot accept: %s", self._door, error.strerror)
+                logger.error("the %s listener cannot accept: %s", self._listener, error.strerror)
                 self._pause()
                 self._rest = self._loop.call_later(ACCEPT_REST_S, self._listen)
                 return
@@ -159,7 +160,7 @@ class Doorstep:
         return sock.recv(1, socket.MSG_PEEK)
 
     async def _shake_hands(self, sock: socket.socket) -> None:
-        """The door hears of the connection as the last step."""
+        """The listener hears of the connection as the last step."""
         arriving.set(sock)  # in this task only
         await self._loop.connect_accepted_socket(
             self._factory, sock, ssl=self._tls.context(), ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S
@@ -177,11 +178,13 @@ class Doorstep:
         now = self._loop.time()
         if now - self._lines_since >= LINES_INTERVAL_S:
             if self._lines > LINES_MAX:
-                logger.info("%d more without TLS at the %s door before that", self._lines - LINES_MAX, self._door)
+                logger.info(
+                    "%d more without TLS at the %s listener before that", self._lines - LINES_MAX, self._listener
+                )
             self._lines_since, self._lines = now, 0
         self._lines += 1
         if self._lines <= LINES_MAX:
-            logger.info("%s: no TLS connection to the %s door: %s", peer, self._door, reason)
+            logger.info("%s: no TLS connection to the %s listener: %s", peer, self._listener, reason)
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""The certificate that the doors show: read at the start, and again when its files change.
+"""The certificate that the listeners show: read at the start, and again when its files change.
 
 A person who renews a certificate replaces the files, and need do nothing else: whoever connects afterwards sees the
 new one. Connections that are open stay as they are. Files that cannot be used are a clear error at the start, and
@@ -87,10 +87,10 @@ def tls_of(config: Config) -> Tls | None:
     for name, value, usual in (
         ("tls_key", config.tls_key, DEFAULTS.tls_key),
         ("tls_client_ca", config.tls_client_ca, DEFAULTS.tls_client_ca),
-        ("tls_doors", config.tls_doors, DEFAULTS.tls_doors),
+        ("tls_listeners", config.tls_listeners, DEFAULTS.tls_listeners),
     ):
         if value != usual:
-            raise _invalid(config, name, "without tls_cert no door speaks TLS")
+            raise _invalid(config, name, "without tls_cert no listener speaks TLS")
     return None
 
 

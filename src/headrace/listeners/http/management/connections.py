@@ -1,4 +1,4 @@
-"""Connections, channels and consumers, of every door."""
+"""Connections, channels and consumers, of every listener."""
 
 from typing import Any
 

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.vhosts.vhosts import definitions
+from headrace.broker.vhosts import definitions
 from headrace.errors import InvalidInput
 from headrace.listeners.http.management import representations
 from headrace.listeners.http.management.parameters import answer, body_of, encode, query_of, refuse_too_many

@@ -169,7 +169,9 @@ async def list_between(site: Site, request: Request) -> Response:
     host, source, destination = _ends(site, request)
     if source in ("", representations.DEFAULT_EXCHANGE) and isinstance(destination, Queue):
         return answer([representations.default_binding_shape(host.name, destination.name)])
-    return answer([representations.binding_shape(host.name, binding) for binding in _between(host, source, destination)])
+    return answer(
+        [representations.binding_shape(host.name, binding) for binding in _between(host, source, destination)]
+    )
 
 
 def _check_key(request: Request, host: VirtualHost, source: str, key: str) -> None:

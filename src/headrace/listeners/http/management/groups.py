@@ -138,7 +138,7 @@ async def reset(site: Site, request: Request) -> Response:
     if kind == "cursor":
         check_read(site, request, name)
     else:
-        caller_of(request).read(name)  # a group is a name of its own, as at the Kafka door
+        caller_of(request).read(name)  # a group is a name of its own, as at the Kafka listener
     stream = site.broker.streams.get(topic)
     now = _current(site, name, kind, topic)
     partitions = fields.get("partitions")

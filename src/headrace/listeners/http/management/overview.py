@@ -143,7 +143,7 @@ async def overview(site: Site, request: Request) -> Response:
 
 
 def churn(site: Site) -> Shape:
-    opened = sum(door.connections_total for door in site.broker.stats.doors.values())
+    opened = sum(listener.connections_total for listener in site.broker.stats.listeners.values())
     names = (
         "connection_created",
         "connection_closed",
@@ -162,17 +162,17 @@ def churn(site: Site) -> Shape:
 
 def listeners(site: Site) -> list[Shape]:
     found = []
-    for door, addresses in site.addresses.items():
+    for listener, addresses in site.addresses.items():
         for address in addresses:
             host, _, port = address.rpartition(":")
             found.append(
                 {
                     "node": representations.NODE,
-                    "protocol": door,
+                    "protocol": listener,
                     "ip_address": host.strip("[]"),
                     "port": int(port),
                     "socket_opts": {},
-                    "tls": site.config.has_tls(door),
+                    "tls": site.config.has_tls(listener),
                 }
             )
     return found
@@ -196,7 +196,7 @@ def node_shape(site: Site) -> Shape:
     except OSError:
         open_files = 0
     used = memory_bytes()
-    sockets = sum(door.connections for door in broker.stats.doors.values())
+    sockets = sum(listener.connections for listener in broker.stats.listeners.values())
     uptime = broker.clock.now_ms() - broker.stats.started_ms
     pressure = broker.pressure
     return {
@@ -364,7 +364,9 @@ async def limits_of_vhost(site: Site, request: Request) -> Response:
 
 async def put_vhost_limit(site: Site, request: Request) -> Response:
     host, name = host_of(site, request), name_of(request, "limit")
-    value = parameters.number((await parameters.body_of(request)).get("value"), "value", least=-LIMIT_MAX, most=LIMIT_MAX)
+    value = parameters.number(
+        (await parameters.body_of(request)).get("value"), "value", least=-LIMIT_MAX, most=LIMIT_MAX
+    )
     await site.broker.vhosts.set_limits(host.name, {name: value})
     return parameters.no_content()
 
@@ -408,7 +410,7 @@ async def health(site: Site, request: Request) -> Response:
 
 
 async def health_certificate(site: Site, request: Request) -> Response:
-    """Whether the certificate of the doors is good for some time yet; without TLS there is none to expire."""
+    """Whether the certificate of the listeners is good for some time yet; without TLS there is none to expire."""
     unit, within = name_of(request, "unit"), whole_number(name_of(request, "within"), most=2**31)
     if unit not in DAYS:
         raise InvalidInput(f"a time is counted in {', '.join(DAYS)}, not {unit[:80]!r}")
@@ -419,7 +421,7 @@ async def health_certificate(site: Site, request: Request) -> Response:
     if left_s is None or left_s > within * DAYS[unit] * 86_400:
         return answer({"status": "ok"})
     end = f"expires in {left_s / 86_400:.1f} days" if left_s > 0 else "has expired"
-    reason = f"the certificate of the doors {end}"
+    reason = f"the certificate of the listeners {end}"
     return answer({"status": "failed", "reason": reason, "expired": [{"cert_path": site.config.tls_cert}]}, 503)
 
 
@@ -439,4 +441,3 @@ async def health_protocol(site: Site, request: Request) -> Response:
         return answer({"status": "ok", "protocol": name_of(request, "protocol")})
     reason: dict[str, Any] = {"status": "failed", "reason": "No active listener", "protocols": list(site.addresses)}
     return answer(reason, 503)
-

@@ -76,9 +76,9 @@ def live_shape(site: Site) -> Shape:
         "ready": sample.ready,
         "unacked": sample.unacked,
         "connections": len(broker.clients.all()),  # those that are listed: a browser that looks is not among them
-        "doors": {
-            name: {"connections": door.connections, "in": door.messages_in, "out": door.messages_out}
-            for name, door in broker.stats.doors.items()
+        "listeners": {
+            name: {"connections": listener.connections, "in": listener.messages_in, "out": listener.messages_out}
+            for name, listener in broker.stats.listeners.items()
         },
         "memory_bytes": memory_bytes(),
         "disk_free_bytes": free_bytes(site),
@@ -116,7 +116,7 @@ async def own_shape(site: Site, request: Request) -> Shape:
         "ready": depths["messages_ready"],
         "unacked": depths["messages_unacknowledged"],
         "connections": len(clients_seen(site, request)),
-        "doors": {},
+        "listeners": {},
         "sync_ms": {},
         "alarms": alarms(site),
         "counts": {
@@ -142,7 +142,7 @@ async def overview(site: Site, request: Request) -> Response:
         "started": broker.stats.started_ms,
         "durability": broker.config.durability,
         "addresses": site.addresses,
-        "tls": site.doors_with_tls,
+        "tls": site.listeners_with_tls,
         "log_size_bytes": sum(sizes),
     }
     if not sees_all:
@@ -207,7 +207,6 @@ class Live(Response):
         finally:
             gone.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
 
     async def _content(self) -> Shape:
         site = self._site

@@ -40,9 +40,7 @@ def query_of(request: Request) -> dict[str, str]:
         raise InvalidInput("too many parameters in the query") from None
 
 
-async def body_of(
-    request: Request, bytes_max: int = BODY_BYTES_MAX, pieces_max: int = strict_json.PIECES_MAX
-) -> Shape:
+async def body_of(request: Request, bytes_max: int = BODY_BYTES_MAX, pieces_max: int = strict_json.PIECES_MAX) -> Shape:
     """A JSON object; nothing at all is an empty one. The content type is not looked at: tools send any."""
     data = await read_body(request, request.state.share, bytes_max, bytes_max)
     return await in_thread_if(len(data), _parse_object, data, pieces_max)

@@ -130,9 +130,7 @@ def row_shape(site: Site, row: Row) -> Shape:
 async def list_streams(site: Site, request: Request) -> Response:
     kind = query_of(request).get("kind")
     found = [row for row in await rows(site, hosts_seen(site, request)) if not kind or row.kind == kind]
-    return await listing(
-        site, request, found, lambda row: row_shape(site, row), name=lambda row: row.name, quick=QUICK
-    )
+    return await listing(site, request, found, lambda row: row_shape(site, row), name=lambda row: row.name, quick=QUICK)
 
 
 def row_of(site: Site, request: Request) -> Row:

@@ -110,7 +110,7 @@ async def bulk_delete(site: Site, request: Request) -> Response:
     return parameters.no_content()
 
 
-# Limits, which hold at the AMQP door.
+# Limits, which hold at the AMQP listener.
 
 
 def _limits(users: Iterable[User]) -> list[Shape]:

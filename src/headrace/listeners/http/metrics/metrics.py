@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from headrace.broker.broker import Broker
 from headrace.broker.cooperative.yielding import Turns
-from headrace.broker.metrics.counters import DoorStats
+from headrace.broker.metrics.counters import ListenerStats
 from headrace.broker.standbys import Standbys
 from headrace.listeners.http.metrics import rabbitmq_and_kafka_names
 from headrace.listeners.http.metrics.pressure import pressure_metrics
@@ -54,7 +54,7 @@ PIPELINE_HELP = {
     "rows_total": "Records since it was started",
     "batch_ms": "Milliseconds its last batch took",
 }
-DOOR_HELP = {
+LISTENER_HELP = {
     "connections_total": "Connections accepted",
     "messages_in": "Messages published",
     "messages_out": "Messages delivered",
@@ -148,9 +148,12 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     yield CounterMetricFamily("headrace_log_journal_bytes", "Bytes written to the journal", shard.journal.bytes_written)
     yield _histogram("headrace_loop_stall_seconds", "Times the event loop came back late", stats.loop_stall_s)
     yield _histogram("headrace_gc_pause_seconds", "Times Python's garbage collection took", stats.gc_pause_s)
-    yield from _doors(stats.doors)
+    yield from _listeners(stats.listeners)
     if stats.certificate_expires_s is not None:
-        name, text = "headrace_tls_certificate_expiry_timestamp_seconds", "When the certificate of the doors expires"
+        name, text = (
+            "headrace_tls_certificate_expiry_timestamp_seconds",
+            "When the certificate of the listeners expires",
+        )
         yield Gauge(name, text, value=stats.certificate_expires_s())
     yield from rabbitmq_and_kafka_names.aggregate(broker)
 
@@ -212,22 +215,24 @@ def _histogram(name: str, text: str, histogram: Any) -> "Metric":
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total)
 
 
-def _doors(doors: dict[str, DoorStats]) -> "Iterator[Metric]":
+def _listeners(listeners: dict[str, ListenerStats]) -> "Iterator[Metric]":
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-    open_now = GaugeMetricFamily("headrace_door_connections", "Open connections", labels=["door"])
-    for door, stats in doors.items():
-        open_now.add_metric([door], stats.connections)
+    open_now = GaugeMetricFamily("headrace_listener_connections", "Open connections", labels=["listener"])
+    for listener, stats in listeners.items():
+        open_now.add_metric([listener], stats.connections)
     yield open_now
-    for field, text in DOOR_HELP.items():
-        family = CounterMetricFamily(f"headrace_door_{field.removesuffix('_total')}", text, labels=["door"])
-        for door, stats in doors.items():
-            family.add_metric([door], getattr(stats, field))
+    for field, text in LISTENER_HELP.items():
+        family = CounterMetricFamily(f"headrace_listener_{field.removesuffix('_total')}", text, labels=["listener"])
+        for listener, stats in listeners.items():
+            family.add_metric([listener], getattr(stats, field))
         yield family
-    events = CounterMetricFamily("headrace_door_events", "Answers by status and other events", labels=["door", "event"])
-    for door, stats in doors.items():
+    events = CounterMetricFamily(
+        "headrace_listener_events", "Answers by status and other events", labels=["listener", "event"]
+    )
+    for listener, stats in listeners.items():
         for event, count in sorted(stats.events.items()):
-            events.add_metric([door, event], count)
+            events.add_metric([listener, event], count)
     yield events
 
 

@@ -74,12 +74,12 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
         pass
     received = Counter("rabbitmq_global_messages_received", "Messages published", labels=["protocol"])
     delivered = Counter("rabbitmq_global_messages_delivered", "Messages delivered", labels=["protocol"])
-    for door, stats in broker.stats.doors.items():
-        received.add_metric([PROTOCOLS.get(door, door)], stats.messages_in)
-        delivered.add_metric([PROTOCOLS.get(door, door)], stats.messages_out)
+    for listener, stats in broker.stats.listeners.items():
+        received.add_metric([PROTOCOLS.get(listener, listener)], stats.messages_in)
+        delivered.add_metric([PROTOCOLS.get(listener, listener)], stats.messages_out)
     yield received
     yield delivered
-    opened = sum(door.connections_total for door in broker.stats.doors.values())
+    opened = sum(listener.connections_total for listener in broker.stats.listeners.values())
     for name, text, total in (
         ("rabbitmq_connections_opened", "Connections opened", opened),
         ("rabbitmq_global_messages_acknowledged", "Messages acknowledged", sample.acked),

@@ -3,8 +3,8 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.broker.streams import publish as publishing
 from headrace.broker.streams.streams import check_topic_name
-from headrace.broker.streams.streams import publish as publishing
 from headrace.errors import InvalidInput, StreamNotFound
 from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import Site, json_answer

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.streams.partition import Partition
-from headrace.broker.upkeep.segments import segments
+from headrace.broker.upkeep import segments
 from headrace.errors import Conflict, InvalidInput, MalformedJson
 from headrace.listeners.http.native.topics import topic_of
 from headrace.listeners.http.server.context import Site, json_answer

@@ -89,7 +89,7 @@ def schemas() -> dict[str, Schema]:
                 "headers": headers,
                 "encoding": ENCODING,
                 "amqp": {
-                    "description": "Of a message that came in by the AMQP door: its exchange, its properties by name.",
+                    "description": "For a message published over AMQP: its exchange and its properties by name.",
                     **record({"exchange": TEXT, "properties": {"type": "object"}}, **closed),
                 },
             },
@@ -188,7 +188,7 @@ def schemas() -> dict[str, Schema]:
                 "tier_dir": TEXT,
                 "archived_segments": INT64,
                 "archived_bytes": INT64,
-                "doors": {"type": "object", "additionalProperties": array(TEXT)},
+                "listeners": {"type": "object", "additionalProperties": array(TEXT)},
                 "tls": array(TEXT),
                 "topics": INT64,
                 "partitions": INT64,

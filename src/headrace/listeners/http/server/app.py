@@ -1,4 +1,4 @@
-"""The HTTP door as an ASGI application: the routes, and what holds for all of them."""
+"""The HTTP listener as an ASGI application: the routes, and what holds for all of them."""
 
 import asyncio
 from collections.abc import MutableMapping
@@ -148,7 +148,7 @@ class App:
                 # Nobody is left to answer: the client hung up, or the connection gave up on it. Whoever
                 # cancels has said so to the connection, and the server would take it for a crash of ours.
                 return
-            except Exception as error:  # noqa: BLE001 - the outermost loop of the door
+            except Exception as error:  # noqa: BLE001 - the outermost loop of the listener
                 answer = _answer_for(error, scope)
                 if not started:
                     await answer(scope, receive, counted)

@@ -1,4 +1,4 @@
-"""Who is asking: the one place where this door decides it.
+"""Who is asking: the one place where this listener decides it.
 
 As long as guest with the password that everybody knows is the only user, the routes outside /api ask nobody, and only
 refuse what a page of another site may have sent. From then on every request says who sends it, by Basic credentials. A
@@ -129,7 +129,7 @@ class Caller:
 
 
 class Anybody(Caller):
-    """Whoever comes while the door is open: nobody was asked, so nothing is refused."""
+    """Whoever comes while the listener is open: nobody was asked, so nothing is refused."""
 
     __slots__ = ()
 
@@ -185,7 +185,8 @@ class Gate:
         return self._guest
 
     def whoever(self, scope: Scope) -> Caller:
-        """While the door is open. Forbidden for what may come from a page that took us for a part of its own site."""
+        """While the listener is open. Forbidden for what may come from a page that took us for a part of its own
+        site."""
         client, asked_for = scope.get("client"), b""
         for name, value in scope["headers"]:
             if name == b"host":
@@ -245,7 +246,7 @@ def credentials_of(given: bytes) -> tuple[str, str]:
     if scheme.lower() == b"basic":
         try:
             name, _, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
-            # A password is the bytes it comes in, as at the AMQP door; escapes keep those that are no UTF-8.
+            # A password is the bytes it comes in, as at the AMQP listener; escapes keep those that are no UTF-8.
             return name.decode("utf-8", "replace"), password.decode("utf-8", "surrogateescape")
         except binascii.Error:
             pass

@@ -20,7 +20,7 @@ from uvicorn.config import Config as UvicornConfig
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from headrace.broker.metrics.counters import DoorStats
+from headrace.broker.metrics.counters import ListenerStats
 from headrace.listeners.common.addresses import source_of
 from headrace.listeners.common.per_source_limit import Crowd
 from headrace.listeners.http.server.authentication import is_loopback
@@ -70,7 +70,7 @@ TOO_MANY = (503, "too_many_connections", "too many connections; try again in a m
 
 class ConnectionLimits(NamedTuple):
     connections_max: int
-    stats: DoorStats
+    stats: ListenerStats
     # Those that are over the limit, until it is known that they are no standbys; who came first is first.
     reserve: "dict[BoundedHttp, None]"
     patience: Patience = Patience()
@@ -91,7 +91,7 @@ class _PoliteTransport:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. `check` is called about once a second by the door for every connection there is."""
+    """One connection. `check` is called about once a second by the listener for every connection there is."""
 
     limits: ConnectionLimits
 

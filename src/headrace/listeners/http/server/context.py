@@ -1,4 +1,4 @@
-"""What every handler of the HTTP door needs, made once."""
+"""What every handler of the HTTP listener needs, made once."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.broker import Broker
-from headrace.broker.metrics.counters import DoorStats
+from headrace.broker.metrics.counters import ListenerStats
 from headrace.config import Config
 from headrace.listeners.http.management.rates import Rates
 from headrace.listeners.http.server.authentication import Gate
@@ -26,17 +26,17 @@ class Site:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.config: Config = broker.config
-        self.stats: DoorStats = broker.stats.door("http")
+        self.stats: ListenerStats = broker.stats.listener("http")
         self.gate = Gate(broker.users, broker.clock.monotonic)
         self.rates = Rates()
         wanted = max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max)
         self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_SHARE))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.addresses: dict[str, list[str]] = {}  # of every door, for people who ask for the status
+        self.addresses: dict[str, list[str]] = {}  # of every listener, for people who ask for the status
 
     @property
-    def doors_with_tls(self) -> list[str]:
-        return [door for door in self.addresses if self.config.has_tls(door)]
+    def listeners_with_tls(self) -> list[str]:
+        return [listener for listener in self.addresses if self.config.has_tls(listener)]
 
     def stop(self) -> None:
         """Ends long polls and event streams; other requests go on."""

@@ -20,7 +20,7 @@ from headrace.listeners.kafka.groups import configs
 from headrace.listeners.kafka.request_pipeline import Request
 
 if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.listener import KafkaListener
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SOURCE_TOPIC, SOURCE_STATIC, SOURCE_DEFAULT, SOURCE_GROUP = 1, 4, 5, 8
@@ -182,20 +182,20 @@ def percent_of(ratio: str) -> int:
     return round(share * 100)
 
 
-def checked(door: "KafkaDoor", changes: Changes, given: Any, stream: Stream) -> dict[str, object]:
+def checked(listener: "KafkaListener", changes: Changes, given: Any, stream: Stream) -> dict[str, object]:
     changed = changes(stream, given)
-    check(door, changed)
+    check(listener, changed)
     return changed
 
 
-def check(door: "KafkaDoor", changed: Mapping[str, object]) -> object:
+def check(listener: "KafkaListener", changed: Mapping[str, object]) -> object:
     """The settings as they would be."""
     given = {name: value for name, value in changed.items() if value is not None}
-    return stream_settings(given, door.config.stream, origin="from the request")
+    return stream_settings(given, listener.config.stream, origin="from the request")
 
 
-def topic_configs(door: "KafkaDoor", stream: Stream) -> list[Config]:
-    return shown(door.broker.streams.base(stream.kind), stream.settings, stream.document.config)
+def topic_configs(listener: "KafkaListener", stream: Stream) -> list[Config]:
+    return shown(listener.broker.streams.base(stream.kind), stream.settings, stream.document.config)
 
 
 def shown(base: object, settings: object, set_here: Container[str]) -> list[Config]:
@@ -223,13 +223,13 @@ def theirs(name: str, value: Any) -> str:
     return THEIRS.get(value, str(value))
 
 
-def broker_configs(door: "KafkaDoor", listener: tuple[str, int]) -> list[Config]:
-    config = door.config
-    address = f"PLAINTEXT://{listener[0]}:{listener[1]}"
+def broker_configs(listener: "KafkaListener", bound: tuple[str, int]) -> list[Config]:
+    config = listener.config
+    address = f"PLAINTEXT://{bound[0]}:{bound[1]}"
     values: list[tuple[str, object, int]] = [
         ("advertised.listeners", address, LIST),
         ("auto.create.topics.enable", str(config.auto_create_topics).lower(), BOOLEAN),
-        ("broker.id", door.node_id, INT),
+        ("broker.id", listener.node_id, INT),
         ("compression.type", PRODUCER, STRING),
         ("default.replication.factor", 1, INT),
         ("group.consumer.migration.policy", config.kafka_migration_policy, STRING),
@@ -241,15 +241,15 @@ def broker_configs(door: "KafkaDoor", listener: tuple[str, int]) -> list[Config]
         ("log.segment.bytes", config.stream.segment_size, INT),
         ("message.max.bytes", config.stream.batch_bytes_max, INT),
         ("min.insync.replicas", 1, INT),
-        ("node.id", door.node_id, INT),
+        ("node.id", listener.node_id, INT),
         ("num.partitions", config.auto_create_partitions, INT),
-        ("offsets.retention.minutes", door.coordination.groups.settings.offsets_retention_ms // 60_000, INT),
+        ("offsets.retention.minutes", listener.coordination.groups.settings.offsets_retention_ms // 60_000, INT),
         ("transactional.id.expiration.ms", ID_EXPIRATION_MS, INT),
     ]
     return [Config(name, str(value), SOURCE_STATIC, kind) for name, value, kind in values]
 
 
-async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+async def describe_configs(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     results = []
     # Each once: a request has room for a name thousands of times, and its answer would be thousands of times as large.
     asked: dict[Any, Any] = {}
@@ -262,7 +262,7 @@ async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> 
             "resource_name": resource.resource_name,
         }
         try:
-            found = resource_configs(door, request, resource)
+            found = resource_configs(listener, request, resource)
             keys = resource.configuration_keys
             answer["configs"] = [
                 describe(one, resource.resource_type, fields) for one in found if not keys or one.name in keys
@@ -273,15 +273,15 @@ async def describe_configs(door: "KafkaDoor", request: Request, fields: Any) -> 
     return {"results": results}
 
 
-def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list[Config]:
-    allowed = access.of(door, request)
+def resource_configs(listener: "KafkaListener", request: Request, resource: Any) -> list[Config]:
+    allowed = access.of(listener, request)
     if resource.resource_type == TOPIC:
-        return topic_configs(door, allowed.sees.find(resource.resource_name))
+        return topic_configs(listener, allowed.sees.find(resource.resource_name))
     if resource.resource_type == BROKER:
         allowed.administer()
-        if resource.resource_name not in ("", str(door.node_id)):
-            raise InvalidInput(f"there is one broker, {door.node_id}, not {resource.resource_name}")
-        return broker_configs(door, door.address_for(request.connection))
+        if resource.resource_name not in ("", str(listener.node_id)):
+            raise InvalidInput(f"there is one broker, {listener.node_id}, not {resource.resource_name}")
+        return broker_configs(listener, listener.address_for(request.connection))
     if resource.resource_type == GROUP:
         allowed.group(resource.resource_name)
         if not resource.resource_name:
@@ -293,7 +293,7 @@ def resource_configs(door: "KafkaDoor", request: Request, resource: Any) -> list
                 SOURCE_DEFAULT if one.is_default else SOURCE_GROUP,
                 GROUP_KINDS[one.kind],
             )
-            for one in configs.found(door, resource.resource_name)
+            for one in configs.found(listener, resource.resource_name)
         ]
     if resource.resource_type in (BROKER_LOGGER, CLIENT_METRICS):
         return []
@@ -331,16 +331,16 @@ def explanation(name: str, resource_type: int) -> str:
     return config_docs.NO_EFFECT if name in FIXED else config_docs.NO_TIERS
 
 
-async def alter_configs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+async def alter_configs(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     """Replaces: what is not named goes back to the broker's value."""
-    return await alter(door, access.of(door, request), fields, replace_changes)
+    return await alter(listener, access.of(listener, request), fields, replace_changes)
 
 
-async def incremental_alter_configs(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    return await alter(door, access.of(door, request), fields, incremental_changes)
+async def incremental_alter_configs(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+    return await alter(listener, access.of(listener, request), fields, incremental_changes)
 
 
-async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Changes) -> dict[str, Any]:
+async def alter(listener: "KafkaListener", allowed: Anybody, fields: Any, changes: Changes) -> dict[str, Any]:
     responses = []
     named = Counter((resource.resource_type, resource.resource_name) for resource in fields.resources)
     async for resource in Turns().each(fields.resources):
@@ -354,17 +354,17 @@ async def alter(door: "KafkaDoor", allowed: Anybody, fields: Any, changes: Chang
             check_clear(resource.configs)
             if resource.resource_type == TOPIC:
                 stream = allowed.configures.find(resource.resource_name)
-                change = partial(checked, door, changes, resource.configs)
+                change = partial(checked, listener, changes, resource.configs)
                 if fields.validate_only:
                     change(stream)
                 else:
-                    await door.broker.streams.configure(stream.name, change)
+                    await listener.broker.streams.configure(stream.name, change)
             elif resource.resource_type == GROUP:
                 allowed.configure_group(resource.resource_name)
                 if not resource.resource_name:
                     raise UnclearChange(NO_DEFAULT_GROUP)
                 await configs.alter(
-                    door, resource.resource_name, resource.configs,
+                    listener, resource.resource_name, resource.configs,
                     replaces=changes is replace_changes, validate_only=fields.validate_only,
                 )  # fmt: skip
             else:

@@ -13,7 +13,7 @@ from headrace.wire.kafka import metadata
 from headrace.wire.kafka.metadata import NO_ID, Node, Topic, Wanted
 
 if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.listener import KafkaListener
 
 CACHED_MAX = 100_000
 AT_ONCE_MAX = 100  # topics that are named; of more, others have their turn in between
@@ -26,7 +26,7 @@ class MetadataCache:
     def __init__(self) -> None:
         self._encoded: dict[tuple[int, int], tuple[int, bytes]] = {}
 
-    def get(self, door: "KafkaDoor", stream: Stream, version: int) -> bytes:
+    def get(self, listener: "KafkaListener", stream: Stream, version: int) -> bytes:
         key = (stream.document.logs[0], metadata.shape_of(version))
         known = self._encoded.get(key)
         if known is not None and known[0] == len(stream.partitions):
@@ -34,38 +34,39 @@ class MetadataCache:
         if len(self._encoded) >= CACHED_MAX:
             self._encoded.clear()
         epochs = tuple(partition.log.epoch for partition in stream.partitions)
-        topic = Topic(stream.name, door.topics.id_of(stream), epochs)
-        encoded = metadata.encode_topic(topic, version, door.node_id)
+        topic = Topic(stream.name, listener.topics.id_of(stream), epochs)
+        encoded = metadata.encode_topic(topic, version, listener.node_id)
         self._encoded[key] = len(stream.partitions), encoded
         return encoded
 
 
-def handle_metadata(door: "KafkaDoor", request: Request) -> None:
-    wanted = metadata.parse(request.body, request.position, request.version, door.elements_max)
-    allowed = access.of(door, request)
+def handle_metadata(listener: "KafkaListener", request: Request) -> None:
+    wanted = metadata.parse(request.body, request.position, request.version, listener.elements_max)
+    allowed = access.of(listener, request)
     if wanted.topics is None:
-        every = [encoded(door, request.version, allowed, wanted, stream) for stream in allowed.sees.all()]
-        answer(door, request, wanted, every)
+        every = [encoded(listener, request.version, allowed, wanted, stream) for stream in allowed.sees.all()]
+        answer(listener, request, wanted, every)
         return
-    creates = wanted.allow_auto_create and door.config.auto_create_topics
+    creates = wanted.allow_auto_create and listener.config.auto_create_topics
     missing = [
         name
         for name, topic_id in wanted.topics
-        if name
-        and creates
-        and topic_id == NO_ID
-        and is_topic_name(name)
-        and door.broker.streams.find(name) is None
+        if name and creates and topic_id == NO_ID and is_topic_name(name) and listener.broker.streams.find(name) is None
     ]
     topics = list(dict.fromkeys(wanted.topics))  # each once, or the answer could be thousands of times as large
     if missing or len(topics) > AT_ONCE_MAX:
-        door.spawn(create_and_answer(door, request, allowed, wanted, topics, missing), request)
+        listener.spawn(create_and_answer(listener, request, allowed, wanted, topics, missing), request)
     else:
-        answer(door, request, wanted, [describe(door, request.version, allowed, wanted, *topic) for topic in topics])
+        answer(
+            listener,
+            request,
+            wanted,
+            [describe(listener, request.version, allowed, wanted, *topic) for topic in topics],
+        )
 
 
 async def create_and_answer(
-    door: "KafkaDoor",
+    listener: "KafkaListener",
     request: Request,
     allowed: Anybody,
     wanted: Wanted,
@@ -76,59 +77,55 @@ async def create_and_answer(
     for name in missing:
         try:
             allowed.configures.check(name)
-            await door.topics.get_or_create(name)
+            await listener.topics.get_or_create(name)
         except HeadraceError as error:
             refused[name] = code_of(error)
     told = []
     async for asked, topic_id in Turns().each(topics):
         if asked in refused:
             topic = Topic(asked, NO_ID, (), error=refused[asked])
-            told.append(metadata.encode_topic(topic, request.version, door.node_id))
+            told.append(metadata.encode_topic(topic, request.version, listener.node_id))
         else:
-            told.append(describe(door, request.version, allowed, wanted, asked, topic_id))
-    answer(door, request, wanted, told)
+            told.append(describe(listener, request.version, allowed, wanted, asked, topic_id))
+    answer(listener, request, wanted, told)
 
 
-def encoded(door: "KafkaDoor", version: int, allowed: Anybody, wanted: Wanted, stream: Stream) -> bytes:
-    topic = door.metadata.get(door, stream, version)
+def encoded(listener: "KafkaListener", version: int, allowed: Anybody, wanted: Wanted, stream: Stream) -> bytes:
+    topic = listener.metadata.get(listener, stream, version)
     if not wanted.topic_operations:
         return topic
     return metadata.with_operations(topic, version, operations.on_topic(allowed, stream.name))
 
 
 def describe(
-    door: "KafkaDoor", version: int, allowed: Anybody, wanted: Wanted, name: str | None, topic_id: bytes
+    listener: "KafkaListener", version: int, allowed: Anybody, wanted: Wanted, name: str | None, topic_id: bytes
 ) -> bytes:
     try:
         if name is not None and not is_topic_name(name):
-            return metadata.encode_topic(
-                Topic(name, NO_ID, (), error=Code.INVALID_TOPIC), version, door.node_id
-            )
-        return encoded(door, version, allowed, wanted, allowed.sees.find(topic_id if name is None else name))
+            return metadata.encode_topic(Topic(name, NO_ID, (), error=Code.INVALID_TOPIC), version, listener.node_id)
+        return encoded(listener, version, allowed, wanted, allowed.sees.find(topic_id if name is None else name))
     except AccessRefused as error:
         return metadata.encode_topic(
-            Topic(name, topic_id if name is None else NO_ID, (), error=code_of(error)), version, door.node_id
+            Topic(name, topic_id if name is None else NO_ID, (), error=code_of(error)), version, listener.node_id
         )
     except UnknownTopicId:
-        return metadata.encode_topic(
-            Topic(None, topic_id, (), error=Code.UNKNOWN_TOPIC_ID), version, door.node_id
-        )
+        return metadata.encode_topic(Topic(None, topic_id, (), error=Code.UNKNOWN_TOPIC_ID), version, listener.node_id)
     except StreamNotFound:
         return metadata.encode_topic(
-            Topic(name, NO_ID, (), error=Code.UNKNOWN_TOPIC_OR_PARTITION), version, door.node_id
+            Topic(name, NO_ID, (), error=Code.UNKNOWN_TOPIC_OR_PARTITION), version, listener.node_id
         )
 
 
-def answer(door: "KafkaDoor", request: Request, wanted: Wanted, topics: list[bytes]) -> None:
-    host, port = door.address_for(request.connection)
+def answer(listener: "KafkaListener", request: Request, wanted: Wanted, topics: list[bytes]) -> None:
+    host, port = listener.address_for(request.connection)
     request.answer(
         metadata.response(
             request.version,
             request.correlation_id,
             throttle_ms=0,
-            node=Node(door.node_id, host, port),
-            cluster_id=door.cluster_id,
+            node=Node(listener.node_id, host, port),
+            cluster_id=listener.cluster_id,
             topics=topics,
-            cluster_operations=operations.on_cluster(access.of(door, request), asked=wanted.cluster_operations),
+            cluster_operations=operations.on_cluster(access.of(listener, request), asked=wanted.cluster_operations),
         )
     )

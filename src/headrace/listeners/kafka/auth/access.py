@@ -1,4 +1,4 @@
-"""What the user of a connection may do at this door: the rights of RabbitMQ's model for what Kafka has.
+"""What the user of a connection may do at this listener: the rights of RabbitMQ's model for what Kafka has.
 
 Topics, groups and transactional ids are names in the default vhost. What each API asks for is RULES; where a request
 names several things, each is asked for where it is looked up (see GuardedTopics). A right that is taken away is gone
@@ -26,7 +26,7 @@ from headrace.listeners.kafka.errors import (
 from headrace.wire.kafka.apis import Api
 
 if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.listener import KafkaListener
     from headrace.listeners.kafka.request_pipeline import Request
 
 logger = logging.getLogger("headrace.kafka")
@@ -164,8 +164,8 @@ class GuardedTopics(Topics):
         return [stream for stream in self._topics.all() if self.shows(stream.name)]
 
 
-def of(door: "KafkaDoor", request: "Request") -> Anybody:
-    return request.connection.access or door.gate.anybody
+def of(listener: "KafkaListener", request: "Request") -> Anybody:
+    return request.connection.access or listener.gate.anybody
 
 
 # What a request needs as a whole: without it the answer is its error code and nothing else.

@@ -1,8 +1,8 @@
-"""Who is there: the one place where this door decides it, with the users that the other doors know.
+"""Who is there: the one place where this listener decides it, with the users that the other listeners know.
 
 As long as guest with the password that everybody knows is the only user, nobody is asked. From then on a connection
 says who it is before anything else. One from this machine that does not is guest, as long as guest has its first
-password. The same rule as at the HTTP door; see docs/security.md.
+password. The same rule as at the HTTP listener; see docs/security.md.
 """
 
 import logging
@@ -25,7 +25,7 @@ from headrace.wire.kafka.schema import request_struct
 
 if TYPE_CHECKING:
     from headrace.listeners.kafka.connection import Connection
-    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.listener import KafkaListener
     from headrace.listeners.kafka.request_pipeline import Request
 
 logger = logging.getLogger("headrace.kafka")
@@ -112,58 +112,58 @@ class Gate:
 # The requests. Not async: what follows on the connection must find them done.
 
 
-def sasl_handshake(door: "KafkaDoor", request: "Request") -> None:
+def sasl_handshake(listener: "KafkaListener", request: "Request") -> None:
     fields = _fields(request)
     connection = request.connection
     if fields.mechanism not in MECHANISMS:
-        _note(door, connection, f"there is no mechanism {fields.mechanism!r:.40}")
+        _note(listener, connection, f"there is no mechanism {fields.mechanism!r:.40}")
         connection.end()
         request.reply({"error_code": Code.UNSUPPORTED_SASL_MECHANISM, "mechanisms": MECHANISMS})
         return
-    connection.exchange = door.gate.exchange(fields.mechanism)
+    connection.exchange = listener.gate.exchange(fields.mechanism)
     connection.login = Stage.RAW_TOKEN if request.version == 0 else Stage.TOKEN
     request.reply({"mechanisms": MECHANISMS})
 
 
-def sasl_authenticate(door: "KafkaDoor", request: "Request") -> None:
+def sasl_authenticate(listener: "KafkaListener", request: "Request") -> None:
     fields = _fields(request)
     connection = request.connection
     stage, connection.login = connection.login, Stage.NONE
     if stage is not Stage.TOKEN:
         text = "SaslAuthenticate request received without a SaslHandshake"
-        _note(door, connection, text)
+        _note(listener, connection, text)
         connection.end()
         request.reply({"error_code": Code.ILLEGAL_SASL_STATE, "error_message": text})
         return
     try:
-        answer, is_done = door.gate.log_in(fields.auth_bytes, connection)
+        answer, is_done = listener.gate.log_in(fields.auth_bytes, connection)
     except LoginRefused as error:
-        _note(door, connection, error.why)
+        _note(listener, connection, error.why)
         connection.end()
         refused = {"error_code": Code.SASL_AUTHENTICATION_FAILED, "error_message": str(error)}
-        door.loop.call_later(FAILURE_DELAY_S, request.reply, refused)
+        listener.loop.call_later(FAILURE_DELAY_S, request.reply, refused)
         return
     if is_done:
-        door.logged_in(connection)
+        listener.logged_in(connection)
     else:
         connection.login = Stage.TOKEN
     request.reply({"auth_bytes": answer})
 
 
-def take_raw_token(door: "KafkaDoor", connection: "Connection", token: bytes) -> None:
+def take_raw_token(listener: "KafkaListener", connection: "Connection", token: bytes) -> None:
     """What follows version 0 of the handshake is no request, and neither is its answer: a token each."""
     connection.login = Stage.NONE
     if len(token) > TOKEN_BYTES_MAX:
         raise MalformedRequest(f"a token of {len(token):,} bytes")
     try:
-        answer, is_done = door.gate.log_in(token, connection)
+        answer, is_done = listener.gate.log_in(token, connection)
     except LoginRefused as error:
-        _note(door, connection, error.why)
+        _note(listener, connection, error.why)
         connection.end()
-        door.loop.call_later(FAILURE_DELAY_S, connection.abort, error)
+        listener.loop.call_later(FAILURE_DELAY_S, connection.abort, error)
         return
     if is_done:
-        door.logged_in(connection)
+        listener.logged_in(connection)
     else:
         connection.login = Stage.RAW_TOKEN
     connection.send_token(answer)
@@ -175,6 +175,6 @@ def _fields(request: "Request") -> Any:
     return decode(request_struct(request.api, request.version), request.body, request.position)
 
 
-def _note(door: "KafkaDoor", connection: "Connection", why: str) -> None:
-    door.stats.count("logins_refused")
+def _note(listener: "KafkaListener", connection: "Connection", why: str) -> None:
+    listener.stats.count("logins_refused")
     logger.warning("login refused from %s: %s", connection.peer, why)

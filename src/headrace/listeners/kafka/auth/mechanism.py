@@ -56,7 +56,7 @@ def plain(token: bytes) -> tuple[str, str]:
     if acts_as not in (b"", name):
         text = "Authentication failed: Client requested an authorization id that is different from username"
         raise LoginRefused(text, text)
-    # A password is the bytes it comes in, as at the other doors; escapes keep those that are no UTF-8.
+    # A password is the bytes it comes in, as at the other listeners; escapes keep those that are no UTF-8.
     return name.decode("utf-8", "replace"), password.decode("utf-8", "surrogateescape")
 
 

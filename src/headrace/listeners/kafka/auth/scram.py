@@ -1,4 +1,4 @@
-"""SASL/SCRAM at the Kafka door (RFC 5802, as Kafka speaks it): the password itself is never sent."""
+"""SASL/SCRAM at the Kafka listener (RFC 5802, as Kafka speaks it): the password itself is never sent."""
 
 import base64
 import binascii

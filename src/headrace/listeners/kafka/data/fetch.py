@@ -19,7 +19,7 @@ from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka import hot
 
 if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.listener import KafkaListener
 
 READ_COMMITTED = 1
 BY_ID_FROM = 13  # the version from which topics are called by their ids
@@ -55,7 +55,7 @@ class Watch:
 class Fetch:
     """One request on its way to an answer."""
 
-    def __init__(self, door: "KafkaDoor", request: Request, parsed: tuple[Any, ...]) -> None:
+    def __init__(self, listener: "KafkaListener", request: Request, parsed: tuple[Any, ...]) -> None:
         (
             _,
             self.max_wait_ms,
@@ -67,13 +67,13 @@ class Fetch:
             topics,
             gone,
         ) = parsed
-        self.door = door
+        self.listener = listener
         self.request = request
-        self.max_bytes = min(self.max_bytes, door.config.read_bytes_max, door.flow.answer_bytes_max())
+        self.max_bytes = min(self.max_bytes, listener.config.read_bytes_max, listener.flow.answer_bytes_max())
         known = request.connection.access
-        self.topics: Topics = door.topics if known is None else known.reads
+        self.topics: Topics = listener.topics if known is None else known.reads
         self.opened: Opened = open_session(
-            door, request.connection, session_id, epoch, request.version >= BY_ID_FROM, topics, gone
+            listener, request.connection, session_id, epoch, request.version >= BY_ID_FROM, topics, gone
         )
         self._timer: asyncio.TimerHandle | None = None
         self._recheck: asyncio.TimerHandle | None = None
@@ -120,10 +120,10 @@ class Fetch:
 
     def _is_over(self) -> bool:
         """Nobody wants it any more. What has waited is for whoever the connection belongs to now."""
-        if self.request.connection.is_closed or not self.door.admits(self.request):
+        if self.request.connection.is_closed or not self.listener.admits(self.request):
             self._stop()
             return True
-        self.topics = access.of(self.door, self.request).reads
+        self.topics = access.of(self.listener, self.request).reads
         return False
 
     def _loaded(self) -> None:
@@ -146,11 +146,7 @@ class Fetch:
         self._is_full = False
         incremental, committed = self.opened.is_incremental, self.isolation == READ_COMMITTED
         for key, wanted in self.opened.wanted.items():
-            if (
-                incremental
-                and wanted.watch is not None
-                and wanted.watch.still_waits(wanted.offset, committed)
-            ):
+            if incremental and wanted.watch is not None and wanted.watch.still_waits(wanted.offset, committed):
                 continue  # an idle partition of a session costs this line
             result = self._read_one(key, wanted, self.max_bytes - size, first=size == 0)
             records = result[6]
@@ -201,7 +197,7 @@ class Fetch:
         return chunk.data, chunk.next_offset
 
     def _aborted(self, log: Any, start: int, end: int) -> list[tuple[int, int]]:
-        producers = self.door.coordination.producers.of(log)
+        producers = self.listener.coordination.producers.of(log)
         return producers.aborted_between(start, end) if producers is not None else []
 
     def _changed(self, results: list[tuple[Key, Wanted, Result]]) -> list[tuple[Key, Wanted, Result]]:
@@ -215,7 +211,7 @@ class Fetch:
 
     def _answer(self, results: list[tuple[Key, Wanted, Result]]) -> None:
         self._stop()
-        stats = self.door.stats
+        stats = self.listener.stats
         stats.messages_out += self._messages
         topics: dict[str | bytes, list[Result]] = {}
         read: list[Key] = []
@@ -263,15 +259,15 @@ class Fetch:
                 watch = connection.watches[partition.log.id] = Watch(connection, partition, offset, committed)
             wanted.watch = watch
         connection.fetch_waiters.append(self._woken)
-        self._timer = self.door.loop.call_later(
-            min(self.max_wait_ms, self.door.config.read_wait_ms_max) / 1000, self._time_is_up
+        self._timer = self.listener.loop.call_later(
+            min(self.max_wait_ms, self.listener.config.read_wait_ms_max) / 1000, self._time_is_up
         )
 
     def _woken(self) -> None:
         if self._recheck is not None:
             return
         if self.min_bytes > 1:
-            self._recheck = self.door.loop.call_later(RECHECK_S, self._look_again)
+            self._recheck = self.listener.loop.call_later(RECHECK_S, self._look_again)
         else:
             self._look_again()
 
@@ -305,15 +301,15 @@ class Fetch:
         self._timer = self._recheck = None
 
 
-def fetch(door: "KafkaDoor", request: Request) -> None:
+def fetch(listener: "KafkaListener", request: Request) -> None:
     parsed = hot.parse_fetch(request.buffer, request.position, request.size, request.version)
     request.buffer = bytearray()
     if request.size > LARGE_BYTES:
-        door.check_named(parsed[7])
+        listener.check_named(parsed[7])
     if parsed[0] >= 0:  # somebody who says that it is a broker: there is only us
         pieces = hot.fetch_response(
             request.version, request.correlation_id, 0, Code.CLUSTER_AUTHORIZATION_FAILED, 0, []
         )
         request.answer(pieces)
         return
-    Fetch(door, request, parsed).start()
+    Fetch(listener, request, parsed).start()

@@ -7,7 +7,7 @@ from headrace.listeners.kafka.errors import Code
 
 if TYPE_CHECKING:
     from headrace.listeners.kafka.connection import Connection
-    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.listener import KafkaListener
 
 SESSIONS_MAX = 2000
 OF_CONNECTION_MAX = 4  # clients have one on each connection: who goes on beginning new ones takes only its own
@@ -41,9 +41,9 @@ class Session:
         self.siblings = siblings  # the ids of those that end with the same connection, this one among them
         self.by_id = by_id  # how the client calls topics: an answer has room for an id or for a name
         self.epoch = 1
-        self.used = now  # monotonic; the door's sessions are in this order
+        self.used = now  # monotonic; the listener's sessions are in this order
         self.wanted: dict[Key, Wanted] = {}
-        self.counted = 0  # of these, in door.session_partitions
+        self.counted = 0  # of these, in listener.session_partitions
 
 
 class Opened(NamedTuple):
@@ -56,7 +56,7 @@ class Opened(NamedTuple):
 
 
 def open_session(
-    door: "KafkaDoor",
+    listener: "KafkaListener",
     connection: "Connection",
     session_id: int,
     epoch: int,
@@ -64,20 +64,20 @@ def open_session(
     topics: list[tuple[Topic, list[tuple[int, int, int, int]]]],
     forgotten: list[tuple[Topic, list[int]]],
 ) -> Opened:
-    now = door.broker.clock.monotonic()
+    now = listener.broker.clock.monotonic()
     if epoch in (FINAL, FULL):
-        end_session(door, session_id)
+        end_session(listener, session_id)
         wanted = update({}, topics)
-        if epoch == FINAL or not make_room(door, connection, now) or not has_room(door, len(wanted)):
+        if epoch == FINAL or not make_room(listener, connection, now) or not has_room(listener, len(wanted)):
             return Opened(0, wanted, False)
-        session = Session(new_id(door), by_id, connection.fetch_sessions, now)
+        session = Session(new_id(listener), by_id, connection.fetch_sessions, now)
         session.wanted = wanted
-        count(door, session)
-        door.sessions[session.session_id] = session
+        count(listener, session)
+        listener.sessions[session.session_id] = session
         # A client that reconnects starts over: a session lives as long as its connection.
         connection.fetch_sessions.add(session.session_id)
         return Opened(session.session_id, wanted, False)
-    known: Session | None = door.sessions.get(session_id)
+    known: Session | None = listener.sessions.get(session_id)
     if known is None:
         return Opened(0, {}, False, Code.FETCH_SESSION_ID_NOT_FOUND)
     if epoch != known.epoch:
@@ -86,52 +86,50 @@ def open_session(
         return Opened(0, {}, False, Code.FETCH_SESSION_TOPIC_ID_ERROR)
     known.epoch = known.epoch + 1 if known.epoch < EPOCH_MAX else 1
     known.used = now
-    door.sessions[session_id] = door.sessions.pop(session_id)
+    listener.sessions[session_id] = listener.sessions.pop(session_id)
     update(known.wanted, topics)
     for topic, numbers in forgotten:  # in this order: of what is named in both nothing more is read, as in Kafka
         for number in numbers:
             known.wanted.pop((topic, number), None)
     grown = len(known.wanted) - known.counted
-    if grown > 0 and (len(known.wanted) > door.elements_max or not has_room(door, grown)):
-        end_session(door, session_id)
+    if grown > 0 and (len(known.wanted) > listener.elements_max or not has_room(listener, grown)):
+        end_session(listener, session_id)
         return Opened(0, {}, False, Code.FETCH_SESSION_ID_NOT_FOUND)
-    count(door, known)
+    count(listener, known)
     return Opened(session_id, known.wanted, True)
 
 
-def make_room(door: "KafkaDoor", connection: "Connection", now: float) -> bool:
+def make_room(listener: "KafkaListener", connection: "Connection", now: float) -> bool:
     """For one more session of this connection. False: all are in use, and it is served without one, as by Kafka."""
-    own, all_ = connection.fetch_sessions, door.sessions
+    own, all_ = connection.fetch_sessions, listener.sessions
     if len(own) >= OF_CONNECTION_MAX:
-        end_session(door, min(own, key=lambda session_id: all_[session_id].used))
+        end_session(listener, min(own, key=lambda session_id: all_[session_id].used))
     if len(all_) >= SESSIONS_MAX:
         idlest: Session = next(iter(all_.values()))
         if now - idlest.used < IDLE_S_MIN:
             return False
-        end_session(door, idlest.session_id)
+        end_session(listener, idlest.session_id)
     return True
 
 
-def has_room(door: "KafkaDoor", more: int) -> bool:
-    return door.session_partitions + more <= PARTITIONS_MAX
+def has_room(listener: "KafkaListener", more: int) -> bool:
+    return listener.session_partitions + more <= PARTITIONS_MAX
 
 
-def count(door: "KafkaDoor", session: Session) -> None:
+def count(listener: "KafkaListener", session: Session) -> None:
     size = len(session.wanted)
-    door.session_partitions += size - session.counted
+    listener.session_partitions += size - session.counted
     session.counted = size
 
 
-def end_session(door: "KafkaDoor", session_id: int) -> None:
-    ended: Session | None = door.sessions.pop(session_id, None)
+def end_session(listener: "KafkaListener", session_id: int) -> None:
+    ended: Session | None = listener.sessions.pop(session_id, None)
     if ended is not None:
-        door.session_partitions -= ended.counted
+        listener.session_partitions -= ended.counted
         ended.siblings.discard(session_id)
 
 
-def update(
-    wanted: dict[Key, Wanted], topics: list[tuple[Topic, list[tuple[int, int, int, int]]]]
-) -> dict[Key, Wanted]:
+def update(wanted: dict[Key, Wanted], topics: list[tuple[Topic, list[tuple[int, int, int, int]]]]) -> dict[Key, Wanted]:
     for topic, parts in topics:
         for number, leader_epoch, offset, max_bytes in parts:
             one = wanted.get((topic, number))
@@ -142,8 +140,8 @@ def update(
     return wanted
 
 
-def new_id(door: "KafkaDoor") -> int:
+def new_id(listener: "KafkaListener") -> int:
     while True:
         session_id = random.randint(1, 0x7FFFFFFF)
-        if session_id not in door.sessions:
+        if session_id not in listener.sessions:
             return session_id

@@ -12,7 +12,7 @@ from headrace.listeners.kafka.errors import Code, NotDeleted, code_of
 from headrace.listeners.kafka.request_pipeline import Request
 
 if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.listener import KafkaListener
 
 LATEST = -1
 EARLIEST = -2
@@ -26,9 +26,9 @@ READ_COMMITTED = 1
 NONE = -1
 
 
-async def list_offsets(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+async def list_offsets(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     committed = fields.isolation_level == READ_COMMITTED
-    found = access.of(door, request).reads
+    found = access.of(listener, request).reads
     topics = []
     turns = Turns()
     for topic in fields.topics:
@@ -109,8 +109,8 @@ def epoch_error(partition: Partition, epoch: int) -> Code | None:
     return Code.FENCED_LEADER_EPOCH if epoch < partition.log.epoch else Code.UNKNOWN_LEADER_EPOCH
 
 
-async def offset_for_leader_epoch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    found = access.of(door, request).reads
+async def offset_for_leader_epoch(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+    found = access.of(listener, request).reads
     topics = []
     turns = Turns()
     for topic in fields.topics:
@@ -133,8 +133,8 @@ async def offset_for_leader_epoch(door: "KafkaDoor", request: Request, fields: A
     return {"topics": topics}
 
 
-async def delete_records(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    found = access.of(door, request).configures
+async def delete_records(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+    found = access.of(listener, request).configures
     topics = []
     turns = Turns()
     for topic in fields.topics:
@@ -150,7 +150,7 @@ async def delete_records(door: "KafkaDoor", request: Request, fields: Any) -> di
                 if offset < 0 or offset > log.visible_end:
                     raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
                 if offset > log.start_offset:
-                    await delete_before(door.broker.shard, door.coordination.producers, partition, offset)
+                    await delete_before(listener.broker.shard, listener.coordination.producers, partition, offset)
                 answer["low_watermark"] = log.start_offset
             except HeadraceError as error:
                 answer["error_code"] = code_of(error)

@@ -1,4 +1,4 @@
-from headrace.listeners.kafka.listener import KafkaDoor
+from headrace.listeners.kafka.listener import KafkaListener
 from headrace.listeners.kafka.request_pipeline import Request
 
-def produce(door: KafkaDoor, request: Request) -> None: ...
+def produce(listener: KafkaListener, request: Request) -> None: ...

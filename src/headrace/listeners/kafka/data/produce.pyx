@@ -11,7 +11,7 @@ from headrace.listeners.kafka.request_pipeline cimport Pipe, Request
 from headrace.record.batch.scan cimport validated
 from headrace.wire.kafka.frames cimport BufferPool
 
-from headrace.broker.streams.streams import rewriting
+from headrace.broker.streams import rewriting
 from headrace.listeners.kafka.errors import Code, TransactionRefused, code_of
 from headrace.errors import (
     CorruptBatch, HeadraceError, InvalidInput, NotInTransaction, Overloaded, StreamNotFound,
@@ -49,7 +49,7 @@ cdef enum:
 
 cdef class Pending:
     """The results of one request, filled in as tickets resolve."""
-    cdef object door
+    cdef object listener
     cdef Request request
     cdef list topics  # as hot.produce_response takes them
     cdef int64_t acks
@@ -93,12 +93,12 @@ cdef class Pending:
         if self.left:
             return 0
         cdef Request request = self.request
-        door = self.door
+        listener = self.listener
         buffer = request.buffer
         request.buffer = NO_BUFFER
         if self.keeps_buffer:
-            (<BufferPool?>door.pool).give(buffer)
-        wait_ms = door.throttle_ms(request.size)
+            (<BufferPool?>listener.pool).give(buffer)
+        wait_ms = listener.throttle_ms(request.size)
         if self.acks != 0:
             request.answer((hot.produce_response(request.version, request.correlation_id, self.topics, wait_ms),))
         else:
@@ -126,7 +126,7 @@ cdef class Stored:
                 pending.failed(self.results, self.number, ticket.error, None, ())
                 pending.keeps_buffer = False  # after a failure a write of it may still be under way
             else:
-                stats = pending.door.stats
+                stats = pending.listener.stats
                 stats.messages_in += self.messages
                 stats.bytes_in += self.size
                 start = self.partition.log.start_offset
@@ -172,42 +172,42 @@ def check_all(list parts not None, Py_ssize_t decompressed_bytes_max, Py_ssize_t
             part.check(decompressed_bytes_max, &left_bytes)
 
 
-async def go_on(door, Pending pending not None, list parts not None, Py_ssize_t unfolded_bytes):
+async def go_on(listener, Pending pending not None, list parts not None, Py_ssize_t unfolded_bytes):
     """With what the loop has not done of a request, and what it has unfolded of it."""
     cdef Request request = pending.request
     cdef Pipe connection = request.connection
-    cdef Py_ssize_t unfolded_max = door.config.decompressed_bytes_max
+    cdef Py_ssize_t unfolded_max = listener.config.decompressed_bytes_max
     left_bytes = max(unfolded_max, UNFOLDING_MAX * request.size, <Py_ssize_t>LOOP_UNFOLDED_BYTES) - unfolded_bytes
     try:
-        await door.loop.run_in_executor(door.checking, check_all, parts, unfolded_max, left_bytes)
-        if door.admits(request):
-            store_all(door, pending, connection, parts)
+        await listener.loop.run_in_executor(listener.checking, check_all, parts, unfolded_max, left_bytes)
+        if listener.admits(request):
+            store_all(listener, pending, connection, parts)
             pending.begun()
     except Exception as error:  # here: what waits behind it must not be started on a connection that ends
         request.fail(error)
     finally:
-        door.checks(-request.size)
+        listener.checks(-request.size)
         connection.is_checking = False
         connection.start_more()
         connection.pause_or_resume()
 
 
-cdef int store_all(door, Pending pending, Pipe connection, list parts) except -1:
+cdef int store_all(listener, Pending pending, Pipe connection, list parts) except -1:
     cdef Part part
     cdef int64_t stamp_ms, messages = 0
     access = connection.access
-    found = door.topics if access is None else access.writes
+    found = listener.topics if access is None else access.writes
     for part in parts:
         try:
             if isinstance(part.error, Overloaded) and found.find(part.topic) is part.stream:
-                put_off(door, part)
+                put_off(listener, part)
             if part.error is not None:
                 raise part.error
             if found.find(part.topic) is not part.stream:
                 raise StreamNotFound(part.topic)
             stamp_ms = -1
             ticket = put(
-                door, pending, part.stream, part.partition, part.data, part.infos, access, &stamp_ms, &messages,
+                listener, pending, part.stream, part.partition, part.data, part.infos, access, &stamp_ms, &messages,
             )
         except HeadraceError as error:
             code = pending.code_of_refusal(error, part.data)
@@ -216,16 +216,16 @@ cdef int store_all(door, Pending pending, Pipe connection, list parts) except -1
         pending.follow(ticket, part.results, part.number, part.partition, stamp_ms, messages, part.size)
 
 
-cdef int put_off(door, Part part) except -1:
+cdef int put_off(listener, Part part) except -1:
     """It is to come again. A batch of a producer with an id comes alone, and all but what it unfolds to was checked."""
     size = PREFIX_BYTES + int.from_bytes(part.data[LENGTH_AT : LENGTH_AT + 4], "big")
     [info] = codec.scan(part.data[:size], verify_crc=False)
     if info.producer_id >= 0:
-        door.coordination.producers.put_off(part.partition.log, info)
+        listener.coordination.producers.put_off(part.partition.log, info)
     return 0
 
 
-def produce(door, Request request not None):
+def produce(listener, Request request not None):
     cdef Pipe connection = request.connection
     cdef Pending pending = Pending.__new__(Pending)
     cdef list results
@@ -234,8 +234,8 @@ def produce(door, Request request not None):
     cdef Py_ssize_t left_bytes = LOOP_UNFOLDED_BYTES
     transactional_id, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
     if request.size > LARGE_BYTES:
-        door.check_named(topics)
-    pending.door = door
+        listener.check_named(topics)
+    pending.listener = listener
     pending.request = request
     pending.topics = []
     pending.acks = acks
@@ -244,15 +244,15 @@ def produce(door, Request request not None):
     pending.keeps_buffer = True
     if not connection.is_publisher:
         connection.is_publisher = True
-        door.flow.published(connection)
-    broker = door.broker
+        listener.flow.published(connection)
+    broker = listener.broker
     if broker.shard.intake.pending_bytes > broker.pressure.limits.pending_bytes:
         connection.throttle(1000)
     view = memoryview(request.buffer)
     if request.size > LOOP_PLAIN_BYTES:
         later = []
     access = connection.access
-    found = door.topics if access is None else access.writes
+    found = listener.topics if access is None else access.writes
     for topic, parts in topics:
         results = []
         pending.topics.append((topic, results))
@@ -274,12 +274,12 @@ def produce(door, Request request not None):
                     later.append(part_of(topic, number, stream, partition, results, view[start:end]))
                     continue
                 ticket = append(
-                    door, pending, stream, partition, view[start:end], access, &stamp_ms, &messages, &left_bytes,
+                    listener, pending, stream, partition, view[start:end], access, &stamp_ms, &messages, &left_bytes,
                 )
             except HeadraceError as error:
                 pending.failed(
                     results, number, error, pending.code_of_refusal(error, view[start:end]),
-                    refused_records(door.config.decompressed_bytes_max, error, view[start:end]),
+                    refused_records(listener.config.decompressed_bytes_max, error, view[start:end]),
                 )
                 continue
             except ForThread:
@@ -288,8 +288,8 @@ def produce(door, Request request not None):
             pending.follow(ticket, results, number, partition, stamp_ms, messages, end - start)
     if later:
         connection.is_checking = True
-        door.checks(request.size)
-        door.spawn(go_on(door, pending, later, LOOP_UNFOLDED_BYTES - left_bytes), request)
+        listener.checks(request.size)
+        listener.spawn(go_on(listener, pending, later, LOOP_UNFOLDED_BYTES - left_bytes), request)
     else:
         pending.begun()
 
@@ -309,7 +309,7 @@ cdef Part part_of(topic, number, stream, partition, list results, data):
 
 
 cdef object append(
-    door, Pending pending, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages,
+    listener, Pending pending, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages,
     Py_ssize_t* left_bytes,
 ):
     """Puts the broker's time into stamp_ms if that is what the records carry. Raises ForThread if it is too much."""
@@ -318,7 +318,7 @@ cdef object append(
     log = partition.log
     try:
         infos = validated(
-            data, log.settings.batch_bytes_max, door.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
+            data, log.settings.batch_bytes_max, listener.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
             True,
             True,  # sarama leaves the max timestamp empty; Kafka puts it right, too
             log.settings.is_compacted,
@@ -333,11 +333,11 @@ cdef object append(
         if left_bytes[0] < 0:
             left_bytes[0] = left
             raise ForThread
-    return put(door, pending, stream, partition, data, infos, access, stamp_ms, messages)
+    return put(listener, pending, stream, partition, data, infos, access, stamp_ms, messages)
 
 
 cdef object put(
-    door, Pending pending, stream, partition, data, list infos, access, int64_t* stamp_ms, int64_t* messages
+    listener, Pending pending, stream, partition, data, list infos, access, int64_t* stamp_ms, int64_t* messages
 ):
     """What was found to be sound goes to the log, and if the request is new enough its partition to the transaction."""
     cdef int64_t attributes
@@ -353,7 +353,7 @@ cdef object put(
             raise CorruptBatch(NOT_YOUR_TIME)
     stored = data
     if "compression" in stream.document.config or stream.settings.timestamp_type == "append":
-        stored = rewritten(door, stream, data, infos, stamp_ms)
+        stored = rewritten(listener, stream, data, infos, stamp_ms)
         infos = codec.scan(stored, verify_crc=False)
     first = infos[0]
     producer_id = first.producer_id
@@ -374,7 +374,7 @@ cdef object put(
     if attributes & TRANSACTIONAL:
         if pending.is_nameless:
             raise TransactionRefused("a batch of a transaction, and no transactional id")
-        transactions = door.coordination.transactions
+        transactions = listener.coordination.transactions
         # The id that the producer has, whichever the request names.
         name = transactions.name_of(producer_id) if access is not None else None
         if access is not None and name is not None:
@@ -382,16 +382,16 @@ cdef object put(
         if pending.request.version >= JOINING_VERSION:
             return transactions.append(log, stored, infos, (stream.name, partition.number))
         transactions.check_append(producer_id, first.producer_epoch, (stream.name, partition.number))
-    return door.coordination.producers.append(log, stored, infos)
+    return listener.coordination.producers.append(log, stored, infos)
 
 
-cdef object rewritten(door, stream, data, list infos, int64_t* stamp_ms):
+cdef object rewritten(listener, stream, data, list infos, int64_t* stamp_ms):
     """The batches as the topic's settings want them."""
     wanted = CODECS[stream.settings.compression] if "compression" in stream.document.config else None
     if stream.settings.timestamp_type == "append":
-        stamp_ms[0] = door.broker.clock.now_ms()
+        stamp_ms[0] = listener.broker.clock.now_ms()
     if wanted is not None and is_packed_anew(infos, wanted):
-        data = packed(data, infos, wanted, door.config.decompressed_bytes_max)
+        data = packed(data, infos, wanted, listener.config.decompressed_bytes_max)
         infos = codec.scan(data, verify_crc=False)
     if stamp_ms[0] >= 0:
         data = bytearray(data)

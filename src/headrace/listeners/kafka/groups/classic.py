@@ -1,4 +1,4 @@
-"""The classic group protocol at the door: who joins, syncs, beats and leaves; and groups for those who look."""
+"""The classic group protocol at the listener: who joins, syncs, beats and leaves; and groups for those who look."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,15 +25,15 @@ from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
 if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.listener import KafkaListener
 
 GROUP, TRANSACTION = 0, 1
 SYNC_SAYS_PROTOCOL = 5
 
 
-def future_answer(door: "KafkaDoor") -> tuple["asyncio.Future[Any]", Callable[[Any], None]]:
+def future_answer(listener: "KafkaListener") -> tuple["asyncio.Future[Any]", Callable[[Any], None]]:
     """A future and the callback that resolves it, with a result or an error as a result."""
-    future: asyncio.Future[Any] = door.loop.create_future()
+    future: asyncio.Future[Any] = listener.loop.create_future()
 
     def answer(value: Any) -> None:
         if not future.done():
@@ -42,24 +42,24 @@ def future_answer(door: "KafkaDoor") -> tuple["asyncio.Future[Any]", Callable[[A
     return future, answer
 
 
-def is_share_group(door: "KafkaDoor", group_id: str) -> bool:
+def is_share_group(listener: "KafkaListener", group_id: str) -> bool:
     """And not one of another kind: a group stays what it is until it is deleted."""
-    known = door.coordination
+    known = listener.coordination
     return known.shares.find(group_id) is not None and not known.groups.exists(group_id)
 
 
-async def find_coordinator(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+async def find_coordinator(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     if request.version < 4:
-        return coordinator(door, request, fields.key_type, fields.key)
+        return coordinator(listener, request, fields.key_type, fields.key)
 
     def of(key: str) -> dict[str, Any]:
-        return {"key": key, **coordinator(door, request, fields.key_type, key)}
+        return {"key": key, **coordinator(listener, request, fields.key_type, key)}
 
     return {"coordinators": await Turns().map(of, fields.coordinator_keys)}
 
 
-def coordinator(door: "KafkaDoor", request: Request, kind: int, key: str) -> dict[str, Any]:
-    allowed = access.of(door, request)
+def coordinator(listener: "KafkaListener", request: Request, kind: int, key: str) -> dict[str, Any]:
+    allowed = access.of(listener, request)
     try:
         if kind == TRANSACTION:
             allowed.transaction(key)
@@ -69,11 +69,11 @@ def coordinator(door: "KafkaDoor", request: Request, kind: int, key: str) -> dic
             raise InvalidInput(f"Unknown coordinator type received: {kind}")
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error), "node_id": -1, "host": "", "port": -1}
-    host, port = door.address_for(request.connection)
-    return {"node_id": door.node_id, "host": host, "port": port}
+    host, port = listener.address_for(request.connection)
+    return {"node_id": listener.node_id, "host": host, "port": port}
 
 
-async def join_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+async def join_group(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     rebalance_ms = fields.rebalance_timeout if fields.rebalance_timeout > 0 else fields.session_timeout
     join = Join(
         member_id=fields.member_id,
@@ -87,11 +87,11 @@ async def join_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[s
         id_required=request.version >= 4,
         can_skip_assignment=request.version >= 9,
     )
-    future, answer = future_answer(door)
+    future, answer = future_answer(listener)
     try:
-        if is_share_group(door, fields.group_id):
+        if is_share_group(listener, fields.group_id):
             raise GroupKindMismatch(f"{fields.group_id!r} is a share group")
-        door.coordination.groups.join(fields.group_id, join, answer)
+        listener.coordination.groups.join(fields.group_id, join, answer)
         joined = await future
         if isinstance(joined, HeadraceError):
             raise joined
@@ -119,12 +119,12 @@ def join_refused(request: Request, code: Code, member_id: str) -> dict[str, Any]
     return {"error_code": code, "generation_id": -1, "protocol_name": name, "member_id": member_id}
 
 
-async def sync_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    future, answer = future_answer(door)
+async def sync_group(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+    future, answer = future_answer(listener)
     try:
         if request.version >= SYNC_SAYS_PROTOCOL and None in (fields.protocol_type, fields.protocol_name):
             raise InconsistentProtocol("which protocol it is that the member syncs in, it must say")
-        door.coordination.groups.known_classic(fields.group_id).sync(
+        listener.coordination.groups.known_classic(fields.group_id).sync(
             fields.member_id,
             fields.group_instance_id,
             fields.generation_id,
@@ -146,17 +146,17 @@ async def sync_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[s
     }
 
 
-async def heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+async def heartbeat(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     try:
-        group = door.coordination.groups.known_classic(fields.group_id)
+        group = listener.coordination.groups.known_classic(fields.group_id)
         group.heartbeat(fields.member_id, fields.group_instance_id, fields.generation_id)
     except HeadraceError as error:
         return {"error_code": code_of(error)}
     return {}
 
 
-async def leave_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    groups = door.coordination.groups
+async def leave_group(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+    groups = listener.coordination.groups
     if request.version < 3:
         try:
             groups.known_classic(fields.group_id).leave(fields.member_id, None)
@@ -178,10 +178,10 @@ async def leave_group(door: "KafkaDoor", request: Request, fields: Any) -> dict[
     return {"members": members}
 
 
-async def list_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+async def list_groups(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     states = {state.lower() for state in fields.states_filter}
     kinds = {kind.lower() for kind in fields.types_filter}
-    allowed = access.of(door, request)
+    allowed = access.of(listener, request)
     return {
         "groups": [
             {
@@ -190,7 +190,7 @@ async def list_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[
                 "group_state": one.state,
                 "group_type": one.kind,
             }
-            for one in [*door.coordination.groups.listing(), *share_groups(door)]
+            for one in [*listener.coordination.groups.listing(), *share_groups(listener)]
             if (not states or one.state.lower() in states)
             and (not kinds or one.kind in kinds)
             and allowed.shows_group(one.group_id)
@@ -198,12 +198,12 @@ async def list_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[
     }
 
 
-def share_groups(door: "KafkaDoor") -> list[Listed]:
-    return [Listed(one.group_id, "share", one.state, "share") for one in door.coordination.shares.all()]
+def share_groups(listener: "KafkaListener") -> list[Listed]:
+    return [Listed(one.group_id, "share", one.state, "share") for one in listener.coordination.shares.all()]
 
 
-async def describe_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    describe = partial(describe_group, door, request, fields.include_authorized_operations)
+async def describe_groups(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+    describe = partial(describe_group, listener, request, fields.include_authorized_operations)
     return {"groups": await described(describe, fields.groups)}
 
 
@@ -212,20 +212,20 @@ async def described(describe: Callable[[str], dict[str, Any]], group_ids: list[s
     return await Turns().map(describe, list(dict.fromkeys(group_ids)))
 
 
-def describe_group(door: "KafkaDoor", request: Request, tells: bool, group_id: str) -> dict[str, Any]:
+def describe_group(listener: "KafkaListener", request: Request, tells: bool, group_id: str) -> dict[str, Any]:
     """`tells` what may be done with it, too."""
-    allowed = access.of(door, request)
+    allowed = access.of(listener, request)
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
     refused = group_refused(allowed, group_id)
     if refused is not None:
         return {**answer, **refused}
     answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
-    groups = door.coordination.groups
+    groups = listener.coordination.groups
     group = groups.find(group_id)
     if not isinstance(group, ClassicGroup):
         if group is None and groups.exists(group_id):
             return {**answer, "group_state": GroupState.EMPTY.value}
-        is_other = group is not None or is_share_group(door, group_id)
+        is_other = group is not None or is_share_group(listener, group_id)
         why = "is not a classic group" if is_other else "not found"
         missing = {
             "error_code": Code.GROUP_ID_NOT_FOUND,
@@ -262,19 +262,19 @@ def group_refused(allowed: Anybody, group_id: str) -> dict[str, Any] | None:
     return None
 
 
-async def delete_groups(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    allowed = access.of(door, request)
+async def delete_groups(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(listener, request)
     results = []
     async for group_id in Turns().each(dict.fromkeys(fields.groups_names)):
         answer: dict[str, Any] = {"group_id": group_id}
-        future, done = future_answer(door)
+        future, done = future_answer(listener)
         try:
             allowed.group(group_id)
-            if door.coordination.shares.find(group_id) is not None:
-                await door.coordination.shares.delete(group_id)
+            if listener.coordination.shares.find(group_id) is not None:
+                await listener.coordination.shares.delete(group_id)
                 results.append(answer)
                 continue
-            door.coordination.groups.delete(group_id, done)
+            listener.coordination.groups.delete(group_id, done)
             error = await future
             if error is not None:
                 raise error

@@ -1,4 +1,4 @@
-"""The KIP-848 group protocol at the door: one heartbeat, and a description for those who look."""
+"""The KIP-848 group protocol at the listener: one heartbeat, and a description for those who look."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -20,15 +20,15 @@ from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
 if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.listener import KafkaListener
 
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 OWN_ID_SINCE = 1
 NOT_SAID = -1
 
 
-async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    groups = door.coordination.groups
+async def consumer_group_heartbeat(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+    groups = listener.coordination.groups
     names = fields.subscribed_topic_names
     known = request.connection.access
     beat = Heartbeat(
@@ -42,15 +42,15 @@ async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: 
         topics=frozenset(names) if names is not None else None,
         pattern=fields.subscribed_topic_regex,
         assignor=fields.server_assignor,
-        owned=owned_partitions(door, fields.topic_partitions),
+        owned=owned_partitions(listener, fields.topic_partitions),
         may_read=known.reads.shows if known is not None else None,
     )
     try:
         check_beat(request.version, fields)
-        if is_share_group(door, fields.group_id):
+        if is_share_group(listener, fields.group_id):
             raise GroupNotFound(fields.group_id)  # as a consumer group
         answer = groups.heartbeat(fields.group_id, beat)
-        future, done = future_answer(door)
+        future, done = future_answer(listener)
         groups.when_kept(fields.group_id, done)
         failed = await future
         if failed is not None:
@@ -66,7 +66,7 @@ async def consumer_group_heartbeat(door: "KafkaDoor", request: Request, fields: 
         "heartbeat_interval": groups.told(fields.group_id).consumer_heartbeat_interval_ms,
     }
     if answer.assignment is not None:
-        values["assignment"] = {"topic_partitions": by_topic(door, answer.assignment)}
+        values["assignment"] = {"topic_partitions": by_topic(listener, answer.assignment)}
     return values
 
 
@@ -90,13 +90,13 @@ def check_beat(version: int, fields: Any) -> None:
         raise InvalidInput(f"MemberEpoch is {epoch}, but must be greater than or equal to {STATIC_LEAVE_EPOCH}.")
 
 
-def owned_partitions(door: "KafkaDoor", topics: Any) -> frozenset[tuple[str, int]] | None:
+def owned_partitions(listener: "KafkaListener", topics: Any) -> frozenset[tuple[str, int]] | None:
     if topics is None:
         return None
     owned: set[tuple[str, int]] = set()
     for topic in topics:
         try:
-            name = door.topics.find(topic.topic_id).name
+            name = listener.topics.find(topic.topic_id).name
         except StreamNotFound:
             continue  # deleted since
         owned.update((name, number) for number in topic.partitions)
@@ -104,7 +104,7 @@ def owned_partitions(door: "KafkaDoor", topics: Any) -> frozenset[tuple[str, int
 
 
 def by_topic(
-    door: "KafkaDoor", partitions: Iterable[tuple[str, int]], *, names: bool = False
+    listener: "KafkaListener", partitions: Iterable[tuple[str, int]], *, names: bool = False
 ) -> list[dict[str, Any]]:
     grouped: dict[str, list[int]] = {}
     for name, number in sorted(partitions):
@@ -113,7 +113,7 @@ def by_topic(
     for name, numbers in grouped.items():
         try:
             topic: dict[str, Any] = {
-                "topic_id": door.topics.id_of(door.topics.find(name)),
+                "topic_id": listener.topics.id_of(listener.topics.find(name)),
                 "partitions": numbers,
             }
         except StreamNotFound:
@@ -124,18 +124,18 @@ def by_topic(
     return topics
 
 
-async def consumer_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    allowed = access.of(door, request)
-    describing = partial(describe, door, allowed, fields.include_authorized_operations)
+async def consumer_group_describe(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(listener, request)
+    describing = partial(describe, listener, allowed, fields.include_authorized_operations)
     return {"groups": await described(describing, fields.group_ids)}
 
 
-def describe(door: "KafkaDoor", allowed: Anybody, tells: bool, group_id: str) -> dict[str, Any]:
+def describe(listener: "KafkaListener", allowed: Anybody, tells: bool, group_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
     refused = group_refused(allowed, group_id)
     if refused is not None:
         return {**answer, **refused}
-    group = door.coordination.groups.find(group_id)
+    group = listener.coordination.groups.find(group_id)
     if not isinstance(group, ConsumerGroup):
         message = f"Group {group_id} is not a consumer group."
         return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
@@ -156,9 +156,9 @@ def describe(door: "KafkaDoor", allowed: Anybody, tells: bool, group_id: str) ->
                 "client_host": member.client_host,
                 "subscribed_topic_names": sorted(member.topics),
                 "subscribed_topic_regex": member.pattern or None,
-                "assignment": {"topic_partitions": by_topic(door, member.assigned, names=True)},
+                "assignment": {"topic_partitions": by_topic(listener, member.assigned, names=True)},
                 "target_assignment": {
-                    "topic_partitions": by_topic(door, group.target.get(member.member_id, ()), names=True)
+                    "topic_partitions": by_topic(listener, group.target.get(member.member_id, ()), names=True)
                 },
                 "member_type": CONSUMER_MEMBER if member.classic is None else CLASSIC_MEMBER,
             }

@@ -1,4 +1,4 @@
-"""Share groups at the door: heartbeat, fetch, acknowledge, describe."""
+"""Share groups at the listener: heartbeat, fetch, acknowledge, describe."""
 
 import asyncio
 import contextlib
@@ -33,18 +33,18 @@ from headrace.record import codec
 from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
 if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaDoor
+    from headrace.listeners.kafka.listener import KafkaListener
 
 RENEWS_FROM = 2  # ShareFetch may renew locks and do nothing else
 CHUNK_BYTES = 1 << 20
 ASSIGNOR = "simple"
 
 
-async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    shares = door.coordination.shares
+async def share_group_heartbeat(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+    shares = listener.coordination.shares
     names = fields.subscribed_topic_names
     try:
-        check_kind(door, fields.group_id)
+        check_kind(listener, fields.group_id)
         member, is_news = shares.heartbeat(
             fields.group_id,
             fields.member_id,
@@ -55,7 +55,7 @@ async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any
             topics=frozenset(names) if names is not None else None,
         )
         if is_news:
-            await begin(door, door.topics, shares.group(fields.group_id), member.assigned)
+            await begin(listener, listener.topics, shares.group(fields.group_id), member.assigned)
     except HeadraceError as error:
         return {
             "error_code": group_code(code_of(error)),
@@ -69,40 +69,40 @@ async def share_group_heartbeat(door: "KafkaDoor", request: Request, fields: Any
         "heartbeat_interval": shares.settings_of(fields.group_id).heartbeat_interval_ms,
     }
     if is_news:
-        values["assignment"] = {"topic_partitions": by_topic(door, member.assigned)}
+        values["assignment"] = {"topic_partitions": by_topic(listener, member.assigned)}
     return values
 
 
 async def begin(
-    door: "KafkaDoor", topics: Topics, group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]
+    listener: "KafkaListener", topics: Topics, group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]
 ) -> None:
     """Before a member hears of them: what comes from now on is the group's, whatever happens to the broker."""
     logs = []
     for topic, number in partitions:
         with contextlib.suppress(StreamNotFound, PartitionNotFound, AccessRefused):  # deleted meanwhile, or not for it
             logs.append(topics.partition(topic, number).log)
-    await door.coordination.shares.begin(group, logs)
+    await listener.coordination.shares.begin(group, logs)
 
 
-def check_kind(door: "KafkaDoor", group_id: str) -> None:
+def check_kind(listener: "KafkaListener", group_id: str) -> None:
     """A group stays what it is until it is deleted."""
-    known = door.coordination
+    known = listener.coordination
     if known.groups.exists(group_id) and known.shares.find(group_id) is None:
         raise GroupNotFound(group_id)  # as a share group
 
 
-async def share_group_describe(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
-    allowed = access.of(door, request)
-    describing = partial(describe, door, allowed, fields.include_authorized_operations)
+async def share_group_describe(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+    allowed = access.of(listener, request)
+    describing = partial(describe, listener, allowed, fields.include_authorized_operations)
     return {"groups": await described(describing, fields.group_ids)}
 
 
-def describe(door: "KafkaDoor", allowed: Anybody, tells: bool, group_id: str) -> dict[str, Any]:
+def describe(listener: "KafkaListener", allowed: Anybody, tells: bool, group_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
     refused = group_refused(allowed, group_id)
     if refused is not None:
         return {**answer, **refused}
-    group = door.coordination.shares.find(group_id)
+    group = listener.coordination.shares.find(group_id)
     if group is None:
         message = f"Group {group_id} is not a share group."
         return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
@@ -121,7 +121,7 @@ def describe(door: "KafkaDoor", allowed: Anybody, tells: bool, group_id: str) ->
                 "client_id": member.client_id,
                 "client_host": member.client_host,
                 "subscribed_topic_names": sorted(member.topics),
-                "assignment": {"topic_partitions": by_topic(door, member.assigned, names=True)},
+                "assignment": {"topic_partitions": by_topic(listener, member.assigned, names=True)},
             }
             for member in group.members.values()
         ],
@@ -129,10 +129,10 @@ def describe(door: "KafkaDoor", allowed: Anybody, tells: bool, group_id: str) ->
 
 
 async def acknowledge_all(
-    door: "KafkaDoor", readable: Topics, group: ShareGroup, member_id: str, topics: Any
+    listener: "KafkaListener", readable: Topics, group: ShareGroup, member_id: str, topics: Any
 ) -> dict[Key, tuple[Code, str | None]]:
     """Settles what the request says; an answer for each partition that said something."""
-    shares = door.coordination.shares
+    shares = listener.coordination.shares
     results: dict[Key, tuple[Code, str | None]] = {}
     changed: list[int] = []
     is_news = False
@@ -171,68 +171,66 @@ def acknowledge(share: SharePartition, member_id: str, batches: Any, deadline: f
         share.acknowledge(member_id, first, last, types, deadline)
 
 
-async def share_acknowledge(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+async def share_acknowledge(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     if fields.share_session_epoch == NEW:  # sessions begin with a fetch
         return {"error_code": Code.INVALID_SHARE_SESSION_EPOCH}
-    session, code = open_session(door, request.connection, fields)
+    session, code = open_session(listener, request.connection, fields)
     if session is None:
         return {"error_code": code}
     try:
-        group = door.coordination.shares.check_member(fields.group_id or "", fields.member_id or "")
+        group = listener.coordination.shares.check_member(fields.group_id or "", fields.member_id or "")
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error)}
-    readable = access.of(door, request).reads
-    results = await acknowledge_all(door, readable, group, fields.member_id or "", fields.topics)
+    readable = access.of(listener, request).reads
+    results = await acknowledge_all(listener, readable, group, fields.member_id or "", fields.topics)
     if fields.share_session_epoch == FINAL:
-        door.coordination.shares.release_member(group, fields.member_id or "")
+        listener.coordination.shares.release_member(group, fields.member_id or "")
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for (topic_id, number), (error_code, message) in results.items():
         topics.setdefault(topic_id, []).append(
             {"partition_index": number, "error_code": error_code, "error_message": message}
         )
     return {
-        "acquisition_lock_timeout": door.coordination.shares.settings_of(group.group_id).lock_ms,
+        "acquisition_lock_timeout": listener.coordination.shares.settings_of(group.group_id).lock_ms,
         "responses": [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()],
     }
 
 
-async def share_fetch(door: "KafkaDoor", request: Request, fields: Any) -> dict[str, Any]:
+async def share_fetch(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     only_renews = request.version >= RENEWS_FROM and fields.is_renew_ack
     if only_renews and any((fields.max_wait, fields.min_bytes, fields.max_bytes, fields.max_records)):
         return {"error_code": Code.INVALID_REQUEST, "error_message": "a fetch that renews locks asks for nothing"}
-    session, code = open_session(door, request.connection, fields)
+    session, code = open_session(listener, request.connection, fields)
     if session is None:
         if code is Code.SHARE_SESSION_LIMIT_REACHED:  # as long as with nothing to read: it tries again at once
-            await asyncio.sleep(min(fields.max_wait, door.config.read_wait_ms_max) / 1000)
+            await asyncio.sleep(min(fields.max_wait, listener.config.read_wait_ms_max) / 1000)
         return {"error_code": code}
     member_id = fields.member_id or ""
-    shares = door.coordination.shares
+    shares = listener.coordination.shares
     try:
         group = shares.check_member(fields.group_id or "", member_id)
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error)}
-    if not update(door, session, fields):
+    if not update(listener, session, fields):
         return {"error_code": Code.SHARE_SESSION_LIMIT_REACHED}
-    readable = access.of(door, request).reads
-    results = await acknowledge_all(door, readable, group, member_id, fields.topics)
+    readable = access.of(listener, request).reads
+    results = await acknowledge_all(listener, readable, group, member_id, fields.topics)
     read: dict[Key, dict[str, Any]] = {}
     if fields.share_session_epoch == FINAL:
         shares.release_member(group, member_id)
     elif not only_renews:
         try:
-            await begin(door, readable, group, session.wanted)
+            await begin(listener, readable, group, session.wanted)
         except HeadraceError as error:
             return {"error_code": code_of(error), "error_message": str(error)}
-        read = await take(door, request, group, session, member_id, fields)
+        read = await take(listener, request, group, session, member_id, fields)
     return {
         "acquisition_lock_timeout": shares.settings_of(group.group_id).lock_ms,
         "responses": responses(results, read),
     }
 
 
-def responses(
-    results: dict[Key, tuple[Code, str | None]], read: dict[Key, dict[str, Any]]
-) -> list[dict[str, Any]]:
+def responses(results: dict[Key, tuple[Code, str | None]], read: dict[Key, dict[str, Any]]) -> list[dict[str, Any]]:
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for key in {**results, **read}:
         error_code, message = results.get(key, (Code.NONE, None))
@@ -247,16 +245,16 @@ def responses(
 
 
 async def take(
-    door: "KafkaDoor", request: Request, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
+    listener: "KafkaListener", request: Request, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
 ) -> dict[Key, dict[str, Any]]:
     """Records for the member, waiting for some as long as it is willing to."""
-    deadline = door.loop.time() + min(fields.max_wait, door.config.read_wait_ms_max) / 1000
+    deadline = listener.loop.time() + min(fields.max_wait, listener.config.read_wait_ms_max) / 1000
     arrivals: Arrivals | None = None
     try:
         while True:
-            if not door.admits(request):  # while it waited
+            if not listener.admits(request):  # while it waited
                 return {}
-            config = door.coordination.shares.settings_of(group.group_id)
+            config = listener.coordination.shares.settings_of(group.group_id)
             if arrivals is not None and arrivals.committed is config.reads_committed:
                 keys = arrivals.among(session.wanted)
             else:
@@ -264,9 +262,9 @@ async def take(
                     arrivals.close()
                 arrivals, keys = Arrivals(group, committed=config.reads_committed), list(session.wanted)
             # Before the look: reading from disk takes a while, and what comes in the meantime is not seen any more.
-            watch(door, arrivals, keys, config)
-            read = await take_loaded(door, request, group, keys, session, member_id, fields)
-            left_s = deadline - door.loop.time()
+            watch(listener, arrivals, keys, config)
+            read = await take_loaded(listener, request, group, keys, session, member_id, fields)
+            left_s = deadline - listener.loop.time()
             if read or left_s <= 0 or request.connection.is_closed:
                 return read
             await arrivals.wait(left_s)
@@ -275,15 +273,15 @@ async def take(
             arrivals.close()
 
 
-def watch(door: "KafkaDoor", arrivals: Arrivals, keys: Iterable[Key], config: GroupConfig) -> None:
+def watch(listener: "KafkaListener", arrivals: Arrivals, keys: Iterable[Key], config: GroupConfig) -> None:
     for key in keys:
         with contextlib.suppress(HeadraceError):
-            partition = door.topics.partition(*key)
+            partition = listener.topics.partition(*key)
             arrivals.watch(key, partition, end_of(partition, config))
 
 
 async def take_loaded(
-    door: "KafkaDoor",
+    listener: "KafkaListener",
     request: Request,
     group: ShareGroup,
     keys: Iterable[Key],
@@ -291,10 +289,10 @@ async def take_loaded(
     member_id: str,
     fields: Any,
 ) -> dict[Key, dict[str, Any]]:
-    shares = door.coordination.shares
-    topics = access.of(door, request).reads
+    shares = listener.coordination.shares
+    topics = access.of(listener, request).reads
     room = max(1, fields.max_records) if fields.max_records else 500
-    bytes_max = bytes_left = min(fields.max_bytes, door.config.read_bytes_max)
+    bytes_max = bytes_left = min(fields.max_bytes, listener.config.read_bytes_max)
     read: dict[Key, dict[str, Any]] = {}
     for key in keys:
         if room <= 0 or bytes_left <= 0:
@@ -302,7 +300,7 @@ async def take_loaded(
         try:
             partition = topics.partition(*key)
             share = shares.partition(group, partition.log)
-            find = partial(_next_chunk, door, partition, share, min(CHUNK_BYTES, bytes_left))
+            find = partial(_next_chunk, listener, partition, share, min(CHUNK_BYTES, bytes_left))
             found = await when_loaded(find)
             if request.connection.is_closed:
                 break  # while it was read: nobody would give back what it takes now
@@ -322,8 +320,8 @@ async def take_loaded(
         data = chunk.data if taken[-1].last + 1 >= chunk.next_offset else batches_until(chunk.data, taken[-1].last)
         room -= count
         bytes_left -= len(data)
-        door.stats.messages_out += count
-        door.stats.bytes_out += len(data)
+        listener.stats.messages_out += count
+        listener.stats.bytes_out += len(data)
         read[key] = {
             "records": data,
             "acquired_records": [
@@ -352,11 +350,11 @@ def batches_until(data: Any, last: int) -> Any:
 
 
 def _next_chunk(
-    door: "KafkaDoor", partition: Partition, share: SharePartition, bytes_max: int
+    listener: "KafkaListener", partition: Partition, share: SharePartition, bytes_max: int
 ) -> tuple[int, Any] | None:
     """Asked anew after waiting for the disk: another member may have taken what was available."""
     log, reads_committed = partition.log, share.settings.reads_committed
-    aborted = door.coordination.producers.aborted(log) if reads_committed else NO_ABORTS
+    aborted = listener.coordination.producers.aborted(log) if reads_committed else NO_ABORTS
     while True:
         end = end_of(partition, share.settings)
         first = share.available(log.start_offset, end)

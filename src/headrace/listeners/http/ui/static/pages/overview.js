@@ -5,14 +5,14 @@ const WINDOW = 600;
 const GAP_S = 5;
 const NAMES = ["at", "published", "delivered", "acked", "ready", "unacked", "sync_ms", "bytes_written"];
 
-const address = (addresses, door) => (addresses && addresses[door] && addresses[door][0]) || null;
+const address = (addresses, listener) => (addresses && addresses[listener] && addresses[listener][0]) || null;
 
 export const kcat = (addresses, tls) => `kcat -b ${address(addresses, "kafka")}${(tls || []).includes("kafka") ? " -X security.protocol=ssl" : ""}`;
 
 export const snippets = (addresses, tls) => {
-  const at = (door) => address(addresses, door);
+  const at = (listener) => address(addresses, listener);
   const base = location.origin;
-  const secure = (door) => (tls || []).includes(door);
+  const secure = (listener) => (tls || []).includes(listener);
   const orders = `${kcat(addresses, tls)} -t orders`;
   const found = [{
     title: "HTTP: publish and read",
@@ -78,9 +78,9 @@ export function Overview() {
       <${Plot} title="Written to the log per second" format=${bytes} data=${[columns[0], columns[7]]} series=${[{ label: "bytes", color: "--one", fill: true }]} />
     </div>`}
     <div class="columns">
-      <section class="card"><h2>Doors</h2>
-        <dl class="facts">${Object.entries(about.addresses || {}).map(([door, where]) => html`
-          <dt>${door.toUpperCase()}</dt><dd>${where.join("  ")}<br /><span class="muted">${count(now.doors[door]?.connections ?? 0)} connections · ${short(now.doors[door]?.in ?? 0)} in · ${short(now.doors[door]?.out ?? 0)} out</span></dd>`)}</dl>
+      <section class="card"><h2>Listeners</h2>
+        <dl class="facts">${Object.entries(about.addresses || {}).map(([listener, where]) => html`
+          <dt>${listener.toUpperCase()}</dt><dd>${where.join("  ")}<br /><span class="muted">${count(now.listeners[listener]?.connections ?? 0)} connections · ${short(now.listeners[listener]?.in ?? 0)} in · ${short(now.listeners[listener]?.out ?? 0)} out</span></dd>`)}</dl>
       </section>
       <section class="card"><h2>What there is</h2>
         <dl class="facts">

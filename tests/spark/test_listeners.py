@@ -1,4 +1,4 @@
-"""What came in by other doors, as Spark sees it: AMQP messages with their properties, Kafka's transactions."""
+"""What came in by other listeners, as Spark sees it: AMQP messages with their properties, Kafka's transactions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,19 +21,19 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    broker = RunningBroker(tmp_path_factory.mktemp("doors"), doors=("http", "amqp", "kafka")).start()
+def listeners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    broker = RunningBroker(tmp_path_factory.mktemp("listeners"), listeners=("http", "amqp", "kafka")).start()
     yield broker
     broker.close()
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_amqp_messages_have_their_exchange_routing_key_and_properties(
-    spark: "SparkSession", doors: RunningBroker, way: str
+    spark: "SparkSession", listeners: RunningBroker, way: str
 ) -> None:
     import pika
 
-    broker, queue = doors, f"tasks-{way}"
+    broker, queue = listeners, f"tasks-{way}"
     where = pika.ConnectionParameters(
         "127.0.0.1", broker.ports["amqp"], socket_timeout=PATIENCE_S, stack_timeout=PATIENCE_S
     )
@@ -98,9 +98,9 @@ def texts(reader: "DataSourceReader", pieces: "list[InputPartition]") -> list[st
 
 
 def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_are_not(
-    spark: "SparkSession", doors: RunningBroker
+    spark: "SparkSession", listeners: RunningBroker
 ) -> None:
-    broker = doors
+    broker = listeners
     broker.create("paid")
     produce(broker, "paid", "a", ["a1", "a2"]).commit_transaction(PATIENCE_S)
     produce(broker, "paid", "b", ["b1", "b2"]).abort_transaction(PATIENCE_S)
@@ -142,14 +142,14 @@ def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_a
 
 
 def test_a_task_that_comes_when_nothing_is_held_any_more_minds_the_markers_that_are_still_there(
-    doors: RunningBroker,
+    listeners: RunningBroker,
 ) -> None:
     """The broker takes away what was held too long; the segment itself is where it was."""
-    doors.create("late")
-    produce(doors, "late", "e", ["e1"]).commit_transaction(PATIENCE_S)
-    produce(doors, "late", "f", ["f1"]).abort_transaction(PATIENCE_S)
-    wait_for_slot(doors, "late")
-    reader, pieces = planned(doors, topic="late")
+    listeners.create("late")
+    produce(listeners, "late", "e", ["e1"]).commit_transaction(PATIENCE_S)
+    produce(listeners, "late", "f", ["f1"]).abort_transaction(PATIENCE_S)
+    wait_for_slot(listeners, "late")
+    reader, pieces = planned(listeners, topic="late")
     links = [Path(piece.piece.held) for piece in pieces]  # type: ignore[attr-defined]
     assert links
     for link in links:
@@ -158,31 +158,31 @@ def test_a_task_that_comes_when_nothing_is_held_any_more_minds_the_markers_that_
 
 
 def test_markers_of_a_transaction_that_lie_in_a_later_piece_are_minded_though_all_of_it_was_removed(
-    doors: RunningBroker,
+    listeners: RunningBroker,
 ) -> None:
     """Retention took them before a task looked for them: what was aborted came out as committed."""
-    doors.create("later", segment_size="64KB")
+    listeners.create("later", segment_size="64KB")
     large = "x" * 100_000
-    produce(doors, "later", "h", ["h1" + large, "h2"]).commit_transaction(PATIENCE_S)
-    produce(doors, "later", "i", ["i1" + large, "i2" + large]).abort_transaction(PATIENCE_S)
-    produce(doors, "later", "j", ["j1" + large]).commit_transaction(PATIENCE_S)
-    wait_for_slot(doors, "later")
-    reader, pieces = planned(doors, topic="later", splitBytes="64KB")
+    produce(listeners, "later", "h", ["h1" + large, "h2"]).commit_transaction(PATIENCE_S)
+    produce(listeners, "later", "i", ["i1" + large, "i2" + large]).abort_transaction(PATIENCE_S)
+    produce(listeners, "later", "j", ["j1" + large]).commit_transaction(PATIENCE_S)
+    wait_for_slot(listeners, "later")
+    reader, pieces = planned(listeners, topic="later", splitBytes="64KB")
     assert len(pieces) > 3
-    doors.ok("DELETE", f"/topics/later/partitions/0/records?before={doors.ends('later')[0][1]}")
+    listeners.ok("DELETE", f"/topics/later/partitions/0/records?before={listeners.ends('later')[0][1]}")
     first = f"logs/*-later/{0:020d}.log"
-    wait_until(lambda: not listed(doors.data, first), "they were not removed")
+    wait_until(lambda: not listed(listeners.data, first), "they were not removed")
     assert [text[:2] for text in texts(reader, pieces)] == ["h1", "h2", "j1"]
 
 
 def test_a_slot_that_is_just_being_written_is_looked_at_again(
-    doors: RunningBroker, monkeypatch: pytest.MonkeyPatch
+    listeners: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until where the markers of a transaction may lie was not known for a moment, and its log said to be damaged."""
-    doors.create("slot")
-    produce(doors, "slot", "g", ["g1"]).commit_transaction(PATIENCE_S)
-    wait_for_slot(doors, "slot")
-    reader, pieces = planned(doors, topic="slot")
+    listeners.create("slot")
+    produce(listeners, "slot", "g", ["g1"]).commit_transaction(PATIENCE_S)
+    wait_for_slot(listeners, "slot")
+    reader, pieces = planned(listeners, topic="slot")
     ends, asked = LogFiles.ends, []
 
     def at_the_second_look(files: LogFiles) -> dict[int, Ends]:
@@ -194,16 +194,16 @@ def test_a_slot_that_is_just_being_written_is_looked_at_again(
     assert len(asked) == 2
 
 
-def test_a_transaction_is_read_to_its_end_though_its_topic_was_deleted_meanwhile(doors: RunningBroker) -> None:
+def test_a_transaction_is_read_to_its_end_though_its_topic_was_deleted_meanwhile(listeners: RunningBroker) -> None:
     """All of it is held, its markers too; without a slot its log was said to be damaged."""
-    doors.create("dropped", segment_size="64KB")
+    listeners.create("dropped", segment_size="64KB")
     large = "x" * 100_000
-    produce(doors, "dropped", "k", ["k1" + large, "k2"]).commit_transaction(PATIENCE_S)
-    produce(doors, "dropped", "l", ["l1" + large, "l2"]).abort_transaction(PATIENCE_S)
-    doors.publish("dropped", [{"value": "plain"}])
-    wait_for_slot(doors, "dropped")
-    reader, pieces = planned(doors, topic="dropped", splitBytes="64KB")
+    produce(listeners, "dropped", "k", ["k1" + large, "k2"]).commit_transaction(PATIENCE_S)
+    produce(listeners, "dropped", "l", ["l1" + large, "l2"]).abort_transaction(PATIENCE_S)
+    listeners.publish("dropped", [{"value": "plain"}])
+    wait_for_slot(listeners, "dropped")
+    reader, pieces = planned(listeners, topic="dropped", splitBytes="64KB")
     assert len(pieces) > 1
-    doors.ok("DELETE", "/topics/dropped")
-    wait_until(lambda: not listed(doors.data, "logs/*-dropped"), "it was not deleted")
+    listeners.ok("DELETE", "/topics/dropped")
+    wait_until(lambda: not listed(listeners.data, "logs/*-dropped"), "it was not deleted")
     assert [text[:5] for text in texts(reader, pieces)] == ["k1xxx", "k2", "plain"]

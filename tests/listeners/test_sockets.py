@@ -8,8 +8,8 @@ import pytest
 
 from headrace.config import Address
 from headrace.errors import CannotListen
-from headrace.listeners.common import listener
-from headrace.listeners.common.listener import bind, listen
+from headrace.listeners.common import sockets as sockets_module
+from headrace.listeners.common.sockets import bind, listen
 
 
 def close(sockets: list[socket.socket]) -> None:
@@ -35,14 +35,14 @@ def test_localhost_is_both_loopback_addresses_on_one_port() -> None:
 
 
 def test_a_machine_without_ipv6_has_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    really = listener._bind_one
+    really = sockets_module._bind_one
 
     def without(family: int, name: tuple[object, ...]) -> socket.socket:
         if family == socket.AF_INET6:
             raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
         return really(family, name)
 
-    monkeypatch.setattr(listener, "_bind_one", without)
+    monkeypatch.setattr(sockets_module, "_bind_one", without)
     sockets = bind(Address("localhost", 0), flag="--http")
     assert [sock.getsockname()[0] for sock in sockets] == ["127.0.0.1"]
     close(sockets)
@@ -51,7 +51,7 @@ def test_a_machine_without_ipv6_has_one_address(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 def test_a_free_port_is_free_in_both_families(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first port drawn is taken in IPv6 only: another one is drawn."""
-    really = listener._bind_one
+    really = sockets_module._bind_one
     refused: list[object] = []
 
     def once(family: int, name: tuple[object, ...]) -> socket.socket:
@@ -60,7 +60,7 @@ def test_a_free_port_is_free_in_both_families(monkeypatch: pytest.MonkeyPatch) -
             raise OSError(errno.EADDRINUSE, "Address already in use")
         return really(family, name)
 
-    monkeypatch.setattr(listener, "_bind_one", once)
+    monkeypatch.setattr(sockets_module, "_bind_one", once)
     sockets = bind(Address("localhost", 0), flag="--http")
     assert len({sock.getsockname()[1] for sock in sockets}) == 1 and len(sockets) == 2
     close(sockets)
@@ -86,7 +86,7 @@ def test_only_answers_that_stay_on_this_machine_are_not_paced(host: str, is_syst
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="chosen for each socket on Linux only")
 def test_a_system_that_does_not_let_us_choose_is_listened_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """An administrator can take reno off the list (net.ipv4.tcp_allowed_congestion_control), and not all call it so."""
-    monkeypatch.setattr(listener.socket, "TCP_CONGESTION", 9999)  # refused, as reno is there
+    monkeypatch.setattr(sockets_module.socket, "TCP_CONGESTION", 9999)  # refused, as reno is there
     close(bind(Address("127.0.0.1", 0), flag="--http"))
 
 

@@ -1,4 +1,4 @@
-"""Starts and stops the HTTP door in the running event loop."""
+"""Starts and stops the HTTP listener in the running event loop."""
 
 import asyncio
 from collections.abc import Collection
@@ -10,9 +10,9 @@ from uvicorn.server import ServerState
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
 from headrace.listeners.common.backpressure import Buffered, Buffers
-from headrace.listeners.common.listener import Listener, listen
 from headrace.listeners.common.per_source_limit import Crowd
-from headrace.listeners.common.tls.accept import Doorstep
+from headrace.listeners.common.sockets import ListeningSockets, listen
+from headrace.listeners.common.tls.accept import TlsAcceptor
 from headrace.listeners.common.tls.certificate import Tls
 from headrace.listeners.http.server.app import App
 from headrace.listeners.http.server.bounded_protocol import (
@@ -27,14 +27,14 @@ from headrace.listeners.http.server.bounded_protocol import (
 from headrace.listeners.http.server.context import Site
 
 FLAG = "--http"
-NOT_TLS = "this door speaks TLS: say https:// instead of http://"
+NOT_TLS = "this listener speaks TLS: say https:// instead of http://"
 HEADERS = [(b"x-content-type-options", b"nosniff"), (b"server", b"headrace")]
 
 
-class HttpDoor:
-    def __init__(self, site: Site, listener: Listener, state: ServerState, stop_timeout_s: float) -> None:
+class HttpListener:
+    def __init__(self, site: Site, sockets: ListeningSockets, state: ServerState, stop_timeout_s: float) -> None:
         self.site = site
-        self._listener = listener
+        self._sockets = sockets
         self._state = state
         self._stop_timeout_s = stop_timeout_s
         self._looked = asyncio.get_running_loop().time()
@@ -43,14 +43,14 @@ class HttpDoor:
 
     @property
     def addresses(self) -> list[str]:
-        return self._listener.addresses
+        return self._sockets.addresses
 
     @property
     def port(self) -> int:
-        return self._listener.port
+        return self._sockets.port
 
     def describe(self, addresses: dict[str, list[str]]) -> None:
-        """Where every door listens, for GET /status."""
+        """Where every listener listens, for GET /status."""
         self.site.addresses = addresses
 
     async def _sweep(self) -> None:
@@ -75,7 +75,7 @@ class HttpDoor:
 
     async def close(self) -> None:
         """Stops accepting, ends what only waits, lets the rest finish for a while, then hangs up."""
-        self._listener.close()
+        self._sockets.close()
         self.site.stop()
         for connection in list(self._state.connections):
             connection.shutdown()  # after the answer under way, or at once
@@ -94,7 +94,7 @@ class HttpDoor:
 
 async def start(
     broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None, patience: Patience | None = None
-) -> HttpDoor:
+) -> HttpListener:
     site = Site(broker)
     uvicorn_config = serve_config(App(site))
     state = ServerState()
@@ -111,6 +111,6 @@ async def start(
         making_room = sum(one.is_unknown for one in limits.reserve)
         return limits.connections_max + RESERVED + making_room - len(state.connections)
 
-    doorstep = None if tls is None else Doorstep("HTTP", tls, stats, room, refusal(400, "not_tls", NOT_TLS))
-    listener = await listen(bind, accept, flag=FLAG, doorstep=doorstep)
-    return HttpDoor(site, listener, state, config.stop_timeout_ms / 1000)
+    acceptor = None if tls is None else TlsAcceptor("HTTP", tls, stats, room, refusal(400, "not_tls", NOT_TLS))
+    sockets = await listen(bind, accept, flag=FLAG, acceptor=acceptor)
+    return HttpListener(site, sockets, state, config.stop_timeout_ms / 1000)

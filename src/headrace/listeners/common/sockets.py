@@ -1,4 +1,4 @@
-"""Binds the sockets of a door. `localhost` means both of this machine's loopback addresses, on one port."""
+"""Binds the sockets of a listener. `localhost` means both of this machine's loopback addresses, on one port."""
 
 import asyncio
 import errno
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from headrace.config import Address
 from headrace.errors import CannotListen
-from headrace.listeners.common.tls.accept import Doorstep
+from headrace.listeners.common.tls.accept import TlsAcceptor
 
 BACKLOG = 1024
 FREE_PORT_TRIES = 20
@@ -19,8 +19,8 @@ LOOPBACKS = ("127.0.0.1", "::1")
 ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EINVAL}
 
 
-class Door(Protocol):
-    """A started door, as server.py sees it."""
+class Listener(Protocol):
+    """A started listener, as server.py sees it."""
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -31,13 +31,13 @@ class Door(Protocol):
 
 
 class Accepting(Protocol):
-    """An asyncio.Server, or a Doorstep."""
+    """An asyncio.Server, or a TlsAcceptor."""
 
     def close(self) -> None: ...
 
 
-class Listener:
-    """The listening sockets of one door."""
+class ListeningSockets:
+    """The listening sockets of one listener."""
 
     def __init__(self, sockets: Sequence[socket.socket], servers: Sequence[Accepting]) -> None:
         self._servers = servers
@@ -56,29 +56,27 @@ async def listen(
     *,
     flag: str,
     backlog: int = BACKLOG,
-    doorstep: Doorstep | None = None,
-) -> Listener:
+    acceptor: TlsAcceptor | None = None,
+) -> ListeningSockets:
     """Accepts on every address that `address` means; CannotListen says why not, and names the flag.
 
-    With a doorstep, which is for TLS, a protocol is told of its connection when the handshake is done.
+    With a acceptor, which is for TLS, a protocol is told of its connection when the handshake is done.
     """
     loop = asyncio.get_running_loop()
     sockets = bind(address, flag=flag)
-    if doorstep is not None:
-        listener = Listener(sockets, [doorstep])
-        doorstep.open(sockets, protocol_factory)
-        return listener
+    if acceptor is not None:
+        listening = ListeningSockets(sockets, [acceptor])
+        acceptor.open(sockets, protocol_factory)
+        return listening
     servers = [await loop.create_server(protocol_factory, sock=sock, backlog=backlog) for sock in sockets]
-    return Listener(sockets, servers)
+    return ListeningSockets(sockets, servers)
 
 
 def bind(address: Address, *, flag: str) -> list[socket.socket]:
     try:
         if address.host.lower() == "localhost":
             return _bind_loopbacks(address.port)
-        found = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         return [_bind_one(found[0][0], found[0][4][:2])]
     except socket.gaierror:
         raise CannotListen(f"{address.host!r} is not a host or address of this machine ({flag})") from None
@@ -133,9 +131,7 @@ def _unpace(sock: socket.socket) -> None:
 
 def _reason(address: Address, error: OSError, flag: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return (
-            f"port {address.port} on {address.host} is in use by another program; choose another with {flag}"
-        )
+        return f"port {address.port} on {address.host} is in use by another program; choose another with {flag}"
     if error.errno == errno.EACCES:
         return f"this user may not listen on port {address.port}; choose one above 1023 with {flag}"
     if error.errno in ABSENT:

@@ -1,4 +1,4 @@
-"""One log, several doors: what comes in by one goes out by another, from the same bytes."""
+"""One log, several listeners: what comes in by one goes out by another, from the same bytes."""
 
 import json
 import os
@@ -29,9 +29,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 
 def from_start(broker: KafkaBroker, topic: str, count: int) -> list[Any]:
-    reader = Consumer(
-        {"bootstrap.servers": broker.address, "group.id": "across", "enable.auto.commit": False}
-    )
+    reader = Consumer({"bootstrap.servers": broker.address, "group.id": "across", "enable.auto.commit": False})
     reader.assign([TopicPartition(topic, 0, 0)])
     messages = read(reader, count)
     reader.close()
@@ -49,9 +47,7 @@ def test_an_amqp_queue_is_read_as_a_topic(broker: KafkaBroker, channel: Any, nam
     assert {message.key() for message in messages} == {queue.encode()}, "the routing key"
 
 
-def test_what_kafka_produces_reaches_the_consumers_of_the_queue(
-    broker: KafkaBroker, channel: Any, name: Name
-) -> None:
+def test_what_kafka_produces_reaches_the_consumers_of_the_queue(broker: KafkaBroker, channel: Any, name: Name) -> None:
     queue = name("q")
     channel.queue_declare(queue, durable=True)
     produce(broker, queue, [b"from kafka"])
