@@ -31,7 +31,7 @@ except HeadraceError as error:
 """
 ENDLESS_RECOVERY = """
 import time
-from headrace.log import recovery
+from headrace.log.recovery import recovery
 def recover_for_long(*_):
     print("recovering", flush=True)
     time.sleep(3600)
