@@ -18,7 +18,7 @@ import uvloop
 
 from bench import machine
 from bench.log import batch, opened
-from headrace.log.disk.io_chain import Engine, Step, SyncFailure
+from headrace.log.disk.io_chain import IoThread, Step, SyncFailure
 
 IN_MEMORY = "/dev/shm"
 RUNS = 6
@@ -76,7 +76,7 @@ async def floor_us(folder: str, records: int) -> float:
         Step(segment, [data]),
         Step(slots, [slot], SLOT_BYTES),
     ]
-    engine = Engine(SyncFailure())
+    engine = IoThread(SyncFailure())
     waiting: list[Callable[[], None]] = []
 
     def begin(ended: Callable[[], None]) -> None:

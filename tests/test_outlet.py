@@ -8,7 +8,7 @@ from typing import TextIO
 import pytest
 
 from headrace import nonblocking_stdio
-from headrace.nonblocking_stdio import Outlet
+from headrace.nonblocking_stdio import NonBlockingOutput
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def empty(reader: int) -> bytes:
 def test_a_line_is_there_at_once_and_whole(pipe: tuple[int, TextIO]) -> None:
     reader, stream = pipe
     line = "ä" * 3 * nonblocking_stdio.PIECE_BYTES + "\n"
-    Outlet(stream).write(line)
+    NonBlockingOutput(stream).write(line)
     assert empty(reader).decode() == line
 
 
@@ -49,7 +49,7 @@ def test_nobody_waits_for_a_reader_that_does_not_read(
 ) -> None:
     monkeypatch.setattr(nonblocking_stdio, "PATIENCE_MS", 1)
     reader, stream = pipe
-    out = Outlet(stream)
+    out = NonBlockingOutput(stream)
     fill(stream)
     out.write("left out\n")
     empty(reader)
@@ -60,8 +60,8 @@ def test_nobody_waits_for_a_reader_that_does_not_read(
 def test_nobody_minds_a_reader_that_is_gone(pipe: tuple[int, TextIO]) -> None:
     reader, stream = pipe
     os.close(reader)
-    Outlet(stream).write("to a closed pipe\n")
+    NonBlockingOutput(stream).write("to a closed pipe\n")
     terminal, line = os.openpty()
     os.close(terminal)
     with open(line, "w") as stream:
-        Outlet(stream).write("to a closed terminal\n")
+        NonBlockingOutput(stream).write("to a closed terminal\n")

@@ -14,7 +14,7 @@ PATIENCE_MS = 1000  # with a reader that is behind; once, until there is room ag
 PIECE_BYTES = select.PIPE_BUF  # what a pipe that is writable takes without waiting
 
 
-class Outlet:
+class NonBlockingOutput:
     """As much of a text stream as `logging` needs. What is written is gone, or left out, on return."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -20,7 +20,7 @@ from headrace.clock import Clock, SystemClock
 from headrace.config import Address, Config
 from headrace.listeners.common.sockets import Listener
 from headrace.listeners.common.tls.certificate import Tls, tls_of
-from headrace.nonblocking_stdio import Outlet
+from headrace.nonblocking_stdio import NonBlockingOutput
 from headrace.version import __version__
 
 logger = logging.getLogger("headrace")
@@ -98,7 +98,7 @@ def run(config: Config, out: TextIO | None = None, *, beside: Beside | None = No
     set_up_logging(config)
     _allow_many_files()
     keep_freed_memory()
-    speaker = (_JsonSpeaker if as_json else _TextSpeaker)(Outlet(out or sys.stdout))
+    speaker = (_JsonSpeaker if as_json else _TextSpeaker)(NonBlockingOutput(out or sys.stdout))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(config, speaker, beside))
     return 0
@@ -162,7 +162,7 @@ async def _serve(config: Config, speaker: "_TextSpeaker | _JsonSpeaker", beside:
 class _TextSpeaker:
     """For people, and scripts that wait for the line `ready`."""
 
-    def __init__(self, out: Outlet) -> None:
+    def __init__(self, out: NonBlockingOutput) -> None:
         self._out = out
 
     def greet(self, server: Server, seconds: float, beside: Beside | None) -> None:
@@ -201,7 +201,7 @@ class _TextSpeaker:
 class _JsonSpeaker:
     """For programs: an object a line, each with its event."""
 
-    def __init__(self, out: Outlet) -> None:
+    def __init__(self, out: NonBlockingOutput) -> None:
         self._out = out
 
     def greet(self, server: Server, seconds: float, beside: Beside | None) -> None:
@@ -291,7 +291,7 @@ class _JsonFormat(logging.Formatter):
 
 
 def set_up_logging(config: Config) -> None:
-    handler = logging.StreamHandler(Outlet(sys.stderr))
+    handler = logging.StreamHandler(NonBlockingOutput(sys.stderr))
     handler.setFormatter(_JsonFormat() if config.log_format == "json" else _TextFormat())
     root = logging.getLogger()
     root.handlers[:] = [handler]

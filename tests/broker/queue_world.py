@@ -90,6 +90,6 @@ async def delayed(host: VirtualHost, *texts: bytes) -> Queue:
     for body in texts:
         properties = edit(b"\0\0", headers={"x-delay": 50})
         assert host.delays.route(exchange, Message("x", "", properties, body), host.clock.now_ms(), [""]).waits_in
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     await until(lambda: host.delays.waiting("x") == len(texts))
     return queue

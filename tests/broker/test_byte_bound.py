@@ -9,7 +9,7 @@ import pytest
 from headrace.broker.broker import Broker
 from headrace.broker.queues import byte_bound
 from headrace.broker.queues.queue import Queue
-from headrace.broker.queues.queue_arguments import QueuePolicy
+from headrace.broker.queues.queue_arguments import QueueArguments
 from headrace.broker.types.message import Message
 from headrace.broker.vhosts.policies import Policy
 from headrace.config import Config
@@ -32,7 +32,7 @@ async def declare(broker: Broker, **arguments: object) -> Queue:
 
 async def publish(broker: Broker, queue: Queue, *bodies: bytes) -> list[bool]:
     taken = [queue.publish(Message("", "q", b"\0\0", body), broker.clock.now_ms()) for body in bodies]
-    await broker.vhosts.rounds.settle_down()
+    await broker.vhosts.flushes.wait_all_durable()
     await counted(queue)
     return taken
 
@@ -86,7 +86,7 @@ async def test_a_policy_on_a_long_backlog_reads_it_in_turns(broker: Broker, monk
     bound = Policy(vhost="/", name="bound", pattern=".*", definition={"max-length-bytes": 3 * 1006})
     apply, read_at_once = queue.apply_policy, []
 
-    def applied(policy: QueuePolicy) -> None:
+    def applied(policy: QueueArguments) -> None:
         apply(policy)
         read_at_once.append((turns, queue.ready))
 

@@ -14,7 +14,7 @@ from tests.broker.queue_world import bodies, declare, declare_exchange, opened, 
 async def sound_queue(broker: Broker) -> None:
     queue = await declare(broker.vhosts.get("/"), "sound")
     say(queue, b"fine")
-    await queue.vhost.rounds.settle_down()
+    await queue.vhost.flushes.wait_all_durable()
 
 
 def damage(folder: Path, log: str) -> None:

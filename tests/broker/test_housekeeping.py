@@ -9,7 +9,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.types.message import Message
 from headrace.clock import ManualClock
 from headrace.config import Config
-from headrace.log.commit.scheduler import Intake
+from headrace.log.commit.scheduler import RoundScheduler
 from headrace.log.disk.paths import HELD, held_name
 from headrace.log.log import Log
 from headrace.log.settings import LogSettings, StreamSettings
@@ -95,7 +95,7 @@ async def test_compaction_leaves_what_a_queue_on_the_topic_has_not_settled(tmp_p
     assert [one[2].body for one in taken] == sent
     for view, offset, *_ in taken:
         queue.settle(view, offset, offset + 1)
-    await host.rounds.settles_stored()
+    await host.flushes.settles_stored()
     log = topic.partitions[0].log
     await broker.housekeeping.once()
     assert sum(segment.records for segment in log.segments) < 30
@@ -122,7 +122,7 @@ async def test_what_holds_for_all_topics_takes_nothing_from_a_queue_that_nobody_
     sent = [b"%d" % i + b"x" * 300 for i in range(30)]
     for body in sent:
         queue.publish(Message("", "q", b"\0\0", body), clock.now_ms())
-        await host.rounds.settle_down()
+        await host.flushes.wait_all_durable()
     clock.advance(60)
     await broker.housekeeping.once()
     assert [taken[2].body for taken in iter(queue.get, None)] == sent
@@ -281,7 +281,7 @@ async def test_a_chore_that_waits_for_room_does_not_keep_retention_from_making_s
     await waiting.wait()
     for _ in range(30):
         await broker.publish(topic, [(None, b"x" * 300, (), None, -1)])
-    monkeypatch.setattr(Intake, "waits_for_room", True)
+    monkeypatch.setattr(RoundScheduler, "waits_for_room", True)
     await until(lambda: topic.partitions[0].start_offset > 0)
     running.cancel()
     monkeypatch.undo()

@@ -35,8 +35,8 @@ async def filled(broker: Broker, **arguments: object) -> tuple[Queue, Queue]:
     for number in range(COUNT):
         queue.publish(Message("", "q", b"\0\0", b"%04d" % number + b"." * SIZE), broker.clock.now_ms())
         if number % 50 == 0:
-            await broker.vhosts.rounds.settle_down()
-    await broker.vhosts.rounds.settle_down()
+            await broker.vhosts.flushes.wait_all_durable()
+    await broker.vhosts.flushes.wait_all_durable()
     return queue, dead
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from headrace.broker.catalog.catalog import Catalog
-from headrace.broker.queues.queue_arguments import QueuePolicy, parse_arguments
+from headrace.broker.queues.queue_arguments import QueueArguments, parse_arguments
 from headrace.broker.vhosts.policies import TIGHTEST, Policies, Policy, check, limits, merge
 from headrace.errors import InvalidInput
 from headrace.log.disk.disk import RealDisk
@@ -32,29 +32,29 @@ def policy(pattern: str = ".*", **definition: object) -> Policy:
 @given(own=some.none() | some.integers(1, 1000), given_=some.integers(1, 1000))
 def test_of_two_bounds_the_tighter_holds(key: str, own: int | None, given_: int) -> None:
     field = NUMBERS[key]
-    merged = merge(QueuePolicy(**{field: own}), limits({key: given_}))
+    merged = merge(QueueArguments(**{field: own}), limits({key: given_}))
     assert getattr(merged, field) == min(given_ if own is None else own, given_)
 
 
 def test_where_the_dead_go_is_the_arguments_business_first() -> None:
-    own = QueuePolicy(dead_letter_exchange="mine", dead_letter_key="here")
+    own = QueueArguments(dead_letter_exchange="mine", dead_letter_key="here")
     assert merge(own, limits({"dead-letter-exchange": "theirs", "dead-letter-routing-key": "there"})) == own
-    merged = merge(QueuePolicy(), limits({"dead-letter-exchange": "", "dead-letter-routing-key": "there"}))
+    merged = merge(QueueArguments(), limits({"dead-letter-exchange": "", "dead-letter-routing-key": "there"}))
     assert (merged.dead_letter_exchange, merged.dead_letter_key) == ("", "there")
 
 
 def test_a_routing_key_without_an_exchange_moves_nothing() -> None:
-    assert merge(QueuePolicy(), limits({"dead-letter-routing-key": "there"})) == QueuePolicy()
+    assert merge(QueueArguments(), limits({"dead-letter-routing-key": "there"})) == QueueArguments()
 
 
 def test_without_a_policy_the_arguments_hold_as_they_are() -> None:
-    own = QueuePolicy(length_max=3, overflow="reject-publish", retain_ms=5)
+    own = QueueArguments(length_max=3, overflow="reject-publish", retain_ms=5)
     assert merge(own, None) == own
     assert merge(own, limits({"ha-mode": "all"})) == own
 
 
 def test_a_policy_never_changes_what_a_queue_is() -> None:
-    own = QueuePolicy(kind="quorum", priority_max=0, single_active=True, delivery_limit=20)
+    own = QueueArguments(kind="quorum", priority_max=0, single_active=True, delivery_limit=20)
     merged = merge(own, limits({"max-length": 5, "delivery-limit": 3, "retain-ms": 9}))
     assert (merged.kind, merged.single_active, merged.delivery_limit, merged.retain_ms) == ("quorum", True, 3, 9)
 
@@ -90,7 +90,7 @@ async def test_a_message_comes_back_as_often_as_a_policy_lets_it(tmp_path: Path)
         unlimited = Policy(vhost="/", name="p", pattern="q", definition={"delivery-limit": -1})
         await broker.policies.put(unlimited)
         say(queue, b"again")
-        await host.rounds.settle_down()
+        await host.flushes.wait_all_durable()
         for _ in range(30):
             taken = queue.get()
             assert taken is not None, "gone"
@@ -109,7 +109,7 @@ def test_patterns_that_cannot_be_are_refused(pattern: str) -> None:
 
 
 def test_every_bound_that_is_compared_is_a_field() -> None:
-    assert set(TIGHTEST) <= set(QueuePolicy.__struct_fields__)
+    assert set(TIGHTEST) <= set(QueueArguments.__struct_fields__)
 
 
 def test_a_stored_pattern_that_is_no_longer_taken_fits_nothing_and_is_named(

@@ -139,7 +139,7 @@ class Memory(ProcessMemory):
     def close(self) -> None: ...
 
 
-class Holder:
+class Reclaimable:
     def __init__(self, name: str, held: int, memory: Memory, patience_s: float = 0.0) -> None:
         self.name, self.held, self.patience_s = name, held, patience_s
         self._memory = memory
@@ -166,8 +166,8 @@ class World:
         settings = Config(memory_limit=1000 * MB, disk_free_limit=100 * MB, **config)
         self.pressure = Pressure(self.shard, settings, self.clock, self.disk, self.memory)
 
-    def holder(self, name: str, held: int, patience_s: float = 0.0) -> Holder:
-        holder = Holder(name, held, self.memory, patience_s)
+    def holder(self, name: str, held: int, patience_s: float = 0.0) -> Reclaimable:
+        holder = Reclaimable(name, held, self.memory, patience_s)
         self.pressure.add_holder(holder)
         return holder
 

@@ -56,7 +56,7 @@ async def test_after_a_power_cut_confirmed_messages_are_there_once_and_flagged_i
     broker = await Broker.open(config(tmp_path), disk=disk)
     dead = await declare(broker, "dead")
     queue = await declare(broker, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-    rounds = broker.vhosts.rounds
+    rounds = broker.vhosts.flushes
     confirmed: set[bytes] = set()
     out: set[bytes] = set()
     rejected: set[bytes] = set()
@@ -65,7 +65,7 @@ async def test_after_a_power_cut_confirmed_messages_are_there_once_and_flagged_i
         body = b"%03d" % number
         queue.publish(Message("", "q", b"\0\0", body), broker.clock.now_ms())
         if chance.random() < 0.5:
-            await rounds.settle_down()
+            await rounds.wait_all_durable()
             confirmed = {b"%03d" % n for n in range(number + 1)}
         if chance.random() < 0.4 and (taken := queue.get()) is not None:
             view, offset, message, _ = taken
@@ -101,7 +101,7 @@ async def test_what_was_handed_out_last_is_flagged_even_if_nothing_was_synced_si
     queue = await declare(broker, "q")
     for number in range(10):
         queue.publish(Message("", "q", b"\0\0", b"%d" % number), broker.clock.now_ms())
-    await broker.vhosts.rounds.settle_down()
+    await broker.vhosts.flushes.wait_all_durable()
     for _ in range(3):
         await queue.prepare_get()
         queue.get()
@@ -120,7 +120,7 @@ async def test_what_was_purged_stays_gone(tmp_path: Path, mode: str) -> None:
     queue = await declare(broker, "q")
     for number in range(10):
         queue.publish(Message("", "q", b"\0\0", b"%d" % number), broker.clock.now_ms())
-    await broker.vhosts.rounds.settle_down()
+    await broker.vhosts.flushes.wait_all_durable()
     assert await queue.purge() == 10
     after = disk.power_cut(Random(1), mode)
     await abandon(broker)
@@ -138,7 +138,7 @@ async def test_a_purge_that_the_disk_refuses_is_not_called_done_and_is_tried_aga
     broker = await Broker.open(config(tmp_path), disk=SimulatedDisk())
     queue = await declare(broker, "q")
     queue.publish(Message("", "q", b"\0\0", b"1"), broker.clock.now_ms())
-    await broker.vhosts.rounds.settle_down()
+    await broker.vhosts.flushes.wait_all_durable()
     with monkeypatch.context() as patched, pytest.raises(StorageError):
         patched.setattr(broker.shard, "group", refuse)
         await queue.purge()

@@ -34,7 +34,7 @@ async def queue_of(broker: Broker, *texts: bytes, **arguments: object) -> Queue:
 
 async def say(queue: Queue, *texts: bytes) -> list[bool]:
     said = [queue.publish(Message("", "q", b"\0\0", text), queue.vhost.clock.now_ms()) for text in texts]
-    await queue.vhost.rounds.settle_down()
+    await queue.vhost.flushes.wait_all_durable()
     return said
 
 

@@ -47,8 +47,8 @@ async def queue_of(broker: Broker, count: int, **arguments: int) -> Queue:
     for number in range(count):
         queue.publish(Message("", "q", b"\0\0", b"%06d" % number + BODY), broker.clock.now_ms())
         if number % 20 == 19:
-            await broker.vhosts.rounds.settle_down()
-    await broker.vhosts.rounds.settle_down()
+            await broker.vhosts.flushes.wait_all_durable()
+    await broker.vhosts.flushes.wait_all_durable()
     return queue
 
 
@@ -66,7 +66,7 @@ async def test_an_emptied_queue_gives_all_its_segments_back(broker: Broker) -> N
     await broker.reclaim.once()
     await files_are_gone(queue, 64 * KB)
     queue.publish(Message("", "q", b"\0\0", b"next"), 1)
-    await broker.vhosts.rounds.settle_down()
+    await broker.vhosts.flushes.wait_all_durable()
     found = queue.get()
     assert found is not None and (found[1], found[2].body) == (500, b"next")
 
@@ -144,15 +144,15 @@ async def test_a_cursor_that_came_while_the_disk_was_waited_for_holds_what_it_ha
 ) -> None:
     queue = await queue_of(broker, 600)
     settle_all_but(queue, stuck)
-    settle_down = broker.vhosts.rounds.settle_down
+    wait_all_durable = broker.vhosts.flushes.wait_all_durable
 
     async def meanwhile() -> None:
-        await settle_down()
+        await wait_all_durable()
         await broker.cursors.commit("spark", broker.streams.get("q"), {0: 100}, pin=True)
 
-    monkeypatch.setattr(broker.vhosts.rounds, "settle_down", meanwhile)
+    monkeypatch.setattr(broker.vhosts.flushes, "wait_all_durable", meanwhile)
     await broker.reclaim.once()
-    monkeypatch.setattr(broker.vhosts.rounds, "settle_down", settle_down)
+    monkeypatch.setattr(broker.vhosts.flushes, "wait_all_durable", wait_all_durable)
     log = queue.view.log
     assert log.start_offset <= 100
     found, offset = 0, 100

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.groups.member_budget import Room
+from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.share.groups import ShareGroups
 from headrace.broker.groups.share.members import ShareMember
 from headrace.broker.groups.share.partition import Acquired
@@ -62,7 +62,7 @@ async def test_a_member_that_is_not_heard_of_after_a_restart_is_gone_when_its_se
         beat(shares, member_id="silent")
         clock = ManualClock()
         timers = ManualTimers(clock)
-        after = ShareGroups(broker.shard, clock, timers, lambda: {"t": 1}, Room(1 << 20))
+        after = ShareGroups(broker.shard, clock, timers, lambda: {"t": 1}, MemberBudget(1 << 20))
         await broker.shard.group().commit()
         after.load()
         timers.advance(40)
@@ -97,7 +97,7 @@ async def test_locks_that_ended_are_counted_after_a_restart(tmp_path: Path) -> N
         log = (await broker.streams.create("t")).partitions[0].log
         clock = ManualClock()
         timers = ManualTimers(clock)
-        shares = ShareGroups(broker.shard, clock, timers, lambda: {"t": 1}, Room(1 << 20))
+        shares = ShareGroups(broker.shard, clock, timers, lambda: {"t": 1}, MemberBudget(1 << 20))
         group = shares.group("s")
         await shares.begin(group, [log])
         assert shares.partition(group, log).acquire("m", 0, 1, 1, shares.lock_deadline(group))
@@ -142,7 +142,7 @@ async def test_who_is_not_let_in_makes_no_group(tmp_path: Path, monkeypatch: pyt
 
 async def test_names_of_topics_that_are_not_there_take_room_also_when_they_come_later(tmp_path: Path) -> None:
     async with opened(tmp_path) as (broker, _):
-        clock, room = ManualClock(), Room(1 << 20)
+        clock, room = ManualClock(), MemberBudget(1 << 20)
         shares = ShareGroups(broker.shard, clock, ManualTimers(clock), dict, room)
         epoch = beat(shares)[0].epoch
         before = room.held_bytes()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.queues.dead_letter_browser import Wanted, death_of
+from headrace.broker.queues.dead_letter_browser import Selection, death_of
 from headrace.broker.queues.queue import Queue
 from headrace.broker.types.message import Message, from_record
 from headrace.record import codec
@@ -60,7 +60,7 @@ async def fill(queue: Queue, headers: Headers) -> None:
     writer.append(b"k", b"strange", headers, now_ms)
     await queue.view.log.append(writer.finish(0))
     say(queue, b"usual")
-    await queue.vhost.rounds.settle_down()
+    await queue.vhost.flushes.wait_all_durable()
 
 
 async def mortal(broker: Broker, **arguments: Any) -> tuple[Queue, Queue]:
@@ -118,7 +118,7 @@ async def test_it_is_replayed_with_the_others(broker: Broker, headers: Headers) 
     queue, dead = await mortal(broker)
     await fill(dead, headers)
     assert (await broker.dead_letters.summary(dead))[1] == 2
-    await broker.dead_letters.replay(dead, Wanted(), replay_id="r", to="q")
+    await broker.dead_letters.replay(dead, Selection(), replay_id="r", to="q")
     ended = await broker.dead_letters.wait("r")
     assert (ended.state, ended.moved, bodies(queue)) == ("done", 2, [b"strange", b"usual"])
 

@@ -19,7 +19,7 @@ from headrace.broker.streams.browse import browse, contains
 from headrace.broker.streams.partition import Partition
 from headrace.broker.types.message import Message
 from headrace.clock import ManualClock
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.record import codec
 from headrace.record.batch import recompress
 from headrace.record.compression import payload
@@ -242,7 +242,7 @@ async def test_of_many_looks_by_time_that_wait_for_the_thread_only_the_one_whose
         return look(*args, in_thread=in_thread, **options)
 
     def held(read: Callable[..., bytes | None]) -> Callable[..., bytes | None]:
-        def counted(files: Files, path: str, *args: int) -> bytes | None:
+        def counted(files: FileCache, path: str, *args: int) -> bytes | None:
             found = read(files, path, *args)
             return Held(found) if found is not None and path.endswith(".log") else found
 
@@ -250,8 +250,8 @@ async def test_of_many_looks_by_time_that_wait_for_the_thread_only_the_one_whose
 
     look = codec.first_at
     monkeypatch.setattr(codec, "first_at", first_at)
-    monkeypatch.setattr(Files, "read", held(Files.read))
-    monkeypatch.setattr(Files, "read_cached", held(Files.read_cached))
+    monkeypatch.setattr(FileCache, "read", held(FileCache.read))
+    monkeypatch.setattr(FileCache, "read_cached", held(FileCache.read_cached))
     waiting = [asyncio.ensure_future(partition.offset_at(5)) for partition in stream.partitions]
     try:
         await until(lambda: has_begun.is_set() and all(p.log._reader._unfolds._running for p in stream.partitions))

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.queues import backlog
-from headrace.broker.queues.dead_letter_browser import Wanted
+from headrace.broker.queues.dead_letter_browser import Selection
 from headrace.broker.queues.queue import Queue
 from headrace.log.log import Log
 from headrace.record import codec
@@ -46,12 +46,12 @@ async def transact(broker: Broker, queue: Queue, values: list[bytes], *, commit:
 
 async def said(broker: Broker, queue: Queue, *values: bytes) -> None:
     say(queue, *values)
-    await broker.vhosts.rounds.settle_down()
+    await broker.vhosts.flushes.wait_all_durable()
 
 
 async def settled_down(broker: Broker, queue: Queue) -> None:
     """What a bound drops, it has dropped."""
-    await broker.vhosts.rounds.settle_down()
+    await broker.vhosts.flushes.wait_all_durable()
     await until(lambda: not queue._going_on and (queue._bytes is None or not queue._bytes._is_busy))
 
 
@@ -163,5 +163,5 @@ async def test_what_is_aborted_is_not_replayed(tmp_path: Path) -> None:
         broker.coordination.producers.unwatch(log_of(queue))
         await said(broker, queue, b"one")
         await transact(broker, queue, [b"taken back"] * 3, commit=False)
-        plan = await broker.dead_letters.plan(queue, Wanted(), to="elsewhere")
+        plan = await broker.dead_letters.plan(queue, Selection(), to="elsewhere")
         assert plan.matched == 1

@@ -151,7 +151,7 @@ class QueueWorld:
     async def publish_pair(self) -> None:
         """As tx.commit does it: one message in two queues, together."""
         body = self._next()
-        rounds = self.broker.vhosts.rounds
+        rounds = self.broker.vhosts.flushes
         rounds.begin_atomic()
         self._send(self.left, body)
         self._send(self.right, body)
@@ -160,7 +160,7 @@ class QueueWorld:
 
     def _when_durable(self, note: Callable[[], object]) -> None:
         # Acks of earlier flushes are in the journal before the entry that this waits for.
-        flushes = self.broker.vhosts.rounds.flushes
+        flushes = self.broker.vhosts.flushes.flush_count
         acked = {body for body, flush in self._acked_in.items() if flush < flushes}
 
         def done(error: BaseException | None) -> None:
@@ -170,7 +170,7 @@ class QueueWorld:
             note()
             self.promises.acked_for_good |= acked
 
-        self.broker.vhosts.rounds.after(done)
+        self.broker.vhosts.flushes.after(done)
 
     # What consumers do.
 
@@ -193,7 +193,7 @@ class QueueWorld:
         if (one := self._one_out()) is not None:
             queue, view, offset, body = one
             self.promises.acked.add(body)
-            self._acked_in[body] = self.broker.vhosts.rounds.flushes
+            self._acked_in[body] = self.broker.vhosts.flushes.flush_count
             queue.settle(view, offset, offset + 1)
 
     async def requeue(self) -> None:
@@ -209,8 +209,8 @@ class QueueWorld:
 
     # Time passes.
 
-    async def settle_down(self) -> None:
-        await self.broker.vhosts.rounds.settle_down()
+    async def wait_all_durable(self) -> None:
+        await self.broker.vhosts.flushes.wait_all_durable()
 
     async def wait(self) -> None:
         self.clock.advance(self.rng.choice((0.2, 1.2, 3.0)))
@@ -237,7 +237,7 @@ class QueueWorld:
 
 async def let_go(broker: Broker) -> None:
     broker.shard.fail(OSError("no power"))
-    broker.vhosts.rounds.close()
+    broker.vhosts.flushes.close()
     await asyncio.gather(broker.close(), return_exceptions=True)
 
 
@@ -249,7 +249,7 @@ ACTIONS = {
     "ack": 12,
     "requeue": 5,
     "reject": 6,
-    "settle_down": 10,
+    "wait_all_durable": 10,
     "wait": 8,
     "expire": 1,
     "checkpoint": 4,

@@ -6,8 +6,8 @@ and made at once, so that at any moment every change that the broker knows of ha
 
 from random import Random
 
-from headrace.log.disk.watcher import OpenPaths, Watcher
-from headrace.log.standby.change_feed import LEFT_OUT, Changes, Feed
+from headrace.log.disk.watcher import DiskObserver, OpenPaths
+from headrace.log.standby.change_feed import LEFT_OUT, Changes, StandbyFeed
 from headrace.log.standby.follower import IncompleteCopy, Standby, check_whole, prepare
 from headrace.log.standby.frames import Frame, FrameReader, Kind, pack
 from tests.crash.explore import Broken, Effort, Explorer, Stats
@@ -21,7 +21,7 @@ class WatchedDisk(SimulatedDisk):
     def __init__(self) -> None:
         super().__init__()
         self.names = OpenPaths()
-        self.watcher: Watcher | None = None
+        self.watcher: DiskObserver | None = None
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> int:
         file = super().open(path, create=create, exclusive=exclusive, readonly=readonly)
@@ -89,7 +89,7 @@ class WatchedDisk(SimulatedDisk):
             self.watcher.synced_folder(path)
 
 
-class Link:
+class AmqpTransport:
     """The way from a broker's disk to a standby's."""
 
     def __init__(self, disk: WatchedDisk, root: str = ROOT, standby_disk: SimulatedDisk | None = None) -> None:
@@ -102,7 +102,7 @@ class Link:
         self.attach()
 
     def attach(self) -> None:
-        self.feed = Feed(self.changes, self.standby.kept(), lambda: None)
+        self.feed = StandbyFeed(self.changes, self.standby.kept(), lambda: None)
         self.changes.attach(self.feed)
         self.give(pack(Kind.HELLO, self.feed.sent, data=b'{"folder": "f"}'))
 
@@ -137,14 +137,14 @@ class StandbyExplorer(Explorer):
 
     def __init__(self, world: World, effort: Effort) -> None:
         super().__init__(world, effort)
-        self.link: Link | None = None
+        self.link: AmqpTransport | None = None
         self.copy_pieces = 0  # of the copy that go out with each change
 
     def attach(self) -> None:
         """Nothing before a call: what counts is told after it."""
 
     def begin(self) -> None:
-        link = self.link = Link(self.world.disk)
+        link = self.link = AmqpTransport(self.world.disk)
         put = link.feed.put
 
         def told(item) -> None:

@@ -93,18 +93,18 @@ async def test_a_journal_that_is_not_synced_is_found(tmp_path: Path, monkeypatch
 
 async def test_a_dead_letter_that_is_not_moved_as_one_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_threads(monkeypatch)
-    monkeypatch.setattr("headrace.broker.queues.flush.Rounds.begin_atomic", lambda self: None)
-    monkeypatch.setattr("headrace.broker.queues.flush.Rounds.end_atomic", lambda self: None)
-    monkeypatch.setattr("headrace.broker.queues.flush.Rounds.must_join", lambda self, view: None)
+    monkeypatch.setattr("headrace.broker.queues.flush.FlushCoordinator.begin_atomic", lambda self: None)
+    monkeypatch.setattr("headrace.broker.queues.flush.FlushCoordinator.end_atomic", lambda self: None)
+    monkeypatch.setattr("headrace.broker.queues.flush.FlushCoordinator.must_join", lambda self, view: None)
     assert (await explore(tmp_path, 0))[0][:3] in ("D9 ", "D10")
 
 
 async def test_deliveries_whose_reach_is_not_synced_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_threads(monkeypatch)
-    from headrace.log.commit.atomic_group import Group
+    from headrace.log.commit.atomic_group import AtomicGroup
 
-    commit = Group.commit
-    monkeypatch.setattr(Group, "commit", lambda self, *, lazy=False: commit(self, lazy=True))
+    commit = AtomicGroup.commit
+    monkeypatch.setattr(AtomicGroup, "commit", lambda self, *, lazy=False: commit(self, lazy=True))
     assert "D2" in (await explore(tmp_path, 0))[0]
 
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from headrace.log.standby import change_feed
-from headrace.log.standby.change_feed import Feed
+from headrace.log.standby.change_feed import StandbyFeed
 from headrace.log.standby.follower import Standby
 from tests.crash.explore import Broken, Effort
 from tests.crash.standby_world import explore_standby
@@ -50,9 +50,9 @@ def test_the_explorer_finds_a_change_that_is_left_out(monkeypatch: pytest.Monkey
 
 def test_the_explorer_finds_a_copy_that_overtakes_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A piece of a file that was read before changes which were sent first."""
-    read = Feed.read
+    read = StandbyFeed.read
 
-    def early(self: Feed) -> bytes:
+    def early(self: StandbyFeed) -> bytes:
         following = read(self)
         sent, self.early = getattr(self, "early", b""), following  # type: ignore[attr-defined]
         if not self.is_copying:
@@ -60,7 +60,7 @@ def test_the_explorer_finds_a_copy_that_overtakes_changes(monkeypatch: pytest.Mo
         return sent
 
     monkeypatch.setattr(change_feed, "PIECE_BYTES", 400)
-    monkeypatch.setattr(Feed, "read", early)
+    monkeypatch.setattr(StandbyFeed, "read", early)
     assert _first_broken()
 
 

@@ -56,9 +56,9 @@ def test_the_explorer_finds_a_journal_that_is_not_synced(monkeypatch: pytest.Mon
 
 
 def test_the_explorer_finds_a_segment_whose_name_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.log.disk.file_cache import Files
+    from headrace.log.disk.file_cache import FileCache
 
-    monkeypatch.setattr(Files, "sync_folder", lambda self, folder: self._dirty_folders.pop(folder, None))
+    monkeypatch.setattr(FileCache, "sync_folder", lambda self, folder: self._dirty_folders.pop(folder, None))
     assert _first_broken()
 
 

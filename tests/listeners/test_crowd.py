@@ -1,12 +1,12 @@
 """How many strangers of one address a listener holds, and who of them goes."""
 
-from headrace.listeners.common.per_source_limit import Crowd
+from headrace.listeners.common.per_source_limit import PerSourceLimit
 
 HERE, ELSEWHERE = "203.0.113.7", "198.51.100.1"
 
 
 def test_one_address_has_three_quarters_and_the_first_of_it_makes_room() -> None:
-    crowd: Crowd[str] = Crowd(lambda: 4)
+    crowd: PerSourceLimit[str] = PerSourceLimit(lambda: 4)
     assert [crowd.enter(HERE, name) for name in "abc"] == [None] * 3
     assert crowd.enter(ELSEWHERE, "x") is None
     assert crowd.enter(HERE, "d") == "a"
@@ -16,7 +16,7 @@ def test_one_address_has_three_quarters_and_the_first_of_it_makes_room() -> None
 
 def test_who_has_said_who_it_is_is_not_counted_any_more() -> None:
     """A thousand clients behind one address, where four places are left."""
-    crowd: Crowd[int] = Crowd(lambda: 4)
+    crowd: PerSourceLimit[int] = PerSourceLimit(lambda: 4)
     for number in range(1000):
         assert crowd.enter(HERE, number) is None
         crowd.leave(HERE, number)
@@ -25,6 +25,6 @@ def test_who_has_said_who_it_is_is_not_counted_any_more() -> None:
 
 
 def test_the_last_place_is_for_whoever_comes() -> None:
-    crowd: Crowd[str] = Crowd(lambda: 0)
+    crowd: PerSourceLimit[str] = PerSourceLimit(lambda: 0)
     assert crowd.enter(HERE, "a") is None
     assert crowd.enter(HERE, "b") == "a"

@@ -18,16 +18,16 @@ from headrace.log.commit.committer import CHAIN_LOGS_MAX
 from headrace.log.commit.plan import InlinePlan, Plan
 from headrace.log.commit.round import Round
 from headrace.log.disk.disk import RealDisk, run_one_by_one
-from headrace.log.disk.file_cache import Files
-from headrace.log.disk.io_chain import Engine, Step, SyncFailure, run, sync
-from headrace.log.disk.workers import InlineWorker, Lane
+from headrace.log.disk.file_cache import FileCache
+from headrace.log.disk.io_chain import IoThread, Step, SyncFailure, run, sync
+from headrace.log.disk.workers import InlineWorker, SerialExecutor
 from headrace.log.log import LogSpec
 from headrace.log.settings import LogSettings, StreamSettings, WriteMode
 from headrace.log.shard import Shard
 from tests.log.helpers import Bench, batch
 
 
-def wait_for(engine: Engine) -> None:
+def wait_for(engine: IoThread) -> None:
     """Not with `select`, which takes no file that the system numbers 1024 or more."""
     watch = select.poll()
     watch.register(engine.fileno(), select.POLLIN)
@@ -35,7 +35,7 @@ def wait_for(engine: Engine) -> None:
 
 
 def in_engine(steps: list[Step], failure: SyncFailure) -> tuple[int, int, float]:
-    engine = Engine(failure)
+    engine = IoThread(failure)
     try:
         engine.start(steps)
         wait_for(engine)
@@ -125,8 +125,8 @@ def test_a_write_that_comes_back_short_goes_on_until_it_is_whole_or_fails(tmp_pa
 def test_a_sync_that_fails_is_known_to_all_before_anybody_is_told(who: str) -> None:
     """Of several who sync a file at once, the system tells one: none of the others may take its OK for one."""
     reader, writer = os.pipe()  # has nothing to sync
-    files = Files(RealDisk(), 8)
-    engine = Engine(files.sync_failure)
+    files = FileCache(RealDisk(), 8)
+    engine = IoThread(files.sync_failure)
     try:
         files.check()
         if who == "engine":
@@ -146,7 +146,7 @@ def test_a_sync_that_fails_is_known_to_all_before_anybody_is_told(who: str) -> N
 
 
 def test_buffers_stay_as_they_are_until_the_chain_has_ended(file: int) -> None:
-    engine = Engine(SyncFailure())
+    engine = IoThread(SyncFailure())
     buffer = bytearray(b"a" * 1000)
     engine.start([Step(file, [buffer], 0)])
     with pytest.raises(BufferError):
@@ -158,7 +158,7 @@ def test_buffers_stay_as_they_are_until_the_chain_has_ended(file: int) -> None:
 
 
 def test_an_engine_can_be_closed_twice_and_while_it_works(file: int) -> None:
-    engine = Engine(SyncFailure())
+    engine = IoThread(SyncFailure())
     engine.start([Step(file, [b"x" * 100_000], n * 100_000) for n in range(100)])
     engine.close()
     engine.close()
@@ -167,7 +167,7 @@ def test_an_engine_can_be_closed_twice_and_while_it_works(file: int) -> None:
 
 def test_jobs_and_chains_take_turns_in_the_order_in_which_they_came(file: int) -> None:
     worker = InlineWorker()
-    lane = Lane(worker, RealDisk(), SyncFailure())
+    lane = SerialExecutor(worker, RealDisk(), SyncFailure())
     seen: list[str] = []
 
     def note(name: str) -> Callable[[object, BaseException | None], None]:
@@ -191,7 +191,7 @@ def test_jobs_and_chains_take_turns_in_the_order_in_which_they_came(file: int) -
 
 def test_a_lane_that_is_closed_finishes_the_jobs_that_wait_for_their_turn() -> None:
     worker = InlineWorker()
-    lane = Lane(worker, RealDisk(), SyncFailure())
+    lane = SerialExecutor(worker, RealDisk(), SyncFailure())
     seen: list[int] = []
     for number in range(3):
         lane.submit(lambda number=number: seen.append(number), lambda _result, _error: None)  # type: ignore[misc]

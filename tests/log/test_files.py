@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import StorageFailed
 from headrace.log.disk.disk import RealDisk, read_whole
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.settings import StreamSettings
 from tests.log.helpers import SMALL, Bench, batch, values
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_does_not_rely_on_a_sync_that_somebody_else_has_only_begun(
             super().sync(file)
             synced.append(file)
 
-    files = Files(Slow(), 8)
+    files = FileCache(Slow(), 8)
     for number in range(8):
         files.write(str(tmp_path / f"{number}.log"), [b"in the journal"], 0, create=True)
     seal = str(tmp_path / "new.seal")
@@ -139,7 +139,7 @@ def test_a_file_is_not_closed_before_what_was_written_to_it_is_synced(tmp_path: 
     """Not even when a checkpoint is about to sync it."""
     disk = Watched(sync_each_max)
     file = disk.lock(f"{tmp_path}/lock")
-    files = Files(disk, 8)
+    files = FileCache(disk, 8)
     files.sync_filesystem = lambda: disk.sync_filesystem(file)
     for number in range(20):
         files.write(f"{tmp_path}/{number}", [b"x"], 0, create=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.log.counters import Counters
 from headrace.log.disk.disk import RealDisk
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.workers import InlineWorker
 from headrace.log.memory.memory_log import MemoryLog
 from headrace.log.memory.spill import LARGE_BYTES, LOG_BYTES_MAX, Spill
@@ -29,7 +29,7 @@ class FullDisk(RealDisk):
 
 def make(folder: Path, disk: RealDisk | None = None) -> tuple[MemoryLog, Spill]:
     disk = disk or RealDisk()
-    spill = Spill(Files(disk, 16), disk, str(folder), Loader(None, InlineWorker()), Counters())
+    spill = Spill(FileCache(disk, 16), disk, str(folder), Loader(None, InlineWorker()), Counters())
     return MemoryLog(spill), spill
 
 

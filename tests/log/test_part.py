@@ -11,7 +11,7 @@ import pytest
 from headrace.errors import CorruptLog
 from headrace.log.log import Log
 from headrace.log.read import file_range, reader
-from headrace.log.read.file_range import FilePart
+from headrace.log.read.file_range import FileRange
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.record import codec
 from headrace.record.layout import LENGTH_AT
@@ -36,7 +36,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path / "log")
     yield bench
     bench.shard.close()
-    assert FilePart.made == 0, "each has given its descriptor back"
+    assert FileRange.made == 0, "each has given its descriptor back"
 
 
 def filled(bench: Bench, *, seed: int = 1, size: int = 1 << 20, stream: StreamSettings = ROLLING) -> Log:
@@ -58,7 +58,7 @@ def whole(log: Log) -> bytes:
     return data
 
 
-def cut_one(log: Log, most: int = 100 * KB) -> FilePart:
+def cut_one(log: Log, most: int = 100 * KB) -> FileRange:
     """The first one: after a read, since only who reads on is known to begin at a batch."""
     found = log.part_now(log.read(log.start_offset, 2 * KB).next_offset, most)
     assert found is not None

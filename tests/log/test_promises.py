@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.log.disk.disk import RealDisk
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.read.external import LogFiles, SegmentGone, aborted_ranges
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.record import codec
@@ -89,7 +89,7 @@ def test_a_file_in_use_is_not_closed_for_want_of_descriptors(tmp_path: Path) -> 
             return super().pread(file, size, position)
 
     disk = Crowded()
-    files = Files(disk, 8)
+    files = FileCache(disk, 8)
     files.write(f"{tmp_path}/read", [b"mine"], 0, create=True)
     disk.is_crowded = True
     assert files.read(f"{tmp_path}/read", 4, 0) == b"mine"

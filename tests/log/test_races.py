@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headrace.log.disk.disk import RealDisk
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.log import Log
 from headrace.log.maintenance.retention import Limits, new_start
 from headrace.log.segments.segment import Segment
@@ -22,7 +22,7 @@ from tests.log.helpers import Bench, batch, values
 class SyncedWhileWritten(RealDisk):
     """The keeper syncs a file at the very moment in which the worker writes to it."""
 
-    files: Files
+    files: FileCache
 
     def pwrite(self, file: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
         self.files.sync(self.path)
@@ -33,7 +33,7 @@ class SyncedWhileWritten(RealDisk):
 
 def test_l1_what_is_written_while_a_checkpoint_syncs_the_file_is_synced_by_the_next(tmp_path: Path) -> None:
     disk = SyncedWhileWritten()
-    disk.files, disk.path = Files(disk, 8), f"{tmp_path}/segment"
+    disk.files, disk.path = FileCache(disk, 8), f"{tmp_path}/segment"
     disk.files.write(disk.path, [b"confirmed"], 0, create=True)
     assert [file.path for file in disk.files.take_dirty().files] == [disk.path]
     disk.files.close()

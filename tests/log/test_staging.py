@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.errors import LogClosed
 from headrace.log.commit import journal, slots
 from headrace.log.commit.journal_entry import DELETE, MERGE, PUT, ReplayedEnd, ReplayedPart, StateChange, decode
-from headrace.log.commit.round import Part, Round, Ticket, Unit, encode
+from headrace.log.commit.round import Round, RoundPart, Ticket, Unit, encode
 from headrace.log.log import Log
 from headrace.log.segments import index
 from headrace.log.settings import StreamSettings
@@ -35,7 +35,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
 
 def unit_of(log: Log, size: int, *, immediate: bool = False) -> Unit:
     unit = Unit(Ticket())
-    unit.parts.append(Part(log, bytearray(size), unit.ticket, atomic=False))
+    unit.parts.append(RoundPart(log, bytearray(size), unit.ticket, atomic=False))
     unit.size = size
     unit.immediate = immediate
     return unit
@@ -52,10 +52,10 @@ def test_an_entry_is_read_back_as_it_was_written(
     changes: list[StateChange],
     ends: list[tuple[int, int, int]],
 ) -> None:
-    parts: list[Part] = []
+    parts: list[RoundPart] = []
     for value, base, following, shares in data:
         same = parts[0].data if shares and parts else bytearray(value)
-        part = Part(log, same, Ticket(), atomic=False)
+        part = RoundPart(log, same, Ticket(), atomic=False)
         part.base_offset, part.next_offset = base, following
         parts.append(part)
     body = b"".join(encode(parts, changes, ends))

@@ -20,8 +20,8 @@ from headrace.log.recovery.inspect import Inspector
 from headrace.log.shard import Shard
 from headrace.log.standby import change_feed as changes_module
 from headrace.log.standby import follower
-from headrace.log.standby.acks import Confirms
-from headrace.log.standby.change_feed import Changes, Feed
+from headrace.log.standby.acks import StandbyAcks
+from headrace.log.standby.change_feed import Changes, StandbyFeed
 from headrace.log.standby.follower import IncompleteCopy, OutOfStep, Standby, prepare
 from headrace.log.standby.frames import BadFrame, FrameReader, Kind, pack
 
@@ -71,7 +71,7 @@ class Pair:
 
     def follow(self) -> None:
         self.reader = FrameReader()
-        self.feed = Feed(self.changes, self.standby.kept(), lambda: None, self.queue_bytes_max)
+        self.feed = StandbyFeed(self.changes, self.standby.kept(), lambda: None, self.queue_bytes_max)
         self.changes.attach(self.feed)
         self.give(pack(Kind.HELLO, self.feed.sent, data=json.dumps({"folder": self.folder}).encode()))
 
@@ -408,8 +408,8 @@ def test_a_marker_that_cannot_be_read_counts_as_unfinished(pair: Pair) -> None:
 
 def test_nobody_is_told_before_as_many_standbys_as_wanted_have_the_change(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
-    confirms = Confirms(pair.changes, 2)
-    other = Feed(pair.changes, {}, lambda: None)
+    confirms = StandbyAcks(pair.changes, 2)
+    other = StandbyFeed(pair.changes, {}, lambda: None)
     pair.changes.attach(other)
     told: list[int] = []
     confirms.then(lambda: told.append(0))
@@ -453,7 +453,7 @@ def test_zeros_are_not_sent_one_by_one(pair: Pair) -> None:
 def test_what_is_written_without_a_sync_waits_for_standbys_too(pair: Pair) -> None:
     pair.feed.leave()
     file = pair.disk.open(f"{pair.root}/a", create=True)
-    confirms = Confirms(pair.changes, 1)
+    confirms = StandbyAcks(pair.changes, 1)
     pair.disk.pwrite(file, [b"x"], 0)
     pair.disk.close(file)
     told: list[bool] = []

@@ -58,7 +58,7 @@ class Hog:
             client.close()
 
 
-class Crowd:
+class PerSourceLimit:
     """Fills many transient queues, each too small to be spilled: memory that cannot be taken back by force."""
 
     def __init__(self, running: BrokerProcess, queues: int = 2500) -> None:
@@ -134,7 +134,7 @@ def test_pika_hears_that_it_is_blocked_and_unblocked_while_consumers_drain(small
     assert filler.depth("backlog") == 5000
     publisher = Publisher(small, "mine")
     eventually(lambda: publisher.sent > 10, "publishing")
-    crowd = Crowd(small)
+    crowd = PerSourceLimit(small)
     try:
         eventually(lambda: small.metric('headrace_publishers_paused{reason="memory"}') == 1, "the alarm")
         eventually(lambda: publisher.told, "pika is told")
@@ -199,7 +199,7 @@ def test_kafka_producers_wait_and_lose_nothing(small: BrokerProcess) -> None:
 
     producer.produce("kept", b"first", on_delivery=report)
     assert producer.flush(PATIENCE_S) == 0
-    crowd = Crowd(small)
+    crowd = PerSourceLimit(small)
     try:
         eventually(lambda: small.metric('headrace_publishers_paused{reason="memory"}') == 1, "the alarm")
         for number in range(200):

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.sinks import ledger as ledgers
-from headrace.broker.sinks.uploads import Section, Staging
+from headrace.broker.sinks.uploads import Section, Uploads
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import Conflict, StorageError
@@ -99,16 +99,16 @@ def test_a_commit_of_many_entries_is_finished_by_the_next_start(
     uploads = [b"".join(batch(at * 100 + n * 10, 10, 500) for n in range(10)) for at in range(3)]
     names = [uuid.uuid4().hex for _ in uploads]
     reads = 0
-    real = Staging.read
+    real = Uploads.read
 
-    async def failing(self: Staging, section: Section, **options: bool) -> Any:
+    async def failing(self: Uploads, section: Section, **options: bool) -> Any:
         nonlocal reads
         reads += 1
         if reads in (5, 8):  # three reads make the plan, the rest are steps
             raise StorageError("a test pulled the plug")
         return await real(self, section, **options)
 
-    monkeypatch.setattr(Staging, "read", failing)
+    monkeypatch.setattr(Uploads, "read", failing)
     server = Live(tmp_path / "data")
     server.client.post("/topics", json={"name": "t"})
     for name, data in zip(names, uploads, strict=True):
@@ -182,7 +182,7 @@ async def test_orphans_are_swept_when_they_are_old_and_not_before(tmp_path: Path
             return self.now / 1000
 
     clock = Clock()
-    staging = Staging(RealDisk(), str(tmp_path), clock)
+    staging = Uploads(RealDisk(), str(tmp_path), clock)
     name, held = uuid.uuid4().hex, uuid.uuid4().hex
     for one in (name, held):
         await staging.store(one, batch(0, 1), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
@@ -200,7 +200,7 @@ async def test_a_delete_horizon_of_another_log_does_not_come_with_an_upload(tmp_
     [info] = codec.scan(compacted)
     compacted = codec.filter_batch(compacted, info, [0], delete_horizon_ms=7)
     assert compacted is not None and codec.scan(compacted)[0].delete_horizon_ms == 7
-    staging = Staging(RealDisk(), str(tmp_path), ManualClock())
+    staging = Uploads(RealDisk(), str(tmp_path), ManualClock())
     name = uuid.uuid4().hex
     await staging.store(name, bytes(compacted), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
     data, [info] = await staging.read(Section(name, 0, len(compacted)))

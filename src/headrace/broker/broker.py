@@ -19,13 +19,13 @@ from headrace.broker.metrics.counters import Stats
 from headrace.broker.metrics.history import History
 from headrace.broker.pressure.pressure import Pressure
 from headrace.broker.pressure.reclaimable import Cache, ReadAhead
-from headrace.broker.queues.dead_letter_browser import DeadLetterOffice
+from headrace.broker.queues.dead_letter_browser import DeadLetterBrowser
 from headrace.broker.queues.flush import SETTLE_TABLE
 from headrace.broker.queues.view import fold_settles
 from headrace.broker.schemas.registry import Schemas
 from headrace.broker.sinks.ledger import Ledger
 from headrace.broker.sinks.pipeline_reports import Pipelines
-from headrace.broker.sinks.uploads import Staging
+from headrace.broker.sinks.uploads import Uploads
 from headrace.broker.standbys import Standbys
 from headrace.broker.streams import publish as publishing
 from headrace.broker.streams.cursors import Cursors
@@ -72,10 +72,10 @@ class Broker:
         self.clients = Clients()
         self.policies: Policies
         self.users: Users
-        self.dead_letters: DeadLetterOffice
+        self.dead_letters: DeadLetterBrowser
         self.vhosts: VirtualHosts
         self.coordination: Coordination
-        self.staging: Staging
+        self.staging: Uploads
         self.ledger: Ledger
         self.pipelines: Pipelines
         self.schemas = Schemas(self)
@@ -130,7 +130,7 @@ class Broker:
         broker.coordination = Coordination(broker.shard, broker.streams, broker.clock, groups)
         broker.policies = Policies(broker.catalog)
         broker.users = Users(broker.catalog)
-        broker.staging = Staging(broker.disk, data_dir, broker.clock)
+        broker.staging = Uploads(broker.disk, data_dir, broker.clock)
         broker.ledger = Ledger(broker.shard, broker.streams, broker.staging, broker.clock)
         broker.pipelines = Pipelines(broker.shard, broker.clock)
         broker._connections_max = broker.pressure.connections_max
@@ -145,7 +145,7 @@ class Broker:
         for holder in (broker.spill, indexes, row_groups, recent, ReadAhead(broker.vhosts), members):
             broker.pressure.add_holder(holder)
         broker.policies.attach(lambda: broker.vhosts, broker.streams)
-        broker.dead_letters = DeadLetterOffice(broker)
+        broker.dead_letters = DeadLetterBrowser(broker)
         broker._tick_at = loop.time()
         broker._tick()
         await broker.vhosts.finish_deletions()

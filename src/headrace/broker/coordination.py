@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
 from headrace.broker.groups.coordinator import Groups
-from headrace.broker.groups.member_budget import Room
+from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.share.groups import ShareGroups
 from headrace.broker.groups.timers import ForgivingTimers
@@ -46,7 +46,7 @@ class Coordination:
     def __init__(self, shard: Shard, streams: Streams, clock: Clock, settings: GroupSettings) -> None:
         self._loop = asyncio.get_running_loop()
         self._topics, timers = TopicCounts(streams), ForgivingTimers(self._loop)
-        self.room = Room(settings.members_bytes_max)
+        self.room = MemberBudget(settings.members_bytes_max)
         self.shares = ShareGroups(shard, clock, timers, self._counts, self.room)
         self.groups = Groups(settings, clock, timers, shard.group, self._counts, self.shares.settings_of, self.room)
         self.producers = Producers(shard, clock)

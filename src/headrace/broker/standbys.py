@@ -12,15 +12,15 @@ import msgspec
 from headrace.clock import Clock
 from headrace.errors import Conflict, InvalidInput, NotFound
 from headrace.log.disk.disk import RealDisk
-from headrace.log.standby.acks import Confirms
-from headrace.log.standby.change_feed import QUEUE_BYTES_MAX, Changes, Feed, Kept
+from headrace.log.standby.acks import StandbyAcks
+from headrace.log.standby.change_feed import QUEUE_BYTES_MAX, Changes, RetainedChange, StandbyFeed
 from headrace.log.standby.follower import folder_id
 from headrace.log.standby.frames import FORMAT, Kind, pack
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
 
-__all__ = ["FORMAT", "Follower", "Kept", "Standbys"]
+__all__ = ["FORMAT", "Follower", "RetainedChange", "Standbys"]
 
 logger = logging.getLogger("headrace.standby")
 
@@ -32,7 +32,7 @@ class Follower:
     """One standby that is connected."""
 
     def __init__(
-        self, changes: Changes, name: str, address: str, copy: str, kept: dict[str, Kept], bytes_max: int
+        self, changes: Changes, name: str, address: str, copy: str, kept: dict[str, RetainedChange], bytes_max: int
     ) -> None:
         self.id = secrets.token_hex(8)
         self.name = name
@@ -40,7 +40,7 @@ class Follower:
         self.copy = copy  # the folder that it writes to, over as many connections as it takes
         loop = asyncio.get_running_loop()
         self.news = asyncio.Event()
-        self.feed = Feed(changes, kept, lambda: loop.call_soon_threadsafe(self.news.set), bytes_max)
+        self.feed = StandbyFeed(changes, kept, lambda: loop.call_soon_threadsafe(self.news.set), bytes_max)
         self.heard_s = changes.monotonic()
 
     def hello(self, version: str, *, folder: str, waits: bool) -> bytes:
@@ -67,7 +67,7 @@ class Standbys:
         self.wanted = broker.config.standby_confirms
         self._naming = threading.Lock()
         self.lost = 0  # that were in step, or on their way there
-        self.confirms: Confirms | None = None
+        self.confirms: StandbyAcks | None = None
         self.changes: Changes | None = None
         if isinstance(broker.disk, RealDisk):
             names, clock = broker.disk.names, broker.clock
@@ -82,7 +82,7 @@ class Standbys:
             raise InvalidInput(f"standby_confirms: {reason}")
         if self.wanted and self.changes is not None:
             self._disk.watcher = self.changes
-            confirms = self.confirms = Confirms(self.changes, self.wanted)
+            confirms = self.confirms = StandbyAcks(self.changes, self.wanted)
             self._broker.shard.worker.confirms = confirms
             self._broker.catalog.confirms = confirms
 
@@ -119,7 +119,7 @@ class Standbys:
             )
         return None
 
-    def attach(self, name: str, address: str, copy: str, kept: dict[str, Kept]) -> Follower:
+    def attach(self, name: str, address: str, copy: str, kept: dict[str, RetainedChange]) -> Follower:
         reason = self._why_not()
         if reason is not None or self.changes is None:
             raise Conflict(reason or "")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from headrace.client.async_connection import AsyncConnection
 from headrace.client.exchange import DEFAULT_URL, parse_url
 from headrace.client.positions import Start
-from headrace.client.reading import ITERATION_WAIT_S, Ask, Follow, Get, Pause, Reading, Steps, T
+from headrace.client.reading import ITERATION_WAIT_S, Ask, EagerTask, Follow, Get, Pause, Reading, T
 from headrace.client.shapes import Message
 
 
@@ -75,7 +75,7 @@ class AsyncConsumer(Reading):
     ) -> None:
         await self.close()
 
-    async def _run(self, steps: Steps[T]) -> T:
+    async def _run(self, steps: EagerTask[T]) -> T:
         try:
             wanted = next(steps)
             while True:

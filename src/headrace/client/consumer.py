@@ -8,7 +8,7 @@ from typing import Any, Literal
 from headrace.client.connection import Connection
 from headrace.client.exchange import DEFAULT_URL, parse_url
 from headrace.client.positions import Start
-from headrace.client.reading import ITERATION_WAIT_S, Ask, Follow, Get, Pause, Reading, Steps, T
+from headrace.client.reading import ITERATION_WAIT_S, Ask, EagerTask, Follow, Get, Pause, Reading, T
 from headrace.client.shapes import Message
 
 
@@ -78,7 +78,7 @@ class Consumer(Reading):
     ) -> None:
         self.close()
 
-    def _run(self, steps: Steps[T]) -> T:
+    def _run(self, steps: EagerTask[T]) -> T:
         try:
             wanted = next(steps)
             while True:

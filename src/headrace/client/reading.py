@@ -67,7 +67,7 @@ class Pause(NamedTuple):
 
 T = TypeVar("T")
 Ask = Get | Follow | Listen | Pause
-Steps = Generator[Ask, Any, T]
+EagerTask = Generator[Ask, Any, T]
 Taken = tuple[list[Message], dict[int, int]]  # messages, and the positions reached with them
 
 
@@ -111,7 +111,7 @@ class Reading:
                 return  # the reader wants to go on from elsewhere
         positions.update(reached)
 
-    def _take(self, wait_s: float) -> Steps[Taken]:
+    def _take(self, wait_s: float) -> EagerTask[Taken]:
         """The next messages, of whatever partition has some; none only when the time is over. A broker may answer
         before that: it stops, it does not let a read wait as long, or what came was not for readers."""
         deadline = time.monotonic() + wait_s
@@ -121,7 +121,7 @@ class Reading:
                 return taken
             self.positions.update(taken[1])
 
-    def _look(self, wait_s: float) -> Steps[Taken]:
+    def _look(self, wait_s: float) -> EagerTask[Taken]:
         yield from self._begin()
         if len(self.positions) == 1:
             return (yield from self._fetch(next(iter(self.positions)), wait_s))
@@ -140,19 +140,19 @@ class Reading:
             yield from self._follow()
         return (yield from self._listen(wait_s))
 
-    def _ends(self) -> Steps[dict[int, int]]:
+    def _ends(self) -> EagerTask[dict[int, int]]:
         """Where every partition ends now."""
         yield from self._begin()
         return {r.partition: r.end for r in (yield from self._ranges())}
 
-    def _up_to(self, partition: int, end: int) -> Steps[tuple[Taken, bool]]:
+    def _up_to(self, partition: int, end: int) -> EagerTask[tuple[Taken, bool]]:
         """The next messages before `end`; and whether there were others behind it."""
         messages, reached = yield from self._fetch(partition, 0.0)
         wanted = [message for message in messages if message.offset < end]
         is_last = len(wanted) < len(messages)
         return (wanted, {} if is_last else reached), is_last
 
-    def _begin(self) -> Steps[None]:
+    def _begin(self) -> EagerTask[None]:
         if self.positions:
             return
         ranges = chosen(self.topic, (yield from self._ranges()), self._partition)
@@ -165,13 +165,13 @@ class Reading:
         # Not before all are known: whoever is cut off here, and tries again, begins again.
         self.positions, self._rotation = positions, sorted(positions)
 
-    def _ranges(self) -> Steps[list[Range]]:
+    def _ranges(self) -> EagerTask[list[Range]]:
         return parse_offsets((yield self._get("offsets", {})))
 
     def _get(self, what: str, query: Query, wait_s: float = 0.0) -> Get:
         return Get(path_of("topics", self.topic, what), query, wait_s)
 
-    def _fetch(self, partition: int, wait_s: float) -> Steps[Taken]:
+    def _fetch(self, partition: int, wait_s: float) -> EagerTask[Taken]:
         query = fetch_query(partition, self.positions[partition], self._limits, wait_s)
         try:
             messages, next_offset = parse_read((yield self._get("messages", query, wait_s)))
@@ -184,7 +184,7 @@ class Reading:
 
     # Several partitions at their end: one stream of events tells which one goes on.
 
-    def _follow(self) -> Steps[None]:
+    def _follow(self) -> EagerTask[None]:
         path = path_of("topics", self.topic, "stream")
         self._stream = yield Follow(path, {"Accept": EVENTS, "Last-Event-ID": event_id(self.positions)})
         self._events = EventReader()
@@ -196,7 +196,7 @@ class Reading:
             self._stream.close()
             self._stream = None
 
-    def _listen(self, wait_s: float) -> Steps[Taken]:
+    def _listen(self, wait_s: float) -> EagerTask[Taken]:
         deadline = time.monotonic() + wait_s
         while self._stream is not None:
             piece = yield Listen(self._stream, min(deadline - time.monotonic(), QUIET_S_MAX))

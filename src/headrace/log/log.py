@@ -12,7 +12,7 @@ from headrace.errors import CorruptLog, LogClosed, OffsetOutOfRange, StorageErro
 from headrace.log.commit.log_writer import Tail
 from headrace.log.commit.round import LogEnd
 from headrace.log.read.cold_reads import ReadWaits
-from headrace.log.read.file_range import FilePart
+from headrace.log.read.file_range import FileRange
 from headrace.log.read.reader import Chunk, Reader
 from headrace.log.segments.segment import Segment
 from headrace.log.settings import StreamSettings
@@ -141,7 +141,7 @@ class Log(LogEnd):
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def part_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FilePart | None:
+    def part_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FileRange | None:
         """As read_now, but the batches stay in their file, for whoever sends them on as they are. None where they have
         to be read, or where read_now has something else to say."""
         stop = self.visible_end if end is None else min(end, self.visible_end)

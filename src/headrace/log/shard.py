@@ -12,19 +12,19 @@ from typing import Any
 from headrace.clock import Clock
 from headrace.errors import DiskFull, NotFound, StorageError, StorageFailed
 from headrace.log.commit import checkpoint
-from headrace.log.commit.atomic_group import Group
+from headrace.log.commit.atomic_group import AtomicGroup
 from headrace.log.commit.committer import Committer
 from headrace.log.commit.journal import Journal
 from headrace.log.commit.journal_entry import DELETE, MERGE, PUT, StateChange
 from headrace.log.commit.log_writer import Tail
 from headrace.log.commit.round import Ticket, Unit
-from headrace.log.commit.scheduler import Intake
+from headrace.log.commit.scheduler import RoundScheduler
 from headrace.log.commit.slots import Ends, Slots
 from headrace.log.counters import Counters
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, FileId, RealDisk, make_folder
-from headrace.log.disk.file_cache import NO_ROOM, Files
-from headrace.log.disk.workers import InlineWorker, Lane, Post, ThreadWorker, Watch, Worker
+from headrace.log.disk.file_cache import NO_ROOM, FileCache
+from headrace.log.disk.workers import InlineWorker, Post, SerialExecutor, ThreadWorker, Watch, Worker
 from headrace.log.log import Log, LogSpec
 from headrace.log.maintenance.maintenance import Maintenance
 from headrace.log.read.cold_reads import Loader
@@ -41,7 +41,7 @@ RECENT_BYTES_MAX = 8 << 20
 
 class Shard:
     # Set while opening, in this order.
-    worker: Lane
+    worker: SerialExecutor
     keeper: Worker
     loader: Loader
     post: Post
@@ -61,14 +61,14 @@ class Shard:
         self.clock = clock
         self.disk = disk
         self.counters = Counters()
-        self.files = Files(disk, settings.open_files_max or disk.open_files_max() // 4)
+        self.files = FileCache(disk, settings.open_files_max or disk.open_files_max() // 4)
         self.index_cache = IndexCache(self.files, settings.index_cache_bytes)
         self.recent_reads = RecentReads(RECENT_BYTES_MAX)
         self.logs: dict[int, Log] = {}
         self.epoch = 0
         self.failure: StorageError | None = None
         self.is_full = False
-        self.intake = Intake(self)
+        self.intake = RoundScheduler(self)
         self.unsynced_since: float | None = None  # the journal holds settles that no sync has covered yet
         self.ids = range(0)
         self.pending_truncations: list[tuple[Log, int]] = []
@@ -139,13 +139,13 @@ class Shard:
         self._inline: list[InlineWorker] = []
         if post is None:
             self._inline = [InlineWorker(), InlineWorker()]
-            self.worker = Lane(self._inline[0], self.disk, self.files.sync_failure)
+            self.worker = SerialExecutor(self._inline[0], self.disk, self.files.sync_failure)
             self.keeper = self._inline[1]
             self._deferred: deque[Callable[[], object]] = deque()
             self.defer = self._deferred.append
             self.loader = Loader(None, self.keeper)
         else:
-            self.worker = Lane(ThreadWorker("headrace-log", post), self.disk, self.files.sync_failure, watch)
+            self.worker = SerialExecutor(ThreadWorker("headrace-log", post), self.disk, self.files.sync_failure, watch)
             self.keeper = ThreadWorker("headrace-keeper", post)
             self.defer = defer or post
             self.loader = Loader(post)
@@ -268,8 +268,8 @@ class Shard:
     def new_ticket(self) -> Ticket:
         return Ticket(self.make_future)
 
-    def group(self) -> Group:
-        return Group(self)
+    def group(self) -> AtomicGroup:
+        return AtomicGroup(self)
 
     def stage(self, unit: Unit) -> None:
         self.intake.stage(unit)

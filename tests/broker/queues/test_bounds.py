@@ -22,7 +22,7 @@ async def test_many_that_expire_at_once_go_in_many_turns(broker: Broker, host: V
     queue = await declare(host, "q", durable=durable, x_message_ttl=1000, **moving)
     said = [b"%d" % n for n in range(5 * DROPPED_AT_ONCE)]
     say(queue, *said)
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     pass_time(broker)
     for _ in range(2):
         queue.drop_expired()
@@ -38,14 +38,14 @@ async def test_many_that_are_rejected_at_once_go_in_many_turns_and_in_order(host
     queue = await declare(host, "q", durable=False, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     said = [b"%d" % n for n in range(3 * DROPPED_AT_ONCE)]
     say(queue, *said)
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     assert bodies(queue) == said
     for offset in range(len(said)):
         queue.reject(queue.view, offset)
     assert queue.unacked == 2 * DROPPED_AT_ONCE
     await queue.rejects_moved()
     assert queue.unacked == 0
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     assert bodies(dead) == said
 
 
@@ -56,7 +56,7 @@ async def test_what_a_stop_leaves_of_many_that_are_rejected_is_here_again(
     queue = await declare(host, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     said = [b"%d" % n for n in range(2 * DROPPED_AT_ONCE)]
     say(queue, *said)
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     assert bodies(queue) == said
     monkeypatch.setattr(queue, "go_on", lambda _: None)
     for offset in range(len(said)):
@@ -87,13 +87,13 @@ async def test_a_dead_letter_that_must_not_be_lost_waits_for_its_place(
         x_dead_letter_exchange="x", x_dead_letter_strategy="at-least-once",
     )  # fmt: skip
     say(queue, b"rejected", b"expired")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     taken = queue.get()
     assert taken is not None
     queue.reject(taken[0], taken[1])
     pass_time(broker)
     queue.drop_expired()
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     assert (queue.ready, queue.unacked, dead.ready) == (0, 2, 0)
     if why == "no exchange":
         await declare_exchange(host, "x")
@@ -114,7 +114,7 @@ async def expiring(host: VirtualHost) -> tuple[Queue, Queue]:
     say(queue, b"stays")
     short = Message("", "q", encode_properties({"expiration": "500"}), b"short")
     queue.publish(short, host.clock.now_ms())
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     return queue, dead
 
 
@@ -167,10 +167,10 @@ async def test_a_queue_that_is_empty_looks_for_no_expiration_any_more(broker: Br
 async def test_what_a_round_is_storing_counts_for_a_queue_that_refuses_when_it_is_full(host: VirtualHost) -> None:
     queue = await declare(host, "q", x_max_length=3, x_overflow="reject-publish")
     assert say(queue, b"1", b"2") == [True, True]
-    host.rounds.flush()  # under way, not there yet
+    host.flushes.flush()  # under way, not there yet
     assert queue.ready == 0
     assert say(queue, b"3", b"4") == [True, False]
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     assert bodies(queue) == [b"1", b"2", b"3"]
 
 
@@ -191,7 +191,7 @@ async def test_what_expired_and_found_no_room_in_its_dead_letter_queue_is_moved_
     dead = await declare(host, "dead")
     queue = await declare(host, "q", x_message_ttl=30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     say(queue, b"1")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     await expire_without_room(broker, queue, monkeypatch)
     await until(lambda: dead.ready == 1)
     assert queue.ready == 0
@@ -205,7 +205,7 @@ async def test_what_expired_in_memory_and_found_no_room_in_its_durable_dead_lett
         host, "q", durable=False, x_message_ttl=30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
     )
     say(queue, b"1", b"2")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     await expire_without_room(broker, queue, monkeypatch)
     await until(lambda: dead.ready == 2)
     assert queue.ready == 0 and bodies(dead) == [b"1", b"2"]
@@ -218,15 +218,15 @@ async def test_what_memory_moves_to_the_disk_stays_in_memory_until_it_is_there(
     dead = await declare(host, "dead")
     queue = await declare(host, "q", durable=False, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     say(queue, b"1")
-    host.rounds.flush_memory()
+    host.flushes.flush_memory()
     say(queue, b"2")
-    host.rounds.flush_memory()
+    host.flushes.flush_memory()
     first, second = queue.get(), queue.get()
     assert first is not None and second is not None
     queue.reject(first[0], first[1])
     queue.settle(second[0], second[1], second[1] + 1)
     assert queue.view.log.start_offset == 0
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     assert bodies(dead) == [b"1"]
     assert queue.view.log.start_offset == 2 and queue.view.log.size_bytes == 0
 
@@ -237,13 +237,13 @@ async def test_what_goes_to_a_queue_in_memory_goes_there_once_although_the_disk_
     dead = await declare(host, "dead", durable=False)
     queue = await declare(host, "q", x_message_ttl=30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     say(queue, b"1")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     refusing = Refusing(lambda: queue.ready)
     with monkeypatch.context() as patched:
         patched.setattr(broker.shard, "group", refusing)
         pass_time(broker)
         await until(lambda: len(refusing.times) > 1)
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     assert queue.ready == 0 and bodies(dead) == [b"1"]
 
 
@@ -270,7 +270,7 @@ async def test_a_message_that_cannot_be_dead_lettered_comes_back_and_keeps_no_ot
     with monkeypatch.context() as patched:
         patched.setattr(host.dead_letters, "publish_copy", fails_for_one)
         say(queue, b"1", b"2", b"3")
-        await host.rounds.settle_down()
+        await host.flushes.wait_all_durable()
         if "x_message_ttl" in bound:
             pass_time(broker)
             queue.drop_expired()

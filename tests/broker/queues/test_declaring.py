@@ -25,7 +25,7 @@ async def test_a_queue_that_must_be_empty_is_not_deleted_with_what_came_while_th
         deletion = asyncio.ensure_future(host.delete_queue("q", if_empty=True))
         await asyncio.sleep(0)
         assert say(queue, b"confirmed") == [True]
-        await host.rounds.settle_down()
+        await host.flushes.wait_all_durable()
     with pytest.raises(InUse):
         await deletion
     assert bodies(queue) == [b"confirmed"]
@@ -40,7 +40,7 @@ async def test_a_queue_that_must_be_empty_stays_when_something_comes_while_the_c
     async def slow(vhost: str, gone: Queue) -> None:
         await remove(vhost, gone)
         assert say(queue, b"confirmed") == [True]
-        await host.rounds.settle_down()
+        await host.flushes.wait_all_durable()
 
     monkeypatch.setattr(host.store, "remove_queue", slow)
     with pytest.raises(InUse):
@@ -114,7 +114,7 @@ async def test_a_delayed_exchange_that_is_declared_again_at_once_keeps_what_it_d
     await deletion
     properties = edit(b"\0\0", headers={"x-delay": 3_600_000})
     assert host.delays.route(exchange, Message("x", "q", properties, b"later"), broker.clock.now_ms(), [""]).waits_in
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     await until(lambda: host.delays.waiting("x") == 1)
 
 

@@ -28,7 +28,7 @@ async def test_a_dead_letter_for_a_delayed_exchange_waits_there_once(broker: Bro
         taken = queue.get()
         assert taken is not None
         queue.reject(taken[0], taken[1])
-        await host.rounds.settle_down()
+        await host.flushes.wait_all_durable()
         return taken[2].headers().get("x-delay")
 
     assert await rejected() == 50
@@ -49,7 +49,7 @@ async def test_whatever_the_clock_does_what_is_due_is_looked_for_within_a_minute
     assert host.delays.route(exchange, Message("x", "", properties, b"later"), host.clock.now_ms(), [""]).waits_in
     mortal = await declare(host, "q", x_message_ttl=50 * 60_000)
     say(mortal, b"old")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     log = host.delays._logs["x"]
     await until(lambda: log._timer is not None and mortal._timer is not None)
     assert max(log._timer_at, mortal._timer_at) <= asyncio.get_running_loop().time() + 61
@@ -130,7 +130,7 @@ async def test_a_delayed_message_with_a_strange_cc_does_not_hold_back_the_others
     strange = Message("x", "", edit(b"\0\0", headers={"CC": 5}), b"0")
     log = host.delays._logs["x"]
     log.view.open_writer().append(b"", strange.body, (*strange.record_headers(), (DUE_HEADER, bytes(8))), 0)
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     log.index_new()
     pass_time(broker)
     await until(lambda: queue.ready == 2)

@@ -118,11 +118,11 @@ async def test_a_deletion_that_is_cut_off_is_finished_by_the_next_start(
         host = broker.vhosts.get("/")
         queue = await declare(host, "q")
         say(queue, b"done", b"open")
-        await host.rounds.settle_down()
+        await host.flushes.wait_all_durable()
         taken = queue.get()
         assert taken is not None
         queue.settle(taken[0], taken[1], taken[1] + 1)
-        await host.rounds.settles_stored()
+        await host.flushes.settles_stored()
         await cut_off(broker, monkeypatch, at, host.delete_queue("q"))
     async with opened(tmp_path) as broker:
         assert broker.streams.find("q") is None
@@ -138,7 +138,7 @@ async def test_the_topic_stays_whose_queue_was_being_deleted(tmp_path: Path, mon
         await broker.streams.create("t")
         queue = await declare(host, "t")
         say(queue, b"1", b"2")
-        await host.rounds.settle_down()
+        await host.flushes.wait_all_durable()
         await cut_off(broker, monkeypatch, "settles", host.delete_queue("t"))
     async with opened(tmp_path) as broker:
         assert broker.streams.get("t").partitions[0].end_offset == 2
@@ -272,7 +272,7 @@ async def test_a_queue_that_is_deleted_makes_room_on_a_full_disk(
 ) -> None:
     queue = await declare(host, "q")
     say(queue, b"large")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     full = SimpleNamespace(group=lambda: SimpleNamespace(delete=lambda *_: None, commit=refuse))
     monkeypatch.setattr(host.store, "_shard", full)
     await host.delete_queue("q")
@@ -285,13 +285,13 @@ async def test_settling_what_a_deleted_queue_had_out_leaves_no_trace_and_fails_n
     dead = await declare(host, "dead")
     queue = await declare(host, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     say(queue, b"1", b"2")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     first, second = queue.get(), queue.get()
     assert first is not None and second is not None
     await host.delete_queue("q")
     queue.reject(first[0], first[1])
     queue.settle(second[0], second[1], second[1] + 1)
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     await asyncio.sleep(0.05)
     assert dead.ready == 0
     keys = {key for key, _ in broker.shard.state.items("settle")}
@@ -301,7 +301,7 @@ async def test_settling_what_a_deleted_queue_had_out_leaves_no_trace_and_fails_n
 async def test_a_get_that_waited_while_its_queue_was_deleted_hands_nothing_out(host: VirtualHost) -> None:
     queue = await declare(host, "q")
     say(queue, b"1")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     assert queue.ready == 1
     waiting = asyncio.ensure_future(queue.prepare_get())
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.metrics.history import History
-from headrace.broker.queues.dead_letter_browser import Wanted, death_of
+from headrace.broker.queues.dead_letter_browser import Selection, death_of
 from headrace.broker.queues.queue import Queue
 from headrace.broker.routing.publish_message import post
 from headrace.broker.types.message import Message
@@ -28,13 +28,13 @@ async def test_what_fails_for_one_queue_after_a_round_keeps_no_answer_from_other
 ) -> None:
     damaged = await declare(host, "damaged", x_message_ttl=60_000)
     say(damaged, b"1")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     monkeypatch.setattr(damaged.view.log, "read", refuse)
     monkeypatch.setattr(damaged.view.log, "read_now", refuse)
     damaged.view.release_chunk()
     say(damaged, b"2")
     async with asyncio.timeout(60):
-        await host.rounds.settle_down()
+        await host.flushes.wait_all_durable()
 
 
 async def test_what_fails_for_one_queue_in_memory_keeps_no_turn_from_others(
@@ -45,10 +45,10 @@ async def test_what_fails_for_one_queue_in_memory_keeps_no_turn_from_others(
         patched.setattr(bad.view.log, "append", refuse)
         say(bad, b"lost")
         say(good, b"1")
-        host.rounds.flush_memory()
+        host.flushes.flush_memory()
     say(bad, b"2")
     say(good, b"2")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     assert (bodies(bad), bodies(good)) == ([b"2"], [b"1", b"2"])
 
 
@@ -85,7 +85,7 @@ async def test_a_dead_letter_moves_whatever_its_publisher_put_into_the_headers_o
     queue = await declare(host, "q", durable=False, x_dead_letter_exchange="amq.fanout")
     await host.bind("amq.fanout", dead, "", {})
     queue.publish(Message("", "q", edit(b"\0\0", headers=forged), b"1"), host.clock.now_ms())
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     taken = queue.get()
     assert taken is not None
     queue.reject(taken[0], taken[1])
@@ -96,15 +96,15 @@ async def test_a_message_that_was_rejected_once_goes_in_no_circle_after_that(bro
     to_itself = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "q"}
     queue = await declare(host, "q", durable=False, x_message_ttl=1000, **to_itself)
     say(queue, b"1")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     taken = queue.get()
     assert taken is not None
     queue.reject(taken[0], taken[1])
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     assert queue.ready == 1
     pass_time(broker)
     queue.drop_expired()
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     assert queue.ready == 0
 
 
@@ -115,12 +115,12 @@ async def test_what_comes_for_a_deleted_queue_is_no_error_of_others(host: Virtua
     await host.delete_queue("doomed")
     assert doomed.view.log.is_deleted
     if atomic:
-        host.rounds.begin_atomic()
+        host.flushes.begin_atomic()
     say(doomed, b"late")
     say(good, b"1")
     if atomic:
-        host.rounds.end_atomic()
-    await host.rounds.settle_down()
+        host.flushes.end_atomic()
+    await host.flushes.wait_all_durable()
     assert bodies(good) == [b"1"]
     assert doomed.view.pending == 0
 
@@ -135,9 +135,9 @@ async def test_a_flush_is_not_answered_before_those_that_began_earlier(
     told: list[tuple[str, int]] = []
     for queue in (good, doomed):
         say(queue, b"1")
-        host.rounds.after(lambda _, name=queue.name: told.append((name, good.ready)))
-        host.rounds.flush()  # of the second nothing is left to be stored
-    await host.rounds.settle_down()
+        host.flushes.after(lambda _, name=queue.name: told.append((name, good.ready)))
+        host.flushes.flush()  # of the second nothing is left to be stored
+    await host.flushes.wait_all_durable()
     assert told == [("good", 1), ("doomed", 1)]
 
 
@@ -146,11 +146,11 @@ async def test_a_reservation_that_was_stored_is_known_although_another_queue_of_
 ) -> None:
     queue, other = await declare(host, "q"), await declare(host, "other")
     say(queue, b"1")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     monkeypatch.setattr(other.view.log, "append", refuse)
-    host.rounds.begin_atomic()
+    host.flushes.begin_atomic()
     say(queue, b"2")
-    host.rounds.end_atomic()
+    host.flushes.end_atomic()
     say(other, b"lost")
     async with asyncio.timeout(60):
         await queue.prepare_get()
@@ -163,10 +163,10 @@ async def test_settles_that_the_disk_refuses_are_not_tried_again_at_once(
     """It took all of a core for as long as the disk was full."""
     queue = await declare(host, "q")
     say(queue, b"1")
-    await host.rounds.settle_down()
+    await host.flushes.wait_all_durable()
     taken = queue.get()
     assert taken is not None
-    await host.rounds.settles_stored()
+    await host.flushes.settles_stored()
     monkeypatch.setattr("headrace.broker.queues.flush.RETRY_S", 3600)
     refusing = Refusing(lambda: queue.unacked)
     with monkeypatch.context() as patched:
@@ -176,11 +176,11 @@ async def test_settles_that_the_disk_refuses_are_not_tried_again_at_once(
             await asyncio.sleep(0)
         assert len(refusing.times) == 1
         say(queue, b"2")  # what comes meanwhile does not wait for that
-        await host.rounds.settle_down()
+        await host.flushes.wait_all_durable()
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(refusing.times) == 2
-    await host.rounds.settles_stored()
+    await host.flushes.settles_stored()
 
 
 # Background work.
@@ -264,11 +264,11 @@ async def beside_a_refusal(host: VirtualHost, monkeypatch: pytest.MonkeyPatch, w
     bad = await declare(host, "bad")
     monkeypatch.setattr(bad.view.log, "append", refuse)
     with monkeypatch.context() as held:
-        held.setattr(host.rounds, "flush", lambda: None)
+        held.setattr(host.flushes, "flush", lambda: None)
         say(bad, b"x")
         task = asyncio.ensure_future(work)
-        await until(lambda: host.rounds._waiters)
-    host.rounds.flush()
+        await until(lambda: host.flushes._waiters)
+    host.flushes.flush()
     return await task
 
 
@@ -279,7 +279,7 @@ async def test_a_clean_stop_flags_nothing_although_a_queue_refuses(
         host = broker.vhosts.get("/")
         good = await declare(host, "good")
         say(good, b"1")
-        await host.rounds.settle_down()
+        await host.flushes.wait_all_durable()
         await good.prepare_get()  # reserved, and not handed out
         await beside_a_refusal(host, monkeypatch, broker.close())
     async with opened(tmp_path) as broker:
@@ -294,8 +294,8 @@ async def test_a_replay_can_be_stopped_although_a_queue_refuses(
     dead = await declare(host, "dead")
     await declare(host, "back")
     say(dead, *[b"x"] * 10)
-    await host.rounds.settle_down()
-    replay = await broker.dead_letters.replay(dead, Wanted(), replay_id="r", to="back", rate=0.01)
+    await host.flushes.wait_all_durable()
+    replay = await broker.dead_letters.replay(dead, Selection(), replay_id="r", to="back", rate=0.01)
     await until(lambda: replay.moved == 1)
     await beside_a_refusal(host, monkeypatch, broker.dead_letters.stop("r"))
     assert replay.state == "stopped"

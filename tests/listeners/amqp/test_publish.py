@@ -335,7 +335,7 @@ def good_and_bad(running: Running, name: str, monkeypatch: pytest.MonkeyPatch) -
 @contextmanager
 def one_flush(running: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever is published in the block is stored together, at its end."""
-    rounds = running.server.broker.vhosts.rounds
+    rounds = running.server.broker.vhosts.flushes
     with monkeypatch.context() as held:
         held.setattr(rounds, "flush", lambda: None)
         yield
@@ -420,7 +420,7 @@ def test_publishes_in_one_read_with_the_first_refusal_have_each_their_own_answer
 ) -> None:
     """All of them were refused, stored or not."""
     good, bad = good_and_bad
-    running.call(running.server.broker.vhosts.rounds.refusing.clear)  # of the tests before
+    running.call(running.server.broker.vhosts.flushes.refusing.clear)  # of the tests before
     sent = [good, good, bad, good, bad, bad, good]
     content = raw_frame(2, 1, content_header(1, properties)) + raw_frame(3, 1, b"x")
     told: list[str] = []

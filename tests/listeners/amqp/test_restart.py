@@ -138,7 +138,7 @@ def message(body: bytes) -> Message:
 async def crash(broker: Broker) -> None:
     """As a kill would: nothing more is written, only the lock is let go."""
     broker.shard.fail(OSError("killed"))
-    broker.vhosts.rounds.close()
+    broker.vhosts.flushes.close()
     await asyncio.gather(broker.close(), return_exceptions=True)
 
 
@@ -148,12 +148,12 @@ async def test_after_a_kill_whatever_may_have_been_delivered_is_flagged_and_acks
     queue = await declare(broker)
     for n in range(20):
         queue.publish(message(b"%d" % n), 1)
-    await broker.vhosts.rounds.settle_down()
+    await broker.vhosts.flushes.wait_all_durable()
     taken = [queue.get() for _ in range(8)]
     for found in taken[:5]:
         assert found is not None
         queue.settle(found[0], found[1], found[1] + 1)
-    rounds = broker.vhosts.rounds
+    rounds = broker.vhosts.flushes
     while rounds._outstanding or rounds._unsaved:  # written, that is, not synced: a kill does not lose them
         await asyncio.sleep(0.01)
     await crash(broker)
@@ -164,7 +164,7 @@ async def test_after_a_kill_whatever_may_have_been_delivered_is_flagged_and_acks
     flags = [found[3] for found in got if found]
     assert flags[:3] == [True, True, True]
     queue.publish(message(b"new"), 1)
-    await broker.vhosts.rounds.settle_down()
+    await broker.vhosts.flushes.wait_all_durable()
     fresh = queue.get()
     assert fresh is not None and fresh[3] is False
     await broker.close()

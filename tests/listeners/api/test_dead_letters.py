@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.broker.queues.dead_letter_browser import DeadLetterOffice
+from headrace.broker.queues.dead_letter_browser import DeadLetterBrowser
 from headrace.broker.streams import browse
 from headrace.log.commit.committer import Committer
 from tests.cli.running import Broker as Process
@@ -188,7 +188,7 @@ def test_a_replay_counts_what_is_on_the_disk_and_not_what_is_on_its_way(
     kill_all(live, "held")
     disk = threading.Event()
     disk.set()
-    move, commit = DeadLetterOffice._move_some, Committer.commit
+    move, commit = DeadLetterBrowser._move_some, Committer.commit
 
     def move_and_hold(*arguments: Any) -> Any:
         disk.clear()
@@ -198,7 +198,7 @@ def test_a_replay_counts_what_is_on_the_disk_and_not_what_is_on_its_way(
         assert disk.wait(60)
         return commit(*arguments)
 
-    monkeypatch.setattr(DeadLetterOffice, "_move_some", move_and_hold)
+    monkeypatch.setattr(DeadLetterBrowser, "_move_some", move_and_hold)
     monkeypatch.setattr(Committer, "plan", lambda *_: None)  # every round by the worker, which can be held
     monkeypatch.setattr(Committer, "commit", commit_later)
     try:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from headrace.broker.cooperative import yielding
-from headrace.broker.cooperative.yielding import STEP, Turns
+from headrace.broker.cooperative.yielding import STEP, YieldEvery
 from tests.listeners.api.conftest import Served
 from tests.listeners.api.test_api import post, put_queue
 
@@ -28,15 +28,15 @@ def crowded(live: Served) -> Served:
     return live
 
 
-def counted_rests(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
-    rests: list[Turns] = []
-    rest = Turns.rest
+def counted_rests(monkeypatch: pytest.MonkeyPatch) -> list[YieldEvery]:
+    rests: list[YieldEvery] = []
+    rest = YieldEvery.rest
 
-    async def counted(self: Turns) -> None:
+    async def counted(self: YieldEvery) -> None:
         rests.append(self)
         await rest(self)
 
-    monkeypatch.setattr(Turns, "rest", counted)
+    monkeypatch.setattr(YieldEvery, "rest", counted)
     monkeypatch.setattr(yielding, "TURN_S", 0.0)
     return rests
 
@@ -105,7 +105,7 @@ async def test_a_turn_that_was_long_enough_lets_others_come_first(monkeypatch: p
     monkeypatch.setattr(yielding, "_now", lambda: now)
     seen: list[object] = []
     asyncio.get_running_loop().call_soon(seen.append, "another")
-    work = Turns()
+    work = YieldEvery()
     await work.rest()
     assert seen == [], "not yet: this turn has only begun"
     now += yielding.TURN_S * 2

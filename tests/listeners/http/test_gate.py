@@ -15,7 +15,7 @@ from headrace.listeners.http.server.authentication import (
     WAIT_S_MAX,
     Failures,
     Forbidden,
-    Gate,
+    HttpGate,
     NotAuthorised,
     TooManyFailures,
     could_be_this_machine,
@@ -66,7 +66,7 @@ def test_waiting_grows_is_bounded_and_is_each_sources_own() -> None:
 def test_a_site_whose_name_leads_to_this_machine_is_not_guest(host: str, is_ours: bool) -> None:
     """DNS rebinding: the browser of somebody here asks us, and takes the answer for another site's."""
     users = Counting(GUEST)
-    gate = Gate(users, lambda: 0.0)
+    gate = HttpGate(users, lambda: 0.0)
     users.guest_has_first_password = True
     if is_ours:
         assert gate.caller(scope_of("127.0.0.1", host=host)).name == GUEST
@@ -94,7 +94,7 @@ def test_a_site_whose_name_leads_to_this_machine_is_not_guest(host: str, is_ours
     ],
 )
 def test_while_nobody_is_asked_a_page_of_another_site_is_not_let_in(client: str, host: str, is_let_in: bool) -> None:
-    gate = Gate(Counting(GUEST), lambda: 0.0)
+    gate = HttpGate(Counting(GUEST), lambda: 0.0)
     if is_let_in:
         assert gate.whoever(scope_of(client, host=host)) is gate.anybody
     else:
@@ -144,12 +144,12 @@ def scope_of(client: str, credentials: str | None = None, **headers: str) -> dic
 
 
 @pytest.fixture
-def counted() -> tuple[Counting, Gate]:
+def counted() -> tuple[Counting, HttpGate]:
     users = Counting("bill")
-    return users, Gate(users, lambda: 0.0)
+    return users, HttpGate(users, lambda: 0.0)
 
 
-def test_a_password_is_looked_at_once_and_again_when_users_change(counted: tuple[Counting, Gate]) -> None:
+def test_a_password_is_looked_at_once_and_again_when_users_change(counted: tuple[Counting, HttpGate]) -> None:
     users, gate = counted
     gate.caller(scope_of("203.0.113.7", f"bill:{PASSWORD}"))
     before = users.looks
@@ -161,7 +161,7 @@ def test_a_password_is_looked_at_once_and_again_when_users_change(counted: tuple
     assert users.looks > before
 
 
-def test_good_credentials_in_a_thousand_spellings_fill_no_memory(counted: tuple[Counting, Gate]) -> None:
+def test_good_credentials_in_a_thousand_spellings_fill_no_memory(counted: tuple[Counting, HttpGate]) -> None:
     _, gate = counted
     encoded = base64.b64encode(f"bill:{PASSWORD}".encode())
     for spaces in range(KNOWN_MAX + 10):
@@ -172,7 +172,7 @@ def test_good_credentials_in_a_thousand_spellings_fill_no_memory(counted: tuple[
 
 def test_guest_comes_from_this_machine_only_and_not_through_a_proxy_on_it() -> None:
     users = Counting(GUEST)
-    gate = Gate(users, lambda: 0.0)
+    gate = HttpGate(users, lambda: 0.0)
     assert gate.caller(scope_of("127.0.0.1", f"guest:{PASSWORD}")).name == GUEST
     with pytest.raises(NotAuthorised, match="localhost"):
         gate.caller(scope_of("203.0.113.7", f"guest:{PASSWORD}"))
@@ -182,7 +182,7 @@ def test_guest_comes_from_this_machine_only_and_not_through_a_proxy_on_it() -> N
 
 @pytest.mark.parametrize("header", ["x-forwarded-for", "x-real-ip"])
 def test_whoever_guesses_through_a_proxy_here_keeps_out_nobody_else_behind_it(
-    counted: tuple[Counting, Gate], header: str
+    counted: tuple[Counting, HttpGate], header: str
 ) -> None:
     _, gate = counted
 
@@ -198,7 +198,7 @@ def test_whoever_guesses_through_a_proxy_here_keeps_out_nobody_else_behind_it(
     assert come(f"bill:{PASSWORD}", "198.51.100.1") == "bill"
 
 
-def test_what_a_client_adds_itself_is_not_believed(counted: tuple[Counting, Gate]) -> None:
+def test_what_a_client_adds_itself_is_not_believed(counted: tuple[Counting, HttpGate]) -> None:
     _, gate = counted
     for number in range(FAILURES_FREE + 1):
         claimed = {"x-forwarded-for": "203.0.113.7", "x-real-ip": f"198.51.100.{number}"}
@@ -206,7 +206,7 @@ def test_what_a_client_adds_itself_is_not_believed(counted: tuple[Counting, Gate
             gate.caller(scope_of("127.0.0.1", "bill:wrong", **claimed))
 
 
-def test_a_proxy_elsewhere_is_not_believed(counted: tuple[Counting, Gate]) -> None:
+def test_a_proxy_elsewhere_is_not_believed(counted: tuple[Counting, HttpGate]) -> None:
     _, gate = counted
     for number in range(FAILURES_FREE):
         with pytest.raises(NotAuthorised):
@@ -216,7 +216,7 @@ def test_a_proxy_elsewhere_is_not_believed(counted: tuple[Counting, Gate]) -> No
 
 
 @pytest.mark.parametrize("header", ["Basic", "Basic ???", "Bearer abc", "basic /w==", "Basic " + "A" * 8000])
-def test_what_is_no_login_is_refused_as_a_wrong_one(counted: tuple[Counting, Gate], header: str) -> None:
+def test_what_is_no_login_is_refused_as_a_wrong_one(counted: tuple[Counting, HttpGate], header: str) -> None:
     users, gate = counted
     gate.guest()
     before = users.looks

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.listeners.kafka import listener as kafka_listener
 from headrace.listeners.kafka.data import fetch, fetch_sessions
 from headrace.listeners.kafka.errors import Code
@@ -168,10 +168,10 @@ async def test_others_have_their_turn_while_a_long_request_is_answered(
 ) -> None:
     rests: list[None] = []
 
-    async def rest(self: Turns) -> None:
+    async def rest(self: YieldEvery) -> None:
         rests.append(None)
 
-    monkeypatch.setattr(Turns, "rest", rest)
+    monkeypatch.setattr(YieldEvery, "rest", rest)
     parts = [{"partition_index": number, "timestamp": 0} for number in range(1000)]
     no_new = {"allow_auto_topic_creation": False}
     names = [f"no-{number}" for number in range(1000)]

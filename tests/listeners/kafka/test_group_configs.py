@@ -7,7 +7,7 @@ import pytest
 
 from headrace.broker.groups.config import GroupConfig, decode, encode
 from headrace.broker.groups.consumer.group import Heartbeat
-from headrace.broker.groups.member_budget import Room
+from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.share.groups import ShareGroups
 from headrace.clock import ManualClock
 from headrace.listeners.kafka.admin.configs import GROUP, SOURCE_DEFAULT, TOPIC
@@ -108,7 +108,7 @@ async def test_locks_of_one_group_end_though_those_of_another_last_longer(tmp_pa
         await (await world.client()).produce("t", batch(b"x"))
         clock = ManualClock()
         timers = ManualTimers(clock)
-        shares = ShareGroups(world.broker.shard, clock, timers, dict, Room(1 << 20))
+        shares = ShareGroups(world.broker.shard, clock, timers, dict, MemberBudget(1 << 20))
         log = world.broker.streams.get("t").partition(0).log
         held = {}
         for group_id, lock_ms in (("slow", 60_000), ("quick", 15_000)):

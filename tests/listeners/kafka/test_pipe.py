@@ -16,7 +16,7 @@ from headrace.listeners.kafka.connection import Connection
 from headrace.listeners.kafka.dispatch import HANDLERS
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.log.disk.disk import RealDisk
-from headrace.log.read.file_range import FilePart
+from headrace.log.read.file_range import FileRange
 from headrace.wire.kafka.apis import Api
 from tests.listeners.kafka.world import World, world_at
 
@@ -183,7 +183,7 @@ async def test_parts_of_files_behind_a_request_without_an_answer_take_no_memory(
     (tmp_path / "segment").write_bytes(bytes(2 * ANSWER_BYTES_AHEAD))
     with connected(world) as (connection, wire), (tmp_path / "segment").open("rb") as segment:
         arrive(connection, request(0) + request(1))
-        part = FilePart(RealDisk(), segment.fileno(), 0, 2 * ANSWER_BYTES_AHEAD, 1, lambda: None)
+        part = FileRange(RealDisk(), segment.fileno(), 0, 2 * ANSWER_BYTES_AHEAD, 1, lambda: None)
         begun[1].answer([b"head", part])
         assert connection.buffered_bytes == 4
         arrive(connection, request(2))

@@ -18,7 +18,7 @@ import pytest_asyncio
 from headrace.listeners.kafka import sendfile as sending
 from headrace.listeners.kafka.sendfile import FileSending
 from headrace.log.read import file_range
-from headrace.log.read.file_range import FilePart
+from headrace.log.read.file_range import FileRange
 from headrace.record import codec
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.schema import request_entity
@@ -186,7 +186,7 @@ async def test_a_client_that_leaves_in_the_midst_takes_nothing_with_it(world: Wo
     assert stuck._watched == -1
     del stuck
     async with asyncio.timeout(SECONDS):
-        while FilePart.made:
+        while FileRange.made:
             gc.collect()
             await asyncio.sleep(0.01)
     other = await world.client()
@@ -211,16 +211,16 @@ async def test_what_has_left_memory_meanwhile_is_loaded_off_the_event_loop(
     await client.ask(*answers)
     await until_stuck(world)
     loads: list[int] = []
-    really = FilePart.load
+    really = FileRange.load
 
-    def load(self: FilePart, start: int = 0) -> bytes:
+    def load(self: FileRange, start: int = 0) -> bytes:
         with pytest.raises(RuntimeError):
             asyncio.get_running_loop()  # on the loop's own thread there is one
         loads.append(start)
         return really(self, start)
 
-    monkeypatch.setattr(FilePart, "load", load)
-    monkeypatch.setattr(FilePart, "is_cached", lambda self, start=0: False)
+    monkeypatch.setattr(FileRange, "load", load)
+    monkeypatch.setattr(FileRange, "is_cached", lambda self, start=0: False)
     for number, records in enumerate(answers.values()):
         correlation_id, data = await client.answer()
         assert correlation_id == number and records in data
@@ -233,8 +233,8 @@ async def test_a_part_that_has_left_memory_behind_another_is_not_waited_for_eith
     answers = expected(world)
     await client.ask(*answers)
     stuck = await until_stuck(world)
-    gone = [piece for piece in stuck._pieces if isinstance(piece, FilePart)][1].position
-    monkeypatch.setattr(FilePart, "is_cached", lambda self, start=0: self.position != gone)
+    gone = [piece for piece in stuck._pieces if isinstance(piece, FileRange)][1].position
+    monkeypatch.setattr(FileRange, "is_cached", lambda self, start=0: self.position != gone)
     positions: list[int] = []
     really = os.sendfile
 

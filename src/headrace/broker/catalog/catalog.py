@@ -24,7 +24,7 @@ from headrace.log.catalog.quarantine import set_aside
 from headrace.log.catalog.survey import Survey, restore, survey
 from headrace.log.disk.disk import Disk, write_atomically
 from headrace.log.disk.paths import CATALOG
-from headrace.log.standby.acks import Confirms
+from headrace.log.standby.acks import StandbyAcks
 
 __all__ = ["Catalog", "Identity", "file_name", "shaped"]
 
@@ -44,7 +44,7 @@ class Catalog:
         self._changing = threading.Lock()
         self._read_ahead: dict[str, list[bytes]] | None = None
         self._taken: set[str] = set()  # kinds whose documents were given out, or have changed since
-        self.confirms: Confirms | None = None
+        self.confirms: StandbyAcks | None = None
         self.restored: list[str] = []  # what was damaged, a sentence each
 
     def load(self, kind: str) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Turns:
+class YieldEvery:
     """One piece of work, in as many turns as it needs."""
 
     __slots__ = ("_began",)

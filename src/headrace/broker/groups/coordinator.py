@@ -11,10 +11,10 @@ from headrace.broker.groups.classic.members import GroupState, Join, JoinAnswer,
 from headrace.broker.groups.config import DEFAULTS, GroupConfig
 from headrace.broker.groups.consumer import classic_members
 from headrace.broker.groups.consumer import group as consumer
-from headrace.broker.groups.consumer.classic_members import Hosted
+from headrace.broker.groups.consumer.classic_members import ClassicMembers
 from headrace.broker.groups.consumer.group import JOIN_EPOCH, ConsumerGroup, Heartbeat
 from headrace.broker.groups.consumer.store import ConsumerStore
-from headrace.broker.groups.member_budget import Room
+from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.offsets import OFFSETS, Answer, Committed, OffsetStore, StagedEntry
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
@@ -77,11 +77,11 @@ class Groups:
         begin: Callable[[], StagedEntry],
         topics: Callable[[], Mapping[str, int]],
         told: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
-        room: Room | None = None,
+        room: MemberBudget | None = None,
     ) -> None:
         self.settings = settings
         self.told = told  # by group, what it was told about itself
-        self.room = room or Room(settings.members_bytes_max)
+        self.room = room or MemberBudget(settings.members_bytes_max)
         self.offsets = OffsetStore(begin)
         self._consumers = ConsumerStore(begin)
         self._clock = clock
@@ -181,12 +181,12 @@ class Groups:
             self._consumers.forget(group_id)
             self._groups[group_id] = made
 
-    def _hosted(self, group: ConsumerGroup) -> Hosted:
+    def _hosted(self, group: ConsumerGroup) -> ClassicMembers:
         def successor() -> ClassicGroup | None:
             now = self._groups.get(group.group_id)
             return now if isinstance(now, ClassicGroup) else None
 
-        return Hosted(group, self.settings, lambda answer: self.when_kept(group.group_id, answer), successor)
+        return ClassicMembers(group, self.settings, lambda answer: self.when_kept(group.group_id, answer), successor)
 
     def _new_classic(self, group_id: str) -> ClassicGroup:
         group = self._make_classic(group_id)
@@ -269,7 +269,7 @@ class Groups:
         """For a group of the new protocol: before its members are told of a change, it is durable."""
         self._consumers.when_kept(group_id, answer)
 
-    def known_classic(self, group_id: str) -> ClassicGroup | Hosted:
+    def known_classic(self, group_id: str) -> ClassicGroup | ClassicMembers:
         check_group_id(group_id)
         group = self._groups.get(group_id)
         if group is None:

@@ -19,11 +19,11 @@ ASSIGNED_BYTES = 250  # of each of its partitions: in the target, with a member,
 COPIES = 2  # the member's own, and the one in the journal's state
 
 
-class Kept(Protocol):
+class MemberMemory(Protocol):
     kept_bytes: int
 
 
-class Room:
+class MemberBudget:
     """One of a broker, also as a holder of memory (see pressure.Holder) which is full rather than asked: whoever lost
     a member would have to say all that again."""
 
@@ -50,7 +50,7 @@ class Room:
             logger.warning("members of groups hold %d bytes: no others are taken", self._held_bytes)
         raise MembersFull(f"members of groups hold {self._held_bytes:,} bytes, of {self.bytes_max:,} at most")
 
-    def keep(self, one: Kept, size: int) -> None:
+    def keep(self, one: MemberMemory, size: int) -> None:
         """From now on `one` takes so much: as checked before, or as a restart found it."""
         self.take(size - one.kept_bytes)
         one.kept_bytes = size

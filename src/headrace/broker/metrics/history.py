@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -94,7 +94,7 @@ class History:
         ready = unacked = 0
         delivered, acked = self._broker.stats.gone.delivered, self._broker.stats.gone.acked
         queues = [queue for host in self._broker.vhosts for queue in host.queues.values()]
-        async for queue in Turns().each(queues):
+        async for queue in YieldEvery().each(queues):
             delivered += queue.delivered
             acked += queue.acked
             if not queue.is_stream:

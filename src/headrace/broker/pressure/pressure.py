@@ -105,7 +105,7 @@ def _level(steps: tuple[float, ...], share: float, before: int) -> int:
     return max(entered, min(before, kept))
 
 
-class Holder(Protocol):
+class Reclaimable(Protocol):
     """Something that holds memory and can give it back without losing what must not be lost."""
 
     name: str
@@ -131,7 +131,7 @@ class Pressure:
         self.limits = Limits(limit, config.disk_free_limit, max(4 * MB, min(PENDING_BYTES_MAX, limit // 4)))
         self.verdict = Verdict()
         self.usage = Usage(self._memory.rss_bytes(), 0, config.disk_free_limit)
-        self.holders: list[Holder] = []
+        self.holders: list[Reclaimable] = []
         self.events = dict.fromkeys(EVENTS, 0)
         self.shed_bytes: dict[str, int] = {}
         self.delays = 0  # times that a publisher was held back for a moment
@@ -210,7 +210,7 @@ class Pressure:
     def on_change(self, callback: Callable[[Verdict], object]) -> None:
         self._callbacks.append(callback)
 
-    def add_holder(self, holder: Holder) -> None:
+    def add_holder(self, holder: Reclaimable) -> None:
         self.holders.append(holder)
         self.shed_bytes.setdefault(holder.name, 0)
 

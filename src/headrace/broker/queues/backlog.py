@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.queues.byte_bound import ReadyBytes
-from headrace.broker.queues.dead_letter_outbox import Departures
-from headrace.broker.queues.queue_arguments import DROP_HEAD, REJECT_DLX, STREAM, QueuePolicy
+from headrace.broker.queues.dead_letter_outbox import DeadLetterOutbox
+from headrace.broker.queues.queue_arguments import DROP_HEAD, REJECT_DLX, STREAM, QueueArguments
 from headrace.broker.queues.view import Run, View
 from headrace.broker.streams.partition import ReadWaits
 from headrace.broker.types.message import Message, from_record
@@ -33,7 +33,7 @@ class QueueContents:
         self,
         vhost: "VirtualHost",
         name: str,
-        policy: QueuePolicy,
+        policy: QueueArguments,
         views: list[View],
         *,
         durable: bool,
@@ -57,7 +57,7 @@ class QueueContents:
         self._arrivals: dict[View, Any] = {}  # of messages through any listener, where there are bounds to keep
         self._loading: list[Callable[[], object]] = []  # what goes on when something was read from the disk
         self._going_on: list[Callable[[], object]] = []  # what has more to drop in the next turn of the loop
-        self._departures = Departures(self)
+        self._departures = DeadLetterOutbox(self)
         # Whether a message may have an expiration of its own: then each new head is looked at. What was here before is
         # not known.
         self._may_expire = any(view.has_ready for view in views)
@@ -145,7 +145,7 @@ class QueueContents:
         writer.append(message.key, message.body, message.record_headers(), timestamp_ms)
         self.published += 1
         if self._bytes is not None:
-            self._bytes.published(self.vhost.rounds.flushes, len(message.body))
+            self._bytes.published(self.vhost.flushes.flush_count, len(message.body))
         if self.policy.length_max is not None or self.policy.bytes_max is not None:
             self._check_after_flush()
         self._may_expire |= message.has_expiration
@@ -170,10 +170,10 @@ class QueueContents:
         return self._overflows(left + 1, left_bytes + more_bytes)
 
     def _check_after_flush(self) -> None:
-        rounds = self.vhost.rounds
-        if self._checked_at != rounds.flushes:  # once for each flush, and for none too few
-            self._checked_at = rounds.flushes
-            rounds.after(partial(self._after_flush, rounds.flushes))
+        flushes = self.vhost.flushes
+        if self._checked_at != flushes.flush_count:  # once for each flush, and for none too few
+            self._checked_at = flushes.flush_count
+            flushes.after(partial(self._after_flush, flushes.flush_count))
 
     def _after_flush(self, flush: int, error: object) -> None:
         if self.is_deleted:
@@ -195,7 +195,7 @@ class QueueContents:
 
     # Bounds: length and age.
 
-    def apply_policy(self, policy: QueuePolicy) -> None:
+    def apply_policy(self, policy: QueueArguments) -> None:
         """From now on this holds; what is over the new bounds goes now."""
         self.policy = policy
         self._bound_bytes()
@@ -503,5 +503,5 @@ class QueueContents:
         if self._bytes is not None:
             self._bytes.purged()
         if any(view.durable for view in self.views):
-            await self.vhost.rounds.settles_stored()
+            await self.vhost.flushes.settles_stored()
         return removed

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.queues.dead_lettering import routing_keys
 from headrace.broker.queues.flush import Author
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.view import View
-from headrace.broker.streams.browse import READY, Found, Gap, browse, state_of, unserved
+from headrace.broker.streams.browse import READY, BrowsedMessage, Gap, browse, state_of, unserved
 from headrace.broker.types.message import Message, from_record
 from headrace.errors import HeadraceError, InvalidInput, LimitReached, NotFound
 from headrace.record.types import Record
@@ -75,7 +75,7 @@ def death_of(message: Message) -> Death | None:
     )
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Which dead letters: all conditions hold. Without any, all of them."""
 
     reason: str | None = None
@@ -97,7 +97,7 @@ class Replay(msgspec.Struct, kw_only=True):
     vhost: str
     queue: str
     to: str | None  # None: to where each message died
-    wanted: Wanted
+    wanted: Selection
     until: dict[int, int]
     rate: float
     matched: int
@@ -130,7 +130,7 @@ class Plan(NamedTuple):
     unread: list[Unread]
 
 
-class DeadLetterOffice:
+class DeadLetterBrowser:
     """All dead-letter queues of the broker, and the replays out of them."""
 
     def __init__(self, broker: "Broker") -> None:
@@ -197,13 +197,13 @@ class DeadLetterOffice:
         return sorted(groups.values(), key=lambda group: -group["messages"]), looked, unread
 
     async def _deaths(self, queue: Queue, limit: int, unread: list[Unread]) -> AsyncIterator[Death | None]:
-        turns = Turns()
+        turns = YieldEvery()
         for view in queue.views:
             async for record in self._ready(view, view.log.stable_end, limit, turns, unread):
                 yield death_of(from_record(record))
 
     async def _ready(
-        self, view: View, until: int, limit: int, turns: Turns, unread: list[Unread]
+        self, view: View, until: int, limit: int, turns: YieldEvery, unread: list[Unread]
     ) -> AsyncIterator[Record]:
         """Ready messages of a view in order, a page in memory at a time."""
         offset = view.low
@@ -218,7 +218,7 @@ class DeadLetterOffice:
         if limit > 0:
             unread += (Unread(view.level, gap) for gap in unserved(view.log))
 
-    async def _look(self, view: View, offset: int, until: int, limit: int, unread: list[Unread]) -> Found:
+    async def _look(self, view: View, offset: int, until: int, limit: int, unread: list[Unread]) -> BrowsedMessage:
         gaps: list[Gap] = []
         found = await browse(
             view.log,
@@ -235,14 +235,14 @@ class DeadLetterOffice:
 
     # Replaying.
 
-    async def plan(self, queue: Queue, wanted: Wanted, *, to: str | None = None, count: int | None = None) -> Plan:
+    async def plan(self, queue: Queue, wanted: Selection, *, to: str | None = None, count: int | None = None) -> Plan:
         """What a replay would do now; nothing is changed."""
         if queue.is_stream:
             raise InvalidInput("a stream keeps its messages: read it from an offset instead of replaying it")
         matched, targets, missing = 0, {}, {}  # type: int, dict[str, int], dict[str, int]
         until: dict[int, int] = {view.level: view.log.stable_end for view in queue.views}
         is_cut = False
-        turns, unread = Turns(), []  # type: Turns, list[Unread]
+        turns, unread = YieldEvery(), []  # type: YieldEvery, list[Unread]
         for view in queue.views:
             async for record in self._ready(view, until[view.level], 1 << 60, turns, unread):
                 message = from_record(record)
@@ -269,7 +269,7 @@ class DeadLetterOffice:
     async def replay(
         self,
         queue: Queue,
-        wanted: Wanted,
+        wanted: Selection,
         *,
         replay_id: str,
         to: str | None = None,
@@ -311,7 +311,7 @@ class DeadLetterOffice:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         if replay.state == RUNNING:
-            await self._broker.vhosts.rounds.over()  # what it last moved is counted
+            await self._broker.vhosts.flushes.over()  # what it last moved is counted
             await self._end(replay, STOPPED)
         return replay
 
@@ -362,12 +362,12 @@ class DeadLetterOffice:
             began = clock.monotonic()
             page = await self._look(view, offset, until, share, unread)
             offset = max(page.next_offset, offset + 1)
-            author, rounds = Author(), queue.vhost.rounds
-            with rounds.written_by(author):
+            author, flushes = Author(), queue.vhost.flushes
+            with flushes.written_by(author):
                 moved = self._move_some(replay, queue, view, page.records)
             # Whoever watches is told of what is on the disk, also if the replay is stopped before it is there.
-            rounds.after(partial(_count, replay, moved, author))
-            await rounds.stored(author)
+            flushes.after(partial(_count, replay, moved, author))
+            await flushes.stored(author)
             if clock.monotonic() - saved_at > SAVE_EVERY_S:
                 saved_at = clock.monotonic()
                 await self._save(replay)
@@ -400,15 +400,15 @@ class DeadLetterOffice:
         replays = death.replays + 1 if death is not None else 1
         again = message.with_headers(**{"x-replays": replays, "x-replayed-from": queue.name})
         again.exchange, again.routing_key = exchange, key
-        rounds = queue.vhost.rounds
-        rounds.begin_atomic()
+        flushes = queue.vhost.flushes
+        flushes.begin_atomic()
         try:
             if not target.publish(again, self._broker.clock.now_ms()):
                 return False
             view.returned.remove(offset, offset + 1)
             view.settle(offset, offset + 1)
         finally:
-            rounds.end_atomic()
+            flushes.end_atomic()
         return True
 
     async def _end(self, replay: Replay, state: str, error: str | None = None) -> None:

@@ -30,7 +30,7 @@ class Rejected:
     reason: str
 
 
-class Departures:
+class DeadLetterOutbox:
     def __init__(self, queue: "QueueContents") -> None:
         self._queue = queue
         self._rejected: deque[Rejected] = deque()  # out of the queue, and not yet anywhere else
@@ -63,7 +63,7 @@ class Departures:
 
     def reject(self, view: View, offset: int, reason: str) -> None:
         queue = self._queue
-        if queue.vhost.rounds.in_atomic:  # a transaction: all of it happens now
+        if queue.vhost.flushes.in_atomic:  # a transaction: all of it happens now
             self._dead_letter(view, offset, reason)
             return
         queue.go_on(self._move_rejected)  # the next turn has its own share

@@ -58,7 +58,7 @@ def _new_death(
     return death if expiration is None else death | {"original-expiration": expiration}
 
 
-class DeadLetters:
+class DeadLettering:
     """The dead-lettering of one vhost."""
 
     def __init__(self, vhost: "VirtualHost") -> None:
@@ -70,13 +70,13 @@ class DeadLetters:
         kept until there is one."""
         if queue.policy.keeps_dead_letters and not self._has_place(queue, message, reason):
             raise NoPlace
-        rounds = self._vhost.rounds
-        rounds.begin_atomic()
+        flushes = self._vhost.flushes
+        flushes.begin_atomic()
         try:
             self.publish_copy(queue, message, reason, self._vhost.clock.now_ms())
             view.settle(offset, offset + 1)
         finally:
-            rounds.end_atomic()
+            flushes.end_atomic()
         queue.dead_lettered += 1
 
     def publish_copy(self, queue: "QueueContents", message: Message, reason: str, now_ms: int) -> int:

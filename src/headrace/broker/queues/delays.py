@@ -66,9 +66,9 @@ class DelayLog:
         further = msgspec.msgpack.encode([to_bytes(key) for key in keys[1:]])
         headers = (*message.record_headers(), (DUE_HEADER, due_ms.to_bytes(8, "big")), (KEYS_HEADER, further))
         writer.append(message.key, message.body, headers, now_ms)
-        if self._asked_at != self._vhost.rounds.flushes:  # once for each flush
-            self._asked_at = self._vhost.rounds.flushes
-            self._vhost.rounds.after(self._flushed)
+        if self._asked_at != self._vhost.flushes.flush_count:  # once for each flush
+            self._asked_at = self._vhost.flushes.flush_count
+            self._vhost.flushes.after(self._flushed)
 
     def _flushed(self, error: object) -> None:
         if not self.is_closed:
@@ -166,7 +166,7 @@ class DelayLog:
         chunk = self.view.chunk(run)
         found = codec.records(chunk.data, from_offset=offset, to_offset=offset + 1, limit=1)
         vhost = self._vhost
-        vhost.rounds.begin_atomic()
+        vhost.flushes.begin_atomic()
         try:
             for record in found:
                 message = _message_of(record)
@@ -177,14 +177,14 @@ class DelayLog:
                     queue.publish(message, now_ms)
             self.view.settle(offset, offset + 1)
         finally:
-            vhost.rounds.end_atomic()
+            vhost.flushes.end_atomic()
 
     def close(self) -> None:
         self.is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         self.view.discard_pending()
-        self._vhost.rounds.forget(self.view)
+        self._vhost.flushes.forget(self.view)
 
 
 class Delays:
@@ -205,7 +205,7 @@ class Delays:
             view = (
                 await self._vhost.store.delay_view(self._vhost.name, STREAM_PREFIX + exchange.name)
                 if exchange.durable
-                else View(MemoryLog(self._vhost.spill), self._vhost.rounds, durable=False)
+                else View(MemoryLog(self._vhost.spill), self._vhost.flushes, durable=False)
             )
             self._logs[exchange.name] = DelayLog(self._vhost, exchange, view)
 

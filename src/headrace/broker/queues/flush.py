@@ -53,13 +53,13 @@ class Author:
         """What the end of a flush means for this author."""
         if error is None or not self.stores:
             return None
-        return error.outcome_for(self) if isinstance(error, PartlyStored) else error
+        return error.outcome_for(self) if isinstance(error, PartialFlush) else error
 
 
 Authors = frozenset[Author]
 
 
-class PartlyStored(StorageError):
+class PartialFlush(StorageError):
     """Some queues of a flush have it and some do not."""
 
     def __init__(self, cause: HeadraceError, stored: Authors, refused: Authors, refusing: frozenset["View"]) -> None:
@@ -100,7 +100,7 @@ class Flush:
         stored = (authors for authors, error, _ in self.parts if error is None)
         refused = (authors for authors, error, _ in self.parts if error is not None)
         refusing = frozenset(view for _, error, views in self.parts if error is not None for view in views)
-        return PartlyStored(errors[0], Authors().union(*stored), Authors().union(*refused), refusing)
+        return PartialFlush(errors[0], Authors().union(*stored), Authors().union(*refused), refusing)
 
 
 class _Taken(NamedTuple):
@@ -138,7 +138,7 @@ async def _outcome(future: "asyncio.Future[HeadraceError | None]") -> None:
         raise error
 
 
-class Rounds:
+class FlushCoordinator:
     """Owned by the broker, used on the loop's thread."""
 
     def __init__(self, shard: Any, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -161,7 +161,7 @@ class Rounds:
         self._closed = False
         self.author: Author | None = None  # of what is being published now, if anybody asks
         self.refusing: set[View] = set()  # whose log took nothing the last time
-        self.flushes = 0
+        self.flush_count = 0
         self.batches = 0
         self.records = 0
 
@@ -256,7 +256,7 @@ class Rounds:
         """Waits until it is known what became of everything published so far."""
         await self._waiter_for(self._waiters)
 
-    async def settle_down(self) -> None:
+    async def wait_all_durable(self) -> None:
         """Waits until everything published so far, and settled together with that, is on stable storage."""
         await _outcome(self._waiter_for(self._waiters))
 
@@ -306,7 +306,7 @@ class Rounds:
                         logger.error("what was to be done after a publish failed: %s", error, exc_info=error)
 
     def _flush_disk(self) -> None:
-        self.flushes += 1
+        self.flush_count += 1
         flush = Flush(self._waiters)
         self._flushes.append(flush)
         self._waiters = []

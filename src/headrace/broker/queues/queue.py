@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.queues.backlog import QueueContents
 from headrace.broker.queues.consumers import Consumer, Consumers
-from headrace.broker.queues.queue_arguments import QueuePolicy
+from headrace.broker.queues.queue_arguments import QueueArguments
 from headrace.broker.queues.view import Run, View
 from headrace.broker.streams.partition import when_loaded
 from headrace.broker.types.message import Message, properties_of
@@ -32,7 +32,7 @@ class Queue(QueueContents):
         self,
         vhost: "VirtualHost",
         name: str,
-        policy: QueuePolicy,
+        policy: QueueArguments,
         views: list[View],
         *,
         durable: bool,
@@ -262,7 +262,7 @@ class Queue(QueueContents):
 
     # Going away.
 
-    def apply_policy(self, policy: QueuePolicy) -> None:
+    def apply_policy(self, policy: QueueArguments) -> None:
         before = self.policy
         super().apply_policy(policy)
         if policy.expires_ms is not None and policy.expires_ms != before.expires_ms:
@@ -321,6 +321,6 @@ class Queue(QueueContents):
         for view in self.views:
             view.release_waiters()
             view.discard_pending()
-            self.vhost.rounds.forget(view)
+            self.vhost.flushes.forget(view)
             if not view.durable:
                 view.log.close()

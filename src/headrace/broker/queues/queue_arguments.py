@@ -18,7 +18,7 @@ BOUND_MAX = 2**63 - 1  # what AMQP can say: clients send it for no bound
 STREAM_OFFSETS = ("first", "last", "next")
 
 
-class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
+class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = CLASSIC
     ttl_ms: int | None = None
     expires_ms: int | None = None
@@ -171,7 +171,7 @@ def check_declared(where: str, arguments: Mapping[str, Any]) -> None:
             raise ArgumentMismatch(f"invalid arg '{name}' for {where}: {{value_too_large,{value}}}")
 
 
-def parse_arguments(where: str, arguments: Mapping[str, Any]) -> QueuePolicy:
+def parse_arguments(where: str, arguments: Mapping[str, Any]) -> QueueArguments:
     """ArgumentMismatch says which argument cannot be, in RabbitMQ's words. Unknown ones are kept and ignored."""
     fields: dict[str, Any] = {}
     for name, value in arguments.items():
@@ -185,7 +185,7 @@ def parse_arguments(where: str, arguments: Mapping[str, Any]) -> QueuePolicy:
             fields[field] = max_age_ms(value) if field == "max_age_ms" else value
     if "dead_letter_key" in fields and "dead_letter_exchange" not in fields:
         raise ArgumentMismatch(f"invalid arg 'x-dead-letter-routing-key' for {where}: routing_key_but_no_dlx_defined")
-    return QueuePolicy(**fields)
+    return QueueArguments(**fields)
 
 
 def type_name(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.broker.queues.consumers import Consumer
 from headrace.broker.queues.queue import Queue
-from headrace.broker.queues.queue_arguments import QueuePolicy, max_age_ms
+from headrace.broker.queues.queue_arguments import QueueArguments, max_age_ms
 from headrace.broker.queues.view import View
 from headrace.broker.streams.partition import ReadWaits
 from headrace.broker.types.message import Message, from_record
@@ -72,7 +72,7 @@ class StreamQueue(Queue):
     def unacked(self) -> int:
         return 0
 
-    def apply_policy(self, policy: QueuePolicy) -> None:
+    def apply_policy(self, policy: QueueArguments) -> None:
         """A stream's bounds are its retention: the tighter of its own settings and the policy's."""
         self.policy = policy
         stream = self.vhost.store.streams.find(self.name, self.vhost.name)

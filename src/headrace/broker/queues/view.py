@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headrace.broker.queues.delivery_counts import DeliveryCounts, pack, unpack
-from headrace.broker.queues.flush import Author, Rounds
+from headrace.broker.queues.flush import Author, FlushCoordinator
 from headrace.broker.streams.read import unfolded, without_aborted
 from headrace.broker.types.aborted_ranges import Aborts
 from headrace.broker.types.range_set import RangeSet
@@ -105,7 +105,7 @@ class View:
     def __init__(
         self,
         log: Any,
-        rounds: Rounds,
+        flushes: FlushCoordinator,
         *,
         key: bytes = b"",
         durable: bool,
@@ -119,7 +119,7 @@ class View:
         self.key = key
         self.durable = durable
         self.level = level
-        self._rounds = rounds
+        self._flushes = flushes
         self._compression = compression
         reserved, self.settled, counts = decode_settles(saved)
         self.counts = DeliveryCounts(counts)
@@ -193,12 +193,12 @@ class View:
     def open_writer(self, target: Any = None) -> BatchWriter:
         if self._writer is None:
             self._writer = _writers.pop() if _writers else BatchWriter(0, WRITER_CAPACITY)
-            self._rounds.dirty(self)
-        elif self._rounds.in_atomic:
-            self._rounds.must_join(self)
+            self._flushes.dirty(self)
+        elif self._flushes.in_atomic:
+            self._flushes.must_join(self)
         if target is not None:
             self._targets.append(target)
-        author = self._rounds.author
+        author = self._flushes.author
         if author is not None:
             self.authors.add(author)
             author.wrote(target, durable=self.durable)
@@ -219,7 +219,7 @@ class View:
         if writer is not None:
             large = writer.size > WRITER_KEPT
             if writer.count:
-                self._rounds.records += writer.count
+                self._flushes.records += writer.count
                 batches.append(writer.finish(self._compression))
             if len(_writers) < WRITERS_POOLED and not large:
                 _writers.append(writer)
@@ -314,7 +314,7 @@ class View:
         wanted = self.next + self._reserve_block
         if wanted > max(self._reserving, self.reserved):
             self._reserving = wanted
-            self._rounds.settled(self)
+            self._flushes.settled(self)
 
     def chunk(self, run: Run) -> Any:
         """Whole batches that hold run.start; the first may begin earlier."""
@@ -409,8 +409,8 @@ class View:
     def settle(self, start: int, end: int) -> None:
         if not self.settled.add(start, end):
             return
-        if self._rounds.in_atomic:
-            self._rounds.settled_together(self, start, end)
+        if self._flushes.in_atomic:
+            self._flushes.settled_together(self, start, end)
         else:
             self.settled_for_good(start, end)
 
@@ -418,7 +418,7 @@ class View:
         """Whatever becomes of anything else: what is durable is told to the disk until it has it."""
         if self.durable:
             self._unsaved.add(start, end)
-            self._rounds.settled(self)
+            self._flushes.settled(self)
         else:
             self._forget(start, end)
 
@@ -427,7 +427,7 @@ class View:
         self._moving.add(start, end)
         if not self.durable:
             self._leaving.add(start, end)
-        self._rounds.settled(self)
+        self._flushes.settled(self)
 
     def _forget(self, start: int, end: int) -> None:
         """Of a log in memory: what is settled goes, but not what may come back."""
@@ -439,7 +439,7 @@ class View:
         """How often it has come back, this time included."""
         count = self.counts.add(offset)
         if self.durable:
-            self._rounds.settled(self)
+            self._flushes.settled(self)
         return count
 
     def give_back(self, start: int, end: int) -> None:

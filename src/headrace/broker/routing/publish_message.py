@@ -29,10 +29,10 @@ async def post(host: "VirtualHost", message: Message, keys: Sequence[str]) -> in
     now_ms = host.clock.now_ms()
     exchange = _exchange(host, message, keys)
     author = Author()
-    with host.rounds.written_by(author):
+    with host.flushes.written_by(author):
         routed = host.delays.route(exchange, message, now_ms, keys)
         taken = len(routed.waits_in) + sum(queue.publish(message, now_ms) for queue in routed.queues)
-    host.rounds.flush_memory()
+    host.flushes.flush_memory()
     if author.stores:
-        await host.rounds.stored(author)
+        await host.flushes.stored(author)
     return taken

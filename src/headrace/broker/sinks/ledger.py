@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.broker.sinks.uploads import Section, Staging
+from headrace.broker.sinks.uploads import Section, Uploads
 from headrace.broker.streams.streams import Streams
 from headrace.clock import Clock
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidInput, NotFound
@@ -37,7 +37,7 @@ ONCE = "once:"  # begins the name of a writer that commits once and never again:
 ONCE_AGE_MS = 3600 * 1000  # far longer than its one commit is repeated for want of an answer
 
 
-class Part(NamedTuple):
+class LedgerEntry(NamedTuple):
     """Batches of a staged file, and the partition they are for."""
 
     section: Section
@@ -87,7 +87,7 @@ def unclaimed(owner: str) -> str:
 
 
 class Ledger:
-    def __init__(self, shard: Shard, streams: Streams, staging: Staging, clock: Clock) -> None:
+    def __init__(self, shard: Shard, streams: Streams, staging: Uploads, clock: Clock) -> None:
         self._shard = shard
         self._streams = streams
         self._staging = staging
@@ -117,7 +117,7 @@ class Ledger:
                 logger.error("the batch of %r that was being stored cannot be finished: %s", writer, error)
         return len(unfinished)
 
-    async def commit(self, writer: str, batch: int, parts: Sequence[Part], claim: Claim = unclaimed) -> Outcome:
+    async def commit(self, writer: str, batch: int, parts: Sequence[LedgerEntry], claim: Claim = unclaimed) -> Outcome:
         """Durable on return. A batch at or before the last one of this writer is not stored again."""
         _check(writer, parts)
         # A task of its own: were it to end with the connection that asked, the entry could be on disk and the
@@ -133,11 +133,11 @@ class Ledger:
         """Commits under way are finished; an error is told to whoever asked, not here."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _in_turn(self, writer: str, batch: int, parts: Sequence[Part], claim: Claim) -> Outcome:
+    async def _in_turn(self, writer: str, batch: int, parts: Sequence[LedgerEntry], claim: Claim) -> Outcome:
         async with self._turns.setdefault(writer, asyncio.Lock()):
             return await self._commit(writer, batch, parts, claim)
 
-    async def _commit(self, writer: str, batch: int, parts: Sequence[Part], claim: Claim) -> Outcome:
+    async def _commit(self, writer: str, batch: int, parts: Sequence[LedgerEntry], claim: Claim) -> Outcome:
         line = self._lines.get(writer)
         user = claim(line.user if line is not None else "")
         if line is not None and line.is_open:
@@ -170,14 +170,14 @@ class Ledger:
         await self._staging.remove(names)
         return Outcome(line, False)
 
-    def _log_of(self, part: Part) -> Log:
+    def _log_of(self, part: LedgerEntry) -> Log:
         return self._streams.get(part.topic).partition(part.partition).log
 
     def _step_bytes(self) -> int:
         """What one entry takes, of a small journal too: a step that none can hold could never be done."""
         return min(STEP_BYTES_MAX, self._shard.journal.capacity // 2 - LINE_BYTES)
 
-    async def _plan(self, writer: str, batch: int, parts: Sequence[Part], user: str) -> None:
+    async def _plan(self, writer: str, batch: int, parts: Sequence[LedgerEntry], user: str) -> None:
         """Check every batch, cut steps, and put the plan into the ledger: from then on the batch is decided."""
         steps: list[_Step] = []
         runs: list[tuple[str, int, int, int]] = []
@@ -264,7 +264,7 @@ class Ledger:
         return turn is not None and turn.locked()
 
 
-def _check(writer: str, parts: Sequence[Part]) -> None:
+def _check(writer: str, parts: Sequence[LedgerEntry]) -> None:
     if not 0 < len(writer.encode("utf-8", "replace")) <= WRITER_BYTES_MAX:
         raise InvalidInput(f"the name of a writer has 1 to {WRITER_BYTES_MAX} bytes")
     if len(parts) > PARTS_MAX:

@@ -37,7 +37,7 @@ class Staged(NamedTuple):
     records: int
 
 
-class Staging:
+class Uploads:
     """Made on the loop; files are touched in a thread of their own."""
 
     def __init__(self, disk: Disk, data_dir: str, clock: Clock) -> None:

@@ -36,7 +36,7 @@ def unserved(log: Any) -> list[Gap]:
     return [] if damage is None else [Gap(log.visible_end, None, str(damage))]
 
 
-class Found(NamedTuple):
+class BrowsedMessage(NamedTuple):
     records: list[Record]
     next_offset: int
     scanned: int
@@ -53,7 +53,7 @@ async def browse(
     aborted: Aborts = NO_ABORTS,
     scan_max: int = SCAN_RECORDS_MAX,
     gaps: list[Gap] | None = None,
-) -> Found:
+) -> BrowsedMessage:
     """Committed records from an offset on that are wanted; stops at the limit, the end, or after scanning enough.
     Others are served while the disk is read: what was wanted then may be somebody's by the end. Damage is an error, or
     is put into `gaps` and gone around."""
@@ -88,11 +88,11 @@ async def browse(
                     found.append(record)
                     size += bytes_
                     if len(found) >= limit or size >= bytes_max:
-                        return Found(found, record.offset + 1, scanned)
+                        return BrowsedMessage(found, record.offset + 1, scanned)
             if scanned >= scan_max or looked >= SCAN_BYTES_MAX:
-                return Found(found, max(offset, min(upto, info.next_offset)), scanned)
+                return BrowsedMessage(found, max(offset, min(upto, info.next_offset)), scanned)
         offset = upto
-    return Found(found, offset, scanned)
+    return BrowsedMessage(found, offset, scanned)
 
 
 async def find_time(log: Any, timestamp_ms: int, gaps: list[Gap]) -> int:

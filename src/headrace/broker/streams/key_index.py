@@ -50,7 +50,7 @@ class KeyNotFound(NotFound):
         super().__init__(f"topic {topic!r} has no message with this key")
 
 
-class Found(NamedTuple):
+class KeyLookup(NamedTuple):
     partition: int
     record: Record
 
@@ -99,7 +99,7 @@ class Keys:
 
     # Looking up.
 
-    async def find(self, stream: Stream, key: bytes) -> Found:
+    async def find(self, stream: Stream, key: bytes) -> KeyLookup:
         """The last message with this key. KeyNotFound if there is none, or if it is a tombstone."""
         if not stream.settings.key_index:
             raise Conflict(f"topic {stream.name!r} has no index of keys: set key_index to true for it")
@@ -112,7 +112,7 @@ class Keys:
         for partition, offset in zip(partitions, offsets, strict=True):
             record = None if offset is None else await self._record(stream, partition, offset)
             if record is not None and record.key == key:
-                found.append(Found(partition.number, record))
+                found.append(KeyLookup(partition.number, record))
         # A producer with a partitioner of its own may have put a key into several.
         last = max(found, key=lambda one: (one.record.timestamp, one.partition), default=None)
         if last is None or last.record.value is None:

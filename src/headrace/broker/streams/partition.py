@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 from headrace.log.commit.round import Ticket
 from headrace.log.log import Log
 from headrace.log.read.cold_reads import ReadWaits
-from headrace.log.read.file_range import FilePart
+from headrace.log.read.file_range import FileRange
 from headrace.log.read.reader import PART_BYTES_MIN, Chunk
 from headrace.log.settings import StreamSettings
 from headrace.record.types import BatchInfo
@@ -65,7 +65,7 @@ class Partition:
         """ReadWaits when it is not in memory."""
         return self.log.read_now(offset, max_bytes, end=end)
 
-    def part_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FilePart | None:
+    def part_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FileRange | None:
         """Where they lie in their file, for those who send them on as they are; None when they are better read."""
         return self.log.part_now(offset, max_bytes, end=end)
 
@@ -102,4 +102,4 @@ class Readable:
         self.future.cancel()
 
 
-__all__ = ["PART_BYTES_MIN", "FilePart", "Partition", "ReadWaits", "Readable", "when_loaded"]
+__all__ = ["PART_BYTES_MIN", "FileRange", "Partition", "ReadWaits", "Readable", "when_loaded"]

@@ -53,7 +53,7 @@ from headrace.errors import (
     TransactionNotFound,
     UnknownProducer,
 )
-from headrace.log.commit.atomic_group import Group
+from headrace.log.commit.atomic_group import AtomicGroup
 from headrace.log.commit.round import Ticket
 from headrace.log.log import Log
 from headrace.log.shard import Shard
@@ -202,7 +202,7 @@ class Transactions:
         ticket.add_callback(partial(self._joined, one, where))
         return ticket
 
-    def _join(self, one: Transaction, where: Where, log_id: int, entry: Group) -> None:
+    def _join(self, one: Transaction, where: Where, log_id: int, entry: AtomicGroup) -> None:
         self._open(one)
         one.partitions[where] = log_id
         one.joined[log_id] = where

@@ -13,7 +13,7 @@ from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborts
 from headrace.broker.types.range_set import RangeSet
 from headrace.clock import Clock
 from headrace.errors import CorruptLog, DiskFull, HeadraceError, InvalidInput, Overloaded, StorageError
-from headrace.log.commit.atomic_group import Group
+from headrace.log.commit.atomic_group import AtomicGroup
 from headrace.log.commit.round import Ticket
 from headrace.log.log import Log
 from headrace.log.shard import Shard
@@ -33,8 +33,8 @@ SCAN_BYTES = 4 << 20
 HOLD = "producers"
 
 Append = Callable[[], Ticket]
-Beside = Callable[[Group], object]
-Watcher = Callable[[RangeSet, bool], object]  # offsets that hold no message, whether the transaction was committed
+Beside = Callable[[AtomicGroup], object]
+DiskObserver = Callable[[RangeSet, bool], object]  # offsets that hold no message, whether the transaction was committed
 
 
 class Tracked:
@@ -58,7 +58,7 @@ class Producers:
         self._shard = shard
         self._clock = clock
         self._tracked: dict[int, Tracked] = {}
-        self._watchers: dict[int, Watcher] = {}
+        self._watchers: dict[int, DiskObserver] = {}
         self._ids = iter(range(0))
         self._reserving = asyncio.Lock()
         self._reserved = int.from_bytes(shard.state.get(PRODUCER_IDS, NEXT_ID) or b"\0", "big")
@@ -229,7 +229,7 @@ class Producers:
                 watcher(void, commit)
             self._hold(tracked)
 
-    def watch(self, log: Log, watcher: Watcher) -> None:
+    def watch(self, log: Log, watcher: DiskObserver) -> None:
         """Called when a transaction has ended, before anybody is shown what was behind it. One for each log."""
         self._watchers[log.id] = watcher
         tracked = self._tracked.get(log.id)

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from headrace.broker.cooperative.yielding import Turns
-from headrace.broker.queues.flush import Rounds
-from headrace.broker.queues.queue_arguments import QueuePolicy
+from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.queues.flush import FlushCoordinator
+from headrace.broker.queues.queue_arguments import QueueArguments
 from headrace.broker.queues.view import View
 from headrace.broker.types.range_set import RangeSet
 from headrace.clock import Clock
@@ -93,9 +93,9 @@ def keep_unsettled(settled: RangeSet) -> Keep:
 
 class Hosts(Protocol):
     @property
-    def rounds(self) -> Rounds: ...
+    def flushes(self) -> FlushCoordinator: ...
 
-    def own_views(self) -> Iterator[tuple[QueuePolicy, View]]: ...
+    def own_views(self) -> Iterator[tuple[QueueArguments, View]]: ...
 
 
 class Reclaim:
@@ -107,7 +107,7 @@ class Reclaim:
         self.bytes_freed = 0
 
     async def once(self) -> None:
-        turns = Turns()
+        turns = YieldEvery()
         failed: HeadraceError | None = None
         async for policy, view in turns.each(list(self._hosts.own_views())):
             try:
@@ -156,7 +156,7 @@ class Reclaim:
         """Settled is also what is on its way to another queue, and only when that is on disk may its old place go:
         a kill, or a disk that is full, would leave it in neither. False: not now."""
         try:
-            await self._hosts.rounds.settle_down()
+            await self._hosts.flushes.wait_all_durable()
         except HeadraceError:
             return False
         return not view.log.is_closed

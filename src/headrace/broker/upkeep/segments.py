@@ -3,7 +3,7 @@
 import asyncio
 from typing import NamedTuple
 
-from headrace.broker.sinks.uploads import Staging
+from headrace.broker.sinks.uploads import Uploads
 from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.producers import Producers
 from headrace.errors import Conflict, HeadraceError, NotFound, StorageError
@@ -22,7 +22,7 @@ class Gain(NamedTuple):
 
 
 async def replace_segment(
-    shard: Shard, staging: Staging, partition: Partition, base: int, generation: int, name: str
+    shard: Shard, staging: Uploads, partition: Partition, base: int, generation: int, name: str
 ) -> Gain:
     """Make an upload the next generation of a sealed segment. All of it is checked first."""
     log = partition.log

@@ -9,7 +9,7 @@ from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import (
     CLASSIC,
     STREAM,
-    QueuePolicy,
+    QueueArguments,
     check_declared,
     check_equivalent,
     parse_arguments,
@@ -127,7 +127,7 @@ class QueueDeclared(NamedTuple):
             return self
         return self._replace(arguments={**self.arguments, "x-queue-type": default})
 
-    def check(self, where: str) -> QueuePolicy:
+    def check(self, where: str) -> QueueArguments:
         check_declared(where, self.arguments)
         policy = parse_arguments(where, self.arguments)
         if policy.kind != CLASSIC and (self.exclusive or not self.durable or self.auto_delete):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.routing.exchanges import is_kind
 from headrace.broker.vhosts.declarations import PREDECLARED, ExchangeDeclared, QueueDeclared
 from headrace.broker.vhosts.definitions_users import UserDefinitions
 from headrace.broker.vhosts.definitions_users import export as export_users
-from headrace.broker.vhosts.dry_run import Draft, DraftBinding
+from headrace.broker.vhosts.dry_run import DraftBinding, DryRun
 from headrace.broker.vhosts.limits import LIMITS, QUEUES, Limits, bound, parse_limits
 from headrace.broker.vhosts.metadata import FIELDS, Metadata, parse_metadata
 from headrace.broker.vhosts.policies import Policy, check
@@ -58,7 +58,7 @@ async def export(broker: "Broker", vhost: str | None = None) -> Document:
     """What was declared to last; what goes with its connection is not part of it."""
     hosts = [host for host in broker.vhosts if vhost in (None, host.name)]
     named = vhost is None
-    turns = Turns()
+    turns = YieldEvery()
     document: Document = {name: [] for name in LISTS if named or name in ("parameters", "policies", "queues")}
     for host in hosts:
         if named:
@@ -347,8 +347,8 @@ async def _check_declared(
 ) -> None:
     """That nothing of it will be refused, in the order of `_import_declared`; as far as nobody changes anything
     meanwhile."""
-    draft = Draft(broker)
-    turns = Turns()
+    draft = DryRun(broker)
+    turns = YieldEvery()
     for item, metadata in zip(items["vhosts"], about, strict=True):
         draft.vhost(item["name"], metadata)
     async for item in turns.each(items["topics"]):

@@ -59,7 +59,7 @@ class _Host:
         self.bindings: set[tuple[str, str, bool, str, str]] = set()
 
 
-class Draft:
+class DryRun:
     """InvalidInput from each of its methods for what could not be declared, in the words of who refuses it."""
 
     def __init__(self, broker: "Broker") -> None:

@@ -17,9 +17,9 @@ import msgspec
 from headrace.broker.access.regex import compile_pattern
 from headrace.broker.catalog.catalog import Catalog, shaped
 from headrace.broker.cooperative.changes import to_the_end
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.queues.queue import Queue
-from headrace.broker.queues.queue_arguments import CLASSIC, QUORUM, STREAM, QueuePolicy, parse_arguments
+from headrace.broker.queues.queue_arguments import CLASSIC, QUORUM, STREAM, QueueArguments, parse_arguments
 from headrace.broker.routing.exchanges import Exchange
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.errors import ArgumentMismatch, InvalidInput, InvalidPattern, NotFound, StorageError
@@ -131,7 +131,7 @@ def check(policy: Policy, *, operator: bool = False) -> None:
         raise InvalidInput(f"Validation failed: {error}") from None
 
 
-def limits(definition: Mapping[str, Any]) -> QueuePolicy:
+def limits(definition: Mapping[str, Any]) -> QueueArguments:
     """What a policy says about queues, typed like the arguments it stands for."""
     arguments: dict[str, Any] = {}
     for key, value in definition.items():
@@ -147,7 +147,7 @@ def limits(definition: Mapping[str, Any]) -> QueuePolicy:
     return found
 
 
-def merge(declared: QueuePolicy, policy: QueuePolicy | None, named: Iterable[str] = ()) -> QueuePolicy:
+def merge(declared: QueueArguments, policy: QueueArguments | None, named: Iterable[str] = ()) -> QueueArguments:
     """The effective policy of a queue. `named` are the keys that the policy really has."""
     if policy is None:
         return declared
@@ -157,7 +157,7 @@ def merge(declared: QueuePolicy, policy: QueuePolicy | None, named: Iterable[str
         # -1 takes away what holds when nobody says anything, not what the other one says.
         changes[field] = min([bound for bound in bounds if bound >= 0] or bounds, default=None)
     for field in LOOSE:
-        default = QueuePolicy.__struct_defaults__[QueuePolicy.__struct_fields__.index(field)]
+        default = QueueArguments.__struct_defaults__[QueueArguments.__struct_fields__.index(field)]
         own = getattr(declared, field)
         if own == default:
             changes[field] = getattr(policy, field)
@@ -286,7 +286,7 @@ class Policies:
         holds then."""
         for host in self._hosts():
             if host.name == vhost:
-                async for _ in Turns().each(self._applied(host)):
+                async for _ in YieldEvery().each(self._applied(host)):
                     pass
 
     def _applied(self, host: "VirtualHost") -> Iterator[None]:

@@ -17,9 +17,9 @@ import msgspec
 
 from headrace.broker.catalog.arguments_json import loaded, stored
 from headrace.broker.catalog.catalog import Catalog, shaped
-from headrace.broker.queues.flush import SETTLE_TABLE, Rounds
+from headrace.broker.queues.flush import SETTLE_TABLE, FlushCoordinator
 from headrace.broker.queues.queue import Queue
-from headrace.broker.queues.queue_arguments import STREAM, QueuePolicy, parse_arguments
+from headrace.broker.queues.queue_arguments import STREAM, QueueArguments, parse_arguments
 from headrace.broker.queues.stream_queue import StreamQueue
 from headrace.broker.queues.view import Delta, View
 from headrace.broker.routing.exchanges import Binding, Exchange, canonical, is_kind, make_exchange
@@ -62,12 +62,14 @@ class _QueueDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueStore:
-    def __init__(self, catalog: Catalog, streams: Streams, shard: Shard, rounds: Rounds, producers: Producers) -> None:
+    def __init__(
+        self, catalog: Catalog, streams: Streams, shard: Shard, flushes: FlushCoordinator, producers: Producers
+    ) -> None:
         self._catalog = catalog
         self._shard = shard
         self._producers = producers
         self.streams = streams
-        self.rounds = rounds
+        self.flushes = flushes
         self._thread = ThreadPoolExecutor(1, "queues")
         self._documents: dict[tuple[str, str], dict[str, Any]] = {}
         self._unfinished: list[_QueueDocument] = []  # of queues that were being deleted
@@ -104,7 +106,7 @@ class QueueStore:
         self,
         vhost: "VirtualHost",
         name: str,
-        policy: QueuePolicy,
+        policy: QueueArguments,
         auto_delete: bool,
         arguments: dict[str, Any],
     ) -> Queue:
@@ -125,7 +127,7 @@ class QueueStore:
         self._documents[vhost.name, name] = document
         return self._make(vhost, name, policy, stream, auto_delete, arguments)
 
-    def check_stream(self, vhost: str, name: str, policy: QueuePolicy, partitions: int | None) -> None:
+    def check_stream(self, vhost: str, name: str, policy: QueueArguments, partitions: int | None) -> None:
         """Whether the queue can be on the stream of its name, which has so many partitions; None: there is none yet."""
         levels = policy.priority_max + 1
         if partitions is None:
@@ -136,11 +138,11 @@ class QueueStore:
             )
 
     def make_memory_queue(
-        self, vhost: "VirtualHost", name: str, policy: QueuePolicy, declared: QueueDeclared, owner: object
+        self, vhost: "VirtualHost", name: str, policy: QueueArguments, declared: QueueDeclared, owner: object
     ) -> Queue:
         """One that need not last: nothing is stored."""
         levels = reversed(range(policy.priority_max + 1))
-        views = [View(MemoryLog(vhost.spill), self.rounds, durable=False, level=level) for level in levels]
+        views = [View(MemoryLog(vhost.spill), self.flushes, durable=False, level=level) for level in levels]
         return Queue(
             vhost,
             name,
@@ -162,7 +164,7 @@ class QueueStore:
 
     def make_stream_queue(self, vhost: "VirtualHost", name: str, stream: Stream) -> Queue:
         """A topic as the AMQP listener sees it: nothing is stored, the topic itself is the record of it."""
-        queue = self._make(vhost, name, QueuePolicy(kind=STREAM), stream, TOPIC.auto_delete, dict(TOPIC.arguments))
+        queue = self._make(vhost, name, QueueArguments(kind=STREAM), stream, TOPIC.auto_delete, dict(TOPIC.arguments))
         assert isinstance(queue, StreamQueue)
         queue.is_topic = True
         return queue
@@ -171,7 +173,7 @@ class QueueStore:
         self,
         vhost: "VirtualHost",
         name: str,
-        policy: QueuePolicy,
+        policy: QueueArguments,
         stream: Stream,
         auto_delete: bool,
         arguments: dict[str, Any],
@@ -179,7 +181,7 @@ class QueueStore:
         views = [
             View(
                 partition.log,
-                self.rounds,
+                self.flushes,
                 key=_key(partition.log.id),
                 durable=True,
                 level=partition.number,
@@ -259,7 +261,7 @@ class QueueStore:
             return None
         log = stream.partitions[0].log
         saved = self._shard.state.get(SETTLE_TABLE, _key(log.id))
-        return View(log, self.rounds, key=_key(log.id), durable=True, saved=saved)
+        return View(log, self.flushes, key=_key(log.id), durable=True, saved=saved)
 
     async def remove_delay_view(self, vhost: str, name: str, view: View) -> None:
         if self.streams.find(name, vhost) is not None:
@@ -378,7 +380,7 @@ def _key(log_id: int) -> bytes:
     return log_id.to_bytes(8, "big")
 
 
-def _settings(policy: QueuePolicy) -> dict[str, object]:
+def _settings(policy: QueueArguments) -> dict[str, object]:
     if policy.kind == STREAM:
         age, size = policy.max_age_ms, policy.bytes_max
         return {

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.queues.dead_lettering import DeadLetters
+from headrace.broker.queues.dead_lettering import DeadLettering
 from headrace.broker.queues.delays import Delays
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import CLASSIC, STREAM
@@ -54,7 +54,7 @@ class VirtualHost:
         self.clock = broker.clock
         self.policies = broker.policies
         self.loop = asyncio.get_running_loop()
-        self.rounds = store.rounds
+        self.flushes = store.flushes
         self.spill = broker.spill
         self.pressure = broker.pressure
         self.store = store
@@ -63,7 +63,7 @@ class VirtualHost:
         self._bindings_max = broker.config.amqp_bindings_max
         self.queues: dict[str, Queue] = {}
         self._owned: dict[object, dict[Queue, None]] = {}  # exclusive queues, by connection
-        self.dead_letters = DeadLetters(self)
+        self.dead_letters = DeadLettering(self)
         self.delays = Delays(self)
         self._changing = asyncio.Lock()
         self._storing: set[tuple[type, str]] = set()  # what is on its way to the catalog, and not here yet

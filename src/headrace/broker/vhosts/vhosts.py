@@ -10,9 +10,9 @@ from msgspec import convert, field, to_builtins
 from headrace.broker.catalog.catalog import shaped
 from headrace.broker.cooperative.changes import to_the_end
 from headrace.broker.queues.delays import STREAM_PREFIX
-from headrace.broker.queues.flush import SETTLE_TABLE, Rounds
+from headrace.broker.queues.flush import SETTLE_TABLE, FlushCoordinator
 from headrace.broker.queues.queue import Queue
-from headrace.broker.queues.queue_arguments import QueuePolicy
+from headrace.broker.queues.queue_arguments import QueueArguments
 from headrace.broker.queues.stream_queue import StreamQueue
 from headrace.broker.queues.view import View
 from headrace.broker.streams.streams import Stream
@@ -40,9 +40,9 @@ class _Stored(Metadata, frozen=True, kw_only=True):
 class VirtualHosts:
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
-        self.rounds = Rounds(broker.shard)
+        self.flushes = FlushCoordinator(broker.shard)
         producers = broker.coordination.producers
-        self.store = QueueStore(broker.catalog, broker.streams, broker.shard, self.rounds, producers)
+        self.store = QueueStore(broker.catalog, broker.streams, broker.shard, self.flushes, producers)
         self._hosts: dict[str, VirtualHost] = {}
         self._watchers: list[Callable[[str], None]] = []
         self._changing = asyncio.Lock()
@@ -93,7 +93,7 @@ class VirtualHosts:
     def __iter__(self) -> Iterator[VirtualHost]:
         return iter(list(self._hosts.values()))
 
-    def views(self) -> Iterator[tuple[QueuePolicy, View]]:
+    def views(self) -> Iterator[tuple[QueueArguments, View]]:
         """Every durable view that settles, with the policy of its queue."""
         for host in self:
             for queue in list(host.queues.values()):
@@ -101,7 +101,7 @@ class VirtualHosts:
                     for view in queue.views:
                         yield queue.policy, view
             for view in host.delays.views():
-                yield QueuePolicy(), view
+                yield QueueArguments(), view
 
     def _check_deletion(self, stream: Stream) -> None:
         host = self._hosts.get(stream.vhost)
@@ -128,7 +128,7 @@ class VirtualHosts:
             queue.vhost.forget_queue(queue)
             await self.store.stream_deleted(stream.vhost, queue)
 
-    def own_views(self) -> Iterator[tuple[QueuePolicy, View]]:
+    def own_views(self) -> Iterator[tuple[QueueArguments, View]]:
         """Those of views whose log is the queue's own. What a queue on a topic has settled is still the topic's: others
         read it, and its retention says how long it stays."""
         for policy, view in self.views():
@@ -206,12 +206,12 @@ class VirtualHosts:
         for host in self:
             await host.close()
         try:
-            await self.rounds.over()
+            await self.flushes.over()
             group = self._broker.shard.group()
             for _, view in self.views():
                 group.merge(SETTLE_TABLE, view.key, view.take_unsaved(exact=True).encode())
             await group.commit()
         except HeadraceError:
             pass  # the disk has failed: the next start flags what may have been delivered
-        self.rounds.close()
+        self.flushes.close()
         self.store.close()

@@ -14,7 +14,7 @@ import click
 from headrace.cli.data_folder.folder import data_dir_option
 from headrace.cli.options import json_option, settings_file
 from headrace.errors import BrokerUnreachable, HeadraceError, StorageError, Unconfirmed
-from headrace.nonblocking_stdio import Outlet
+from headrace.nonblocking_stdio import NonBlockingOutput
 
 if TYPE_CHECKING:
     from headrace.client.connection import Connection
@@ -228,7 +228,7 @@ def _detail(response: Any) -> str:
 
 
 def speaker(as_json: bool) -> Say:
-    out = Outlet(sys.stdout)
+    out = NonBlockingOutput(sys.stdout)
 
     def say(event: str, text: str, **facts: object) -> None:
         if as_json:

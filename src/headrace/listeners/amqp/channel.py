@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from pamqp import commands
 
-from headrace.broker.queues.flush import PartlyStored
+from headrace.broker.queues.flush import PartialFlush
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.view import View
 from headrace.errors import HeadraceError
@@ -171,7 +171,7 @@ class Channel:
     def failed(self, sequence: int, runs: Runs, error: HeadraceError) -> None:
         """Of what is not confirmed yet up to this publish nothing was stored, or only what some queues took."""
         self.waiting -= 1
-        if not isinstance(error, PartlyStored):
+        if not isinstance(error, PartialFlush):
             self._refuse_to(sequence)
             return
         for last, target in runs.ends(sequence):

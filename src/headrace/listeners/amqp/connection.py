@@ -19,12 +19,12 @@ from headrace.errors import HeadraceError
 from headrace.listeners.amqp import publish
 from headrace.listeners.amqp.access import Access
 from headrace.listeners.amqp.channel import Channel
-from headrace.listeners.amqp.eager_task import Steps
+from headrace.listeners.amqp.eager_task import EagerTask
 from headrace.listeners.amqp.errors import HARD, ChannelError, reply
 from headrace.listeners.amqp.methods import handshake, opening
 from headrace.listeners.amqp.methods.handshake import Stage
 from headrace.listeners.amqp.methods.table import HANDLERS
-from headrace.listeners.amqp.transport import CLOSE_TIMEOUT_S, Link
+from headrace.listeners.amqp.transport import CLOSE_TIMEOUT_S, AmqpTransport
 from headrace.wire.amqp import protocol
 from headrace.wire.amqp.methods import content_frames, decode, frame
 from headrace.wire.amqp.protocol import PROTOCOL_HEADER, ProtocolError
@@ -40,11 +40,11 @@ CLASS_CONNECTION, CLASS_CHANNEL = 10, 20
 QUICK_ACK_BYTES_MAX = 4096  # more than this fills a segment, and Nagle lets full ones go
 
 
-class Connection(Link):
+class Connection(AmqpTransport):
     def __init__(self, listener: "AmqpListener") -> None:
         super().__init__(listener)
         self.broker = listener.broker
-        self.rounds = listener.broker.vhosts.rounds
+        self.flushes = listener.broker.vhosts.flushes
         self.user = ""
         self.client_properties: dict[str, Any] = {}
         self.capabilities: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class Connection(Link):
         self.secret_updates = 0
         self._scanner = Scanner(self, protocol.FRAME_MAX_BEFORE_TUNE)
         self._unread = b""
-        self._steps: Steps | None = None
+        self._steps: EagerTask | None = None
         self._flushing = 0
         self._author, self._author_at = Author(), 0  # of what was published since the last answer was asked for
         self._in_method = False
@@ -152,7 +152,7 @@ class Connection(Link):
             data = self._take_header(data)
         if self.stage in (Stage.HEADER, Stage.CLOSED) or not data:
             return
-        author, self.rounds.author = self.rounds.author, self._author
+        author, self.flushes.author = self.flushes.author, self._author
         try:
             used = self._feed(data)
         except ProtocolError as error:
@@ -164,7 +164,7 @@ class Connection(Link):
             self.close(*reply(error))
             return
         finally:
-            self.rounds.author = author
+            self.flushes.author = author
         self._unread = data[used:] if used < len(data) else b""
         self.after_feed()
         self.listener.flow.received(self, len(data))
@@ -173,7 +173,7 @@ class Connection(Link):
         """How many bytes were used. While some queue's log refuses what comes, one frame at a time: what became of
         each publish is known then, wherever it went."""
         now_ms = self.broker.clock.now_ms()
-        if not self.rounds.refusing or self.stage in handshake.EXPECTED:  # which stops for reasons of its own
+        if not self.flushes.refusing or self.stage in handshake.EXPECTED:  # which stops for reasons of its own
             return self._scanner.feed(data, now_ms)
         used, left = 0, memoryview(data)
         while step := self._scanner.feed(left[: protocol.frame_size(left)], now_ms):
@@ -230,23 +230,23 @@ class Connection(Link):
         if touched or waiting:
             self._flushing += 1
             self._author.stores |= touched
-            self.rounds.after(partial(self._flushed, waiting, self._author if touched else None))
+            self.flushes.after(partial(self._flushed, waiting, self._author if touched else None))
             if self.broker.shard.pending_bytes > self.broker.pressure.staged_bytes_max:
                 self.hold_reading("disk", True)
                 self.broker.shard.on_drain(partial(self.hold_reading, "disk", False))
         if not answered and scanner.bytes - self._bytes_seen < QUICK_ACK_BYTES_MAX:
             self.acknowledge_now()
         self._messages_seen, self._bytes_seen = scanner.messages, scanner.bytes
-        if waiting or self._author_at != self.rounds.flushes:  # where nobody asks, once for each flush will do
+        if waiting or self._author_at != self.flushes.flush_count:  # where nobody asks, once for each flush will do
             self._next_author()
         self.listener.flow.published(self)
 
     def _next_author(self) -> None:
         """What is published from now on has an answer of its own."""
-        author, self._author, self._author_at = self._author, Author(), self.rounds.flushes
+        author, self._author, self._author_at = self._author, Author(), self.flushes.flush_count
         author.leave()
-        if self.rounds.author is author:
-            self.rounds.author = self._author
+        if self.flushes.author is author:
+            self.flushes.author = self._author
 
     def _flushed(
         self, waiting: list[tuple[Channel, int, Runs]], author: Author | None, error: HeadraceError | None
@@ -278,9 +278,9 @@ class Connection(Link):
     async def flushed(self) -> None:
         """For methods that look at queues: what this connection published before is there to be seen."""
         self.after_feed()
-        self.rounds.flush_memory()
+        self.flushes.flush_memory()
         if self._flushing:
-            await self.rounds.over()
+            await self.flushes.over()
 
     # What the scanner says. True stops the scan: the rest is processed when the method is done.
 
@@ -314,7 +314,7 @@ class Connection(Link):
         try:
             pending = handler(channel, method)
             if pending is not None:
-                steps = Steps(pending, lambda error: self._resumed(where, error))
+                steps = EagerTask(pending, lambda error: self._resumed(where, error))
                 if not steps.start():
                     self._steps = steps
                     return True

@@ -66,7 +66,7 @@ class Watched:
         return array("Q", (tag for tag in tags if ring.peek(tag, False) is not None))
 
 
-class Timeouts:
+class ConsumerTimeouts:
     """The consumers that have a limit; looked at while there are any."""
 
     def __init__(self) -> None:

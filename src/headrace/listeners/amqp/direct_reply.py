@@ -12,7 +12,7 @@ PSEUDO_QUEUE = "amq.rabbitmq.reply-to"
 PREFIX = PSEUDO_QUEUE + "."
 
 
-class Replies:
+class DirectReplies:
     """The channels that wait for answers, by the token in their reply address."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 def _nobody_cares(_error: BaseException | None) -> None: ...
 
 
-class Steps:
+class EagerTask:
     """One coroutine on its way. `done` is called with its error, or None, unless it ended in start."""
 
     __slots__ = ("_coroutine", "_done")

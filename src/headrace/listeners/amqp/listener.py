@@ -9,11 +9,11 @@ from headrace.broker.broker import Broker
 from headrace.config import Address, Config
 from headrace.listeners.amqp.connection import Connection
 from headrace.listeners.amqp.connection_info import clients
-from headrace.listeners.amqp.consumer_timeouts import Timeouts
-from headrace.listeners.amqp.direct_reply import Replies
+from headrace.listeners.amqp.consumer_timeouts import ConsumerTimeouts
+from headrace.listeners.amqp.direct_reply import DirectReplies
 from headrace.listeners.amqp.methods.handshake import Stage
 from headrace.listeners.common.backpressure import Flow
-from headrace.listeners.common.per_source_limit import Crowd
+from headrace.listeners.common.per_source_limit import PerSourceLimit
 from headrace.listeners.common.sockets import ListeningSockets, listen
 from headrace.listeners.common.tls.accept import TlsAcceptor
 from headrace.listeners.common.tls.certificate import Tls
@@ -30,10 +30,10 @@ class AmqpListener:
         self.broker = broker
         self.config = config
         self.stats = broker.stats.listener("amqp")
-        self.replies = Replies()
-        self.timeouts = Timeouts()
+        self.replies = DirectReplies()
+        self.timeouts = ConsumerTimeouts()
         self.connections: set[Connection] = set()
-        self._strangers: Crowd[Connection] = Crowd(lambda: self._room() + len(self._strangers))
+        self._strangers: PerSourceLimit[Connection] = PerSourceLimit(lambda: self._room() + len(self._strangers))
         self.consumers_count = 0
         self.flow = Flow("amqp", broker.pressure, self.connections)
         broker.clients.add_listener("amqp", lambda: clients(self.connections))

@@ -25,7 +25,7 @@ OUTPUT_BYTES_MAX = 8 << 20  # deliveries stop long before; past it a client that
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 
-class Link(asyncio.Protocol):
+class AmqpTransport(asyncio.Protocol):
     def __init__(self, listener: "AmqpListener") -> None:
         self.listener = listener
         self.stage = Stage.HEADER

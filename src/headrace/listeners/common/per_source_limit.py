@@ -14,7 +14,7 @@ SOURCE_PART = 0.75  # of what there is for all
 T = TypeVar("T")
 
 
-class Crowd(Generic[T]):
+class PerSourceLimit(Generic[T]):
     """`places` is how many there are for strangers, taken or not."""
 
     def __init__(self, places: Callable[[], int]) -> None:

@@ -10,7 +10,7 @@ from uvicorn.server import ServerState
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
 from headrace.listeners.common.backpressure import Buffered, Buffers
-from headrace.listeners.common.per_source_limit import Crowd
+from headrace.listeners.common.per_source_limit import PerSourceLimit
 from headrace.listeners.common.sockets import ListeningSockets, listen
 from headrace.listeners.common.tls.accept import TlsAcceptor
 from headrace.listeners.common.tls.certificate import Tls
@@ -24,7 +24,7 @@ from headrace.listeners.http.server.bounded_protocol import (
     refusal,
     serve_config,
 )
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 
 FLAG = "--http"
 NOT_TLS = "this listener speaks TLS: say https:// instead of http://"
@@ -32,7 +32,7 @@ HEADERS = [(b"x-content-type-options", b"nosniff"), (b"server", b"headrace")]
 
 
 class HttpListener:
-    def __init__(self, site: Site, sockets: ListeningSockets, state: ServerState, stop_timeout_s: float) -> None:
+    def __init__(self, site: HttpContext, sockets: ListeningSockets, state: ServerState, stop_timeout_s: float) -> None:
         self.site = site
         self._sockets = sockets
         self._state = state
@@ -95,12 +95,12 @@ class HttpListener:
 async def start(
     broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None, patience: Patience | None = None
 ) -> HttpListener:
-    site = Site(broker)
+    site = HttpContext(broker)
     uvicorn_config = serve_config(App(site))
     state = ServerState()
     stats, connections_max = site.stats, min(config.connections_max, broker.pressure.connections_max)
     limits = ConnectionLimits(connections_max, stats, {}, patience or Patience())
-    crowd: Crowd[BoundedHttp] = Crowd(lambda: connections_max)
+    crowd: PerSourceLimit[BoundedHttp] = PerSourceLimit(lambda: connections_max)
     broker.pressure.add_holder(Buffers("http", cast(Collection[Buffered], state.connections)))
 
     def accept() -> BoundedHttp:

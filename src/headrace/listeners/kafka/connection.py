@@ -5,13 +5,13 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.broker.streams.partition import FilePart
+from headrace.broker.streams.partition import FileRange
 from headrace.errors import HeadraceError, MalformedRequest, StorageError
 from headrace.listeners.common.addresses import source_of
 from headrace.listeners.kafka.auth import login
 from headrace.listeners.kafka.data.fetch_sessions import end_session
 from headrace.listeners.kafka.groups.share_sessions import end_session as end_share_session
-from headrace.listeners.kafka.request_pipeline import Pipe, Request
+from headrace.listeners.kafka.request_pipeline import Request, RequestPipeline
 from headrace.listeners.kafka.sendfile import FileSending, Piece, descriptor_of
 from headrace.wire.kafka.frames import REQUEST_BYTES_MAX
 
@@ -28,7 +28,7 @@ Handler = Callable[["KafkaListener", Request], None]
 AsyncHandler = Callable[["KafkaListener", Request, Any], Awaitable[dict[str, Any] | None]]
 
 
-class Connection(Pipe, asyncio.BufferedProtocol):
+class Connection(RequestPipeline, asyncio.BufferedProtocol):
     def __init__(self, listener: "KafkaListener") -> None:
         self.user = ""
         self.has_logged_in = False  # and is not guest because nobody asked
@@ -120,7 +120,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
     def buffered_bytes(self) -> int:
         """In memory; what waits in files to be sent is not."""
         sending = 0 if self._files is None else self._files.held_bytes
-        pieces = (piece for request in self._waiting for piece in request.pieces if isinstance(piece, FilePart))
+        pieces = (piece for request in self._waiting for piece in request.pieces if isinstance(piece, FileRange))
         answers = self._answer_bytes - sum(map(len, pieces))
         return self._transport.get_write_buffer_size() + answers + self._frames.held_bytes + sending
 
@@ -138,7 +138,7 @@ class Connection(Pipe, asyncio.BufferedProtocol):
             # What the transport has goes first, and only it knows when that is gone.
             assert not self._files.unsent_bytes, "one of the two writes at a time"
             try:
-                self._transport.writelines([one.read() if isinstance(one, FilePart) else one for one in pieces])
+                self._transport.writelines([one.read() if isinstance(one, FileRange) else one for one in pieces])
             except OSError as error:
                 self.abort(StorageError(f"an answer cannot be read: {error}"))
         else:

@@ -15,18 +15,18 @@ from headrace.broker.pressure.pressure import Verdict
 from headrace.config import Address, Config
 from headrace.errors import HeadraceError, MalformedRequest
 from headrace.listeners.common.backpressure import Flow
-from headrace.listeners.common.per_source_limit import Crowd
+from headrace.listeners.common.per_source_limit import PerSourceLimit
 from headrace.listeners.common.sockets import ListeningSockets, listen
 from headrace.listeners.common.tls.accept import TlsAcceptor
 from headrace.listeners.common.tls.certificate import Tls
 from headrace.listeners.kafka.admin.metadata import MetadataCache
 from headrace.listeners.kafka.admin.topic_index import TopicIndex
 from headrace.listeners.kafka.auth import access
-from headrace.listeners.kafka.auth.login import Gate
+from headrace.listeners.kafka.auth.login import LoginGate
 from headrace.listeners.kafka.connection import Connection
 from headrace.listeners.kafka.connection_info import clients
 from headrace.listeners.kafka.dispatch import ASYNC_HANDLERS, HANDLERS
-from headrace.listeners.kafka.request_pipeline import Pipes, Request
+from headrace.listeners.kafka.request_pipeline import Request, RequestPipelines
 from headrace.wire.kafka.apis import VERSIONS
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.frames import SCRATCH_BYTES, BufferPool
@@ -76,13 +76,13 @@ class KafkaListener:
         self.topics = TopicIndex(broker.streams, cluster)
         self.metadata = MetadataCache()
         self._users = broker.users
-        self.gate = Gate(broker.users, self.topics)
+        self.gate = LoginGate(broker.users, self.topics)
         self.connections: set[Connection] = set()
-        self._strangers: Crowd[Connection] = Crowd(lambda: self._room() + len(self._strangers))
+        self._strangers: PerSourceLimit[Connection] = PerSourceLimit(lambda: self._room() + len(self._strangers))
         self.heavy = 0  # connections with large requests that wait for the disk
         self.stats = broker.stats.listener("kafka")
         self.flow = Flow("kafka", broker.pressure, self.connections, slows=False)
-        self.pipes = Pipes(self.loop, self.flow, broker.users, self.gate, HANDLERS)
+        self.pipes = RequestPipelines(self.loop, self.flow, broker.users, self.gate, HANDLERS)
         broker.clients.add_listener("kafka", lambda: clients(self.connections))
         broker.users.on_removed(self._user_removed)
         self.sessions: dict[int, Any] = {}  # fetch sessions, see sessions.py

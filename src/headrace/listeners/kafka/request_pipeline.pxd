@@ -16,7 +16,7 @@ cdef class Request:
 
 
 @cython.final
-cdef class Pipes:
+cdef class RequestPipelines:
     cdef object loop
     cdef object flow
     cdef object users
@@ -25,13 +25,13 @@ cdef class Pipes:
     cdef list ready                 # with answers to write
     cdef Py_ssize_t unseen_bytes    # not told to the flow yet
 
-    cdef int plan_flush(self, Pipe pipe) except -1
-    cdef int received(self, Pipe pipe, Py_ssize_t count) except -1
+    cdef int plan_flush(self, RequestPipeline pipe) except -1
+    cdef int received(self, RequestPipeline pipe, Py_ssize_t count) except -1
 
 
-cdef class Pipe:
+cdef class RequestPipeline:
     cdef readonly object _listener
-    cdef Pipes _pipes
+    cdef RequestPipelines _pipes
     cdef readonly FrameReader _frames
     cdef public object _transport
     cdef public object _files               # FileSending, once a part of a file was sent

@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from headrace.broker.access.users import Users
 from headrace.listeners.common.backpressure import Flow
-from headrace.listeners.kafka.auth.login import Gate, Stage
+from headrace.listeners.kafka.auth.login import LoginGate, Stage
 from headrace.listeners.kafka.connection import Connection, Handler
 from headrace.listeners.kafka.listener import KafkaListener
 from headrace.listeners.kafka.sendfile import FileSending, Piece
@@ -14,7 +14,7 @@ from headrace.wire.kafka.frames import FrameReader
 LISTENER_BYTES_WAITING_MAX: int
 
 class Request:
-    """Made by a Pipe alone."""
+    """Made by a RequestPipeline alone."""
 
     connection: Connection
     buffer: bytearray
@@ -32,12 +32,12 @@ class Request:
     def reply(self, values: dict[str, Any]) -> None: ...
     def fail(self, error: BaseException) -> None: ...
 
-class Pipes:
+class RequestPipelines:
     def __new__(
-        cls, loop: asyncio.AbstractEventLoop, flow: Flow, users: Users, gate: Gate, handlers: dict[Api, Handler]
+        cls, loop: asyncio.AbstractEventLoop, flow: Flow, users: Users, gate: LoginGate, handlers: dict[Api, Handler]
     ) -> Self: ...
 
-class Pipe:
+class RequestPipeline:
     _is_narrow: bool
     _is_over: bool
     _throttled: asyncio.TimerHandle | None

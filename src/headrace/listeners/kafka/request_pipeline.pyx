@@ -12,7 +12,7 @@ from libc.string cimport memcmp
 from headrace.wire.kafka.frames cimport FrameReader
 from headrace.wire.kafka.primitives cimport Reader, reader_of
 
-from headrace.broker.streams.partition import FilePart
+from headrace.broker.streams.partition import FileRange
 from headrace.listeners.kafka.auth.login import Stage
 from headrace.errors import MalformedRequest
 from headrace.wire.kafka.apis import VERSIONS, Api, has_header_tags
@@ -74,7 +74,7 @@ cdef class Request:
         assert not self.answered, "a request is answered once"
         self.pieces = pieces
         self.answered = True
-        (<Pipe?> self.connection).answer_ready(pieces)
+        (<RequestPipeline?> self.connection).answer_ready(pieces)
 
     def reply(self, dict values not None):
         """The answer, as fields."""
@@ -86,7 +86,7 @@ cdef class Request:
         self.connection.abort(error)
 
 
-cdef class Pipes:
+cdef class RequestPipelines:
     """What the connections of one listener share: who answers what, and what is done for all of them at once."""
 
     def __cinit__(self, loop, flow, users, gate, dict handlers not None):
@@ -97,7 +97,7 @@ cdef class Pipes:
         self.handlers = handlers
         self.ready = []
 
-    cdef int plan_flush(self, Pipe pipe) except -1:
+    cdef int plan_flush(self, RequestPipeline pipe) except -1:
         """Once the loop has done what is at hand: what is ready by then leaves together."""
         self.ready.append(pipe)
         if len(self.ready) == 1:
@@ -106,7 +106,7 @@ cdef class Pipes:
 
     def _flush(self):
         cdef list ready = self.ready
-        cdef Pipe pipe
+        cdef RequestPipeline pipe
         self.ready = []
         for pipe in ready:
             try:
@@ -114,7 +114,7 @@ cdef class Pipes:
             except Exception as error:  # one connection's bug must not keep the others' answers
                 self.loop.call_exception_handler({"message": "answers could not be written", "exception": error})
 
-    cdef int received(self, Pipe pipe, Py_ssize_t count) except -1:
+    cdef int received(self, RequestPipeline pipe, Py_ssize_t count) except -1:
         """The flow wants to know how much came, and at once who has begun to send something large."""
         self.unseen_bytes += count
         if self.unseen_bytes >= UNSEEN_BYTES_MAX or pipe._frames.is_inside():
@@ -123,7 +123,7 @@ cdef class Pipes:
         return 0
 
 
-cdef class Pipe:
+cdef class RequestPipeline:
     """The hot half of a Connection, which is the only class made of it: see there for what is called on self here
     and is not here (abort, _send_files, _take_token, _widen)."""
 
@@ -242,7 +242,7 @@ cdef class Pipe:
         return 0
 
     cdef int handle(self, Request request) except -1:
-        cdef Pipes pipes = self._pipes
+        cdef RequestPipelines pipes = self._pipes
         if self.admitted_at != <long long> pipes.users.version and not pipes.gate.admits(request):
             return 0
         try:
@@ -310,7 +310,7 @@ cdef class Pipe:
             for piece in request.pieces:
                 total += len(piece)
                 pieces.append(piece)
-                if type(piece) is FilePart:
+                if type(piece) is FileRange:
                     has_files = True
         if done:
             del waiting[:done]

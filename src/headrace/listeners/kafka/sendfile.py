@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from headrace.broker.streams.partition import FilePart
+from headrace.broker.streams.partition import FileRange
 from headrace.listeners.kafka import rawsend
 
 logger = logging.getLogger("headrace.kafka")
 
 SENT_AT_ONCE = 4 << 20  # then others have their turn, however fast this client reads
-Piece = bytes | bytearray | memoryview | FilePart
+Piece = bytes | bytearray | memoryview | FileRange
 
 
 def descriptor_of(transport: asyncio.BaseTransport) -> int:
@@ -53,7 +53,7 @@ class FileSending:
     @property
     def held_bytes(self) -> int:
         """In memory; what is in files is not."""
-        return sum(len(piece) for piece in self._pieces if not isinstance(piece, FilePart))
+        return sum(len(piece) for piece in self._pieces if not isinstance(piece, FileRange))
 
     def send(self, pieces: Sequence[Piece]) -> None:
         if self._is_closed:
@@ -70,7 +70,7 @@ class FileSending:
             with suppress(BlockingIOError):
                 while self._pieces and room > 0:
                     first = self._pieces[0]
-                    if first is not checked and isinstance(first, FilePart) and not first.is_cached(self._sent):
+                    if first is not checked and isinstance(first, FileRange) and not first.is_cached(self._sent):
                         self._load(first)
                         return
                     checked = first
@@ -86,7 +86,7 @@ class FileSending:
             self._fail(error)
 
     def _send_some(self, piece: Piece, most: int) -> int:
-        if isinstance(piece, FilePart):
+        if isinstance(piece, FileRange):
             start = self._sent
             count = os.sendfile(self._descriptor, piece.file, piece.position + start, min(piece.size - start, most))
             if count == 0:
@@ -116,7 +116,7 @@ class FileSending:
         if not self._pieces and not self._is_closed:
             self._drained()
 
-    def _load(self, first: FilePart) -> None:
+    def _load(self, first: FileRange) -> None:
         """It was in memory when it was cut; this client has been slow, and nobody else shall wait for the disk."""
         self._watch(False)
         self._is_loading = True
@@ -140,7 +140,7 @@ class FileSending:
         """What was not sent, as bytes, for whoever sends it instead."""
         rest = []
         for piece in self._pieces:
-            data = piece.read(self._sent) if isinstance(piece, FilePart) else bytes(memoryview(piece)[self._sent :])
+            data = piece.read(self._sent) if isinstance(piece, FileRange) else bytes(memoryview(piece)[self._sent :])
             rest.append(data)
             self._sent = 0
         self.close()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import BatchTooLarge, LogClosed
 from headrace.log.commit.journal_entry import DELETE, MERGE, PART_BYTES, PUT, StateChange
-from headrace.log.commit.round import Part, Ticket, Unit, resolve_all
+from headrace.log.commit.round import RoundPart, Ticket, Unit, resolve_all
 from headrace.record.types import BatchInfo
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
 
-class Group:
+class AtomicGroup:
     """Collects, then commits as one journal entry. The same buffer may be appended to several logs.
 
     Tables are short names, keys up to 64 KB. A merge is folded into the value by the table's fold function.
@@ -24,14 +24,14 @@ class Group:
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
         self._unit = Unit(shard.new_ticket())
-        self._parts: list[Part] = []  # also those that a deletion took out of the unit
+        self._parts: list[RoundPart] = []  # also those that a deletion took out of the unit
         self._stored: set[int] = set()  # buffers counted already: the journal holds each once
 
     def append(self, log: "Log", batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None = None) -> Ticket:
         """The ticket has this part's offsets once the group's own ticket is resolved."""
         log.check_append(batch, infos)
         ticket = self._shard.new_ticket()
-        part = Part(log, batch, ticket, atomic=True)
+        part = RoundPart(log, batch, ticket, atomic=True)
         self._unit.parts.append(part)
         self._parts.append(part)
         self._unit.size += PART_BYTES

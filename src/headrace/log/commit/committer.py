@@ -24,9 +24,9 @@ from headrace.log.commit.journal import Journal, JournalFull
 from headrace.log.commit.journal_entry import Bytes, Committed, StateChange
 from headrace.log.commit.log_writer import SavedTail
 from headrace.log.commit.plan import DirectPlan, InlinePlan, Plan
-from headrace.log.commit.round import Part, Round, by_log, encode
+from headrace.log.commit.round import Round, RoundPart, by_log, encode
 from headrace.log.commit.slots import Ends, Slots
-from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, Files
+from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, FileCache
 from headrace.log.log import Log
 from headrace.record import codec
 
@@ -45,7 +45,7 @@ class Committer:
         self,
         journal: Journal,
         slots: Slots,
-        files: Files,
+        files: FileCache,
         inline_bytes_max: int,
         monotonic: Callable[[], float],
     ) -> None:
@@ -122,7 +122,7 @@ class Committer:
         runs = by_log(batch.parts)
         return None if len(runs) > CHAIN_LOGS_MAX else DirectPlan.of(self, runs, is_async=True)
 
-    def _divide(self, batch: Round) -> tuple[list[Part], list[Part]]:
+    def _divide(self, batch: Round) -> tuple[list[RoundPart], list[RoundPart]]:
         """(direct, inline): a log's parts stay on one side, in order. A group is inline whatever its size."""
         if not batch.has_async and batch.size <= self._inline_bytes_max:
             # One log alone costs one sync either way: through the journal the disk would have twice the bytes to write.
@@ -136,8 +136,8 @@ class Committer:
             sizes[part.log.id] = sizes.get(part.log.id, 0) + len(part.data)
             if part.atomic:
                 bound.add(part.log.id)
-        direct: list[Part] = []
-        inline: list[Part] = []
+        direct: list[RoundPart] = []
+        inline: list[RoundPart] = []
         for part in batch.parts:
             past_journal = sizes[part.log.id] > self._inline_bytes_max or part.log.is_async
             (direct if past_journal and part.log.id not in bound else inline).append(part)
@@ -152,7 +152,7 @@ class Committer:
             what = "room" if error.errno in NO_ROOM else "file descriptor"
             raise DiskFull(f"no {what} for another journal file") from error
 
-    def _write(self, inline: list[Part], runs: "list[Run]", body: list[Bytes], result: Committed) -> None:
+    def _write(self, inline: list[RoundPart], runs: "list[Run]", body: list[Bytes], result: Committed) -> None:
         saved = [(log, log.tail.save()) for log, _ in runs]
         with ExitStack() as held:
             with self._refused_for(NO_FILES, saved):
@@ -196,7 +196,7 @@ class Committer:
         return error.errno in NO_ROOM + NO_FILES
 
     @staticmethod
-    def _write_parts(log: Log, parts: list[Part], result: Committed, *, direct: bool) -> None:
+    def _write_parts(log: Log, parts: list[RoundPart], result: Committed, *, direct: bool) -> None:
         for part in parts:
             if int.from_bytes(part.data[:8], "big") != part.base_offset:
                 # The same bytes went to another log of this round first.
@@ -205,7 +205,7 @@ class Committer:
         result.segments_created += log.tail.append(data, sum(map(len, data)), parts[0].base_offset, direct=direct)
 
     @staticmethod
-    def _secure_tails(inline: list[Part], result: Committed) -> None:
+    def _secure_tails(inline: list[RoundPart], result: Committed) -> None:
         """What the journal holds is durable with its entry: what lies before it in its log has to be, earlier. It may
         not be if the log is async, or was so until a moment ago."""
         for log in {part.log.id: part.log for part in inline}.values():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headrace.clock import Clock
 from headrace.log.disk import paths
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.file_ends import TailEnd
 from headrace.log.segments import index
 from headrace.log.segments.segment import AGE_UNKNOWN, SavedWriter, Segment, SegmentWriter
@@ -35,9 +35,9 @@ class Undone(NamedTuple):
 
 class Tail(TailEnd):
     writer: SegmentWriter | None
-    _files: Files
+    _files: FileCache
 
-    def __init__(self, files: Files, folder: str, settings: StreamSettings, clock: Clock) -> None:
+    def __init__(self, files: FileCache, folder: str, settings: StreamSettings, clock: Clock) -> None:
         super().__init__(files, settings, clock)
         self.folder = folder
         self.segments: tuple[Segment, ...] = ()

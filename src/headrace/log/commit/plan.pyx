@@ -1,5 +1,5 @@
 # cython: nonecheck=True
-"""Rounds as chains: a few writes to open files and a sync or two, which need no interpreter between them.
+"""FlushCoordinator as chains: a few writes to open files and a sync or two, which need no interpreter between them.
 
 They are planned and taken in on the owner thread, in the worker's turn. A plan holds files and changes none; what
 became of its steps is taken in by `finish`, and where they broke off, a job for the worker, `mend`, says what that
@@ -9,7 +9,7 @@ means: what is not durable is refused if the disk only lacks room for it, what i
 from headrace.log.disk.file_ends cimport JournalEnd, OpenFile, OpenFiles, SlotFile, TailEnd
 from headrace.log.disk.io_chain cimport Step, new_step
 from headrace.log.segments.index cimport total
-from headrace.log.commit.round cimport LogEnd, Part
+from headrace.log.commit.round cimport LogEnd, RoundPart
 
 from headrace.errors import DiskFull, StorageFailed
 from headrace.log.commit.journal_entry import Committed
@@ -36,7 +36,7 @@ cdef class Plan:
         cdef LogEnd log
         cdef TailEnd tail
         cdef OpenFile held
-        cdef Part part
+        cdef RoundPart part
         for log, parts in self.runs:
             data = [part.data for part in <list>parts]
             tail = log.tail
@@ -60,7 +60,7 @@ cdef class Plan:
     cdef Step slot_step(self, SlotFile slots, tuple run):
         cdef LogEnd log = run[0]
         cdef list parts = run[1]
-        return slots.step(log.ends_at((<Part>parts[len(parts) - 1]).next_offset))
+        return slots.step(log.ends_at((<RoundPart>parts[len(parts) - 1]).next_offset))
 
     cdef int appended(self, Py_ssize_t count) except -1:
         """By the first runs."""

@@ -29,7 +29,7 @@ cdef class LogEnd:
     cpdef object check_append(self, batch, infos)
 
 
-cdef class Part:
+cdef class RoundPart:
     cdef public LogEnd log
     cdef public object data
     cdef public Ticket ticket

@@ -43,7 +43,7 @@ class LogEnd:
     def append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None = None) -> Ticket: ...
     def check_append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None) -> None: ...
 
-class Part:
+class RoundPart:
     log: Log
     data: bytearray | memoryview
     ticket: Ticket
@@ -54,14 +54,14 @@ class Part:
 
 class Unit:
     ticket: Ticket
-    parts: list[Part]
+    parts: list[RoundPart]
     changes: list[StateChange]
     size: int
     lazy: bool
     immediate: bool
     def __init__(self, ticket: Ticket) -> None: ...
 
-def resolve_all(told: Sequence[Unit | Part], error: HeadraceError | None = None) -> None: ...
+def resolve_all(told: Sequence[Unit | RoundPart], error: HeadraceError | None = None) -> None: ...
 
 class Staging:
     shard: Shard
@@ -74,7 +74,7 @@ class Staging:
 
 class Round:
     units: list[Unit]
-    parts: list[Part]
+    parts: list[RoundPart]
     changes: list[StateChange]
     ends: list[tuple[int, int, int]]
     size: int
@@ -90,9 +90,9 @@ class Round:
     def shares_bytes(self) -> bool: ...
     def take_in(self) -> tuple[int, dict[int, Log]]: ...
 
-Run = tuple[Log, list[Part]]
+Run = tuple[Log, list[RoundPart]]
 
-def by_log(parts: list[Part]) -> list[Run]: ...
+def by_log(parts: list[RoundPart]) -> list[Run]: ...
 def encode(
-    parts: list[Part], changes: list[StateChange], ends: list[tuple[int, int, int]]
+    parts: list[RoundPart], changes: list[StateChange], ends: list[tuple[int, int, int]]
 ) -> list[bytes | bytearray | memoryview]: ...

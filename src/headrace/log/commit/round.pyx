@@ -113,7 +113,7 @@ cdef class LogEnd:
         The buffer belongs to the log until then: base offset and epoch are patched in place.
         """
         cdef Ticket ticket = Ticket.__new__(Ticket)
-        cdef Part part = Part.__new__(Part)
+        cdef RoundPart part = RoundPart.__new__(RoundPart)
         cdef Unit unit = Unit.__new__(Unit)
         self.check_append(batch, infos)
         ticket.base_offset = ticket.next_offset = part.base_offset = part.next_offset = -1
@@ -142,7 +142,7 @@ cdef class LogEnd:
                 raise BatchTooLarge(largest, limit)
 
 
-cdef class Part:
+cdef class RoundPart:
     """Whole batches for one log. Offsets are given out when the round is sealed."""
 
     def __init__(self, LogEnd log not None, data, Ticket ticket not None, bint atomic):
@@ -163,7 +163,7 @@ cdef class Unit:
 
     cdef bint leave_out_deleted(self) except -1:
         """Leave out what was staged for a log that is deleted by now; whether the rest, if it had more, goes on."""
-        cdef Part part
+        cdef RoundPart part
         for part in self.parts:
             if part.log.is_deleted:
                 break
@@ -179,7 +179,7 @@ def resolve_all(list told not None, error=None):
     cdef Ticket ticket
     raised = None
     for one in told:
-        ticket = (<Unit>one).ticket if isinstance(one, Unit) else (<Part?>one).ticket
+        ticket = (<Unit>one).ticket if isinstance(one, Unit) else (<RoundPart?>one).ticket
         try:
             ticket.resolve(error)
         except Exception as bug:
@@ -244,7 +244,7 @@ cdef class Round:
         return gone
 
     cdef int add(self, Unit unit) except -1:
-        cdef Part part
+        cdef RoundPart part
         self.units.append(unit)
         self.size += unit.size
         if unit.changes:
@@ -261,7 +261,7 @@ cdef class Round:
 
     def number(self):
         """Give out offsets: densely, in the order of arrival. The logs that begin a new epoch with it."""
-        cdef Part part
+        cdef RoundPart part
         cdef LogEnd log
         cdef list begun = []
         for part in self.parts:
@@ -277,7 +277,7 @@ cdef class Round:
     @property
     def has_one_log(self):
         """Whether all of it belongs to one log, and nothing of it to a group."""
-        cdef Part part
+        cdef RoundPart part
         cdef LogEnd log = None
         for part in self.parts:
             if part.atomic or (log is not None and part.log is not log):
@@ -288,7 +288,7 @@ cdef class Round:
     @property
     def has_groups(self):
         """Whether some of it is to be there as a whole or not at all."""
-        cdef Part part
+        cdef RoundPart part
         for part in self.parts:
             if part.atomic:
                 return True
@@ -299,7 +299,7 @@ cdef class Round:
         """Whether the same bytes go to several logs."""
         if len(self.parts) < 2:
             return False
-        cdef Part part
+        cdef RoundPart part
         cdef set seen = set()
         for part in self.parts:
             seen.add(<size_t><void*>part.data)
@@ -308,7 +308,7 @@ cdef class Round:
     def take_in(self):
         """It is durable: move the ends of its logs, and tell the tickets their offsets, but nobody else yet.
         (records, the logs by id)."""
-        cdef Part part
+        cdef RoundPart part
         cdef Ticket ticket
         cdef LogEnd log
         cdef dict touched = {}
@@ -330,7 +330,7 @@ cdef class Round:
 
 def by_log(list parts not None):
     """One run per log, in the order of their first part: one write each. A deleted log has no place to write to."""
-    cdef Part part
+    cdef RoundPart part
     cdef LogEnd log
     cdef dict runs = {}
     for part in parts:
@@ -345,7 +345,7 @@ def by_log(list parts not None):
     return list(runs.values())
 
 
-cdef bytes facts(int kind, Part part, uint32_t last):
+cdef bytes facts(int kind, RoundPart part, uint32_t last):
     cdef bytes packed = PyBytes_FromStringAndSize(NULL, FACTS_BYTES)
     cdef uint8_t* at = <uint8_t*>PyBytes_AS_STRING(packed)
     at[0] = kind
@@ -359,7 +359,7 @@ cdef bytes facts(int kind, Part part, uint32_t last):
 
 def encode(list parts not None, list changes not None, list ends not None):
     """The body of a journal entry, as rounds.decode reads it. Equal bytes for many logs (fan-out) are stored once."""
-    cdef Part part
+    cdef RoundPart part
     cdef list body = []
     cdef dict stored = {}
     for part in parts:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
 
-class Intake(Staging):
+class RoundScheduler(Staging):
     def __init__(self, shard: "Shard") -> None:
         super().__init__(shard)
         self._waits_for_journal = False

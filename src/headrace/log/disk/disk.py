@@ -22,7 +22,7 @@ from headrace.errors import DataFolderLocked
 from headrace.log.disk import io_chain
 from headrace.log.disk.io_chain import Step
 from headrace.log.disk.pread import pread_nowait
-from headrace.log.disk.watcher import OpenPaths, Watcher
+from headrace.log.disk.watcher import DiskObserver, OpenPaths
 
 FileId = int
 IOV_MAX = 512  # Linux takes 1,024; half keeps the list of one call small
@@ -88,7 +88,7 @@ class RealDisk:
     # 64 new files took 14 ms one by one and 2 ms with their filesystem, 1,000 took 241 and 19.
     sync_each_max = 64 if _syncfs is not None and _hears_of_failures() else sys.maxsize
     tells_cached = True
-    watcher: Watcher | None = None  # who is told of every change; see watching.py
+    watcher: DiskObserver | None = None  # who is told of every change; see watching.py
     names: OpenPaths
 
     def __new__(cls, *_arguments: object, **_options: object) -> Self:
@@ -330,7 +330,7 @@ def run_chain(disk: Disk, steps: Sequence[Step], failure: io_chain.SyncFailure) 
     return ran(result)
 
 
-def tell_chain(watcher: Watcher, steps: Sequence[Step], result: tuple[int, int, float]) -> None:
+def tell_chain(watcher: DiskObserver, steps: Sequence[Step], result: tuple[int, int, float]) -> None:
     """Of what a chain has done, and of a write in which it broke off."""
     done, error, _ = result
     for step in steps[:done]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from headrace.log.disk.disk import Disk, FileId, is_untouched, sync_noting
 from headrace.log.disk.file_ends import OpenFile, OpenFiles
 from headrace.log.disk.io_chain import SyncFailure
-from headrace.log.read.file_range import FilePart, cut_part, parts_max
+from headrace.log.read.file_range import FileRange, cut_part, parts_max
 from headrace.log.tier.row_group_cache import GroupCache
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Dirty(NamedTuple):
     folders: dict[str, int]
 
 
-class Files(OpenFiles):
+class FileCache(OpenFiles):
     def __init__(self, disk: Disk, open_files_max: int) -> None:
         super().__init__(disk, threading.Lock(), OrderedDict())
         self.groups = GroupCache(disk)
@@ -164,10 +164,10 @@ class Files(OpenFiles):
 
     def part(
         self, segment: "Segment", position: int, end: int, next_offset: int, *, is_at_end: bool
-    ) -> FilePart | None:
+    ) -> FileRange | None:
         """Batches that can be sent without being read; see part.py. None when there are many already, and on a disk
         that a test has changed: it wants to be asked for every byte."""
-        if FilePart.made >= self.parts_max or not is_untouched(self.disk):
+        if FileRange.made >= self.parts_max or not is_untouched(self.disk):
             return None
         entry = self._acquire(segment.data_path)
         try:

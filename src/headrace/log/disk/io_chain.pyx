@@ -308,7 +308,7 @@ def run(steps, SyncFailure failure not None):
 
 
 @cython.no_gc_clear  # what the thread writes must outlive the thread
-cdef class Engine:
+cdef class IoThread:
     """A thread that runs one chain at a time and never needs the interpreter. `fileno` is readable when one ended."""
     cdef headrace_engine engine
     cdef _Chain running

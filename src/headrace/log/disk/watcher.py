@@ -17,7 +17,7 @@ from typing import Protocol
 Bytes = bytes | bytearray | memoryview
 
 
-class Watcher(Protocol):
+class DiskObserver(Protocol):
     """Called with `OpenPaths.lock` held where names are concerned: nothing here may wait."""
 
     def created(self, path: str, *, exclusive: bool) -> None: ...

@@ -9,8 +9,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from headrace.log.disk.disk import Disk, RealDisk, is_untouched, ran, run_chain, tell_chain
-from headrace.log.disk.io_chain import Engine, Step, SyncFailure
-from headrace.log.standby.acks import Confirms
+from headrace.log.disk.io_chain import IoThread, Step, SyncFailure
+from headrace.log.standby.acks import StandbyAcks
 
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
@@ -91,7 +91,7 @@ class InlineWorker:
             pass
 
 
-class Lane:
+class SerialExecutor:
     """The worker's jobs and the chains of rounds: in the order in which they came, one at a time, so that what they
     all change has one user at any moment. For the owner thread.
 
@@ -103,15 +103,15 @@ class Lane:
         self._disk = disk
         self._failure = failure
         self._watch = watch
-        self._engine: Engine | None = None
+        self._engine: IoThread | None = None
         self._ended: Done | None = None
         self._steps: Sequence[Step] = ()
         self._is_taken = False
-        self.confirms: Confirms | None = None  # whose standbys are asked before anybody hears of what was done
+        self.confirms: StandbyAcks | None = None  # whose standbys are asked before anybody hears of what was done
         self._waiting: deque[Callable[[], object] | tuple[Job, Done]] = deque()
         if watch is not None and is_untouched(disk):
             self._real: RealDisk = disk
-            self._engine = Engine(failure)
+            self._engine = IoThread(failure)
             watch(self._engine.fileno(), self._collect)
 
     def submit(self, job: Job, done: Done) -> None:

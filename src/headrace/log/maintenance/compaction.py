@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from headrace.errors import CorruptBatch, CorruptLog, LogClosed
 from headrace.log.disk import paths
 from headrace.log.disk.disk import write_atomically
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.segments import index
 from headrace.log.segments.segment import Segment, seal_of
 from headrace.record import codec
@@ -80,7 +80,7 @@ class Rewritten:
         )
 
 
-def batches(files: Files, segment: Segment) -> Iterator[tuple[memoryview, BatchInfo]]:
+def batches(files: FileCache, segment: Segment) -> Iterator[tuple[memoryview, BatchInfo]]:
     """Every batch of a sealed segment, checked. Damage is reported, never skipped."""
     position, want = 0, _READ_BYTES
     while position < segment.size:
@@ -101,7 +101,7 @@ def batches(files: Files, segment: Segment) -> Iterator[tuple[memoryview, BatchI
         want = _READ_BYTES
 
 
-def _unless_ending(files: Files, segment: Segment) -> Iterator[tuple[memoryview, BatchInfo]]:
+def _unless_ending(files: FileCache, segment: Segment) -> Iterator[tuple[memoryview, BatchInfo]]:
     """The same for work that may take hours: a broker that stops does not wait for it, and the next one begins anew."""
     for found in batches(files, segment):
         if files.is_ending:
@@ -109,7 +109,7 @@ def _unless_ending(files: Files, segment: Segment) -> Iterator[tuple[memoryview,
         yield found
 
 
-def rewrite(files: Files, segments: Sequence[Segment], keep: Filter | ByKey, interval: int) -> Rewritten:
+def rewrite(files: FileCache, segments: Sequence[Segment], keep: Filter | ByKey, interval: int) -> Rewritten:
     """Write one new segment for a run of neighbours, complete and synced, but not yet in the log.
 
     It counts with its last name, which `Maintenance` gives it when nobody is against it any more: a start takes the
@@ -154,7 +154,7 @@ def rewrite(files: Files, segments: Sequence[Segment], keep: Filter | ByKey, int
     )
 
 
-def remove_made(files: Files, target: Segment) -> None:
+def remove_made(files: FileCache, target: Segment) -> None:
     """Of a segment that was not finished. Its room is needed, if there was not enough; what is left, the next start
     removes."""
     files.forget(target.paths)
@@ -294,7 +294,7 @@ class LatestByKey:
         gone, self._aborts_gone = self._aborts_gone, []
         return gone
 
-    def learn(self, files: Files, segments: Sequence[Segment], end: int) -> None:
+    def learn(self, files: FileCache, segments: Sequence[Segment], end: int) -> None:
         """What a transaction wrote counts once its commit is seen, and never if it was aborted. While neither is,
         the records from its first one on stay as they are."""
         undecided: dict[int, codec.LatestOffsets] = {}
@@ -321,7 +321,9 @@ class LatestByKey:
             until = info.next_offset
         self.until = min([until, *begun.values(), *([] if self._hold is None else [self._hold])])
 
-    def _within(self, files: Files, segments: Sequence[Segment], end: int) -> Iterator[tuple[memoryview, BatchInfo]]:
+    def _within(
+        self, files: FileCache, segments: Sequence[Segment], end: int
+    ) -> Iterator[tuple[memoryview, BatchInfo]]:
         for segment in segments:
             if segment.next_offset <= self._start:
                 continue

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
 
-class Starts:
+class StartOffsets:
     def __init__(self, shard: "Shard", others: "Maintenance") -> None:
         self._shard = shard
         self._others = others

@@ -21,8 +21,8 @@ from headrace.log.log import Log
 from headrace.log.maintenance import abort_markers
 from headrace.log.maintenance.abort_markers import Aborts
 from headrace.log.maintenance.compaction import ByKey, Filter, LatestByKey, Rewritten, rewrite
-from headrace.log.maintenance.log_start import Starts
-from headrace.log.maintenance.truncate_requests import Truncations
+from headrace.log.maintenance.log_start import StartOffsets
+from headrace.log.maintenance.truncate_requests import TruncateRequests
 from headrace.log.read.leases import Leases
 from headrace.log.recovery.log_recovery import STARTS, TRUNCATIONS
 from headrace.log.segments import epochs
@@ -54,8 +54,8 @@ class Maintenance:
         self._shard = shard
         self._workers: dict[str, ThreadWorker] = {}
         self.busy: set[int] = set()  # logs being compacted or truncated
-        self.truncations = Truncations(shard, self)
-        self.starts = Starts(shard, self)
+        self.truncations = TruncateRequests(shard, self)
+        self.starts = StartOffsets(shard, self)
         self.apply_retention, self.delete_before = self.starts.apply_retention, self.starts.delete_before
         self.leases = Leases()
         self.aborts = Aborts(shard)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from headrace.errors import CorruptBatch, InvalidInput, NotFound, StorageError
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, RealDisk, write_atomically
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.maintenance.compaction import Rewritten, batches, remove_made
 from headrace.log.segments import index
 from headrace.log.segments.segment import Segment, seal_of
@@ -34,7 +34,7 @@ class Written:
 def rewrite_file(source: Segment, target: str, change: Change, disk: Disk | None = None) -> Written:
     """Write the changed batches of a sealed segment to a new file; synced on return."""
     disk = disk or RealDisk()
-    files = Files(disk, 8)
+    files = FileCache(disk, 8)
     file = disk.open(target, create=True, exclusive=True)
     position = records = horizons = 0
     try:
@@ -64,7 +64,7 @@ def plainly(error: BaseException, source: Segment, target: str) -> BaseException
     return error
 
 
-def adopt(files: Files, segment: Segment, source: str, interval: int) -> Rewritten:
+def adopt(files: FileCache, segment: Segment, source: str, interval: int) -> Rewritten:
     """Make a file the next generation of a sealed segment: complete and named, but not yet in the log's list."""
     target = Segment(segment.folder, segment.base, segment.generation + 1)
     walker = _walk(files.disk, segment, source, interval)

@@ -17,7 +17,7 @@ from headrace.errors import DiskFull
 from headrace.log.commit.log_writer import Tail
 from headrace.log.disk import paths
 from headrace.log.disk.disk import write_atomically
-from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, Files
+from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, FileCache
 from headrace.log.maintenance.compaction import batches
 from headrace.log.segments import index
 from headrace.log.segments.segment import Segment, seal_of
@@ -27,7 +27,7 @@ from headrace.record.layout import ATTRIBUTES_AT, CRC_AT, LAST_OFFSET_DELTA_AT
 from headrace.record.types import BatchInfo
 
 
-def cut_back(files: Files, tail: Tail, offset: int, replaced: Sequence[Segment]) -> list[Segment]:
+def cut_back(files: FileCache, tail: Tail, offset: int, replaced: Sequence[Segment]) -> list[Segment]:
     """Runs on the worker thread; returns the segments that are gone, files and all. Among them are those `replaced`
     that reach behind the offset: what is in the log hid their files from a start, and will not any more."""
     if tail.next_offset <= offset:
@@ -43,7 +43,7 @@ def cut_back(files: Files, tail: Tail, offset: int, replaced: Sequence[Segment])
         return _cut(files, tail, offset, replaced)
 
 
-def _cut(files: Files, tail: Tail, offset: int, replaced: Sequence[Segment]) -> list[Segment]:
+def _cut(files: FileCache, tail: Tail, offset: int, replaced: Sequence[Segment]) -> list[Segment]:
     kept = [segment for segment in tail.segments if segment.base < offset]
     gone = [segment for segment in tail.segments if segment.base >= offset]
     copy = None
@@ -80,19 +80,19 @@ def _shortened(batch: bytearray | None, info: BatchInfo, offset: int) -> bytearr
     return batch
 
 
-def _unlink(files: Files, segment: Segment) -> None:
+def _unlink(files: FileCache, segment: Segment) -> None:
     _forget(files, segment)
     files.sync_folder(segment.folder)
 
 
-def _forget(files: Files, segment: Segment) -> None:
+def _forget(files: FileCache, segment: Segment) -> None:
     files.forget(segment.paths)
     for path in (*segment.paths, segment.path() + paths.UNFINISHED):
         if files.disk.exists(path):
             files.disk.unlink(path)
 
 
-def _copy(files: Files, old: Segment, offset: int, interval: int) -> Segment:
+def _copy(files: FileCache, old: Segment, offset: int, interval: int) -> Segment:
     """What lies before offset, synced and sealed, under a name that is not final yet."""
     target = Segment(old.folder, old.base, old.generation + 1)
     walker = index.Walker(old.base, interval)
@@ -111,7 +111,7 @@ def _copy(files: Files, old: Segment, offset: int, interval: int) -> Segment:
     return Segment.sealed(old.folder, target.generation, seal)
 
 
-def _write_before(files: Files, old: Segment, offset: int, walker: index.Walker, path: str) -> None:
+def _write_before(files: FileCache, old: Segment, offset: int, walker: index.Walker, path: str) -> None:
     file = files.disk.open(path, create=True, exclusive=True)
     try:
         for data, info in batches(files, old):

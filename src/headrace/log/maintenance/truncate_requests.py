@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Done = Callable[[BaseException | None], object]
 
 
-class Truncations:
+class TruncateRequests:
     def __init__(self, shard: "Shard", others: "Maintenance") -> None:
         self._shard = shard
         self._others = others  # one thing at a time is done to a log

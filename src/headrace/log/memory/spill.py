@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.log.counters import Counters
 from headrace.log.disk.disk import Disk
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.paths import SPILL, SPILLED
 from headrace.log.read.cold_reads import CachedFiles, Loader, Loads
 
@@ -40,7 +40,7 @@ class Spill:
     name = "memory_logs"
     patience_s = 0.0
 
-    def __init__(self, files: Files, disk: Disk, root: str, loader: Loader, counters: Counters) -> None:
+    def __init__(self, files: FileCache, disk: Disk, root: str, loader: Loader, counters: Counters) -> None:
         self._files, self._disk = files, disk
         self._cached = CachedFiles(files, Loads(loader), counters)
         self._folder = f"{root}/{SPILL}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.errors import LogClosed
 from headrace.log.counters import Counters
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.workers import Done, Job, Post, ThreadWorker, Worker
 
 THREADS = 4  # a slow read must not hold up the next client's
@@ -118,7 +118,7 @@ class Loads:
 class CachedFiles:
     """Files as far as they are in the page cache; ReadWaits where they are not."""
 
-    def __init__(self, files: Files, loads: Loads, counters: Counters) -> None:
+    def __init__(self, files: FileCache, loads: Loads, counters: Counters) -> None:
         self._files = files
         self._loads = loads
         self._counters = counters

@@ -19,7 +19,7 @@ def parts_max(open_files_max: int) -> int:
     return min(PARTS_MAX, open_files_max // 32)
 
 
-class FilePart:
+class FileRange:
     """Whole batches at a place in a file, which stays open for them whatever becomes of its name."""
 
     __slots__ = ("_disk", "_left_memory", "file", "next_offset", "position", "size")
@@ -37,7 +37,7 @@ class FilePart:
         self._disk = disk
         self._left_memory = left_memory
         self.file = os.dup(file)
-        FilePart.made += 1
+        FileRange.made += 1
         self.position = position
         self.size = size
         self.next_offset = next_offset
@@ -45,7 +45,7 @@ class FilePart:
     def __del__(self) -> None:
         if hasattr(self, "file"):
             self._disk.close(self.file)
-            FilePart.made -= 1
+            FileRange.made -= 1
 
     def __len__(self) -> int:
         return self.size
@@ -85,7 +85,7 @@ def cut_part(
     left_memory: Callable[[], object],
     *,
     is_at_end: bool,
-) -> FilePart | None:
+) -> FileRange | None:
     """file[position:end]; behind it the batch with next_offset begins, or nothing (is_at_end). None if that is not so,
     since indexes can be wrong, and where it has to be read from the disk. `left_memory` is called when it is not in
     memory any more."""
@@ -94,7 +94,7 @@ def cut_part(
     try:
         if not is_at_end and not _begins(pread_nowait(file, MAGIC_AT + 1, end), next_offset):
             return None
-        return FilePart(disk, file, position, end - position, next_offset, left_memory)
+        return FileRange(disk, file, position, end - position, next_offset, left_memory)
     except OSError:  # not in memory, or no descriptors left: whoever reads it instead finds out what is wrong
         return None
 

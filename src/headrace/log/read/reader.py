@@ -21,9 +21,9 @@ from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, LogC
 from headrace.log.commit.log_writer import Tail
 from headrace.log.counters import Counters
 from headrace.log.disk import paths
-from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, Files
+from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, FileCache
 from headrace.log.read.cold_reads import CachedFiles, Loader, Loads
-from headrace.log.read.file_range import FilePart
+from headrace.log.read.file_range import FileRange
 from headrace.log.read.recent_reads import RecentReads
 from headrace.log.segments import index
 from headrace.log.segments.index_cache import IndexCache
@@ -60,7 +60,7 @@ Look = Callable[..., tuple[int, int] | None]  # codec.first_at, told what to loo
 class Reader:
     def __init__(
         self,
-        files: Files,
+        files: FileCache,
         cache: IndexCache,
         recent: RecentReads,
         tail: Tail,
@@ -115,7 +115,7 @@ class Reader:
                 return chunk
         return Chunk(b"", offset, stop)  # a gap up to the end: nothing left to read, and nothing lost
 
-    def part(self, offset: int, stop: int, max_bytes: int) -> FilePart | None:
+    def part(self, offset: int, stop: int, max_bytes: int) -> FileRange | None:
         """What `read` would find, left where it is, for a sequential reader that only sends it on. None where there is
         too little of it, and where it has to be read: to be checked, to be unpacked, from the disk."""
         segment, position = self._resume.get(offset, (None, 0))

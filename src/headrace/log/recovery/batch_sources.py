@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 
 from headrace.log.commit.journal_entry import ReplayedPart
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.segments import epochs
 from headrace.log.segments.epochs import Epochs
 from headrace.record import codec
@@ -14,7 +14,7 @@ READ_BYTES = 4 << 20
 
 class Sources:
     def __init__(
-        self, files: Files, parts: Mapping[int, ReplayedPart], batch_bytes_max: int, known: Epochs, last_epoch: int
+        self, files: FileCache, parts: Mapping[int, ReplayedPart], batch_bytes_max: int, known: Epochs, last_epoch: int
     ) -> None:
         self._files = files
         self._epochs = known

@@ -13,7 +13,7 @@ from headrace.errors import CorruptLog, NotFound, StorageError
 from headrace.log.commit import slots
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, RealDisk, read_whole
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.maintenance.compaction import batches
 from headrace.log.segments import index
@@ -84,7 +84,7 @@ class Inspector:
         self.root = root
         self._disk = disk or RealDisk()
         follower.check_whole(self._disk, root)
-        self._files = Files(self._disk, OPEN_FILES)
+        self._files = FileCache(self._disk, OPEN_FILES)
         self._unreadable: dict[str, str] = {}  # manifests, and what is wrong with them
         if not self._disk.exists(f"{root}/{paths.LOGS}"):
             raise NotFound(f"{root} is not a data folder: it has no {paths.LOGS}/")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from headrace.log.commit.log_writer import Tail
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, FileId
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.segments import index
 from headrace.log.segments.segment import Segment, SegmentWriter
 
@@ -13,7 +13,7 @@ from headrace.log.segments.segment import Segment, SegmentWriter
 class FreshFiles:
     """Of one log."""
 
-    def __init__(self, disk: Disk, files: Files, tail: Tail) -> None:
+    def __init__(self, disk: Disk, files: FileCache, tail: Tail) -> None:
         self._disk = disk
         self._files = files
         self._tail = tail

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from headrace.log.disk import paths
-from headrace.log.disk.file_cache import Files
+from headrace.log.disk.file_cache import FileCache
 from headrace.log.segments.segment import Segment
 
 Read = Callable[[str, int, int], bytes]  # path, size, position
@@ -13,7 +13,7 @@ Read = Callable[[str, int, int], bytes]  # path, size, position
 class IndexCache:
     """Index files in memory, those loaded first go first, bounded by bytes. Used by the owner thread only."""
 
-    def __init__(self, files: Files, bytes_max: int) -> None:
+    def __init__(self, files: FileCache, bytes_max: int) -> None:
         self._files = files
         self._bytes_max = bytes_max
         self._bytes = 0

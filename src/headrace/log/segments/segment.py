@@ -15,7 +15,7 @@ from typing import NamedTuple
 from headrace.errors import CorruptLog
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, read_whole, write_atomically
-from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, Files
+from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, FileCache
 from headrace.log.disk.file_ends import SegmentEnd
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.segments import index
@@ -163,7 +163,7 @@ class Segment:
 class SegmentWriter(SegmentEnd):
     """Appends to one segment and keeps what is derived from it. Used by the worker thread only."""
 
-    def __init__(self, files: Files, segment: Segment, walker: index.Walker, index_bytes: int = 0) -> None:
+    def __init__(self, files: FileCache, segment: Segment, walker: index.Walker, index_bytes: int = 0) -> None:
         super().__init__(segment, walker)
         self._files = files
         segment.written_from = walker.position
@@ -301,7 +301,7 @@ class SavedWriter(NamedTuple):
         return cls(*_SAVED.unpack(raw))
 
 
-def rebuild_index(files: Files, segment: Segment, interval: int) -> tuple[bytearray, bytearray]:
+def rebuild_index(files: FileCache, segment: Segment, interval: int) -> tuple[bytearray, bytearray]:
     """Walk the data once more and write both indexes anew. Used when one is missing or wrong."""
     walker = index.Walker(segment.base, interval)
     walk_segment(files, segment, walker)
@@ -309,14 +309,14 @@ def rebuild_index(files: Files, segment: Segment, interval: int) -> tuple[bytear
     return walker.index, walker.time_index
 
 
-def write_indexes(files: Files, segment: Segment, walker: index.Walker) -> None:
+def write_indexes(files: FileCache, segment: Segment, walker: index.Walker) -> None:
     """In place of those that are there."""
     files.forget([segment.path(paths.INDEX), segment.path(paths.TIME_INDEX)])
     write_atomically(files.disk, segment.path(paths.INDEX), bytes(walker.index))
     write_atomically(files.disk, segment.path(paths.TIME_INDEX), bytes(walker.time_index))
 
 
-def walk_segment(files: Files, segment: Segment, walker: index.Walker) -> None:
+def walk_segment(files: FileCache, segment: Segment, walker: index.Walker) -> None:
     path = segment.path()
     while walker.position < segment.size:
         at = walker.position

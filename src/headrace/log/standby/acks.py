@@ -13,7 +13,7 @@ from headrace.log.standby.change_feed import Changes
 Callback = Callable[[], object]
 
 
-class Confirms:
+class StandbyAcks:
     """For the owner thread, but for `wait`."""
 
     def __init__(self, changes: Changes, wanted: int) -> None:

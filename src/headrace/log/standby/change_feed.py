@@ -48,7 +48,7 @@ class Content(NamedTuple):
     file: int
 
 
-class Kept(NamedTuple):
+class RetainedChange(NamedTuple):
     """A file that a standby has already, it says."""
 
     size: int
@@ -71,15 +71,15 @@ class Changes:
         self._names = names
         self.lock = names.lock
         self._inside = root + "/"
-        self.feeds: tuple[Feed, ...] = ()
+        self.feeds: tuple[StandbyFeed, ...] = ()
         self.sequence = first  # of the last change
 
-    def attach(self, feed: "Feed") -> None:
+    def attach(self, feed: "StandbyFeed") -> None:
         with self.lock:
             feed.sent = self.sequence
             self.feeds = (*self.feeds, feed)
 
-    def detach(self, feed: "Feed") -> None:
+    def detach(self, feed: "StandbyFeed") -> None:
         with self.lock:
             self.feeds = tuple(one for one in self.feeds if one is not feed)
 
@@ -182,7 +182,7 @@ class Changes:
                 if feed.is_copying:
                     feed.again.append((self.sequence, new))
 
-    def _send_content(self, feed: "Feed", name: str, path: str) -> None:
+    def _send_content(self, feed: "StandbyFeed", name: str, path: str) -> None:
         try:
             feed.put(Content(name.encode(errors="surrogateescape"), self.disk.open(path, readonly=True)))
         except OSError as error:
@@ -194,11 +194,15 @@ class Changes:
                 feed.lose(reason)
 
 
-class Feed:
+class StandbyFeed:
     """What one standby is sent. `put` is called by all threads, with the lock; the rest by its one sender."""
 
     def __init__(
-        self, changes: Changes, kept: dict[str, Kept], wake: Callable[[], object], bytes_max: int = QUEUE_BYTES_MAX
+        self,
+        changes: Changes,
+        kept: dict[str, RetainedChange],
+        wake: Callable[[], object],
+        bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
         self._changes = changes
         self._kept = kept

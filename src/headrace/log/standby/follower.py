@@ -22,7 +22,7 @@ import msgspec
 from headrace.errors import Conflict, StorageError
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, FileId, make_folder, read_whole, write_atomically
-from headrace.log.standby.change_feed import WRITTEN_BY_OTHERS, Kept
+from headrace.log.standby.change_feed import WRITTEN_BY_OTHERS, RetainedChange
 from headrace.log.standby.frames import SYNCS, BadFrame, Frame, Kind, zeros
 from headrace.record.batch.crc32c import crc32c
 
@@ -174,7 +174,7 @@ class Standby:
         self._lock = lock
         self._files: OrderedDict[str, FileId] = OrderedDict()
         self._unsynced: set[str] = set()
-        self._known: dict[str, tuple[int, Kept]] = {}  # when it was modified, and what it was then
+        self._known: dict[str, tuple[int, RetainedChange]] = {}  # when it was modified, and what it was then
         self.position = 0
         self.is_in_step = self._is_listed = False
         self.copy_bytes = self.copied_bytes = self._copied_unsynced = 0
@@ -184,7 +184,7 @@ class Standby:
 
     # What is here already.
 
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, RetainedChange]:
         """Sealed and archived segments, which are large and do not change: what is the same is not sent again."""
         if state_of(self._disk, self._root) is None:
             return {}
@@ -193,7 +193,7 @@ class Standby:
             modified_ms = self._disk.modified_ms(f"{self._root}/{path}")
             known = self._known.get(path)
             if known is None or known[0] != modified_ms or known[1].size != size:
-                known = self._known[path] = (modified_ms, Kept(size, self._checksum(path)))
+                known = self._known[path] = (modified_ms, RetainedChange(size, self._checksum(path)))
             found[path] = known[1]
         return found
 

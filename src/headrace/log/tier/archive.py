@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import CorruptBatch, CorruptLog, HeadraceError, InvalidInput, NotFound, StorageError
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, RealDisk, make_folder, read_whole, write_atomically
-from headrace.log.disk.file_cache import NO_FILES, Files
+from headrace.log.disk.file_cache import NO_FILES, FileCache
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.maintenance.compaction import Rewritten, batches
 from headrace.log.maintenance.offline_rewrite import Written, adopt, plainly
@@ -88,7 +88,7 @@ def write_parquet(source: Segment, target: str, disk: Disk | None = None) -> Wri
         file = disk.open(target, create=True, exclusive=True)
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error}") from error
-    files = Files(disk, 8)
+    files = FileCache(disk, 8)
     size = records = 0
 
     def write(data: memoryview) -> None:
@@ -118,7 +118,7 @@ def write_parquet(source: Segment, target: str, disk: Disk | None = None) -> Wri
     return Written(source.size, size, records)
 
 
-def _row_groups(files: Files, source: Segment) -> Iterator[tuple[list[BatchInfo], Columns]]:
+def _row_groups(files: FileCache, source: Segment) -> Iterator[tuple[list[BatchInfo], Columns]]:
     from headrace.log.tier import parquet
 
     position, want = 0, parquet.READ_BYTES
@@ -147,7 +147,7 @@ def _declared(data: memoryview, source: Segment, position: int) -> int:
 # Taking in, by the broker.
 
 
-def take_in(files: Files, segment: Segment, source: str, target: str, *, batch_bytes_max: int) -> Rewritten:
+def take_in(files: FileCache, segment: Segment, source: str, target: str, *, batch_bytes_max: int) -> Rewritten:
     """Make a Parquet file the next generation of a sealed segment: compared, durable and named, but not yet in the
     log's list."""
     disk = files.disk
@@ -186,7 +186,7 @@ def archive(shard: "Shard", log: "Log", segment: Segment, done: Done) -> None:
     )
 
 
-def _examine(files: Files, segment: Segment, path: str, batch_bytes_max: int) -> Tier:
+def _examine(files: FileCache, segment: Segment, path: str, batch_bytes_max: int) -> Tier:
     """Read it all back, and hold every batch it makes beside the one in the segment."""
     from headrace.log.tier import parquet
 
@@ -297,7 +297,7 @@ def write_segment(source: Segment, target: str, disk: Disk | None = None) -> Wri
     return Written(tier.file_bytes, position, records)
 
 
-def check_same(files: Files, segment: Segment, found: Iterator[Found], path: str) -> None:
+def check_same(files: FileCache, segment: Segment, found: Iterator[Found], path: str) -> None:
     """Every batch of `found` beside its original in a segment; CorruptLog where they differ."""
     originals = _with_records(batches(files, segment))
     for data, info in found:
@@ -368,7 +368,7 @@ def remove_archived(disk: Disk, tier_root: str, doomed: str) -> bool:
 # Bringing back, by the broker.
 
 
-def take_back(files: Files, segment: Segment, source: str, interval: int) -> Rewritten:
+def take_back(files: FileCache, segment: Segment, source: str, interval: int) -> Rewritten:
     """Make a file of batches the next generation of an archived segment, once it was compared with it."""
     staged = Segment(segment.folder, segment.base)  # only to be read as one
     staged.data_path, staged.size = source, files.disk.file_size(source)

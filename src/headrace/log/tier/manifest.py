@@ -36,7 +36,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """One row group. `size` is that of its batches, `file_size` that of its bytes in the file."""
 
     number: int
@@ -70,22 +70,22 @@ class Tier:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def group(self, number: int) -> Group:
+    def group(self, number: int) -> RowGroup:
         is_last = number + 1 == len(self.positions)
         end = self.size if is_last else self.positions[number + 1]
         file_end = self.footer_start if is_last else self.starts[number + 1]
         position, start = self.positions[number], self.starts[number]
-        return Group(
+        return RowGroup(
             number, self.first_offsets[number], position, end - position, start, file_end - start, self.sums[number]
         )
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[RowGroup]:
         return (self.group(number) for number in range(len(self)))
 
-    def at_position(self, position: int) -> Group:
+    def at_position(self, position: int) -> RowGroup:
         return self.group(max(bisect_right(self.positions, position) - 1, 0))
 
-    def at_offset(self, offset: int) -> Group:
+    def at_offset(self, offset: int) -> RowGroup:
         """The one to begin with when looking for offset."""
         return self.group(max(bisect_right(self.first_offsets, offset) - 1, 0))
 

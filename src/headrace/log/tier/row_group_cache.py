@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptLog
 from headrace.log.disk.disk import Disk, FileId
-from headrace.log.tier.manifest import Group, Tier
+from headrace.log.tier.manifest import RowGroup, Tier
 from headrace.record.batch.crc32c import crc32c
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ class GroupCache:
         self._footers: OrderedDict[str, Footer] = OrderedDict()
         self.size_bytes = 0
 
-    def cached(self, tier: Tier, group: Group) -> bytes | None:
+    def cached(self, tier: Tier, group: RowGroup) -> bytes | None:
         with self._lock:
             found = self._groups.get((tier.path, group.number))
             if found is not None:
                 self._groups.move_to_end((tier.path, group.number))
             return found
 
-    def load(self, tier: Tier, group: Group) -> bytes:
+    def load(self, tier: Tier, group: RowGroup) -> bytes:
         """Batches of a row group, from the file if need be."""
         found = self.cached(tier, group)
         if found is None:
@@ -74,7 +74,7 @@ class GroupCache:
             self._footers.clear()
             self.size_bytes = 0
 
-    def _unpack(self, tier: Tier, group: Group) -> bytes:
+    def _unpack(self, tier: Tier, group: RowGroup) -> bytes:
         from headrace.log.tier import parquet
 
         with self._opened(tier) as file:
@@ -101,7 +101,7 @@ class GroupCache:
                     self._footers.popitem(last=False)
         return found
 
-    def codecs(self, tier: Tier, group: Group) -> dict[int, int]:
+    def codecs(self, tier: Tier, group: RowGroup) -> dict[int, int]:
         """How each batch of a row group was packed before it was archived, by base offset."""
         from headrace.log.tier import parquet
 
@@ -130,6 +130,6 @@ def checked(disk: Disk, file: FileId, tier: Tier, start: int, size: int, crc: in
     return raw
 
 
-def within(batches: bytes, group: Group, size: int, position: int) -> bytes:
+def within(batches: bytes, group: RowGroup, size: int, position: int) -> bytes:
     at = position - group.position
     return batches if at == 0 and size >= len(batches) else batches[at : at + size]

@@ -131,7 +131,7 @@ cdef class _Decoder:
         self.header_offsets.size = sizeof(int32_t)
 
     cdef bint reserve(self, Py_ssize_t rows, Py_ssize_t size) noexcept nogil:
-        """Room for so many records of so many bytes in all: whatever they hold, it is not more."""
+        """MemberBudget for so many records of so many bytes in all: whatever they hold, it is not more."""
         if self.want & WANT_OFFSET and not self.offsets.reserve(rows * sizeof(int64_t)):
             return False
         if self.want & WANT_TIMESTAMP and not self.timestamps.reserve(rows * sizeof(int64_t)):

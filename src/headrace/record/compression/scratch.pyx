@@ -1,4 +1,4 @@
-"""Room for what a decompressor writes, without clearing it first or copying it after."""
+"""MemberBudget for what a decompressor writes, without clearing it first or copying it after."""
 
 from cpython.bytes cimport _PyBytes_Resize
 from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject

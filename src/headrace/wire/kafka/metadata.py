@@ -16,7 +16,7 @@ OPERATIONS_FROM = 8  # of topics; those of the cluster up to version 10
 UNKNOWN_OPERATIONS = -0x80000000
 
 
-class Wanted(NamedTuple):
+class MetadataRequest(NamedTuple):
     topics: list[tuple[str | None, bytes]] | None  # (name, id); None = all
     allow_auto_create: bool
     topic_operations: bool  # to be told what may be done with them
@@ -38,14 +38,14 @@ class Topic:
     internal: bool = False
 
 
-def parse(body: memoryview, position: int, version: int, elements_max: int) -> Wanted:
+def parse(body: memoryview, position: int, version: int, elements_max: int) -> MetadataRequest:
     request = decode(request_struct(METADATA, version), body, position, elements_max)
     topics = request.topics
     if version == 0 and not topics:
         topics = None  # the first version had no other way to say "all"
     if topics is not None:
         topics = [(topic.name, getattr(topic, "topic_id", NO_ID)) for topic in topics]
-    return Wanted(
+    return MetadataRequest(
         topics,
         request.allow_auto_topic_creation,
         request.include_topic_authorized_operations,

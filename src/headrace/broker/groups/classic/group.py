@@ -22,7 +22,7 @@ from headrace.broker.groups.classic.members import (
     Synced,
 )
 from headrace.broker.groups.classic.roster import Roster
-from headrace.broker.groups.member_budget import Room
+from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.clock import Clock
@@ -61,7 +61,7 @@ class ClassicGroup:
         settings: GroupSettings,
         clock: Clock,
         timers: Timers,
-        room: Room,
+        room: MemberBudget,
         changed: Callable[["ClassicGroup"], None] = lambda group: None,
     ) -> None:
         self.group_id = group_id

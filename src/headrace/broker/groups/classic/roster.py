@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from headrace.broker.groups.classic.members import Join, Member, Protocols
-from headrace.broker.groups.member_budget import Room, classic_bytes
+from headrace.broker.groups.member_budget import MemberBudget, classic_bytes
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.errors import (
@@ -32,7 +32,7 @@ class Roster:
         group_id: str,
         settings: GroupSettings,
         timers: Timers,
-        room: Room,
+        room: MemberBudget,
         *,
         on_replaced: Callable[[Member, str], None],
         on_forgotten: Callable[[], None],

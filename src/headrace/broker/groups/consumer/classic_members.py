@@ -104,7 +104,7 @@ def _encode(classic: ClassicSide, partitions: set[TopicPartition]) -> bytes:
     return encode_assignment(partitions, decode_subscription(classic.protocols[0][1]).version)
 
 
-class Hosted:
+class ClassicMembers:
     """A group of the new protocol as its classic members see it: it answers what they would ask a ClassicGroup.
 
     `kept` calls back when the group is durable as it is; `successor` is the classic group that it has become, if so.

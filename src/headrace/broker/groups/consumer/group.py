@@ -16,7 +16,7 @@ from headrace.broker.groups.assign import ASSIGNORS, DEFAULT_ASSIGNOR, TopicPart
 from headrace.broker.groups.config import DEFAULTS, GroupConfig
 from headrace.broker.groups.consumer.members import ClassicSide, ConsumerMember, MemberState
 from headrace.broker.groups.consumer.sessions import Sessions
-from headrace.broker.groups.member_budget import Room, assigned_bytes, classic_bytes, topics_bytes
+from headrace.broker.groups.member_budget import MemberBudget, assigned_bytes, classic_bytes, topics_bytes
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.subscription_patterns import Matches, compile_pattern
 from headrace.broker.groups.timers import Timers
@@ -75,7 +75,7 @@ class ConsumerGroup:
         clock: Clock,
         timers: Timers,
         topics: Callable[[], Mapping[str, int]],
-        room: Room,
+        room: MemberBudget,
         changed: Callable[["ConsumerGroup"], None] = lambda group: None,
         told: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
     ) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.broker.groups.config import DEFAULTS, EARLIEST, GroupConfig, decode, encode
 from headrace.broker.groups.coordinator import check_group_id
-from headrace.broker.groups.member_budget import MEMBER_BYTES, NAME_BYTES, Room, topics_bytes
+from headrace.broker.groups.member_budget import MEMBER_BYTES, NAME_BYTES, MemberBudget, topics_bytes
 from headrace.broker.groups.share.members import SHARE_MEMBERS, ShareMember, check_sizes, restored
 from headrace.broker.groups.share.partition import SavedShare, SharePartition
 from headrace.broker.groups.timers import Timer, Timers
@@ -32,7 +32,7 @@ from headrace.errors import (
     InvalidRecordState,
     UnknownMember,
 )
-from headrace.log.commit.atomic_group import Group as Entry
+from headrace.log.commit.atomic_group import AtomicGroup as Entry
 from headrace.log.log import Log
 from headrace.log.shard import Shard
 
@@ -59,7 +59,7 @@ class ShareGroups:
     """Owned by the broker; every method runs on the loop's thread."""
 
     def __init__(
-        self, shard: Shard, clock: Clock, timers: Timers, topics: Callable[[], Mapping[str, int]], room: Room
+        self, shard: Shard, clock: Clock, timers: Timers, topics: Callable[[], Mapping[str, int]], room: MemberBudget
     ) -> None:
         self._shard = shard
         self._room = room

@@ -47,7 +47,7 @@ def _transaction(channel: "Channel") -> Transaction:
 async def commit(channel: "Channel", method: commands.Tx.Commit) -> None:
     """All of it in one group: after a crash everything is there, or nothing."""
     tx = _transaction(channel)
-    rounds = channel.connection.rounds
+    flushes = channel.connection.flushes
     try:
         for held in tx.publishes:
             publish.check(channel, *held)
@@ -56,17 +56,17 @@ async def commit(channel: "Channel", method: commands.Tx.Commit) -> None:
         raise
     is_whole = True
     author = Author()
-    rounds.begin_atomic()
+    flushes.begin_atomic()
     try:
-        with rounds.written_by(author):
+        with flushes.written_by(author):
             for held in tx.publishes:
                 is_whole = publish.route_message(channel, *held) and is_whole
             for settle in tx.settles:
                 basic.apply(channel, settle)
     finally:
-        rounds.end_atomic()
+        flushes.end_atomic()
         tx.clear()
-    await rounds.stored(author)
+    await flushes.stored(author)
     if not is_whole:  # a full queue refused some of it: as RabbitMQ says it
         raise ChannelError(PRECONDITION_FAILED, "partial tx completion")
     channel.connection.write(frame(channel.number, commands.Tx.CommitOk))

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 
 from headrace.broker.metrics.counters import ListenerStats
 from headrace.listeners.common.addresses import source_of
-from headrace.listeners.common.per_source_limit import Crowd
+from headrace.listeners.common.per_source_limit import PerSourceLimit
 from headrace.listeners.common.tls.alerts import arriving
 from headrace.listeners.common.tls.certificate import Tls
 
@@ -59,7 +59,7 @@ class TlsAcceptor:
         self._factory: Callable[[], asyncio.BaseProtocol]
         self._sockets: list[socket.socket] = []
         self._arriving: dict[asyncio.Task[None], str] = {}  # and where it comes from
-        self._crowd: Crowd[asyncio.Task[None]] = Crowd(lambda: min(ARRIVING_MAX, room()))
+        self._crowd: PerSourceLimit[asyncio.Task[None]] = PerSourceLimit(lambda: min(ARRIVING_MAX, room()))
         self._is_listening = False
         self._rest: asyncio.TimerHandle | None = None
         self._lines = 0  # in the log, or left out of it

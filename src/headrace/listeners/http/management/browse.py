@@ -19,7 +19,7 @@ from headrace.listeners.http.management.messages import properties_shape
 from headrace.listeners.http.management.parameters import Shape, answer, encode, flag, number, query_of
 from headrace.listeners.http.management.streams import Row, partition_log, row_of
 from headrace.listeners.http.server.authorization import Allowance
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.requests import hung_up, whole_number
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
@@ -76,7 +76,7 @@ def _further_headers(record: Record) -> Sequence[tuple[str, bytes | None]]:
     return [pair for pair in record.headers if pair[0] not in OURS]
 
 
-async def messages(site: Site, request: Request) -> Response:
+async def messages(site: HttpContext, request: Request) -> Response:
     row, query = row_of(site, request), query_of(request)
     if flag(query.get("last")):
         return await _last_of_key(site, row, query)
@@ -112,7 +112,7 @@ async def messages(site: Site, request: Request) -> Response:
     )
 
 
-async def _last_of_key(site: Site, row: Row, query: dict[str, str]) -> Response:
+async def _last_of_key(site: HttpContext, row: Row, query: dict[str, str]) -> Response:
     """By the index of keys: in whatever partition it is, without looking through any."""
     if row.stream is None or not query.get("key"):
         raise InvalidInput("last goes with a key, and with a topic that has an index of keys (key_index)")
@@ -123,7 +123,7 @@ async def _last_of_key(site: Site, row: Row, query: dict[str, str]) -> Response:
     return answer({"messages": [record_shape(row, found.partition, found.record)]})
 
 
-def aborted_of(site: Site, row: Row, log: Any) -> Aborts:
+def aborted_of(site: HttpContext, row: Row, log: Any) -> Aborts:
     """What not to show. A queue without a stream is in memory, where no transactions go."""
     return NO_ABORTS if row.stream is None else site.broker.coordination.producers.aborted(log)
 
@@ -163,7 +163,7 @@ def _places(last: str, logs: Sequence[Any]) -> list[int]:
 class Tail(Response):
     """What comes from now on, of all partitions. Whoever cannot keep up is told how much was left out."""
 
-    def __init__(self, site: Site, request: Request, row: Row) -> None:
+    def __init__(self, site: HttpContext, request: Request, row: Row) -> None:
         super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
         del self.headers["content-length"]
         self._site, self._row = site, row
@@ -252,5 +252,5 @@ class Tail(Response):
         return data
 
 
-async def tail(site: Site, request: Request) -> Response:
+async def tail(site: HttpContext, request: Request) -> Response:
     return Tail(site, request, row_of(site, request))

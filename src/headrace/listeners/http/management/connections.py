@@ -5,14 +5,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.errors import NotFound
 from headrace.listeners.http.management import parameters
 from headrace.listeners.http.management.parameters import Shape, listing, name_of, one
 from headrace.listeners.http.management.visibility import client_seen, clients_seen
 from headrace.listeners.http.server.authentication import ADMINISTRATOR
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 
 
 def _connection(client: Any) -> Shape:
@@ -20,33 +20,33 @@ def _connection(client: Any) -> Shape:
     return shape
 
 
-async def list_all(site: Site, request: Request) -> Response:
+async def list_all(site: HttpContext, request: Request) -> Response:
     return await listing(site, request, clients_seen(site, request), _connection)
 
 
-async def list_in_vhost(site: Site, request: Request) -> Response:
+async def list_in_vhost(site: HttpContext, request: Request) -> Response:
     vhost = site.broker.vhosts.get(name_of(request, "vhost")).name
-    shaped = await Turns().map(_connection, clients_seen(site, request))
+    shaped = await YieldEvery().map(_connection, clients_seen(site, request))
     found = [shape for shape in shaped if shape["vhost"] == vhost]
     return await listing(site, request, found, lambda shape: shape)
 
 
-async def list_of_user(site: Site, request: Request) -> Response:
+async def list_of_user(site: HttpContext, request: Request) -> Response:
     name = name_of(request, "name")
-    shaped = await Turns().map(_connection, clients_seen(site, request))
+    shaped = await YieldEvery().map(_connection, clients_seen(site, request))
     return await listing(site, request, [shape for shape in shaped if shape["user"] == name], lambda shape: shape)
 
 
-async def get(site: Site, request: Request) -> Response:
+async def get(site: HttpContext, request: Request) -> Response:
     return one(request, _connection(client_seen(site, request, name_of(request, "name"))))
 
 
-async def channels_of(site: Site, request: Request) -> Response:
+async def channels_of(site: HttpContext, request: Request) -> Response:
     client = client_seen(site, request, name_of(request, "name"))
     return await listing(site, request, client.describe_channels(), lambda shape: shape)
 
 
-async def close(site: Site, request: Request) -> Response:
+async def close(site: HttpContext, request: Request) -> Response:
     reason = request.headers.get("x-reason") or "Closed via management plugin"
     client, caller = client_seen(site, request, name_of(request, "name")), caller_of(request)
     if client.describe()["user"] != caller.name:
@@ -55,14 +55,14 @@ async def close(site: Site, request: Request) -> Response:
     return parameters.no_content()
 
 
-async def channels(site: Site, request: Request) -> Response:
-    described = await Turns().map(lambda client: client.describe_channels(), clients_seen(site, request))
+async def channels(site: HttpContext, request: Request) -> Response:
+    described = await YieldEvery().map(lambda client: client.describe_channels(), clients_seen(site, request))
     found = [channel for channels_ in described for channel in channels_]
     vhost = _vhost(site, request)
     return await listing(site, request, [c for c in found if vhost in (None, c["vhost"])], lambda shape: shape)
 
 
-async def channel(site: Site, request: Request) -> Response:
+async def channel(site: HttpContext, request: Request) -> Response:
     name = name_of(request, "name")
     for client in clients_seen(site, request):
         for found in client.describe_channels():
@@ -71,16 +71,16 @@ async def channel(site: Site, request: Request) -> Response:
     raise NotFound(f"no channel {name!r}")
 
 
-async def consumers(site: Site, request: Request) -> Response:
+async def consumers(site: HttpContext, request: Request) -> Response:
     vhost = _vhost(site, request)
-    described = await Turns().map(lambda client: client.describe_consumers(), clients_seen(site, request))
+    described = await YieldEvery().map(lambda client: client.describe_consumers(), clients_seen(site, request))
     found = [
         consumer for consumers_ in described for consumer in consumers_ if vhost in (None, consumer["queue"]["vhost"])
     ]
     return await listing(site, request, found, lambda shape: shape)
 
 
-def _vhost(site: Site, request: Request) -> str | None:
+def _vhost(site: HttpContext, request: Request) -> str | None:
     if "vhost" not in request.path_params:
         return None
     return site.broker.vhosts.get(name_of(request, "vhost")).name

@@ -7,8 +7,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import Turns
-from headrace.broker.queues.dead_letter_browser import Death, Replay, Unread, Wanted, death_of
+from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.queues.dead_letter_browser import Death, Replay, Selection, Unread, death_of
 from headrace.broker.queues.queue import Queue
 from headrace.broker.streams.browse import READY, SCAN_RECORDS_MAX, Gap, browse, state_of, unserved
 from headrace.broker.types.message import from_record
@@ -27,7 +27,7 @@ from headrace.listeners.http.management.parameters import (
 from headrace.listeners.http.management.queues import queue_of
 from headrace.listeners.http.management.streams import Row
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 from headrace.record.types import Record
 
 PEEK, PEEK_MAX = 20, 200
@@ -36,7 +36,7 @@ RATE_MAX = 1_000_000
 SCAN_AT_ONCE = 100  # headers of dead letters are long: each takes fifty microseconds
 
 
-async def list_queues(site: Site, request: Request) -> Response:
+async def list_queues(site: HttpContext, request: Request) -> Response:
     """Queues that others send their dead letters to."""
     running = [replay for replay in site.broker.dead_letters.replays() if replay.state == "running"]
 
@@ -57,7 +57,7 @@ async def list_queues(site: Site, request: Request) -> Response:
     return await listing(site, request, found, shape, name=lambda item: item[0].name)
 
 
-async def get(site: Site, request: Request) -> Response:
+async def get(site: HttpContext, request: Request) -> Response:
     queue = queue_of(site, request)
     office = site.broker.dead_letters
     groups, looked, unread = await office.summary(queue)
@@ -89,7 +89,7 @@ def death_shape(death: Death | None) -> Shape | None:
     return shape
 
 
-async def messages(site: Site, request: Request) -> Response:
+async def messages(site: HttpContext, request: Request) -> Response:
     """The dead letters that a filter finds, with how they died. They stay where they are.
 
     One question goes through so many at most; `next` says where the next one goes on, if there is more.
@@ -102,7 +102,7 @@ async def messages(site: Site, request: Request) -> Response:
     row = Row(queue.vhost.name, queue.name, site.broker.streams.find(queue.name, queue.vhost.name), queue)
     found: list[Shape] = []
     unread: list[Unread] = []
-    left, size, turns = SCAN_RECORDS_MAX, 0, Turns()
+    left, size, turns = SCAN_RECORDS_MAX, 0, YieldEvery()
     for view in queue.views:
         if level is not None and view.level > level:
             continue  # the highest come first: they were looked at
@@ -142,15 +142,15 @@ async def messages(site: Site, request: Request) -> Response:
     return answer({"messages": found, "next": None, "gaps": gaps_shape(unread)})
 
 
-def _wanted(fields: Any) -> Wanted:
+def _wanted(fields: Any) -> Selection:
     values = {name: fields.get(name) or None for name in ("reason", "origin", "contains")}
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
             raise InvalidInput(f"{name} is a string")
-    return Wanted(**values)
+    return Selection(**values)
 
 
-async def replay(site: Site, request: Request) -> Response:
+async def replay(site: HttpContext, request: Request) -> Response:
     """Says what would go where; with dry_run=false it goes."""
     queue, fields = queue_of(site, request), await body_of(request)
     caller_of(request).write("", queue.vhost.name)  # messages go back to queues by name, through the default exchange
@@ -178,19 +178,19 @@ def replay_shape(replay_: Replay) -> Shape:
     return shape
 
 
-async def list_replays(site: Site, request: Request) -> Response:
+async def list_replays(site: HttpContext, request: Request) -> Response:
     caller = caller_of(request)
     found = [replay_ for replay_ in site.broker.dead_letters.replays() if caller.sees(replay_.vhost)]
     return await listing(site, request, found, replay_shape)
 
 
-async def get_replay(site: Site, request: Request) -> Response:
+async def get_replay(site: HttpContext, request: Request) -> Response:
     found = site.broker.dead_letters.get(name_of(request, "replay"))
     caller_of(request).must_see(found.vhost)
     return answer(replay_shape(found))
 
 
-async def stop_replay(site: Site, request: Request) -> Response:
+async def stop_replay(site: HttpContext, request: Request) -> Response:
     found = site.broker.dead_letters.get(name_of(request, "replay"))
     caller_of(request).read(found.queue, found.vhost)
     return answer(replay_shape(await site.broker.dead_letters.stop(found.id)))

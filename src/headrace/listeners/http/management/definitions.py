@@ -13,7 +13,7 @@ from headrace.errors import InvalidInput
 from headrace.listeners.http.management import representations
 from headrace.listeners.http.management.parameters import answer, body_of, encode, query_of, refuse_too_many
 from headrace.listeners.http.management.queues import host_of
-from headrace.listeners.http.server.context import Pieces, Site
+from headrace.listeners.http.server.context import HttpContext, Pieces
 from headrace.listeners.http.server.requests import in_thread_if, read_body
 from headrace.version import __version__
 from headrace.wire.http.bodies import JSON
@@ -23,7 +23,7 @@ BYTES_MAX = 64 << 20
 PIECES_MAX = 4_000_000  # a binding has nine, and takes 150 bytes
 
 
-async def export(site: Site, request: Request) -> Response:
+async def export(site: HttpContext, request: Request) -> Response:
     document: dict[str, Any] = {
         "rabbit_version": RABBITMQ_VERSION,
         "rabbitmq_version": RABBITMQ_VERSION,
@@ -46,20 +46,20 @@ async def export(site: Site, request: Request) -> Response:
     return response
 
 
-async def export_vhost(site: Site, request: Request) -> Response:
+async def export_vhost(site: HttpContext, request: Request) -> Response:
     found = await definitions.export(site.broker, host_of(site, request).name)
     return answer({"rabbit_version": RABBITMQ_VERSION, **found})
 
 
-async def import_(site: Site, request: Request) -> Response:
+async def import_(site: HttpContext, request: Request) -> Response:
     return await _import(site, request, None)
 
 
-async def import_vhost(site: Site, request: Request) -> Response:
+async def import_vhost(site: HttpContext, request: Request) -> Response:
     return await _import(site, request, host_of(site, request).name)
 
 
-async def _import(site: Site, request: Request, vhost: str | None) -> Response:
+async def _import(site: HttpContext, request: Request, vhost: str | None) -> Response:
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
         document = await _from_form(request)
     else:

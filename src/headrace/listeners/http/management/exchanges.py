@@ -6,7 +6,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.queues.queue import Queue
 from headrace.broker.routing.exchanges import Binding, Exchange, Topic, is_kind
 from headrace.broker.routing.publish_message import post
@@ -29,23 +29,23 @@ from headrace.listeners.http.management.queues import host_of, queue_bindings
 from headrace.listeners.http.management.visibility import hosts_seen
 from headrace.listeners.http.server.authentication import Caller
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 
 
-def exchange_of(site: Site, request: Request, parameter: str = "name") -> tuple[VirtualHost, Exchange]:
+def exchange_of(site: HttpContext, request: Request, parameter: str = "name") -> tuple[VirtualHost, Exchange]:
     host, name = host_of(site, request), name_of(request, parameter)
     return host, host.routing.exchange("" if name == representations.DEFAULT_EXCHANGE else name)
 
 
-async def list_all(site: Site, request: Request) -> Response:
+async def list_all(site: HttpContext, request: Request) -> Response:
     return await _list(site, request, hosts_seen(site, request))
 
 
-async def list_in_vhost(site: Site, request: Request) -> Response:
+async def list_in_vhost(site: HttpContext, request: Request) -> Response:
     return await _list(site, request, [host_of(site, request)])
 
 
-async def _list(site: Site, request: Request, hosts: Iterable[VirtualHost]) -> Response:
+async def _list(site: HttpContext, request: Request, hosts: Iterable[VirtualHost]) -> Response:
     found = [(host.name, exchange) for host in hosts for _, exchange in sorted(host.routing.exchanges.items())]
     return await listing(
         site,
@@ -57,12 +57,12 @@ async def _list(site: Site, request: Request, hosts: Iterable[VirtualHost]) -> R
     )
 
 
-async def get(site: Site, request: Request) -> Response:
+async def get(site: HttpContext, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
     return one(request, {**representations.exchange_shape(site, host.name, exchange), "incoming": [], "outgoing": []})
 
 
-async def put(site: Site, request: Request) -> Response:
+async def put(site: HttpContext, request: Request) -> Response:
     host, name = host_of(site, request), name_of(request, "name")
     fields = await body_of(request)
     kind = text(fields.get("type", "direct"), "type")  # as RabbitMQ
@@ -85,13 +85,13 @@ async def put(site: Site, request: Request) -> Response:
     return parameters.created(new=not known)
 
 
-async def delete(site: Site, request: Request) -> Response:
+async def delete(site: HttpContext, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
     await host.delete_exchange(exchange.name, if_unused=flag(parameters.query_of(request).get("if-unused")))
     return parameters.no_content()
 
 
-async def publish(site: Site, request: Request) -> Response:
+async def publish(site: HttpContext, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
     fields, caller = await body_of(request, parameters.MESSAGE_BYTES_MAX), caller_of(request)
     message = parse_message(exchange.name, fields)
@@ -115,7 +115,7 @@ def _check_user_id(fields: Shape, caller: Caller) -> None:
 # Bindings.
 
 
-async def bindings_from(site: Site, request: Request) -> Response:
+async def bindings_from(site: HttpContext, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
     if not exchange.name:
         names = sorted(host.queues)
@@ -124,21 +124,21 @@ async def bindings_from(site: Site, request: Request) -> Response:
     return await listing(site, request, found, lambda binding: representations.binding_shape(host.name, binding))
 
 
-async def bindings_to(site: Site, request: Request) -> Response:
+async def bindings_to(site: HttpContext, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
     return answer([representations.binding_shape(host.name, binding) for binding in host.routing.bindings_to(exchange)])
 
 
-async def list_bindings(site: Site, request: Request) -> Response:
+async def list_bindings(site: HttpContext, request: Request) -> Response:
     return await listing(site, request, await _bindings(hosts_seen(site, request)), lambda shape: shape)
 
 
-async def list_bindings_in_vhost(site: Site, request: Request) -> Response:
+async def list_bindings_in_vhost(site: HttpContext, request: Request) -> Response:
     return await listing(site, request, await _bindings([host_of(site, request)]), lambda shape: shape)
 
 
 async def _bindings(hosts: Iterable[VirtualHost]) -> list[Shape]:
-    turns = Turns()
+    turns = YieldEvery()
     found: list[Shape] = []
     for host in hosts:
         async for queue in turns.each(list(map(host.queues.__getitem__, sorted(host.queues)))):
@@ -150,7 +150,7 @@ async def _bindings(hosts: Iterable[VirtualHost]) -> list[Shape]:
     return found
 
 
-def _ends(site: Site, request: Request) -> tuple[VirtualHost, str, Queue | Exchange]:
+def _ends(site: HttpContext, request: Request) -> tuple[VirtualHost, str, Queue | Exchange]:
     host = host_of(site, request)
     source = name_of(request, "source")
     destination = name_of(request, "destination")
@@ -165,7 +165,7 @@ def _between(host: VirtualHost, source: str, destination: Queue | Exchange) -> l
     return [binding for binding in host.routing.bindings_to(destination) if binding.source == name]
 
 
-async def list_between(site: Site, request: Request) -> Response:
+async def list_between(site: HttpContext, request: Request) -> Response:
     host, source, destination = _ends(site, request)
     if source in ("", representations.DEFAULT_EXCHANGE) and isinstance(destination, Queue):
         return answer([representations.default_binding_shape(host.name, destination.name)])
@@ -179,7 +179,7 @@ def _check_key(request: Request, host: VirtualHost, source: str, key: str) -> No
         caller_of(request).read_key(source, key, host.name)
 
 
-async def bind(site: Site, request: Request) -> Response:
+async def bind(site: HttpContext, request: Request) -> Response:
     host, source, destination = _ends(site, request)
     fields = await body_of(request)
     key = text(fields.get("routing_key", ""), "routing_key")
@@ -202,13 +202,13 @@ def _one_binding(host: VirtualHost, source: str, destination: Queue | Exchange, 
     raise NotFound("no such binding")
 
 
-async def get_binding(site: Site, request: Request) -> Response:
+async def get_binding(site: HttpContext, request: Request) -> Response:
     host, source, destination = _ends(site, request)
     found = _one_binding(host, source, destination, name_of(request, "properties_key"))
     return one(request, representations.binding_shape(host.name, found))
 
 
-async def unbind(site: Site, request: Request) -> Response:
+async def unbind(site: HttpContext, request: Request) -> Response:
     host, source, destination = _ends(site, request)
     found = _one_binding(host, source, destination, name_of(request, "properties_key"))
     _check_key(request, host, found.source, found.key)

@@ -23,12 +23,12 @@ from headrace.listeners.http.management.parameters import (
 )
 from headrace.listeners.http.native.cursors import check_read
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 
 TARGETS = ("earliest", "latest", "timestamp", "offset", "shift")
 
 
-def group_summary(site: Site, group_id: str, state: str, kind: str) -> Shape:
+def group_summary(site: HttpContext, group_id: str, state: str, kind: str) -> Shape:
     positions = _positions(site, group_id)
     group = site.broker.coordination.groups.find(group_id)
     return {
@@ -43,7 +43,7 @@ def group_summary(site: Site, group_id: str, state: str, kind: str) -> Shape:
     }
 
 
-def cursor_summary(site: Site, name: str) -> Shape:
+def cursor_summary(site: HttpContext, name: str) -> Shape:
     cursors = site.broker.cursors
     state, positions = cursors.get(name), cursors.positions(name)
     return {
@@ -59,7 +59,7 @@ def cursor_summary(site: Site, name: str) -> Shape:
     }
 
 
-def _positions(site: Site, group_id: str) -> list[Shape]:
+def _positions(site: HttpContext, group_id: str) -> list[Shape]:
     broker = site.broker
     found = []
     for (topic, number_), committed in sorted(broker.coordination.groups.offsets.of(group_id).items()):
@@ -81,7 +81,7 @@ def _positions(site: Site, group_id: str) -> list[Shape]:
     return found
 
 
-async def list_all(site: Site, request: Request) -> Response:
+async def list_all(site: HttpContext, request: Request) -> Response:
     found = [
         *((g.group_id, g.state, g.kind) for g in site.broker.coordination.groups.listing()),
         *((name, "", "cursor") for name in site.broker.cursors.names()),
@@ -95,7 +95,7 @@ async def list_all(site: Site, request: Request) -> Response:
     )
 
 
-async def get(site: Site, request: Request) -> Response:
+async def get(site: HttpContext, request: Request) -> Response:
     name = name_of(request, "group")
     if request.path_params["kind"] == "cursor":
         positions = [
@@ -120,14 +120,14 @@ async def get(site: Site, request: Request) -> Response:
     return one(request, {**summary, "positions": _positions(site, name), "member_details": members})
 
 
-def _listed(site: Site, name: str) -> Any:
+def _listed(site: HttpContext, name: str) -> Any:
     for listed in site.broker.coordination.groups.listing():
         if listed.group_id == name:
             return listed
     raise GroupNotFound(name)
 
 
-async def reset(site: Site, request: Request) -> Response:
+async def reset(site: HttpContext, request: Request) -> Response:
     """Where the reader would stand after the reset; with dry_run=false it then stands there."""
     name, kind = name_of(request, "group"), request.path_params["kind"]
     fields = await body_of(request)
@@ -159,7 +159,7 @@ async def reset(site: Site, request: Request) -> Response:
     return answer({"name": name, "topic": topic, "dry_run": dry_run, "moves": moves})
 
 
-def _current(site: Site, name: str, kind: str, topic: str) -> dict[int, int]:
+def _current(site: HttpContext, name: str, kind: str, topic: str) -> dict[int, int]:
     if kind == "cursor":
         return {p.partition.number: p.offset for p in site.broker.cursors.positions(name) if p.stream.name == topic}
     _listed(site, name)
@@ -195,7 +195,7 @@ async def _move(stream: Stream, number_: int, now: int | None, fields: Mapping[s
     }
 
 
-async def _commit(site: Site, name: str, stream: Stream, offsets: Mapping[int, int]) -> None:
+async def _commit(site: HttpContext, name: str, stream: Stream, offsets: Mapping[int, int]) -> None:
     groups = site.broker.coordination.groups
     group = groups.find(name)
     if group is not None and group.members:
@@ -212,13 +212,13 @@ async def _commit(site: Site, name: str, stream: Stream, offsets: Mapping[int, i
         raise error
 
 
-def _topics(site: Site, name: str, kind: str) -> set[str]:
+def _topics(site: HttpContext, name: str, kind: str) -> set[str]:
     if kind == "cursor":
         return {position.stream.name for position in site.broker.cursors.positions(name)}
     return {topic for topic, _ in site.broker.coordination.groups.offsets.of(name)}
 
 
-async def delete(site: Site, request: Request) -> Response:
+async def delete(site: HttpContext, request: Request) -> Response:
     name, kind = name_of(request, "group"), request.path_params["kind"]
     if kind != "cursor":
         caller_of(request).read(name)

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.metrics.history import Sample
 from headrace.broker.queues.queue import Queue
 from headrace.broker.routing.publish_message import post
@@ -26,7 +26,7 @@ from headrace.listeners.http.management.queues import host_of
 from headrace.listeners.http.management.visibility import clients_seen, hosts_seen
 from headrace.listeners.http.server.authentication import MONITORING
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.requests import whole_number
 from headrace.version import __version__
 
@@ -47,14 +47,14 @@ def rates_between(new: Sample, old: Sample) -> dict[str, float]:
     return rate
 
 
-def recent_rates(site: Site) -> tuple[Sample, dict[str, float]]:
+def recent_rates(site: HttpContext) -> tuple[Sample, dict[str, float]]:
     samples = site.broker.history.samples
     new = site.broker.history.latest()
     old = samples[max(0, len(samples) - 1 - round(LOOK_BACK_S))]
     return new, rates_between(new, old)
 
 
-def totals(site: Site) -> tuple[Shape, Shape]:
+def totals(site: HttpContext) -> tuple[Shape, Shape]:
     """Queue totals and message stats of the whole broker."""
     sample, rate = recent_rates(site)
     counters = {
@@ -83,9 +83,9 @@ def queue_totals(ready: int, unacked: int) -> Shape:
     }
 
 
-async def totals_of(site: Site, queues: list[Queue], user: str) -> tuple[Shape, Shape]:
+async def totals_of(site: HttpContext, queues: list[Queue], user: str) -> tuple[Shape, Shape]:
     """The same of some queues, for a user who sees no others."""
-    turns = Turns()
+    turns = YieldEvery()
     ready = sum(await turns.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
     unacked = sum(await turns.map(lambda queue: queue.unacked, queues))
     counters: Counter[str] = Counter(dict.fromkeys(("publish", "deliver_get", "ack"), 0))
@@ -95,10 +95,10 @@ async def totals_of(site: Site, queues: list[Queue], user: str) -> tuple[Shape, 
     return queue_totals(ready, unacked), representations.with_rates(counters, rates)
 
 
-async def overview(site: Site, request: Request) -> Response:
+async def overview(site: HttpContext, request: Request) -> Response:
     hosts, caller = hosts_seen(site, request), caller_of(request)
     clients = clients_seen(site, request)
-    turns = Turns()
+    turns = YieldEvery()
     channels = sum(await turns.map(lambda client: len(client.describe_channels()), clients))
     queues = [queue for host in hosts for queue in host.queues.values()]
     sees_all = caller.is_one_of(MONITORING)
@@ -142,7 +142,7 @@ async def overview(site: Site, request: Request) -> Response:
     )
 
 
-def churn(site: Site) -> Shape:
+def churn(site: HttpContext) -> Shape:
     opened = sum(listener.connections_total for listener in site.broker.stats.listeners.values())
     names = (
         "connection_created",
@@ -160,7 +160,7 @@ def churn(site: Site) -> Shape:
     return shape
 
 
-def listeners(site: Site) -> list[Shape]:
+def listeners(site: HttpContext) -> list[Shape]:
     found = []
     for listener, addresses in site.addresses.items():
         for address in addresses:
@@ -178,13 +178,13 @@ def listeners(site: Site) -> list[Shape]:
     return found
 
 
-def contexts(site: Site) -> list[Shape]:
+def contexts(site: HttpContext) -> list[Shape]:
     """What RabbitMQ calls web contexts: where this API is, the port as text."""
     ports = [str(listener["port"]) for listener in listeners(site) if listener["protocol"] == "http"]
     return [{"description": "Headrace", "path": "/", "port": port} for port in dict.fromkeys(ports)]
 
 
-def node_shape(site: Site) -> Shape:
+def node_shape(site: HttpContext) -> Shape:
     broker = site.broker
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -255,7 +255,7 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
 
 
-async def nodes(site: Site, request: Request) -> Response:
+async def nodes(site: HttpContext, request: Request) -> Response:
     return await listing(site, request, [node_shape(site)], lambda shape: shape)
 
 
@@ -264,35 +264,35 @@ def _check_node(request: Request) -> None:
         raise NotFound("no such node")
 
 
-async def node(site: Site, request: Request) -> Response:
+async def node(site: HttpContext, request: Request) -> Response:
     _check_node(request)
     return one(request, node_shape(site))
 
 
-async def node_memory(site: Site, request: Request) -> Response:
+async def node_memory(site: HttpContext, request: Request) -> Response:
     _check_node(request)
     used = memory_bytes()
     total = {"erlang": used, "rss": used, "allocated": used}
     return answer({"memory": {"total": total, "strategy": "rss", "other_proc": used}})
 
 
-async def cluster_name(site: Site, request: Request) -> Response:
+async def cluster_name(site: HttpContext, request: Request) -> Response:
     return answer({"name": representations.NODE})
 
 
-async def empty(site: Site, request: Request) -> Response:
+async def empty(site: HttpContext, request: Request) -> Response:
     return answer([])
 
 
-async def nothing(site: Site, request: Request) -> Response:
+async def nothing(site: HttpContext, request: Request) -> Response:
     return answer({})
 
 
-async def extensions(site: Site, request: Request) -> Response:
+async def extensions(site: HttpContext, request: Request) -> Response:
     return answer([{"javascript": "dispatcher.js"}])
 
 
-async def auth(site: Site, request: Request) -> Response:
+async def auth(site: HttpContext, request: Request) -> Response:
     return answer({"oauth_enabled": False})
 
 
@@ -300,7 +300,7 @@ async def auth(site: Site, request: Request) -> Response:
 
 
 async def vhost_shape(host: VirtualHost) -> Shape:
-    turns, queues = Turns(), list(host.queues.values())
+    turns, queues = YieldEvery(), list(host.queues.values())
     ready = sum(await turns.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
     unacked = sum(await turns.map(lambda queue: queue.unacked, queues))
     about = host.metadata
@@ -322,16 +322,16 @@ async def vhost_shape(host: VirtualHost) -> Shape:
     }
 
 
-async def vhosts(site: Site, request: Request) -> Response:
+async def vhosts(site: HttpContext, request: Request) -> Response:
     shaped = [await vhost_shape(host) for host in sorted(hosts_seen(site, request), key=lambda host: host.name)]
     return await listing(site, request, shaped, lambda shape: shape)
 
 
-async def vhost(site: Site, request: Request) -> Response:
+async def vhost(site: HttpContext, request: Request) -> Response:
     return one(request, await vhost_shape(host_of(site, request)))
 
 
-async def put_vhost(site: Site, request: Request) -> Response:
+async def put_vhost(site: HttpContext, request: Request) -> Response:
     name = name_of(request, "vhost")
     known = any(host.name == name for host in site.broker.vhosts)
     metadata = parse_metadata(await parameters.body_of(request))
@@ -339,7 +339,7 @@ async def put_vhost(site: Site, request: Request) -> Response:
     return parameters.created(new=not known)
 
 
-async def delete_vhost(site: Site, request: Request) -> Response:
+async def delete_vhost(site: HttpContext, request: Request) -> Response:
     host = host_of(site, request)
     if host.name == "/":
         raise Conflict("the default virtual host is not deleted")
@@ -354,15 +354,15 @@ def _limits(hosts: Iterable[VirtualHost]) -> list[Shape]:
     return [{"vhost": host.name, "value": host.limits} for host in hosts if host.limits]
 
 
-async def vhost_limits(site: Site, request: Request) -> Response:
+async def vhost_limits(site: HttpContext, request: Request) -> Response:
     return await listing(site, request, _limits(hosts_seen(site, request)), lambda shape: shape)
 
 
-async def limits_of_vhost(site: Site, request: Request) -> Response:
+async def limits_of_vhost(site: HttpContext, request: Request) -> Response:
     return await listing(site, request, _limits([host_of(site, request)]), lambda shape: shape)
 
 
-async def put_vhost_limit(site: Site, request: Request) -> Response:
+async def put_vhost_limit(site: HttpContext, request: Request) -> Response:
     host, name = host_of(site, request), name_of(request, "limit")
     value = parameters.number(
         (await parameters.body_of(request)).get("value"), "value", least=-LIMIT_MAX, most=LIMIT_MAX
@@ -371,7 +371,7 @@ async def put_vhost_limit(site: Site, request: Request) -> Response:
     return parameters.no_content()
 
 
-async def delete_vhost_limit(site: Site, request: Request) -> Response:
+async def delete_vhost_limit(site: HttpContext, request: Request) -> Response:
     """Of one that is not set, too, as in RabbitMQ."""
     await site.broker.vhosts.set_limits(host_of(site, request).name, {name_of(request, "limit"): None})
     return parameters.no_content()
@@ -380,7 +380,7 @@ async def delete_vhost_limit(site: Site, request: Request) -> Response:
 # Health.
 
 
-async def aliveness(site: Site, request: Request) -> Response:
+async def aliveness(site: HttpContext, request: Request) -> Response:
     """A message goes through a real queue, to the disk and back."""
     host, caller = host_of(site, request), caller_of(request)
     caller.configure(ALIVENESS_QUEUE, host.name)
@@ -397,19 +397,19 @@ async def aliveness(site: Site, request: Request) -> Response:
     return answer({"status": "ok"})
 
 
-async def node_health(site: Site, request: Request) -> Response:
+async def node_health(site: HttpContext, request: Request) -> Response:
     _check_node(request)
     return await health(site, request)
 
 
-async def health(site: Site, request: Request) -> Response:
+async def health(site: HttpContext, request: Request) -> Response:
     reason = site.broker.why_not_ready()
     if reason is None:
         return answer({"status": "ok"})
     return answer({"status": "failed", "reason": reason}, 503)
 
 
-async def health_certificate(site: Site, request: Request) -> Response:
+async def health_certificate(site: HttpContext, request: Request) -> Response:
     """Whether the certificate of the listeners is good for some time yet; without TLS there is none to expire."""
     unit, within = name_of(request, "unit"), whole_number(name_of(request, "within"), most=2**31)
     if unit not in DAYS:
@@ -425,7 +425,7 @@ async def health_certificate(site: Site, request: Request) -> Response:
     return answer({"status": "failed", "reason": reason, "expired": [{"cert_path": site.config.tls_cert}]}, 503)
 
 
-async def health_port(site: Site, request: Request) -> Response:
+async def health_port(site: HttpContext, request: Request) -> Response:
     port = whole_number(name_of(request, "port"))
     if port is None:
         raise InvalidInput("a port is a whole number")
@@ -435,7 +435,7 @@ async def health_port(site: Site, request: Request) -> Response:
     return answer({"status": "failed", "reason": "No active listener", "missing": port, "ports": ports}, 503)
 
 
-async def health_protocol(site: Site, request: Request) -> Response:
+async def health_protocol(site: HttpContext, request: Request) -> Response:
     wanted = {"amqp091": "amqp", "amqp": "amqp", "http": "http", "kafka": "kafka"}.get(name_of(request, "protocol"))
     if wanted in site.addresses:
         return answer({"status": "ok", "protocol": name_of(request, "protocol")})

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.metrics.history import INTERVAL_S, QUEUES_PER_SECOND, Sample
 from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.errors import HeadraceError
@@ -19,7 +19,7 @@ from headrace.listeners.http.management.parameters import Shape, encode, number,
 from headrace.listeners.http.management.visibility import clients_seen, hosts_seen
 from headrace.listeners.http.server.authentication import MONITORING
 from headrace.listeners.http.server.authorization import Allowance, caller_of
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.requests import hung_up
 from headrace.wire.http import bodies, events
 
@@ -41,7 +41,7 @@ def quantile(histogram: Any, share: float) -> float | None:
     return float(histogram.bounds[-1])
 
 
-def alarms(site: Site) -> list[Shape]:
+def alarms(site: HttpContext) -> list[Shape]:
     broker = site.broker
     found = []
     reason = broker.why_not_ready()
@@ -59,14 +59,14 @@ def alarms(site: Site) -> list[Shape]:
     return found
 
 
-def free_bytes(site: Site) -> int | None:
+def free_bytes(site: HttpContext) -> int | None:
     try:
         return int(site.broker.disk.free_bytes(site.broker.config.data_dir))
     except OSError:
         return None
 
 
-def live_shape(site: Site) -> Shape:
+def live_shape(site: HttpContext) -> Shape:
     broker = site.broker
     sample, rates = recent_rates(site)
     sync = broker.shard.counters.sync_s
@@ -101,7 +101,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1000
 
 
-async def own_shape(site: Site, request: Request) -> Shape:
+async def own_shape(site: HttpContext, request: Request) -> Shape:
     """The same of the virtual hosts that the caller sees. What is the whole broker's is empty."""
     broker, caller = site.broker, caller_of(request)
     hosts = {host.name: host for host in hosts_seen(site, request)}
@@ -130,13 +130,13 @@ async def own_shape(site: Site, request: Request) -> Shape:
     }
 
 
-async def overview(site: Site, request: Request) -> Response:
+async def overview(site: HttpContext, request: Request) -> Response:
     """The numbers of now and the last minutes, one row for each step."""
     step = number(query_of(request).get("step"), "step", 1, least=1, most=STEP_S_MAX)
     broker, sees_all = site.broker, caller_of(request).is_one_of(MONITORING)
     seen = {host.name for host in hosts_seen(site, request)}
     streams = [stream for stream in broker.streams if stream.vhost in seen]
-    sizes = await Turns().map(lambda s: sum(p.log.size_bytes for p in s.partitions), streams)
+    sizes = await YieldEvery().map(lambda s: sum(p.log.size_bytes for p in s.partitions), streams)
     shape: Shape = {
         "node": representations.NODE,
         "started": broker.stats.started_ms,
@@ -177,7 +177,7 @@ def last_of(shape: Shape) -> Shape:
 class Live(Response):
     """The numbers of every second as server-sent events."""
 
-    def __init__(self, site: Site, request: Request) -> None:
+    def __init__(self, site: HttpContext, request: Request) -> None:
         super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
         del self.headers["content-length"]
         self._site = site
@@ -220,5 +220,5 @@ class Live(Response):
         return {**content, "last": last_of(content)}
 
 
-async def live(site: Site, request: Request) -> Response:
+async def live(site: HttpContext, request: Request) -> Response:
     return Live(site, request)

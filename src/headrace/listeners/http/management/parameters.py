@@ -9,9 +9,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.errors import InvalidInput, InvalidPattern
-from headrace.listeners.http.server.context import Answer, Pieces, Site
+from headrace.listeners.http.server.context import Answer, HttpContext, Pieces
 from headrace.listeners.http.server.requests import in_thread_if, read_body
 from headrace.wire.http import strict_json
 from headrace.wire.http.bodies import JSON, Body
@@ -195,7 +195,7 @@ def matcher(query: Mapping[str, str]) -> Callable[[str], bool]:
 
 
 async def listing(
-    site: Site,
+    site: HttpContext,
     request: Request,
     items: Iterable[T],
     shape: Callable[[T], Shape],
@@ -211,7 +211,7 @@ async def listing(
     query = query_of(request)
     columns = [column for column in (query.get("columns") or "").split(",") if column]
     paged = "page" in query or flag(query.get("pagination"))
-    turns = Turns()
+    turns = YieldEvery()
     everything = list(items)
     await turns.rest()
     total = len(everything)
@@ -249,7 +249,7 @@ async def listing(
     )
 
 
-async def _sorted(turns: Turns, items: Sequence[T], value: Callable[[T], Any], *, backwards: bool) -> list[T]:
+async def _sorted(turns: YieldEvery, items: Sequence[T], value: Callable[[T], Any], *, backwards: bool) -> list[T]:
     keys: list[Any] = await turns.map(value, items)
     if not (all(type(key) is int for key in keys) or all(type(key) is str for key in keys)):
         keys = await turns.map(sort_key, keys)  # of all kinds: made comparable, and four times slower to compare
@@ -262,7 +262,7 @@ async def _sorted(turns: Turns, items: Sequence[T], value: Callable[[T], Any], *
 
 
 async def _whole_list(
-    turns: Turns, items: Sequence[T], shape: Callable[[T], Shape], columns: Sequence[str]
+    turns: YieldEvery, items: Sequence[T], shape: Callable[[T], Shape], columns: Sequence[str]
 ) -> Response:
     """All of them, made into JSON piece by piece: a list of ten thousand queues has ten million bytes."""
     pieces = [b"["]

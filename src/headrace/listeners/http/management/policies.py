@@ -11,31 +11,31 @@ from headrace.listeners.http.management import parameters, representations
 from headrace.listeners.http.management.parameters import body_of, listing, name_of, number, one, table, text
 from headrace.listeners.http.management.queues import host_of
 from headrace.listeners.http.management.visibility import hosts_seen
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 
 
 def is_operator(request: Request) -> bool:
     return str(request.scope["path"]).startswith("/api/operator-policies")
 
 
-async def list_all(site: Site, request: Request) -> Response:
+async def list_all(site: HttpContext, request: Request) -> Response:
     seen = {host.name for host in hosts_seen(site, request)}
     found = [policy for policy in site.broker.policies.list(operator=is_operator(request)) if policy.vhost in seen]
     return await listing(site, request, found, representations.policy_shape)
 
 
-async def list_in_vhost(site: Site, request: Request) -> Response:
+async def list_in_vhost(site: HttpContext, request: Request) -> Response:
     found = site.broker.policies.list(host_of(site, request).name, operator=is_operator(request))
     return await listing(site, request, found, representations.policy_shape)
 
 
-async def get(site: Site, request: Request) -> Response:
+async def get(site: HttpContext, request: Request) -> Response:
     host, name = host_of(site, request), name_of(request, "name")
     found = site.broker.policies.get(host.name, name, operator=is_operator(request))
     return one(request, representations.policy_shape(found))
 
 
-async def put(site: Site, request: Request) -> Response:
+async def put(site: HttpContext, request: Request) -> Response:
     host, name = host_of(site, request), name_of(request, "name")
     operator = is_operator(request)
     known = any(p.name == name for p in site.broker.policies.list(host.name, operator=operator))
@@ -54,7 +54,7 @@ def parse(vhost: str, name: str, fields: Mapping[str, Any]) -> Policy:
     )
 
 
-async def delete(site: Site, request: Request) -> Response:
+async def delete(site: HttpContext, request: Request) -> Response:
     host, name = host_of(site, request), name_of(request, "name")
     await site.broker.policies.delete(host.name, name, operator=is_operator(request))
     return parameters.no_content()

@@ -25,24 +25,24 @@ from headrace.listeners.http.management.parameters import (
 )
 from headrace.listeners.http.management.visibility import hosts_seen
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 
 GET_COUNT_MAX = 1000
 GET_BYTES_MAX = 16 << 20
 ACK_MODES = ("ack_requeue_true", "reject_requeue_true", "ack_requeue_false", "reject_requeue_false")
 
 
-def host_of(site: Site, request: Request) -> VirtualHost:
+def host_of(site: HttpContext, request: Request) -> VirtualHost:
     return site.broker.vhosts.get(name_of(request, "vhost"))
 
 
-def queue_of(site: Site, request: Request) -> Queue:
+def queue_of(site: HttpContext, request: Request) -> Queue:
     host, name = host_of(site, request), name_of(request, "name")
     found = host.queues.get(name)
     return host.queue(name, found.owner if found is not None else None)
 
 
-def all_queues(site: Site, hosts: Iterable[VirtualHost]) -> list[Queue]:
+def all_queues(site: HttpContext, hosts: Iterable[VirtualHost]) -> list[Queue]:
     """In the order of their names, topics of one partition among them: each is a queue to AMQP clients."""
     found: list[Queue] = []
     for host in hosts:
@@ -53,15 +53,15 @@ def all_queues(site: Site, hosts: Iterable[VirtualHost]) -> list[Queue]:
     return found
 
 
-async def list_all(site: Site, request: Request) -> Response:
+async def list_all(site: HttpContext, request: Request) -> Response:
     return await _list(site, request, all_queues(site, hosts_seen(site, request)))
 
 
-async def list_in_vhost(site: Site, request: Request) -> Response:
+async def list_in_vhost(site: HttpContext, request: Request) -> Response:
     return await _list(site, request, all_queues(site, [host_of(site, request)]))
 
 
-async def _list(site: Site, request: Request, queues: Iterable[Queue]) -> Response:
+async def _list(site: HttpContext, request: Request, queues: Iterable[Queue]) -> Response:
     return await listing(
         site,
         request,
@@ -72,7 +72,7 @@ async def _list(site: Site, request: Request, queues: Iterable[Queue]) -> Respon
     )
 
 
-async def get(site: Site, request: Request) -> Response:
+async def get(site: HttpContext, request: Request) -> Response:
     queue = queue_of(site, request)
     shape = representations.queue_shape(site, queue)
     shape["consumer_details"] = [
@@ -86,7 +86,7 @@ async def get(site: Site, request: Request) -> Response:
     return one(request, shape)
 
 
-async def put(site: Site, request: Request) -> Response:
+async def put(site: HttpContext, request: Request) -> Response:
     host, name = host_of(site, request), name_of(request, "name")
     fields = await body_of(request)
     known = name in host.queues
@@ -109,7 +109,7 @@ async def put(site: Site, request: Request) -> Response:
     return parameters.created(new=not known)
 
 
-async def delete(site: Site, request: Request) -> Response:
+async def delete(site: HttpContext, request: Request) -> Response:
     queue, query = queue_of(site, request), parameters.query_of(request)
     await queue.vhost.delete_queue(
         queue.name,
@@ -120,13 +120,13 @@ async def delete(site: Site, request: Request) -> Response:
     return parameters.no_content()
 
 
-async def purge(site: Site, request: Request) -> Response:
+async def purge(site: HttpContext, request: Request) -> Response:
     queue = queue_of(site, request)
     await queue.purge()
     return parameters.no_content()
 
 
-async def bindings(site: Site, request: Request) -> Response:
+async def bindings(site: HttpContext, request: Request) -> Response:
     queue = queue_of(site, request)
     return answer(queue_bindings(queue))
 
@@ -139,13 +139,13 @@ def queue_bindings(queue: Queue) -> list[Shape]:
     ]
 
 
-async def actions(site: Site, request: Request) -> Response:
+async def actions(site: HttpContext, request: Request) -> Response:
     """sync and cancel_sync mean mirrors, which there are none of."""
     queue_of(site, request)
     return parameters.no_content()
 
 
-async def get_messages(site: Site, request: Request) -> Response:
+async def get_messages(site: HttpContext, request: Request) -> Response:
     queue = queue_of(site, request)
     fields = await body_of(request)
     count = number(fields.get("count"), "count", 1, least=1, most=GET_COUNT_MAX)
@@ -171,7 +171,7 @@ async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool
     """Messages, whether they were delivered before, and how many are ready behind each."""
     taken: list[Any] = []
     size = 0
-    queue.vhost.rounds.flush_memory()
+    queue.vhost.flushes.flush_memory()
     while len(taken) < count and size < GET_BYTES_MAX:
         try:
             found = queue.get()
@@ -192,11 +192,11 @@ async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool
         else:
             queue.reject(view, offset)
     await queue.rejects_moved()
-    await queue.vhost.rounds.over()  # whatever else went wrong in it: these are out, and nobody else would see them
+    await queue.vhost.flushes.over()  # whatever else went wrong in it: these are out, and nobody else would see them
     return [(message, redelivered, left) for _, _, message, redelivered, left in taken]
 
 
-async def _peek_stream(site: Site, queue: Queue, count: int) -> list[tuple[Message, bool, int]]:
+async def _peek_stream(site: HttpContext, queue: Queue, count: int) -> list[tuple[Message, bool, int]]:
     """A stream is not consumed: its first messages, and they stay."""
     stream = site.broker.streams.get(queue.name, queue.vhost.name)
     partition = stream.partitions[0]

@@ -9,14 +9,14 @@ from headrace.broker.routing.exchanges import Binding, Exchange
 from headrace.broker.vhosts.policies import Policy
 from headrace.listeners.http.management.parameters import Shape
 from headrace.listeners.http.management.rates import Rates
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 
 NODE = f"headrace@{platform.node() or 'localhost'}"
 DEFAULT_EXCHANGE = "amq.default"
 USER = "guest"
 
 
-def rates_of(site: Site) -> Rates:
+def rates_of(site: HttpContext) -> Rates:
     return site.rates
 
 
@@ -39,7 +39,7 @@ def queue_counters(queue: Queue) -> dict[str, int]:
     }
 
 
-def queue_shape(site: Site, queue: Queue) -> Shape:
+def queue_shape(site: HttpContext, queue: Queue) -> Shape:
     ready, unacked = queue.ready, queue.unacked
     now_s = site.broker.clock.monotonic()
     counters = queue_counters(queue)
@@ -130,7 +130,7 @@ def effective(queue: Queue) -> Shape:
     return {name: getattr(now, field) for field, name in names.items() if getattr(now, field) != getattr(own, field)}
 
 
-def exchange_shape(site: Site, vhost: str, exchange: Exchange) -> Shape:
+def exchange_shape(site: HttpContext, vhost: str, exchange: Exchange) -> Shape:
     return {
         "name": exchange.name,
         "vhost": vhost,

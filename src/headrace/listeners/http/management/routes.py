@@ -38,7 +38,7 @@ from headrace.listeners.http.server.authorization import (
     router,
     writes_it,
 )
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.problems import PROBLEMS, headers_of
 from headrace.listeners.http.server.requests import Gone
 
@@ -196,7 +196,7 @@ PREFIX = "/api"
 class Api:
     """An ASGI application for everything under /api."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: HttpContext) -> None:
         self._router = router(site, ROUTES, prefix=PREFIX, asks_always=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

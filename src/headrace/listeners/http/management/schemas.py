@@ -12,7 +12,7 @@ from headrace.errors import NotFound
 from headrace.listeners.http.management.parameters import Shape, answer, flag, listing, name_of, number, one, query_of
 from headrace.listeners.http.server.authentication import Caller
 from headrace.listeners.http.server.authorization import caller_of, management
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 from headrace.schemas.refusals import RegistryError
 from headrace.schemas.state import LEVEL, VERSION_MAX, State, Version, references_shape
 
@@ -49,13 +49,13 @@ def _shape(known: State, name: str) -> Shape:
     return shape
 
 
-async def registry(site: Site, request: Request) -> Response:
+async def registry(site: HttpContext, request: Request) -> Response:
     """What holds for all subjects that say nothing else."""
     known = await site.broker.schemas.current()
     return answer({"compatibility": known.level(), "mode": known.mode(), "may_write": _may_write(request)})
 
 
-async def list_subjects(site: Site, request: Request) -> Response:
+async def list_subjects(site: HttpContext, request: Request) -> Response:
     known = await site.broker.schemas.current()
     names = known.subjects(deleted=flag(query_of(request).get("deleted")))
     return await listing(
@@ -63,14 +63,14 @@ async def list_subjects(site: Site, request: Request) -> Response:
     )
 
 
-async def get_subject(site: Site, request: Request) -> Response:
+async def get_subject(site: HttpContext, request: Request) -> Response:
     known = await site.broker.schemas.current()
     name = _subject(known, request)
     shape = _shape(known, name) | {"default_compatibility": known.level(), "mode": known.mode(name)}
     return one(request, {**shape, "may_write": _may_write(request)})
 
 
-async def list_versions(site: Site, request: Request) -> Response:
+async def list_versions(site: HttpContext, request: Request) -> Response:
     """The newest first, deleted ones too, without their texts."""
     known = await site.broker.schemas.current()
     subject = _subject(known, request)
@@ -89,7 +89,7 @@ async def list_versions(site: Site, request: Request) -> Response:
     return await listing(site, request, found, shape, name=lambda version: str(version.version))
 
 
-async def get_version(site: Site, request: Request) -> Response:
+async def get_version(site: HttpContext, request: Request) -> Response:
     """With its text, what it needs and what needs it."""
     known = await site.broker.schemas.current()
     asked = number(name_of(request, "version"), "version", least=1, most=VERSION_MAX)

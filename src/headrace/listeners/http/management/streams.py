@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.queues.queue import Queue
 from headrace.broker.streams.streams import Stream
 from headrace.broker.vhosts.vhost import VirtualHost
@@ -18,7 +18,7 @@ from headrace.listeners.http.management import representations
 from headrace.listeners.http.management.parameters import Shape, answer, listing, name_of, one, query_of
 from headrace.listeners.http.management.queues import queue_bindings
 from headrace.listeners.http.management.visibility import hosts_seen
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 
 # Topics and queues in one list.
 
@@ -78,8 +78,8 @@ QUICK = {
 }
 
 
-async def rows(site: Site, hosts: Iterable[VirtualHost]) -> list[Row]:
-    turns = Turns()
+async def rows(site: HttpContext, hosts: Iterable[VirtualHost]) -> list[Row]:
+    turns = YieldEvery()
     seen = {host.name: host for host in hosts}
     streams = [stream for stream in site.broker.streams if stream.vhost in seen]
     queues = [(vhost, name, queue) for vhost, host in seen.items() for name, queue in host.queues.items()]
@@ -100,7 +100,7 @@ async def rows(site: Site, hosts: Iterable[VirtualHost]) -> list[Row]:
     return ordered
 
 
-def row_shape(site: Site, row: Row) -> Shape:
+def row_shape(site: HttpContext, row: Row) -> Shape:
     queue, stream = row.queue, row.stream
     end = sum(log.visible_end for log in row.logs)
     counters = {"publish": float(end)}
@@ -127,13 +127,13 @@ def row_shape(site: Site, row: Row) -> Shape:
     }
 
 
-async def list_streams(site: Site, request: Request) -> Response:
+async def list_streams(site: HttpContext, request: Request) -> Response:
     kind = query_of(request).get("kind")
     found = [row for row in await rows(site, hosts_seen(site, request)) if not kind or row.kind == kind]
     return await listing(site, request, found, lambda row: row_shape(site, row), name=lambda row: row.name, quick=QUICK)
 
 
-def row_of(site: Site, request: Request) -> Row:
+def row_of(site: HttpContext, request: Request) -> Row:
     vhost, name = name_of(request, "vhost"), name_of(request, "name")
     host = site.broker.vhosts.get(vhost)
     stream, queue = site.broker.streams.find(name, vhost), host.queues.get(name)
@@ -144,7 +144,7 @@ def row_of(site: Site, request: Request) -> Row:
     return Row(vhost, name, stream, queue)
 
 
-async def get_stream(site: Site, request: Request) -> Response:
+async def get_stream(site: HttpContext, request: Request) -> Response:
     row = row_of(site, request)
     stream, queue = row.stream, row.queue
     shape = row_shape(site, row)
@@ -175,7 +175,7 @@ async def get_stream(site: Site, request: Request) -> Response:
     return one(request, shape)
 
 
-def views_of(site: Site, row: Row) -> list[Shape]:
+def views_of(site: HttpContext, row: Row) -> list[Shape]:
     """Everybody who reads the stream at their own pace, and how far behind they are."""
     found: list[Shape] = []
     queue = row.queue
@@ -199,7 +199,7 @@ def views_of(site: Site, row: Row) -> list[Shape]:
     return found
 
 
-async def settings(site: Site, request: Request) -> Response:
+async def settings(site: HttpContext, request: Request) -> Response:
     from headrace.config import in_force
 
     return answer([msgspec.to_builtins(setting) for setting in in_force(site.config)])

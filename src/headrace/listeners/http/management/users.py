@@ -26,7 +26,7 @@ from headrace.listeners.http.management.parameters import (
 )
 from headrace.listeners.http.management.queues import host_of
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 
 LIMITS = ("max-connections", "max-channels")  # -1: none
 
@@ -41,31 +41,31 @@ def user_shape(user: User) -> Shape:
     }
 
 
-async def whoami(site: Site, request: Request) -> Response:
+async def whoami(site: HttpContext, request: Request) -> Response:
     user, logged_in = caller_of(request).user, "authorization" in request.headers
     shape = {"name": user.name, "tags": list(user.tags), "is_internal_user": True}
     return answer({**shape, "is_logged_in": logged_in})  # or known by coming from this machine
 
 
-async def hash_password(site: Site, request: Request) -> Response:
+async def hash_password(site: HttpContext, request: Request) -> Response:
     return answer({"ok": passwords.hash_password(name_of(request, "password"))})
 
 
-async def list_all(site: Site, request: Request) -> Response:
+async def list_all(site: HttpContext, request: Request) -> Response:
     return await listing(site, request, site.broker.users.users(), user_shape, name=lambda user: user.name)
 
 
-async def without_permissions(site: Site, request: Request) -> Response:
+async def without_permissions(site: HttpContext, request: Request) -> Response:
     able = {user for _, user in site.broker.users.permissions()}
     found = [user for user in site.broker.users.users() if user.name not in able]
     return await listing(site, request, found, user_shape)
 
 
-async def get(site: Site, request: Request) -> Response:
+async def get(site: HttpContext, request: Request) -> Response:
     return one(request, user_shape(site.broker.users.user(name_of(request, "name"))))
 
 
-async def put(site: Site, request: Request) -> Response:
+async def put(site: HttpContext, request: Request) -> Response:
     """Without password and password_hash, what is there stays: only the tags are new."""
     name, fields = name_of(request, "name"), await body_of(request)
     given = [fields.get("password"), fields.get("password_hash")]
@@ -94,12 +94,12 @@ def tags_of(given: Any) -> list[str]:
     raise InvalidInput("tags are a list of words, or words with commas between them")
 
 
-async def delete(site: Site, request: Request) -> Response:
+async def delete(site: HttpContext, request: Request) -> Response:
     await site.broker.users.remove_user(name_of(request, "name"))
     return parameters.no_content()
 
 
-async def bulk_delete(site: Site, request: Request) -> Response:
+async def bulk_delete(site: HttpContext, request: Request) -> Response:
     names = (await body_of(request)).get("users")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InvalidInput('the users to be removed are {"users": ["...", "..."]}')
@@ -117,15 +117,15 @@ def _limits(users: Iterable[User]) -> list[Shape]:
     return [{"user": user.name, "value": user.limits} for user in users if user.limits]
 
 
-async def limits(site: Site, request: Request) -> Response:
+async def limits(site: HttpContext, request: Request) -> Response:
     return await _list(site, request, _limits(site.broker.users.users()))
 
 
-async def limits_of(site: Site, request: Request) -> Response:
+async def limits_of(site: HttpContext, request: Request) -> Response:
     return await _list(site, request, _limits([site.broker.users.user(name_of(request, "name"))]))
 
 
-async def put_limit(site: Site, request: Request) -> Response:
+async def put_limit(site: HttpContext, request: Request) -> Response:
     user, limit = site.broker.users.user(name_of(request, "name")), name_of(request, "limit")
     if limit not in LIMITS:
         raise InvalidInput(f"the limits of a user are {' and '.join(LIMITS)}, not {limit[:80]!r}")
@@ -134,7 +134,7 @@ async def put_limit(site: Site, request: Request) -> Response:
     return parameters.no_content()
 
 
-async def delete_limit(site: Site, request: Request) -> Response:
+async def delete_limit(site: HttpContext, request: Request) -> Response:
     user, limit = site.broker.users.user(name_of(request, "name")), name_of(request, "limit")
     if limit not in user.limits:
         raise NotFound(f"user {user.name!r} has no limit {limit[:80]!r}")
@@ -146,53 +146,53 @@ async def delete_limit(site: Site, request: Request) -> Response:
 # Permissions.
 
 
-def _permissions(site: Site) -> list[Shape]:
+def _permissions(site: HttpContext) -> list[Shape]:
     return [
         {"user": user, "vhost": vhost, **msgspec.structs.asdict(rule)}
         for (vhost, user), rule in site.broker.users.permissions().items()
     ]
 
 
-def _topic_permissions(site: Site) -> list[Shape]:
+def _topic_permissions(site: HttpContext) -> list[Shape]:
     return [
         {"user": user, "vhost": vhost, "exchange": exchange, **msgspec.structs.asdict(rule)}
         for (vhost, user, exchange), rule in site.broker.users.topic_permissions().items()
     ]
 
 
-async def _list(site: Site, request: Request, found: Iterable[Shape]) -> Response:
+async def _list(site: HttpContext, request: Request, found: Iterable[Shape]) -> Response:
     return await listing(site, request, found, lambda shape: shape)
 
 
-async def permissions(site: Site, request: Request) -> Response:
+async def permissions(site: HttpContext, request: Request) -> Response:
     return await _list(site, request, _permissions(site))
 
 
-async def topic_permissions(site: Site, request: Request) -> Response:
+async def topic_permissions(site: HttpContext, request: Request) -> Response:
     return await _list(site, request, _topic_permissions(site))
 
 
-async def permissions_of(site: Site, request: Request) -> Response:
+async def permissions_of(site: HttpContext, request: Request) -> Response:
     user = site.broker.users.user(name_of(request, "name"))
     return await _list(site, request, [shape for shape in _permissions(site) if shape["user"] == user.name])
 
 
-async def topic_permissions_of(site: Site, request: Request) -> Response:
+async def topic_permissions_of(site: HttpContext, request: Request) -> Response:
     user = site.broker.users.user(name_of(request, "name"))
     return await _list(site, request, [shape for shape in _topic_permissions(site) if shape["user"] == user.name])
 
 
-async def permissions_in(site: Site, request: Request) -> Response:
+async def permissions_in(site: HttpContext, request: Request) -> Response:
     vhost = host_of(site, request).name
     return await _list(site, request, [shape for shape in _permissions(site) if shape["vhost"] == vhost])
 
 
-async def topic_permissions_in(site: Site, request: Request) -> Response:
+async def topic_permissions_in(site: HttpContext, request: Request) -> Response:
     vhost = host_of(site, request).name
     return await _list(site, request, [shape for shape in _topic_permissions(site) if shape["vhost"] == vhost])
 
 
-def _vhost_and_user(site: Site, request: Request) -> tuple[str, str]:
+def _vhost_and_user(site: HttpContext, request: Request) -> tuple[str, str]:
     """NotFound without the vhost; a user who is not there is a mistake in the request, as in RabbitMQ."""
     vhost, name = host_of(site, request).name, name_of(request, "name")
     if request.method == "PUT" and all(user.name != name for user in site.broker.users.users()):
@@ -200,7 +200,7 @@ def _vhost_and_user(site: Site, request: Request) -> tuple[str, str]:
     return vhost, name
 
 
-async def get_permission(site: Site, request: Request) -> Response:
+async def get_permission(site: HttpContext, request: Request) -> Response:
     vhost, name = _vhost_and_user(site, request)
     for shape in _permissions(site):
         if (shape["vhost"], shape["user"]) == (vhost, name):
@@ -208,7 +208,7 @@ async def get_permission(site: Site, request: Request) -> Response:
     raise NotFound(f"user {name!r} has no permissions in vhost {vhost!r}")
 
 
-async def put_permission(site: Site, request: Request) -> Response:
+async def put_permission(site: HttpContext, request: Request) -> Response:
     vhost, name = _vhost_and_user(site, request)
     fields = await body_of(request)
     known = (vhost, name) in site.broker.users.permissions()
@@ -217,12 +217,12 @@ async def put_permission(site: Site, request: Request) -> Response:
     return parameters.created(new=not known)
 
 
-async def delete_permission(site: Site, request: Request) -> Response:
+async def delete_permission(site: HttpContext, request: Request) -> Response:
     await site.broker.users.clear_permission(*_vhost_and_user(site, request))
     return parameters.no_content()
 
 
-async def get_topic_permissions(site: Site, request: Request) -> Response:
+async def get_topic_permissions(site: HttpContext, request: Request) -> Response:
     vhost, name = _vhost_and_user(site, request)
     found = [shape for shape in _topic_permissions(site) if (shape["vhost"], shape["user"]) == (vhost, name)]
     if not found:
@@ -230,7 +230,7 @@ async def get_topic_permissions(site: Site, request: Request) -> Response:
     return await _list(site, request, found)
 
 
-async def put_topic_permission(site: Site, request: Request) -> Response:
+async def put_topic_permission(site: HttpContext, request: Request) -> Response:
     vhost, name = _vhost_and_user(site, request)
     fields = await body_of(request)
     exchange = text(fields.get("exchange"), "exchange")
@@ -241,7 +241,7 @@ async def put_topic_permission(site: Site, request: Request) -> Response:
     return parameters.created(new=not known)
 
 
-async def delete_topic_permission(site: Site, request: Request) -> Response:
+async def delete_topic_permission(site: HttpContext, request: Request) -> Response:
     """Of all exchanges, or with ?exchange= of one."""
     exchange = query_of(request).get("exchange")
     await site.broker.users.clear_topic_permission(*_vhost_and_user(site, request), exchange)

@@ -7,22 +7,22 @@ from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import NotFound
 from headrace.listeners.http.server.authentication import MONITORING
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 
 
-def hosts_seen(site: Site, request: Request) -> list[VirtualHost]:
+def hosts_seen(site: HttpContext, request: Request) -> list[VirtualHost]:
     caller = caller_of(request)
     return [host for host in site.broker.vhosts if caller.sees(host.name)]
 
 
-def clients_seen(site: Site, request: Request) -> list[Client]:
+def clients_seen(site: HttpContext, request: Request) -> list[Client]:
     caller, clients = caller_of(request), site.broker.clients.all()
     if caller.is_one_of(MONITORING):
         return clients
     return [client for client in clients if client.describe()["user"] == caller.name]
 
 
-def client_seen(site: Site, request: Request, name: str) -> Client:
+def client_seen(site: HttpContext, request: Request, name: str) -> Client:
     for client in clients_seen(site, request):
         if client.describe()["name"] == name:
             return client

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.broker import Broker
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.metrics.counters import ListenerStats
 from headrace.broker.standbys import Standbys
 from headrace.listeners.http.metrics import rabbitmq_and_kafka_names
 from headrace.listeners.http.metrics.pressure import pressure_metrics
 from headrace.listeners.http.native.status import archived_segments
-from headrace.listeners.http.server.context import Pieces, Site
+from headrace.listeners.http.server.context import HttpContext, Pieces
 from headrace.listeners.http.server.requests import Query
 from headrace.version import __version__
 
@@ -63,12 +63,12 @@ LISTENER_HELP = {
 }
 
 
-async def metrics(site: Site, request: Request) -> Response:
+async def metrics(site: HttpContext, request: Request) -> Response:
     Query(request)
     return await _exposition(aggregate(site.broker))
 
 
-async def detailed(site: Site, request: Request) -> Response:
+async def detailed(site: HttpContext, request: Request) -> Response:
     Query(request)
     return await _exposition(per_object(site.broker))
 
@@ -77,7 +77,7 @@ async def _exposition(families: "Iterable[Metric | None]") -> Response:
     """Written a few samples at a time. None among the families is a place to rest: others get the loop."""
     from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4  # late: an unscraped broker needs none of it
 
-    turns = Turns()
+    turns = YieldEvery()
     pieces: list[bytes] = []
     for family in families:
         if family is not None:

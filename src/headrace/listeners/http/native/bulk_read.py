@@ -11,7 +11,7 @@ from headrace.broker.streams.partition import Partition
 from headrace.errors import InvalidInput, MalformedJson
 from headrace.listeners.http.native.topics import topic_of
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_answer
 from headrace.listeners.http.server.requests import OFFSET_MAX, Query, read_json
 from headrace.wire.http.messages import PARTITION_MAX, integer
 
@@ -22,7 +22,7 @@ SLICES = '{"slices": [{"log", "segment", "generation"}], "for_ms": 60000, "holde
 RANGES = '{"ranges": [{"topic", "partition", "start", "end"}], "for_ms": 60000, "holder": "I"}'
 
 
-async def logs(site: Site, request: Request) -> Response:
+async def logs(site: HttpContext, request: Request) -> Response:
     """The logs of a topic: id, epoch, and every end there is."""
     Query(request)
     stream = topic_of(site, request)
@@ -47,7 +47,7 @@ async def logs(site: Site, request: Request) -> Response:
     )
 
 
-async def lease(site: Site, request: Request) -> Response:
+async def lease(site: HttpContext, request: Request) -> Response:
     """Keeps segments for a while, even if retention or compaction is done with them. What a holder asks for replaces
     what it held before. Of ranges of offsets the answer says which segments they lie in: planned and held in one."""
     Query(request)
@@ -75,7 +75,7 @@ async def lease(site: Site, request: Request) -> Response:
     return json_answer({"until": until_ms, "ranges": [{"segments": [one._asdict() for one in of]} for of in held]})
 
 
-def _check_read(site: Site, request: Request, log_ids: Iterable[int]) -> None:
+def _check_read(site: HttpContext, request: Request, log_ids: Iterable[int]) -> None:
     """Who holds what is not for them to read would fill the disk with it. Of a topic that is gone nobody is asked:
     only what somebody holds is left of it."""
     for log_id in log_ids:
@@ -84,7 +84,9 @@ def _check_read(site: Site, request: Request, log_ids: Iterable[int]) -> None:
             caller_of(request).read(found[0].name, found[0].vhost)
 
 
-def _found(site: Site, request: Request, topic: str, number: int, start: int, end: int) -> tuple[Partition, int, int]:
+def _found(
+    site: HttpContext, request: Request, topic: str, number: int, start: int, end: int
+) -> tuple[Partition, int, int]:
     caller_of(request).read(topic)
     return site.broker.streams.get(topic).partition(number), start, end
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from headrace.broker.streams.cursors import FOREVER
 from headrace.errors import InvalidInput, MalformedJson
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_answer
 from headrace.listeners.http.server.requests import OFFSET_MAX, Query, path_name, read_json
 from headrace.wire.http.messages import PARTITION_MAX, integer
 
@@ -17,17 +17,17 @@ AGE_MS_MAX = 100 * 366 * 24 * 3600 * 1000
 FIELDS = ("topic", "partitions", "pin", "max_age_ms")
 
 
-async def list_cursors(site: Site, request: Request) -> Response:
+async def list_cursors(site: HttpContext, request: Request) -> Response:
     Query(request)
     return json_answer({"cursors": [describe(site, name) for name in site.broker.cursors.names()]})
 
 
-async def get_cursor(site: Site, request: Request) -> Response:
+async def get_cursor(site: HttpContext, request: Request) -> Response:
     Query(request)
     return json_answer(describe(site, path_name(request, "cursor")))
 
 
-async def put_cursor(site: Site, request: Request) -> Response:
+async def put_cursor(site: HttpContext, request: Request) -> Response:
     """Moves the cursor in one topic; durable when answered."""
     Query(request)
     name = path_name(request, "cursor")
@@ -50,7 +50,7 @@ async def put_cursor(site: Site, request: Request) -> Response:
     return json_answer(describe(site, name))
 
 
-async def delete_cursor(site: Site, request: Request) -> Response:
+async def delete_cursor(site: HttpContext, request: Request) -> Response:
     Query(request)
     name = path_name(request, "cursor")
     check_read(site, request, name)
@@ -58,7 +58,7 @@ async def delete_cursor(site: Site, request: Request) -> Response:
     return Response(status_code=204)
 
 
-def check_read(site: Site, request: Request, name: str) -> None:
+def check_read(site: HttpContext, request: Request, name: str) -> None:
     """Forbidden unless the caller may read every topic that the cursor stands in."""
     for topic in {position.stream.name for position in site.broker.cursors.positions(name)}:
         caller_of(request).read(topic)
@@ -81,7 +81,7 @@ def _offsets(given: Any) -> dict[int, int]:
     return offsets
 
 
-def describe(site: Site, name: str) -> dict[str, Any]:
+def describe(site: HttpContext, name: str) -> dict[str, Any]:
     state = site.broker.cursors.get(name)
     positions = site.broker.cursors.positions(name)
     return {

@@ -13,7 +13,7 @@ from headrace.errors import HeadraceError, InvalidInput, NotAcceptable, OffsetOu
 from headrace.listeners.http.native.read import start_of
 from headrace.listeners.http.native.topics import topic_of
 from headrace.listeners.http.server.authorization import Allowance
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.requests import Query, hung_up
 from headrace.wire.http import bodies, events, messages
 
@@ -22,7 +22,7 @@ PAGE_MESSAGES = 500
 PAGE_BYTES = 256 * 1024
 
 
-async def stream(site: Site, request: Request) -> Response:
+async def stream(site: HttpContext, request: Request) -> Response:
     query = Query(request, "partition", "offset", "timestamp", "encoding", "last_event_id")
     if bodies.accepted(request.headers.get("accept"), (bodies.EVENTS,)) is None:
         raise NotAcceptable(f"a stream comes as {bodies.EVENTS}")
@@ -59,7 +59,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        site: Site,
+        site: HttpContext,
         request: Request,
         topic: Stream,
         partitions: list[Partition],

@@ -7,7 +7,7 @@ from headrace.broker.streams import publish as publishing
 from headrace.broker.streams.streams import check_topic_name
 from headrace.errors import InvalidInput, StreamNotFound
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_answer
 from headrace.listeners.http.server.requests import Query, in_thread_if, path_name, read_body
 from headrace.record.layout import TRACE_HEADERS, TRACEPARENT
 from headrace.wire.http import bodies, messages
@@ -17,7 +17,7 @@ MESSAGES_MAX = 100_000  # in one request
 HEADER_PREFIX = b"headrace-header-"
 
 
-async def publish(site: Site, request: Request) -> Response:
+async def publish(site: HttpContext, request: Request) -> Response:
     """Answers after the sync, with the partition and offset of each message in the order sent."""
     broker = site.broker
     broker.pressure.check()  # before the body is read: it would only make it worse

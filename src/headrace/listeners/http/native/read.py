@@ -14,8 +14,8 @@ from headrace.broker.streams.streams import Stream
 from headrace.errors import InvalidInput, NotAcceptable, SegmentGone, StreamNotFound
 from headrace.listeners.http.native.topics import topic_of
 from headrace.listeners.http.server.authorization import Allowance
-from headrace.listeners.http.server.context import Answer, Site, json_answer
-from headrace.listeners.http.server.requests import Gone, Query, Share, hung_up
+from headrace.listeners.http.server.context import Answer, HttpContext, json_answer
+from headrace.listeners.http.server.requests import BudgetShare, Gone, Query, hung_up
 from headrace.record.types import Record
 from headrace.wire.http import bodies, messages
 
@@ -26,7 +26,7 @@ NEXT_OFFSET = "headrace-next-offset"
 FORMATS = {"json": bodies.JSON, "ndjson": bodies.NDJSON, "raw": bodies.RAW}
 
 
-async def read(site: Site, request: Request) -> Response:
+async def read(site: HttpContext, request: Request) -> Response:
     query = Query(request, "partition", "offset", "timestamp", "limit", "max_bytes", "wait", "format", "encoding")
     stream = topic_of(site, request)
     partition = stream.partition(query.integer("partition", most=messages.PARTITION_MAX))
@@ -51,7 +51,7 @@ async def read(site: Site, request: Request) -> Response:
     return answer
 
 
-async def last_of_key(site: Site, request: Request) -> Response:
+async def last_of_key(site: HttpContext, request: Request) -> Response:
     """The last message with a key: any bytes, percent-encoded."""
     query = Query(request, "encoding")
     binary = query.choice("encoding", "text", "base64") == "base64"
@@ -63,7 +63,7 @@ async def last_of_key(site: Site, request: Request) -> Response:
     return answer
 
 
-async def batches(site: Site, request: Request) -> Response:
+async def batches(site: HttpContext, request: Request) -> Response:
     """Whole record batches as they are stored. The first may begin before the offset asked for."""
     query = Query(request, "offset", "timestamp", "max_bytes", "wait", "log", "segment", "generation")
     stream = topic_of(site, request)
@@ -90,7 +90,7 @@ async def batches(site: Site, request: Request) -> Response:
     return Answer(bytes(chunk.data), 200, {NEXT_OFFSET: str(chunk.next_offset)}, media_type=bodies.RAW)
 
 
-def bytes_wanted(site: Site, query: Query) -> int:
+def bytes_wanted(site: HttpContext, query: Query) -> int:
     most = site.config.read_bytes_max
     return query.integer("max_bytes", least=1, most=most) or min(BYTES, most)
 
@@ -110,13 +110,13 @@ async def start_of(partition: Partition, query: Query) -> int:
 
 
 async def wait_for(
-    site: Site, request: Request, stream: Stream, wanted: list[tuple[Partition, int]], wait_s: float
+    site: HttpContext, request: Request, stream: Stream, wanted: list[tuple[Partition, int]], wait_s: float
 ) -> bool:
     """True once there is something to read; False when the time is over or the broker stops.
 
     Whoever waits holds no bytes, and keeps none from others: the share is taken again when there is something."""
     readable, allowance = Readable(wanted), Allowance(site, request)
-    share: Share = request.state.share
+    share: BudgetShare = request.state.share
     size = share.give_back()
     gone = asyncio.ensure_future(hung_up(request.receive))
     try:

@@ -9,12 +9,12 @@ from headrace.broker.streams.partition import Partition
 from headrace.broker.upkeep import segments
 from headrace.errors import Conflict, InvalidInput, MalformedJson
 from headrace.listeners.http.native.topics import topic_of
-from headrace.listeners.http.server.context import Site, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_answer
 from headrace.listeners.http.server.requests import OFFSET_MAX, Query, read_json, whole_number
 from headrace.wire.http.messages import integer
 
 
-async def replace_segment(site: Site, request: Request) -> Response:
+async def replace_segment(site: HttpContext, request: Request) -> Response:
     """A staged file becomes the next generation of a sealed segment."""
     Query(request)
     partition, base = _partition(site, request), _base(request)
@@ -27,7 +27,7 @@ async def replace_segment(site: Site, request: Request) -> Response:
     return json_answer(gain._asdict())
 
 
-async def archive_segment(site: Site, request: Request) -> Response:
+async def archive_segment(site: HttpContext, request: Request) -> Response:
     """The Parquet file written for a sealed segment takes its place."""
     Query(request)
     partition, base = _partition(site, request), _base(request)
@@ -39,7 +39,7 @@ async def archive_segment(site: Site, request: Request) -> Response:
     return json_answer(gain._asdict())
 
 
-async def compact(site: Site, request: Request) -> Response:
+async def compact(site: HttpContext, request: Request) -> Response:
     """The latest record of each key stays, in the sealed segments of every partition."""
     Query(request)
     stream = topic_of(site, request)
@@ -49,7 +49,7 @@ async def compact(site: Site, request: Request) -> Response:
     return json_answer({"partitions": [{"partition": n, **gain._asdict()} for n, gain in enumerate(gains)]})
 
 
-async def delete_records(site: Site, request: Request) -> Response:
+async def delete_records(site: HttpContext, request: Request) -> Response:
     """Everything before an offset goes; the offset is the partition's new start."""
     query = Query(request, "before")
     before = query.integer("before")
@@ -68,7 +68,7 @@ def _base(request: Request) -> int:
     return base
 
 
-def _partition(site: Site, request: Request) -> Partition:
+def _partition(site: HttpContext, request: Request) -> Partition:
     text = request.path_params["partition"]
     if not text.isdecimal() or len(text) > 10:
         raise InvalidInput(f"a partition is a number, not {text[:80]!r}")

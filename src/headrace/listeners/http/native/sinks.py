@@ -5,11 +5,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.sinks.ledger import Line, Part
+from headrace.broker.sinks.ledger import LedgerEntry, Line
 from headrace.broker.sinks.uploads import Section
 from headrace.errors import InvalidInput, MalformedJson
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_answer
 from headrace.listeners.http.server.requests import OFFSET_MAX, Query, path_name, read_body, read_json, whole_number
 from headrace.wire.http.messages import PARTITION_MAX, integer
 
@@ -17,7 +17,7 @@ COMMIT_BYTES_MAX = 16 << 20
 PART_FIELDS = {"staged", "topic", "partition", "position", "length"}
 
 
-async def stage(site: Site, request: Request) -> Response:
+async def stage(site: HttpContext, request: Request) -> Response:
     """Whole batches, validated and on stable storage when answered; nobody sees them before the commit."""
     Query(request)
     config = site.config
@@ -34,13 +34,13 @@ async def stage(site: Site, request: Request) -> Response:
     return json_answer({"bytes": staged.bytes, "records": staged.records}, 201)
 
 
-async def discard(site: Site, request: Request) -> Response:
+async def discard(site: HttpContext, request: Request) -> Response:
     Query(request)
     await site.broker.staging.remove([path_name(request, "staged")])
     return Response(status_code=204)
 
 
-async def commit(site: Site, request: Request) -> Response:
+async def commit(site: HttpContext, request: Request) -> Response:
     """All parts or none, once per (writer, batch). Asking again answers with what was stored the first time."""
     Query(request)
     text = request.path_params["batch"]
@@ -60,7 +60,7 @@ async def commit(site: Site, request: Request) -> Response:
     return json_answer({"duplicate": outcome.duplicate, **describe(outcome.line)})
 
 
-def _part(entry: Any) -> Part:
+def _part(entry: Any) -> LedgerEntry:
     if type(entry) is not dict or entry.keys() != PART_FIELDS:
         raise MalformedJson(f"a part has the fields {', '.join(sorted(PART_FIELDS))}")
     staged, topic = entry["staged"], entry["topic"]
@@ -71,16 +71,16 @@ def _part(entry: Any) -> Part:
     length = integer(entry["length"], "length", least=1, most=OFFSET_MAX)
     if partition is None or position is None or length is None:
         raise MalformedJson("partition, position and length are numbers")
-    return Part(Section(staged, position, length), topic, partition)
+    return LedgerEntry(Section(staged, position, length), topic, partition)
 
 
-async def list_writers(site: Site, request: Request) -> Response:
+async def list_writers(site: HttpContext, request: Request) -> Response:
     Query(request)
     lines = site.broker.ledger.lines()
     return json_answer({"writers": [{"writer": name, **describe(lines[name])} for name in sorted(lines)]})
 
 
-async def get_writer(site: Site, request: Request) -> Response:
+async def get_writer(site: HttpContext, request: Request) -> Response:
     Query(request)
     name = path_name(request, "writer")
     return json_answer({"writer": name, **describe(site.broker.ledger.get(name))})

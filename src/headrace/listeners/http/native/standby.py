@@ -7,12 +7,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.broker.standbys import FORMAT, Follower, Kept
+from headrace.broker.standbys import FORMAT, Follower, RetainedChange
 from headrace.errors import HeadraceError, InvalidInput, MalformedJson
 from headrace.listeners.common.addresses import source_of
 from headrace.listeners.http.server.authorization import Allowance, follows, goes_on
-from headrace.listeners.http.server.context import Site, json_answer
-from headrace.listeners.http.server.requests import OFFSET_MAX, Budget, Query, Share, hung_up, path_name, read_json
+from headrace.listeners.http.server.context import HttpContext, json_answer
+from headrace.listeners.http.server.requests import (
+    OFFSET_MAX,
+    Budget,
+    BudgetShare,
+    Query,
+    hung_up,
+    path_name,
+    read_json,
+)
 from headrace.version import __version__
 from headrace.wire.http.messages import integer
 
@@ -23,12 +31,12 @@ KEPT_BYTES_MAX = 64 << 20
 NAME_CHARS_MAX = 100
 
 
-async def list_standbys(site: Site, request: Request) -> Response:
+async def list_standbys(site: HttpContext, request: Request) -> Response:
     Query(request)
     return json_answer(site.broker.standbys.describe())
 
 
-async def follow(site: Site, request: Request) -> Response:
+async def follow(site: HttpContext, request: Request) -> Response:
     """The data folder and everything that changes in it, for as long as somebody takes it."""
     Query(request)
     fields = await read_json(request, _share(), KEPT_BYTES_MAX)
@@ -52,19 +60,19 @@ async def follow(site: Site, request: Request) -> Response:
     return Changes(site, request, follower, folder)
 
 
-def _share() -> Share:
+def _share() -> BudgetShare:
     """Not of the room that all requests have: those who wait for standbys may hold all of it until one is heard."""
-    return Share(Budget(KEPT_BYTES_MAX), "")
+    return BudgetShare(Budget(KEPT_BYTES_MAX), "")
 
 
-def _kept(facts: Any) -> Kept:
+def _kept(facts: Any) -> RetainedChange:
     if type(facts) is not list or len(facts) != 2:
         raise MalformedJson("what a standby has of a file is its size and its checksum")
     size, crc = (integer(fact, "kept", most=OFFSET_MAX) for fact in facts)
-    return Kept(size or 0, crc or 0)
+    return RetainedChange(size or 0, crc or 0)
 
 
-async def confirm(site: Site, request: Request) -> Response:
+async def confirm(site: HttpContext, request: Request) -> Response:
     """How far a standby is: 0 while it copies. Also how the broker knows that it is there."""
     Query(request)
     fields = await read_json(request, _share())
@@ -76,7 +84,7 @@ async def confirm(site: Site, request: Request) -> Response:
 
 
 class Changes(Response):
-    def __init__(self, site: Site, request: Request, follower: Follower, folder: str) -> None:
+    def __init__(self, site: HttpContext, request: Request, follower: Follower, folder: str) -> None:
         super().__init__(None, 200, {"cache-control": "no-store"}, media_type=MEDIA)
         del self.headers["content-length"]
         self._site = site

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from headrace.broker.broker import Broker
 from headrace.config import in_force
-from headrace.listeners.http.server.context import Site, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_answer
 from headrace.listeners.http.server.requests import Query
 from headrace.version import __version__
 
@@ -20,7 +20,7 @@ def archived_segments(broker: Broker) -> list[int]:
     return [segment.stored_bytes for log in logs for segment in log.segments if segment.tier is not None]
 
 
-async def health(site: Site, request: Request) -> Response:
+async def health(site: HttpContext, request: Request) -> Response:
     """200 when messages are taken, 503 with the reason when not."""
     Query(request)
     reason = site.broker.why_not_ready()
@@ -31,13 +31,13 @@ async def health(site: Site, request: Request) -> Response:
     return json_answer(state, 200 if reason is None else 503)
 
 
-async def live(site: Site, request: Request) -> Response:
+async def live(site: HttpContext, request: Request) -> Response:
     """200 as long as there is somebody to answer: a full disk is no reason to be restarted."""
     Query(request)
     return json_answer({"status": "ok", "live": True})
 
 
-async def status(site: Site, request: Request) -> Response:
+async def status(site: HttpContext, request: Request) -> Response:
     Query(request)
     broker = site.broker
     archived = archived_segments(broker)

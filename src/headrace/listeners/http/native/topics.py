@@ -6,24 +6,24 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.streams.streams import Stream, check_topic_name
 from headrace.config import stream_settings_text
 from headrace.errors import InvalidInput, MalformedJson
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import Site, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_answer
 from headrace.listeners.http.server.requests import Query, path_name, read_json
 from headrace.wire.http.messages import integer
 
 PARTITIONS_MAX = 2**31 - 1
 
 
-async def list_topics(site: Site, request: Request) -> Response:
+async def list_topics(site: HttpContext, request: Request) -> Response:
     Query(request)
-    return json_answer({"topics": await Turns().map(summary, site.broker.streams.list())})
+    return json_answer({"topics": await YieldEvery().map(summary, site.broker.streams.list())})
 
 
-async def create_topic(site: Site, request: Request) -> Response:
+async def create_topic(site: HttpContext, request: Request) -> Response:
     Query(request)
     fields = await read_json(request, request.state.share)
     _refuse_unknown(fields, "name", "partitions", "config")
@@ -39,12 +39,12 @@ async def create_topic(site: Site, request: Request) -> Response:
     return json_answer(describe(stream), 201, {"location": f"/topics/{quote(name, safe='')}"})
 
 
-async def describe_topic(site: Site, request: Request) -> Response:
+async def describe_topic(site: HttpContext, request: Request) -> Response:
     Query(request)
     return json_answer(describe(topic_of(site, request)))
 
 
-async def configure_topic(site: Site, request: Request) -> Response:
+async def configure_topic(site: HttpContext, request: Request) -> Response:
     Query(request)
     name = topic_of(site, request).name
     fields = await read_json(request, request.state.share)
@@ -54,20 +54,20 @@ async def configure_topic(site: Site, request: Request) -> Response:
     return json_answer(describe(stream))
 
 
-async def delete_topic(site: Site, request: Request) -> Response:
+async def delete_topic(site: HttpContext, request: Request) -> Response:
     Query(request)
     await site.broker.streams.delete(topic_of(site, request).name)
     return Response(status_code=204)
 
 
-async def offsets(site: Site, request: Request) -> Response:
+async def offsets(site: HttpContext, request: Request) -> Response:
     Query(request)
     stream = topic_of(site, request)
     partitions = [{"partition": p.number, "start": p.start_offset, "end": p.durable_end} for p in stream.partitions]
     return json_answer({"topic": stream.name, "partitions": partitions})
 
 
-def topic_of(site: Site, request: Request) -> Stream:
+def topic_of(site: HttpContext, request: Request) -> Stream:
     return site.broker.streams.get(path_name(request, "topic"))
 
 

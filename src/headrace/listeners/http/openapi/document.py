@@ -21,7 +21,7 @@ from headrace.listeners.http.openapi.schemas import (
     ref,
     schemas,
 )
-from headrace.listeners.http.server.context import Site, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_answer
 from headrace.listeners.http.server.requests import Query
 from headrace.version import __version__
 from headrace.wire.http.bodies import EVENTS, JSON, NDJSON, PROBLEM, RAW
@@ -46,7 +46,7 @@ EVERYWHERE = (400, 401, 403, 408, 429)
 WRITING = (413, 415, 429, 503)
 
 
-async def serve(site: Site, request: Request) -> Response:
+async def serve(site: HttpContext, request: Request) -> Response:
     Query(request)
     return json_answer(document(site.config))
 

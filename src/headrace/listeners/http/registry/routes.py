@@ -17,7 +17,7 @@ from headrace.broker.schemas.registry import TOPIC, check_subject
 from headrace.errors import InvalidInput, MalformedJson
 from headrace.listeners.http.server.authentication import Caller
 from headrace.listeners.http.server.authorization import Handler, Need, router
-from headrace.listeners.http.server.context import Answer, Site
+from headrace.listeners.http.server.context import Answer, HttpContext
 from headrace.listeners.http.server.problems import PROBLEMS, headers_of
 from headrace.listeners.http.server.requests import Gone, Query, path_name, read_body, whole_number
 from headrace.schemas import contract, refusals
@@ -127,7 +127,7 @@ def _page(query: Query, found: Sequence[Any], most: int | None = None) -> Sequen
     return found[offset : offset + min(limits)] if limits else found[offset:]
 
 
-async def _rendered(site: Site, query: Query, content: Content) -> dict[str, Any]:
+async def _rendered(site: HttpContext, query: Query, content: Content) -> dict[str, Any]:
     shape = content_shape(content)
     if query.text("format") == "serialized" and content.kind == PROTOBUF:
         shape["schema"] = await site.broker.schemas.serialized(content)
@@ -137,23 +137,23 @@ async def _rendered(site: Site, query: Query, content: Content) -> dict[str, Any
 # Schemas by id.
 
 
-async def types(site: Site, request: Request) -> Response:
+async def types(site: HttpContext, request: Request) -> Response:
     return _said(list(KINDS))
 
 
-async def by_id(site: Site, request: Request) -> Response:
+async def by_id(site: HttpContext, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
     shape = await _rendered(site, query, known.content(_id(request)))
     return _said({**shape, "maxId": known.last_id} if _is(query, "fetchMaxId") else shape)
 
 
-async def text_by_id(site: Site, request: Request) -> Response:
+async def text_by_id(site: HttpContext, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
     shape = await _rendered(site, query, known.content(_id(request)))
     return Answer(shape["schema"].encode(), 200, media_type=MEDIA)
 
 
-async def uses(site: Site, request: Request) -> Response:
+async def uses(site: HttpContext, request: Request) -> Response:
     """Subjects, or subjects and versions, that have an id."""
     known, query = await site.broker.schemas.current(), _query(request)
     number = _id(request)
@@ -164,7 +164,7 @@ async def uses(site: Site, request: Request) -> Response:
     return _said(_page(query, [{"subject": one.subject, "version": one.version} for one in sorted(found)]))
 
 
-async def list_schemas(site: Site, request: Request) -> Response:
+async def list_schemas(site: HttpContext, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
     found: list[Version] = []
     for subject in _names(known, query):
@@ -189,19 +189,19 @@ def _names(known: State, query: Query) -> list[str]:
     return [name for name in names if name.startswith(prefix)]
 
 
-async def list_subjects(site: Site, request: Request) -> Response:
+async def list_subjects(site: HttpContext, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
     return _said(_page(query, _names(known, query)))
 
 
-async def look_up(site: Site, request: Request) -> Response:
+async def look_up(site: HttpContext, request: Request) -> Response:
     query, body = _query(request), await _body(request)
     subject, wanted = _subject(request), {name: _is(query, name) for name in ("deleted", "normalize")}
     found = await site.broker.schemas.look_up(subject, _content(body), **wanted)
     return _said(found.shape())
 
 
-async def latest_with_metadata(site: Site, request: Request) -> Response:
+async def latest_with_metadata(site: HttpContext, request: Request) -> Response:
     """The newest version whose metadata has all these properties."""
     known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
     wanted = dict(zip(query.texts("key"), query.texts("value"), strict=False))
@@ -214,12 +214,12 @@ async def latest_with_metadata(site: Site, request: Request) -> Response:
     raise refusals.schema_not_found()
 
 
-async def delete_subject(site: Site, request: Request) -> Response:
+async def delete_subject(site: HttpContext, request: Request) -> Response:
     permanent = _is(_query(request), "permanent")
     return _said(await site.broker.schemas.delete_subject(_subject(request), permanent=permanent))
 
 
-async def list_versions(site: Site, request: Request) -> Response:
+async def list_versions(site: HttpContext, request: Request) -> Response:
     known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
     only, as_negative = _is(query, "deletedOnly"), _is(query, "deletedAsNegative")
     found = known.versions(subject, deleted=_is(query, "deleted") or only or as_negative)
@@ -229,7 +229,7 @@ async def list_versions(site: Site, request: Request) -> Response:
     return _said(_page(query, numbers))
 
 
-async def register(site: Site, request: Request) -> Response:
+async def register(site: HttpContext, request: Request) -> Response:
     query = _query(request)
     subject, body = _subject(request), await _body(request)
     site.broker.pressure.check()
@@ -247,27 +247,27 @@ async def register(site: Site, request: Request) -> Response:
     return _said({"id": made.id, "version": made.version})
 
 
-async def get_version(site: Site, request: Request) -> Response:
+async def get_version(site: HttpContext, request: Request) -> Response:
     known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
     found = known.version(subject, _version(request), deleted=_is(query, "deleted"))
     return _said({**found.shape(), **await _rendered(site, query, found.content)})
 
 
-async def get_text(site: Site, request: Request) -> Response:
+async def get_text(site: HttpContext, request: Request) -> Response:
     known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
     found = known.version(subject, _version(request), deleted=_is(query, "deleted"))
     shape = await _rendered(site, query, found.content)
     return Answer(shape["schema"].encode(), 200, media_type=MEDIA)
 
 
-async def referred_by(site: Site, request: Request) -> Response:
+async def referred_by(site: HttpContext, request: Request) -> Response:
     known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
     one = known.version(subject, _version(request), deleted=True)
     users = known.referred_by(subject, one.version, deleted=_is(query, "deleted"))
     return _said(_page(query, sorted({user.id for user in users})))
 
 
-async def delete_version(site: Site, request: Request) -> Response:
+async def delete_version(site: HttpContext, request: Request) -> Response:
     permanent = _is(_query(request), "permanent")
     subject, number = _subject(request), _version(request)
     return _said(await site.broker.schemas.delete_version(subject, number, permanent=permanent))
@@ -276,7 +276,7 @@ async def delete_version(site: Site, request: Request) -> Response:
 # Compatibility.
 
 
-async def compare(site: Site, request: Request) -> Response:
+async def compare(site: HttpContext, request: Request) -> Response:
     """With one version, or with those that the subject's level asks for."""
     query, subject, body = _query(request), _subject(request), await _body(request)
     number = _version(request) if "version" in request.path_params else None
@@ -291,7 +291,7 @@ async def compare(site: Site, request: Request) -> Response:
     return _said({**shape, "messages": found} if verbose else shape)
 
 
-async def get_config(site: Site, request: Request) -> Response:
+async def get_config(site: HttpContext, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
     if "subject" not in request.path_params:
         return _said(known.config())
@@ -302,7 +302,7 @@ async def get_config(site: Site, request: Request) -> Response:
     return _said(config)
 
 
-async def put_config(site: Site, request: Request) -> Response:
+async def put_config(site: HttpContext, request: Request) -> Response:
     """Only what is said there changes; null takes it back."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
@@ -339,7 +339,7 @@ def _changes(asked: dict[str, Any]) -> Config:
     return changes
 
 
-async def delete_config(site: Site, request: Request) -> Response:
+async def delete_config(site: HttpContext, request: Request) -> Response:
     """What it was."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
@@ -349,7 +349,7 @@ async def delete_config(site: Site, request: Request) -> Response:
 # Modes.
 
 
-async def get_mode(site: Site, request: Request) -> Response:
+async def get_mode(site: HttpContext, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
     if "subject" not in request.path_params:
         return _said({"mode": known.mode()})
@@ -360,7 +360,7 @@ async def get_mode(site: Site, request: Request) -> Response:
     return _said({"mode": mode})
 
 
-async def put_mode(site: Site, request: Request) -> Response:
+async def put_mode(site: HttpContext, request: Request) -> Response:
     query = _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
     mode = (await _json(request)).get("mode")
@@ -370,7 +370,7 @@ async def put_mode(site: Site, request: Request) -> Response:
     return _said({"mode": mode.upper()})
 
 
-async def delete_mode(site: Site, request: Request) -> Response:
+async def delete_mode(site: HttpContext, request: Request) -> Response:
     """What it was."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
@@ -380,19 +380,19 @@ async def delete_mode(site: Site, request: Request) -> Response:
 # The rest.
 
 
-async def root(site: Site, request: Request) -> Response:
+async def root(site: HttpContext, request: Request) -> Response:
     return _said({})
 
 
-async def contexts(site: Site, request: Request) -> Response:
+async def contexts(site: HttpContext, request: Request) -> Response:
     return _said(["."])
 
 
-async def cluster(site: Site, request: Request) -> Response:
+async def cluster(site: HttpContext, request: Request) -> Response:
     return _said({"id": "headrace", "scope": {"path": [], "clusters": {}}})
 
 
-async def version(site: Site, request: Request) -> Response:
+async def version(site: HttpContext, request: Request) -> Response:
     return _said({"version": __version__, "commitId": ""})
 
 
@@ -445,7 +445,7 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
 class Registry:
     """An ASGI application for everything under /registry."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: HttpContext) -> None:
         self._site = site
         self._router = router(site, ROUTES, prefix=PREFIX)
 

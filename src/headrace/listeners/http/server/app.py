@@ -44,7 +44,7 @@ from headrace.listeners.http.server.authorization import (
     stages,
     writes,
 )
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.problems import answer_for, problem
 from headrace.listeners.http.server.requests import Gone
 from headrace.listeners.http.ui import files
@@ -111,7 +111,7 @@ CROSS_ORIGIN = "this request comes from a page of another site"
 class App:
     """Answers every request, whatever happens inside: a bug of ours is a 500 that says nothing more."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: HttpContext) -> None:
         self._site = site
         self._router = router(site, ROUTES)
         self._api = Api(site)

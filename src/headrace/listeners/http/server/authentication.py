@@ -128,7 +128,7 @@ class Caller:
         return Forbidden(sentence)
 
 
-class Anybody(Caller):
+class AnyUser(Caller):
     """Whoever comes while the listener is open: nobody was asked, so nothing is refused."""
 
     __slots__ = ()
@@ -156,7 +156,7 @@ class Anybody(Caller):
     def read_key(self, exchange: str, routing_key: str, vhost: str) -> None: ...
 
 
-class Gate:
+class HttpGate:
     """Knows callers by what they send. Credentials that were good are not checked again until users change."""
 
     def __init__(self, users: Users, monotonic: Callable[[], float]) -> None:
@@ -165,7 +165,7 @@ class Gate:
         self._known: dict[bytes, Caller] = {}
         self._guest: Caller | None = None
         self._version = -1
-        self.anybody = Anybody(users, User(name=GUEST))
+        self.anybody = AnyUser(users, User(name=GUEST))
 
     @property
     def is_open(self) -> bool:

@@ -9,11 +9,11 @@ from starlette.routing import Route, Router
 
 from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.listeners.http.server.authentication import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, Caller
-from headrace.listeners.http.server.context import PIECE_BYTES, Answer, Pieces, Site
-from headrace.listeners.http.server.requests import Share, path_name
+from headrace.listeners.http.server.context import PIECE_BYTES, Answer, HttpContext, Pieces
+from headrace.listeners.http.server.requests import BudgetShare, path_name
 
 Need = Callable[[Caller, Request], None]
-Handler = Callable[[Site, Request], Awaitable[Response]]
+Handler = Callable[[HttpContext, Request], Awaitable[Response]]
 Handlers = dict[str, tuple[Handler, Need]]
 LOOKING = frozenset({"GET", "HEAD"})
 COUNTED_BYTES_MIN = PIECE_BYTES
@@ -127,7 +127,7 @@ def binds(caller: Caller, request: Request) -> None:
 
 
 def router(
-    site: Site, routes: Iterable[tuple[str, str, Handler, Need]], *, prefix: str = "", asks_always: bool = False
+    site: HttpContext, routes: Iterable[tuple[str, str, Handler, Need]], *, prefix: str = "", asks_always: bool = False
 ) -> Router:
     """By path and method. `asks_always`: also while guest is the only user."""
     by_path: dict[str, Handlers] = {}
@@ -140,7 +140,7 @@ def router(
     return Router(made, redirect_slashes=False)
 
 
-async def dispatch(site: Site, handlers: Handlers, asks_always: bool, request: Request) -> Response:
+async def dispatch(site: HttpContext, handlers: Handlers, asks_always: bool, request: Request) -> Response:
     """To the handler of the method, if the caller has what its route needs."""
     handler, need = handlers["GET" if request.method == "HEAD" else request.method]
     state = request.scope["state"]
@@ -158,7 +158,7 @@ async def dispatch(site: Site, handlers: Handlers, asks_always: bool, request: R
     return response
 
 
-def _count(response: Response, share: Share) -> None:
+def _count(response: Response, share: BudgetShare) -> None:
     """What waits to be read takes memory, too. Small answers are let go: a full house is no reason not to say so. Only
     of those who look: what was done cannot be refused any more."""
     size = response.size if isinstance(response, Answer | Pieces) else 0
@@ -166,19 +166,19 @@ def _count(response: Response, share: Share) -> None:
         share.take(size - share.held)
 
 
-def admit(site: Site, need: Need, request: Request) -> Caller:
+def admit(site: HttpContext, need: Need, request: Request) -> Caller:
     caller = site.gate.caller(request.scope)
     need(caller, request)
     return caller
 
 
-def _again(site: Site, need: Need, asks_always: bool, request: Request) -> None:
+def _again(site: HttpContext, need: Need, asks_always: bool, request: Request) -> None:
     """For answers that go on: the same question, to what users and rights are now."""
     if asks_always or not site.gate.is_open:
         request.scope["state"]["caller"] = admit(site, need, request)
 
 
-def goes_on(site: Site, need: Need, request: Request) -> None:
+def goes_on(site: HttpContext, need: Need, request: Request) -> None:
     """For an answer to anything but GET that goes on, and so needs an Allowance."""
     request.scope["state"]["still_allowed"] = functools.partial(_again, site, need, True, request)
 
@@ -186,7 +186,7 @@ def goes_on(site: Site, need: Need, request: Request) -> None:
 class Allowance:
     """Lets an answer wait or go on as long as its caller might ask for it now. Asks only when something changed."""
 
-    def __init__(self, site: Site, request: Request) -> None:
+    def __init__(self, site: HttpContext, request: Request) -> None:
         self._gate = site.gate
         self._ask: Callable[[], None] = request.state.still_allowed
         self._version = self._gate.version

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from headrace.broker.metrics.counters import ListenerStats
 from headrace.listeners.common.addresses import source_of
-from headrace.listeners.common.per_source_limit import Crowd
+from headrace.listeners.common.per_source_limit import PerSourceLimit
 from headrace.listeners.http.server.authentication import is_loopback
 from headrace.wire.http.bodies import PROBLEM
 
@@ -96,7 +96,7 @@ class BoundedHttp(HttpToolsProtocol):
     limits: ConnectionLimits
 
     def __init__(
-        self, config: UvicornConfig, server_state: ServerState, limits: ConnectionLimits, crowd: Crowd[Any]
+        self, config: UvicornConfig, server_state: ServerState, limits: ConnectionLimits, crowd: PerSourceLimit[Any]
     ) -> None:
         super().__init__(config, server_state, {}, asyncio.get_running_loop())
         self.limits = limits

@@ -12,7 +12,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.metrics.counters import ListenerStats
 from headrace.config import Config
 from headrace.listeners.http.management.rates import Rates
-from headrace.listeners.http.server.authentication import Gate
+from headrace.listeners.http.server.authentication import HttpGate
 from headrace.listeners.http.server.requests import Budget
 from headrace.wire.http.bodies import JSON
 
@@ -22,12 +22,12 @@ BUDGET_BYTES_MIN = 256 << 20
 BUDGET_SHARE = 4  # and never more than this part of the memory limit
 
 
-class Site:
+class HttpContext:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.config: Config = broker.config
         self.stats: ListenerStats = broker.stats.listener("http")
-        self.gate = Gate(broker.users, broker.clock.monotonic)
+        self.gate = HttpGate(broker.users, broker.clock.monotonic)
         self.rates = Rates()
         wanted = max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max)
         self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_SHARE))

@@ -32,7 +32,7 @@ SCALES = {None: 1.0, "s": 1.0, "ms": 0.001, "m": 60.0}
 P = ParamSpec("P")
 T = TypeVar("T")
 # One thread: a body unfolds to several times its size while it is worked on, and the sum must stay bounded.
-WORKSHOP = ThreadPoolExecutor(1, "http-body")
+BODY_EXECUTOR = ThreadPoolExecutor(1, "http-body")
 THREAD_BYTES_MIN = 256 * 1024  # below this a thread costs more than it frees the loop from
 
 
@@ -50,8 +50,8 @@ class Budget:
         self._by_source: dict[str, int] = {}
 
     @contextmanager
-    def share(self, source: str) -> Iterator["Share"]:
-        share = Share(self, source)
+    def share(self, source: str) -> Iterator["BudgetShare"]:
+        share = BudgetShare(self, source)
         try:
             yield share
         finally:
@@ -73,7 +73,7 @@ class Budget:
             self._by_source.pop(source, None)
 
 
-class Share:
+class BudgetShare:
     """One request's part of the budget, given back when it ends."""
 
     __slots__ = ("_budget", "_source", "held")
@@ -178,7 +178,7 @@ class Query:
         return float(match[1]) * SCALES[match[2]]
 
 
-async def read_body(request: Request, share: Share, bytes_max: int, unfolded_max: int) -> bodies.Body:
+async def read_body(request: Request, share: BudgetShare, bytes_max: int, unfolded_max: int) -> bodies.Body:
     """The whole body without its content encoding. Too long a one is refused before it is read."""
     headers = request.headers
     declared = headers.get("content-length")
@@ -224,7 +224,7 @@ def _check_size(size: int, bytes_max: int) -> None:
         raise BodyTooLarge(f"the body is over the limit of {bytes_max:,} bytes")
 
 
-async def read_json(request: Request, share: Share, bytes_max: int = 1 << 20) -> dict[str, Any]:
+async def read_json(request: Request, share: BudgetShare, bytes_max: int = 1 << 20) -> dict[str, Any]:
     """A small JSON object, for everything but messages."""
     if bodies.media_type(request.headers.get("content-type"), default=bodies.JSON) != bodies.JSON:
         raise UnsupportedMedia(f"this takes {bodies.JSON}")
@@ -241,7 +241,7 @@ async def in_thread_if(size: int, work: Callable[P, T], *args: P.args, **named: 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     call = functools.partial(work, *args, **named)
-    return await asyncio.get_running_loop().run_in_executor(WORKSHOP, call)
+    return await asyncio.get_running_loop().run_in_executor(BODY_EXECUTOR, call)
 
 
 async def hung_up(receive: Receive) -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.errors import NotFound
-from headrace.listeners.http.server.context import Site
+from headrace.listeners.http.server.context import HttpContext
 
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -87,13 +87,13 @@ def _answer(request: Request, name: str) -> Response:
     return Response(file.data, 200, {**headers, "content-type": file.kind})
 
 
-async def index(site: Site, request: Request) -> Response:
+async def index(site: HttpContext, request: Request) -> Response:
     return _answer(request, "index.html")
 
 
-async def file(site: Site, request: Request) -> Response:
+async def file(site: HttpContext, request: Request) -> Response:
     return _answer(request, request.path_params["path"])
 
 
-async def icon(site: Site, request: Request) -> Response:
+async def icon(site: HttpContext, request: Request) -> Response:
     return _answer(request, "icon.svg")

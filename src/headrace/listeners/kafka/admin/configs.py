@@ -7,14 +7,14 @@ from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.streams.streams import Stream
 from headrace.broker.transactions.coordinator import ID_EXPIRATION_MS
 from headrace.config import stream_settings
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.listeners.kafka.admin import config_docs
 from headrace.listeners.kafka.auth import access
-from headrace.listeners.kafka.auth.access import Anybody
+from headrace.listeners.kafka.auth.access import AnyUser
 from headrace.listeners.kafka.errors import Code, code_of
 from headrace.listeners.kafka.groups import configs
 from headrace.listeners.kafka.request_pipeline import Request
@@ -256,7 +256,7 @@ async def describe_configs(listener: "KafkaListener", request: Request, fields: 
     for one in fields.resources:
         keys = one.configuration_keys
         asked[one.resource_type, one.resource_name, None if keys is None else tuple(keys)] = one
-    async for resource in Turns().each(asked.values()):
+    async for resource in YieldEvery().each(asked.values()):
         answer: dict[str, Any] = {
             "resource_type": resource.resource_type,
             "resource_name": resource.resource_name,
@@ -340,10 +340,10 @@ async def incremental_alter_configs(listener: "KafkaListener", request: Request,
     return await alter(listener, access.of(listener, request), fields, incremental_changes)
 
 
-async def alter(listener: "KafkaListener", allowed: Anybody, fields: Any, changes: Changes) -> dict[str, Any]:
+async def alter(listener: "KafkaListener", allowed: AnyUser, fields: Any, changes: Changes) -> dict[str, Any]:
     responses = []
     named = Counter((resource.resource_type, resource.resource_name) for resource in fields.resources)
-    async for resource in Turns().each(fields.resources):
+    async for resource in YieldEvery().each(fields.resources):
         answer: dict[str, Any] = {
             "resource_type": resource.resource_type,
             "resource_name": resource.resource_name,

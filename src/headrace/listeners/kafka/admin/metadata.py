@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.streams.streams import Stream, is_topic_name
 from headrace.errors import AccessRefused, HeadraceError, StreamNotFound
 from headrace.listeners.kafka.auth import access, operations
-from headrace.listeners.kafka.auth.access import Anybody
+from headrace.listeners.kafka.auth.access import AnyUser
 from headrace.listeners.kafka.errors import Code, UnknownTopicId, code_of
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka import metadata
-from headrace.wire.kafka.metadata import NO_ID, Node, Topic, Wanted
+from headrace.wire.kafka.metadata import NO_ID, MetadataRequest, Node, Topic
 
 if TYPE_CHECKING:
     from headrace.listeners.kafka.listener import KafkaListener
@@ -68,8 +68,8 @@ def handle_metadata(listener: "KafkaListener", request: Request) -> None:
 async def create_and_answer(
     listener: "KafkaListener",
     request: Request,
-    allowed: Anybody,
-    wanted: Wanted,
+    allowed: AnyUser,
+    wanted: MetadataRequest,
     topics: list[tuple[str | None, bytes]],
     missing: list[str],
 ) -> None:
@@ -81,7 +81,7 @@ async def create_and_answer(
         except HeadraceError as error:
             refused[name] = code_of(error)
     told = []
-    async for asked, topic_id in Turns().each(topics):
+    async for asked, topic_id in YieldEvery().each(topics):
         if asked in refused:
             topic = Topic(asked, NO_ID, (), error=refused[asked])
             told.append(metadata.encode_topic(topic, request.version, listener.node_id))
@@ -90,7 +90,9 @@ async def create_and_answer(
     answer(listener, request, wanted, told)
 
 
-def encoded(listener: "KafkaListener", version: int, allowed: Anybody, wanted: Wanted, stream: Stream) -> bytes:
+def encoded(
+    listener: "KafkaListener", version: int, allowed: AnyUser, wanted: MetadataRequest, stream: Stream
+) -> bytes:
     topic = listener.metadata.get(listener, stream, version)
     if not wanted.topic_operations:
         return topic
@@ -98,7 +100,12 @@ def encoded(listener: "KafkaListener", version: int, allowed: Anybody, wanted: W
 
 
 def describe(
-    listener: "KafkaListener", version: int, allowed: Anybody, wanted: Wanted, name: str | None, topic_id: bytes
+    listener: "KafkaListener",
+    version: int,
+    allowed: AnyUser,
+    wanted: MetadataRequest,
+    name: str | None,
+    topic_id: bytes,
 ) -> bytes:
     try:
         if name is not None and not is_topic_name(name):
@@ -116,7 +123,7 @@ def describe(
         )
 
 
-def answer(listener: "KafkaListener", request: Request, wanted: Wanted, topics: list[bytes]) -> None:
+def answer(listener: "KafkaListener", request: Request, wanted: MetadataRequest, topics: list[bytes]) -> None:
     host, port = listener.address_for(request.connection)
     request.answer(
         metadata.response(

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.streams.streams import Stream, check_topic_name
 from headrace.config import InvalidSetting
 from headrace.errors import Conflict, HeadraceError, InvalidInput, StreamNotFound
@@ -25,7 +25,7 @@ async def create_topics(listener: "KafkaListener", request: Request, fields: Any
     named = Counter(topic.name for topic in fields.topics)
     allowed = access.of(listener, request).configures
     answers = []
-    async for topic in Turns().each(fields.topics):
+    async for topic in YieldEvery().each(fields.topics):
         answer: dict[str, Any] = {"name": topic.name}
         if named[topic.name] > 1:
             answer.update(error_code=Code.INVALID_REQUEST, error_message="Duplicate topic name.")
@@ -125,7 +125,7 @@ async def delete_topics(listener: "KafkaListener", request: Request, fields: Any
     allowed = access.of(listener, request).configures
     named = Counter(topic_named(allowed, *one) for one in wanted)
     answers = []
-    async for name, topic_id in Turns().each(wanted):
+    async for name, topic_id in YieldEvery().each(wanted):
         answer: dict[str, Any] = {"name": name}
         if topic_id is not None:
             answer["topic_id"] = topic_id
@@ -172,7 +172,7 @@ async def create_partitions(listener: "KafkaListener", request: Request, fields:
     allowed = access.of(listener, request).configures
     named = Counter(topic.name for topic in fields.topics)
     answers = []
-    async for topic in Turns().each(fields.topics):
+    async for topic in YieldEvery().each(fields.topics):
         answer: dict[str, Any] = {"name": topic.name}
         try:
             if named[topic.name] > 1:
@@ -207,7 +207,7 @@ async def describe_topic_partitions(listener: "KafkaListener", request: Request,
             refused = {"error_code": Code.INVALID_REQUEST}
             return {"topics": [{"name": topic.name, **refused} for topic in fields.topics]}
     topics: list[dict[str, Any]] = []
-    async for name in Turns().each(names):
+    async for name in YieldEvery().each(names):
         if name < first:
             continue
         if limit <= 0:

@@ -41,7 +41,7 @@ ASKED: dict[str, Callable[[Rights, str], bool]] = {
 }
 
 
-class Anybody:
+class AnyUser:
     """Whoever comes while the broker is open: nobody was asked, so nothing is refused."""
 
     def __init__(self, topics: Topics) -> None:
@@ -73,7 +73,7 @@ class Anybody:
         return True
 
 
-class Access(Anybody):
+class Access(AnyUser):
     """Of one user, as its rights are now. None: it may not enter the vhost."""
 
     def __init__(self, user: User, rights: Rights | None, topics: Topics, peer: Any) -> None:
@@ -164,29 +164,29 @@ class GuardedTopics(Topics):
         return [stream for stream in self._topics.all() if self.shows(stream.name)]
 
 
-def of(listener: "KafkaListener", request: "Request") -> Anybody:
+def of(listener: "KafkaListener", request: "Request") -> AnyUser:
     return request.connection.access or listener.gate.anybody
 
 
 # What a request needs as a whole: without it the answer is its error code and nothing else.
-Need = Callable[[Anybody, Any], None]
+Need = Callable[[AnyUser, Any], None]
 
 
-def _group(allowed: Anybody, fields: Any) -> None:
+def _group(allowed: AnyUser, fields: Any) -> None:
     allowed.group(fields.group_id)
 
 
-def _transaction(allowed: Anybody, fields: Any) -> None:
+def _transaction(allowed: AnyUser, fields: Any) -> None:
     if fields.transactional_id is not None:
         allowed.transaction(fields.transactional_id)
 
 
-def _subscription(allowed: Anybody, fields: Any) -> None:
+def _subscription(allowed: AnyUser, fields: Any) -> None:
     for name in fields.subscribed_topic_names or ():
         allowed.sees.check(name)
 
 
-def _administrator(allowed: Anybody, fields: Any) -> None:
+def _administrator(allowed: AnyUser, fields: Any) -> None:
     allowed.administer()
 
 

@@ -15,7 +15,7 @@ from headrace.errors import MalformedRequest
 from headrace.listeners.common.addresses import is_loopback
 from headrace.listeners.common.logins import FAILURE_DELAY_S
 from headrace.listeners.kafka.admin.topic_index import VHOST, Topics
-from headrace.listeners.kafka.auth.access import Access, Anybody
+from headrace.listeners.kafka.auth.access import Access, AnyUser
 from headrace.listeners.kafka.auth.mechanism import PLAIN, Exchange, LoginRefused, Plain, wrong
 from headrace.listeners.kafka.auth.scram import Scram
 from headrace.listeners.kafka.errors import Code
@@ -43,12 +43,12 @@ class Stage(Enum):
     RAW_TOKEN = "raw token"  # as before Kafka 1.0: the next bytes are the token itself
 
 
-class Gate:
+class LoginGate:
     """Lets connections in."""
 
     def __init__(self, users: Users, topics: Topics) -> None:
         self._users, self._topics = users, topics
-        self.anybody = Anybody(topics)
+        self.anybody = AnyUser(topics)
 
     @property
     def is_open(self) -> bool:

@@ -13,7 +13,7 @@ from headrace.errors import HeadraceError
 from headrace.listeners.kafka.admin.topic_index import Topics
 from headrace.listeners.kafka.auth import access
 from headrace.listeners.kafka.connection import Connection
-from headrace.listeners.kafka.data.fetch_sessions import Key, Opened, Wanted, open_session
+from headrace.listeners.kafka.data.fetch_sessions import FetchPosition, Key, Opened, open_session
 from headrace.listeners.kafka.errors import Code, code_of
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka import hot
@@ -139,8 +139,8 @@ class Fetch:
 
     # Reading.
 
-    def _read(self) -> tuple[list[tuple[Key, Wanted, Result]], int, bool]:
-        results: list[tuple[Key, Wanted, Result]] = []
+    def _read(self) -> tuple[list[tuple[Key, FetchPosition, Result]], int, bool]:
+        results: list[tuple[Key, FetchPosition, Result]] = []
         size, has_error = 0, False
         self._messages = 0
         self._is_full = False
@@ -155,7 +155,7 @@ class Fetch:
             results.append((key, wanted, result))
         return results, size, has_error
 
-    def _read_one(self, key: Key, wanted: Wanted, room: int, *, first: bool) -> Result:
+    def _read_one(self, key: Key, wanted: FetchPosition, room: int, *, first: bool) -> Result:
         topic, number = key
         try:
             partition = self.topics.partition(topic, number)
@@ -200,7 +200,7 @@ class Fetch:
         producers = self.listener.coordination.producers.of(log)
         return producers.aborted_between(start, end) if producers is not None else []
 
-    def _changed(self, results: list[tuple[Key, Wanted, Result]]) -> list[tuple[Key, Wanted, Result]]:
+    def _changed(self, results: list[tuple[Key, FetchPosition, Result]]) -> list[tuple[Key, FetchPosition, Result]]:
         return [
             (key, wanted, result)
             for key, wanted, result in results
@@ -209,7 +209,7 @@ class Fetch:
 
     # Answering.
 
-    def _answer(self, results: list[tuple[Key, Wanted, Result]]) -> None:
+    def _answer(self, results: list[tuple[Key, FetchPosition, Result]]) -> None:
         self._stop()
         stats = self.listener.stats
         stats.messages_out += self._messages

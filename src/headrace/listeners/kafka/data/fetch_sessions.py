@@ -21,7 +21,7 @@ Topic = str | bytes
 Key = tuple[Topic, int]
 
 
-class Wanted:
+class FetchPosition:
     """A partition that a client reads, and what it was told of it last."""
 
     __slots__ = ("high_watermark", "leader_epoch", "log_start", "max_bytes", "offset", "watch")
@@ -42,7 +42,7 @@ class Session:
         self.by_id = by_id  # how the client calls topics: an answer has room for an id or for a name
         self.epoch = 1
         self.used = now  # monotonic; the listener's sessions are in this order
-        self.wanted: dict[Key, Wanted] = {}
+        self.wanted: dict[Key, FetchPosition] = {}
         self.counted = 0  # of these, in listener.session_partitions
 
 
@@ -50,7 +50,7 @@ class Opened(NamedTuple):
     """What to read for one fetch. is_incremental: partitions with nothing new are left out of the answer."""
 
     session_id: int
-    wanted: dict[Key, Wanted]
+    wanted: dict[Key, FetchPosition]
     is_incremental: bool
     error: Code = Code.NONE
 
@@ -129,12 +129,14 @@ def end_session(listener: "KafkaListener", session_id: int) -> None:
         ended.siblings.discard(session_id)
 
 
-def update(wanted: dict[Key, Wanted], topics: list[tuple[Topic, list[tuple[int, int, int, int]]]]) -> dict[Key, Wanted]:
+def update(
+    wanted: dict[Key, FetchPosition], topics: list[tuple[Topic, list[tuple[int, int, int, int]]]]
+) -> dict[Key, FetchPosition]:
     for topic, parts in topics:
         for number, leader_epoch, offset, max_bytes in parts:
             one = wanted.get((topic, number))
             if one is None:
-                wanted[topic, number] = Wanted(leader_epoch, offset, max_bytes)
+                wanted[topic, number] = FetchPosition(leader_epoch, offset, max_bytes)
             else:
                 one.leader_epoch, one.offset, one.max_bytes = leader_epoch, offset, max_bytes
     return wanted

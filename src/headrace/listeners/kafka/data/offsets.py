@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.streams.partition import Partition, when_loaded
 from headrace.broker.upkeep.segments import delete_before
 from headrace.errors import HeadraceError, OffsetOutOfRange
@@ -30,7 +30,7 @@ async def list_offsets(listener: "KafkaListener", request: Request, fields: Any)
     committed = fields.isolation_level == READ_COMMITTED
     found = access.of(listener, request).reads
     topics = []
-    turns = Turns()
+    turns = YieldEvery()
     for topic in fields.topics:
         parts = []
         async for wanted in turns.each(topic.partitions):
@@ -112,7 +112,7 @@ def epoch_error(partition: Partition, epoch: int) -> Code | None:
 async def offset_for_leader_epoch(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     found = access.of(listener, request).reads
     topics = []
-    turns = Turns()
+    turns = YieldEvery()
     for topic in fields.topics:
         parts = []
         async for wanted in turns.each(topic.partitions):
@@ -136,7 +136,7 @@ async def offset_for_leader_epoch(listener: "KafkaListener", request: Request, f
 async def delete_records(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     found = access.of(listener, request).configures
     topics = []
-    turns = Turns()
+    turns = YieldEvery()
     for topic in fields.topics:
         parts = []
         async for wanted in turns.each(topic.partitions):

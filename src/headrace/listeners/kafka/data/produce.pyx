@@ -7,7 +7,7 @@ log, too, the order is that of the requests.
 
 from libc.stdint cimport int64_t
 
-from headrace.listeners.kafka.request_pipeline cimport Pipe, Request
+from headrace.listeners.kafka.request_pipeline cimport RequestPipeline, Request
 from headrace.record.batch.scan cimport validated
 from headrace.wire.kafka.frames cimport BufferPool
 
@@ -140,7 +140,7 @@ class ForThread(Exception):
     """It would hold the loop for too long."""
 
 
-cdef class Part:
+cdef class PendingPartition:
     """What a request has for one partition, on its way through the thread."""
     cdef object topic, number, stream, partition
     cdef list results
@@ -166,7 +166,7 @@ cdef class Part:
 
 
 def check_all(list parts not None, Py_ssize_t decompressed_bytes_max, Py_ssize_t left_bytes):
-    cdef Part part
+    cdef PendingPartition part
     for part in parts:
         if part.error is None:
             part.check(decompressed_bytes_max, &left_bytes)
@@ -175,7 +175,7 @@ def check_all(list parts not None, Py_ssize_t decompressed_bytes_max, Py_ssize_t
 async def go_on(listener, Pending pending not None, list parts not None, Py_ssize_t unfolded_bytes):
     """With what the loop has not done of a request, and what it has unfolded of it."""
     cdef Request request = pending.request
-    cdef Pipe connection = request.connection
+    cdef RequestPipeline connection = request.connection
     cdef Py_ssize_t unfolded_max = listener.config.decompressed_bytes_max
     left_bytes = max(unfolded_max, UNFOLDING_MAX * request.size, <Py_ssize_t>LOOP_UNFOLDED_BYTES) - unfolded_bytes
     try:
@@ -192,8 +192,8 @@ async def go_on(listener, Pending pending not None, list parts not None, Py_ssiz
         connection.pause_or_resume()
 
 
-cdef int store_all(listener, Pending pending, Pipe connection, list parts) except -1:
-    cdef Part part
+cdef int store_all(listener, Pending pending, RequestPipeline connection, list parts) except -1:
+    cdef PendingPartition part
     cdef int64_t stamp_ms, messages = 0
     access = connection.access
     found = listener.topics if access is None else access.writes
@@ -216,7 +216,7 @@ cdef int store_all(listener, Pending pending, Pipe connection, list parts) excep
         pending.follow(ticket, part.results, part.number, part.partition, stamp_ms, messages, part.size)
 
 
-cdef int put_off(listener, Part part) except -1:
+cdef int put_off(listener, PendingPartition part) except -1:
     """It is to come again. A batch of a producer with an id comes alone, and all but what it unfolds to was checked."""
     size = PREFIX_BYTES + int.from_bytes(part.data[LENGTH_AT : LENGTH_AT + 4], "big")
     [info] = codec.scan(part.data[:size], verify_crc=False)
@@ -226,7 +226,7 @@ cdef int put_off(listener, Part part) except -1:
 
 
 def produce(listener, Request request not None):
-    cdef Pipe connection = request.connection
+    cdef RequestPipeline connection = request.connection
     cdef Pending pending = Pending.__new__(Pending)
     cdef list results
     cdef list later = None
@@ -294,8 +294,8 @@ def produce(listener, Request request not None):
         pending.begun()
 
 
-cdef Part part_of(topic, number, stream, partition, list results, data):
-    cdef Part part = Part.__new__(Part)
+cdef PendingPartition part_of(topic, number, stream, partition, list results, data):
+    cdef PendingPartition part = PendingPartition.__new__(PendingPartition)
     settings = partition.log.settings
     part.topic, part.number, part.stream, part.partition = topic, number, stream, partition
     part.results = results

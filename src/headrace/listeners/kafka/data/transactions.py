@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.groups.coordinator import check_group_id
 from headrace.broker.groups.subscription_patterns import compile_pattern
 from headrace.broker.transactions.producer_state import Producer
@@ -164,7 +164,7 @@ async def end_txn(listener: "KafkaListener", request: Request, fields: Any) -> d
 async def describe_transactions(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     allowed = access.of(listener, request)
     states = []
-    async for transactional_id in Turns().each(dict.fromkeys(fields.transactional_ids)):
+    async for transactional_id in YieldEvery().each(dict.fromkeys(fields.transactional_ids)):
         try:
             allowed.transaction(transactional_id)
             one = listener.coordination.transactions.get(transactional_id)
@@ -220,7 +220,7 @@ async def list_transactions(listener: "KafkaListener", request: Request, fields:
 async def describe_producers(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     readable = access.of(listener, request).reads
     topics = []
-    turns = Turns()
+    turns = YieldEvery()
     seen: set[tuple[str, int]] = set()  # each has thousands of producers, perhaps, and is told of once
     for topic in fields.topics:
         parts = []

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.groups.classic.group import ClassicGroup
 from headrace.broker.groups.classic.members import GroupState, Join, Joined, Synced
 from headrace.broker.groups.coordinator import Listed, check_group_id
@@ -19,7 +19,7 @@ from headrace.errors import (
     MemberIdRequired,
 )
 from headrace.listeners.kafka.auth import access, operations
-from headrace.listeners.kafka.auth.access import Anybody
+from headrace.listeners.kafka.auth.access import AnyUser
 from headrace.listeners.kafka.errors import Code, code_of, group_code
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
@@ -55,7 +55,7 @@ async def find_coordinator(listener: "KafkaListener", request: Request, fields: 
     def of(key: str) -> dict[str, Any]:
         return {"key": key, **coordinator(listener, request, fields.key_type, key)}
 
-    return {"coordinators": await Turns().map(of, fields.coordinator_keys)}
+    return {"coordinators": await YieldEvery().map(of, fields.coordinator_keys)}
 
 
 def coordinator(listener: "KafkaListener", request: Request, kind: int, key: str) -> dict[str, Any]:
@@ -168,7 +168,7 @@ async def leave_group(listener: "KafkaListener", request: Request, fields: Any) 
     except InvalidGroupId as error:
         return {"error_code": code_of(error)}
     members = []
-    async for one in Turns().each(fields.members):
+    async for one in YieldEvery().each(fields.members):
         answer: dict[str, Any] = {"member_id": one.member_id, "group_instance_id": one.group_instance_id}
         try:
             groups.known_classic(fields.group_id).leave(one.member_id, one.group_instance_id)
@@ -209,7 +209,7 @@ async def describe_groups(listener: "KafkaListener", request: Request, fields: A
 
 async def described(describe: Callable[[str], dict[str, Any]], group_ids: list[str]) -> list[dict[str, Any]]:
     """Each once: a request has room for the name of a large group thousands of times, and memory for none of that."""
-    return await Turns().map(describe, list(dict.fromkeys(group_ids)))
+    return await YieldEvery().map(describe, list(dict.fromkeys(group_ids)))
 
 
 def describe_group(listener: "KafkaListener", request: Request, tells: bool, group_id: str) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def describe_group(listener: "KafkaListener", request: Request, tells: bool, gro
     }
 
 
-def group_refused(allowed: Anybody, group_id: str) -> dict[str, Any] | None:
+def group_refused(allowed: AnyUser, group_id: str) -> dict[str, Any] | None:
     """What a description says in the place of everything else."""
     try:
         allowed.group(group_id)
@@ -265,7 +265,7 @@ def group_refused(allowed: Anybody, group_id: str) -> dict[str, Any] | None:
 async def delete_groups(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     allowed = access.of(listener, request)
     results = []
-    async for group_id in Turns().each(dict.fromkeys(fields.groups_names)):
+    async for group_id in YieldEvery().each(dict.fromkeys(fields.groups_names)):
         answer: dict[str, Any] = {"group_id": group_id}
         future, done = future_answer(listener)
         try:

@@ -13,7 +13,7 @@ from headrace.broker.groups.consumer.group import (
 )
 from headrace.errors import GroupNotFound, HeadraceError, InvalidInput, StreamNotFound
 from headrace.listeners.kafka.auth import access, operations
-from headrace.listeners.kafka.auth.access import Anybody
+from headrace.listeners.kafka.auth.access import AnyUser
 from headrace.listeners.kafka.errors import Code, code_of, group_code
 from headrace.listeners.kafka.groups.classic import described, future_answer, group_refused, is_share_group
 from headrace.listeners.kafka.request_pipeline import Request
@@ -130,7 +130,7 @@ async def consumer_group_describe(listener: "KafkaListener", request: Request, f
     return {"groups": await described(describing, fields.group_ids)}
 
 
-def describe(listener: "KafkaListener", allowed: Anybody, tells: bool, group_id: str) -> dict[str, Any]:
+def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
     refused = group_refused(allowed, group_id)
     if refused is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.cooperative.yielding import Turns
+from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.groups.classic.consumer_protocol import CONSUMER, decode_subscription
 from headrace.broker.groups.classic.group import ClassicGroup
 from headrace.broker.groups.consumer.group import ConsumerGroup
@@ -24,7 +24,7 @@ from headrace.errors import (
 )
 from headrace.listeners.kafka.admin.topic_index import Topics
 from headrace.listeners.kafka.auth import access
-from headrace.listeners.kafka.auth.access import Anybody
+from headrace.listeners.kafka.auth.access import AnyUser
 from headrace.listeners.kafka.errors import Code, code_of, group_code
 from headrace.listeners.kafka.groups.classic import future_answer, is_share_group
 from headrace.listeners.kafka.request_pipeline import Request
@@ -144,7 +144,7 @@ async def offset_fetch(listener: "KafkaListener", request: Request, fields: Any)
         return {"topics": topics}
     groups = []
     whole: set[str] = set()  # of which everything was asked for: once is enough, however often it is named
-    async for group in Turns().each(fields.groups):
+    async for group in YieldEvery().each(fields.groups):
         if group.topics is None and group.group_id in whole:
             continue
         if group.topics is None:
@@ -199,11 +199,11 @@ def check_member(listener: "KafkaListener", group: Any) -> None:
 
 
 async def fetch_group(
-    listener: "KafkaListener", allowed: Anybody, group_id: str, topics: Any, require_stable: bool, version: int
+    listener: "KafkaListener", allowed: AnyUser, group_id: str, topics: Any, require_stable: bool, version: int
 ) -> list[dict[str, Any]]:
     pending = listener.coordination.transactions.pending_offsets(group_id) if require_stable else set()
     answers = []
-    turns = Turns()
+    turns = YieldEvery()
     async for key, stream, numbers, code in turns.each(wanted_topics(listener, allowed, group_id, topics, version)):
         name = stream.name if stream is not None else str(key)
         parts = []
@@ -237,7 +237,7 @@ def find_committed(
 
 
 def wanted_topics(
-    listener: "KafkaListener", allowed: Anybody, group_id: str, topics: Any, version: int
+    listener: "KafkaListener", allowed: AnyUser, group_id: str, topics: Any, version: int
 ) -> Iterable[tuple[str | bytes, Stream | None, list[int], Code]]:
     if topics is not None:
         for topic in topics:

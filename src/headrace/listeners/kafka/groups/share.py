@@ -22,7 +22,7 @@ from headrace.errors import (
 )
 from headrace.listeners.kafka.admin.topic_index import Topics
 from headrace.listeners.kafka.auth import access, operations
-from headrace.listeners.kafka.auth.access import Anybody
+from headrace.listeners.kafka.auth.access import AnyUser
 from headrace.listeners.kafka.errors import Code, code_of, group_code
 from headrace.listeners.kafka.groups.classic import described, group_refused
 from headrace.listeners.kafka.groups.consumer import by_topic
@@ -97,7 +97,7 @@ async def share_group_describe(listener: "KafkaListener", request: Request, fiel
     return {"groups": await described(describing, fields.group_ids)}
 
 
-def describe(listener: "KafkaListener", allowed: Anybody, tells: bool, group_id: str) -> dict[str, Any]:
+def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
     refused = group_refused(allowed, group_id)
     if refused is not None:

@@ -6,7 +6,7 @@ from headrace.broker.groups.share.groups import ShareGroup
 from headrace.errors import AccessRefused, HeadraceError, InvalidInput, StreamNotFound
 from headrace.listeners.kafka.admin.topic_index import Topics
 from headrace.listeners.kafka.auth import access
-from headrace.listeners.kafka.auth.access import Anybody
+from headrace.listeners.kafka.auth.access import AnyUser
 from headrace.listeners.kafka.errors import code_of
 from headrace.listeners.kafka.groups.share import check_kind
 from headrace.listeners.kafka.request_pipeline import Request
@@ -23,7 +23,7 @@ async def describe_share_group_offsets(listener: "KafkaListener", request: Reque
     return {"groups": [describe(listener, allowed, one) for one in fields.groups]}
 
 
-def describe(listener: "KafkaListener", allowed: Anybody, asked: Any) -> dict[str, Any]:
+def describe(listener: "KafkaListener", allowed: AnyUser, asked: Any) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": asked.group_id}
     try:
         allowed.group(asked.group_id)
