@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODULES := src/headrace/listeners/http/ui/static/vendor
+QUICK := tests/record tests/log tests/wire tests/schemas tests/broker tests/model tests/listeners \
+	tests/test_architecture.py tests/test_config.py tests/test_docs.py
 KERNELS := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run test install ui check bench build docs site clean
+.PHONY: run test quick install ui check bench build docs site clean
 
 run: install
 	$(BIN)/headrace serve --demo
@@ -15,6 +17,10 @@ run: install
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install
 	$(BIN)/python -m pytest -n auto
+
+# The inner loop: unit tests only, without processes, Spark or a browser.
+quick: install
+	$(BIN)/python -m pytest -q -n auto -m "not slow and not process" $(QUICK)
 
 install: $(STAMP) ui
 
@@ -42,7 +48,8 @@ build:
 	$(BIN)/python setup.py -q build_ext --inplace
 
 check: install
-	$(BIN)/ruff check src tests bench tools setup.py
+	$(BIN)/ruff check src tests bench tools fuzz setup.py
+	$(BIN)/ruff format --check src tests bench tools fuzz setup.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
 

@@ -146,7 +146,7 @@ def test_a_reader_that_had_enough_is_no_error(broker: Broker) -> None:
         (["pub", "not a name", "x"], 2, "is not a topic name"),
         (["pub", "errors", "-p", "9", "x"], 4, "partition 9"),
         (["pub", "errors", "-F", "/no/such/file"], 1, "no such file or directory: /no/such/file"),
-        (["pub", "errors", "-J", "{"], 2, "not a message in JSON"),
+        (["pub", "errors", "-J", "{"], 2, "not a JSON message"),
         (["sub"], 2, "missing argument 'TOPIC'"),
         (["queue", "purge", "", "--yes"], 2, "a name is empty"),
         (["queue", "ls", "--sort", "size"], 2, "queues have no 'size' to sort by"),

@@ -34,7 +34,7 @@ def test_an_answer_that_closes_is_known_to_close() -> None:
 
 
 def test_what_does_not_speak_http_is_no_broker() -> None:
-    with pytest.raises(BrokerUnreachable, match="does not speak HTTP: the port must be that of the HTTP listener"):
+    with pytest.raises(BrokerUnreachable, match="does not speak HTTP: use the port of the HTTP listener"):
         ResponseReader().feed(b"AMQP\x00\x00\x09\x01 hello there\r\n\r\n")
 
 

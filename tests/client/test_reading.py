@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from headrace.client.conversation import Conversation, Follow, Get, Listen, Pause
 from headrace.client.exchange import Response
-from headrace.client.reading import EagerTask, Follow, Get, Listen, Pause, Reading
+from headrace.client.reading import Reading
 from headrace.client.shapes import Message
 from headrace.errors import AccessRefused
 
@@ -40,7 +41,7 @@ def reading() -> Reading:
     return Reading("t", partition=None, start="earliest", since_ms=None, on_lost="raise", limits={})
 
 
-def offsets_of(steps: EagerTask[Any], answers: Iterable[tuple[type, Any]]) -> list[int]:
+def offsets_of(steps: Conversation[Any], answers: Iterable[tuple[type, Any]]) -> list[int]:
     """Of the messages that come of these answers, each to a question of its kind."""
     try:
         asked = next(steps)

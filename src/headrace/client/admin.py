@@ -1,4 +1,4 @@
-"""Topics and the state of a broker: everything over HTTP that is neither publishing nor reading."""
+"""Administration over HTTP: topics, offsets and the status of a broker."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -21,9 +21,9 @@ from headrace.errors import BrokerRefused, NotFound
 
 
 class Client:
-    """A broker, as far as its topics and its health go. For one thread at a time.
+    """Topics and status of a broker. For one thread at a time.
 
-    Answers are the JSON objects of the HTTP interface (docs/http.md), as dictionaries.
+    Results are the JSON objects of the HTTP API (docs/http.md), as dictionaries.
     """
 
     def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = 30.0, retry_s: float = 2.0) -> None:
@@ -45,7 +45,7 @@ class Client:
         return parse_offsets(self._connection.request("GET", path_of("topics", topic, "offsets")))
 
     def last(self, topic: str, key: str | bytes) -> Message | None:
-        """The last message with a key, of a topic with an index of keys (`key_index`); None if there is none."""
+        """The last message with a key, or None. The topic needs a key index (`key_index`)."""
         response = self._connection.request("GET", path_of("topics", topic, "keys", key))
         try:
             return parse_found(response)
@@ -65,7 +65,7 @@ class Client:
     def configure_topic(
         self, name: str, config: Mapping[str, object], *, partitions: int | None = None
     ) -> dict[str, Any]:
-        """Changes the settings given; None takes one back to the default. Partitions can be added."""
+        """Change settings; None resets one to its default. `partitions` can only grow."""
         body: dict[str, object] = {"config": dict(config)}
         if partitions is not None:
             body["partitions"] = partitions
@@ -75,11 +75,11 @@ class Client:
         raise_for(self._connection.request("DELETE", path_of("topics", name)))
 
     def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
-        """Any JSON answer."""
+        """GET a path and return its JSON object."""
         return parse_json(self._connection.request("GET", path, query=query))
 
     def request(self, method: str, path: str, query: Query | None = None) -> Response:
-        """Any answer, whatever its status."""
+        """Make a request and return the response, even an error."""
         return self._connection.request(method, path, query=query)
 
     def _send(self, method: str, path: str, body: object) -> dict[str, Any]:

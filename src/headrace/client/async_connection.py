@@ -1,12 +1,14 @@
-"""A keep-alive connection to a broker's HTTP listener, for asyncio."""
+"""A keep-alive connection to the broker's HTTP listener, for asyncio."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from headrace.client.connection import CONNECT_S_MAX, IDLE_S_MAX, RECEIVE_BYTES, reason_of
+from headrace.client.conversation import Ask, Conversation, Follow, Get, Listen, Pause, Post, T
 from headrace.client.exchange import Endpoint, Response, ResponseReader, request_bytes
 from headrace.client.retry import Attempts, Fate, Outcome
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AsyncConnection:
-    """One request at a time; a second one waits for the first. Otherwise as Connection."""
+    """Like Connection, for asyncio. Requests run one at a time; others wait."""
 
     def __init__(self, endpoint: Endpoint, *, timeout_s: float = 30.0, retry_s: float = 10.0) -> None:
         self.endpoint = endpoint
@@ -50,7 +52,7 @@ class AsyncConnection:
     async def stream(
         self, path: str, *, query: Mapping[str, str | int | None] | None = None, headers: Mapping[str, str]
     ) -> "AsyncStream":
-        """An answer that goes on, over a connection of its own."""
+        """A response without an end, over its own connection."""
         request = request_bytes(self.endpoint, "GET", path, query=query, headers=headers)
         try:
             reader, writer = await self.connect()
@@ -78,8 +80,8 @@ class AsyncConnection:
             async with asyncio.timeout(timeout_s):
                 reader, writer = self._usable() or await self.connect()
                 self._reader, self._writer = reader, writer
-                sent = True  # from here on nobody knows how much of it arrived
-                # Not drained first: whoever is refused on the way is told why, and then hung up on.
+                sent = True  # from here on, the broker may have received part or all of it
+                # No drain(): a broker that refuses a request early responds and closes, and the response must be read.
                 writer.write(data)
                 while answer.response is None:
                     piece = await reader.read(RECEIVE_BYTES)
@@ -97,7 +99,7 @@ class AsyncConnection:
             if done and answer.keep_alive:
                 self._idle_since = time.monotonic()
             else:
-                self._drop()  # also when cancelled half-way: what would come next belongs to nobody
+                self._drop()  # also when cancelled: the rest of this response must not be read as the next one
         assert answer.response is not None
         return answer.response
 
@@ -122,8 +124,37 @@ class AsyncConnection:
             )
 
 
+async def run_async(connection: AsyncConnection, conversation: Conversation[T]) -> T:
+    """Perform the requests of a conversation and return its result."""
+    step: Callable[[], Ask] = partial(next, conversation)
+    while True:
+        try:
+            ask = step()
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        try:
+            step = partial(conversation.send, await _perform(connection, ask))
+        except Exception as error:  # noqa: BLE001 - the conversation decides what a failed request means
+            step = partial(conversation.throw, error)
+
+
+async def _perform(connection: AsyncConnection, ask: Ask) -> Any:
+    match ask:
+        case Get(path, query, wait_s):
+            return await connection.request("GET", path, query=query, wait_s=wait_s)
+        case Post(path, headers, body):
+            return await connection.request("POST", path, headers=headers, body=body)
+        case Follow(path, headers):
+            return await connection.stream(path, headers=headers)
+        case Listen(stream, wait_s):
+            return await stream.read(wait_s)
+        case Pause(wait_s):
+            return await asyncio.sleep(wait_s)
+
+
 class AsyncStream:
-    """As connection.Stream."""
+    """Like connection.Stream."""
 
     def __init__(self, reader: asyncio.StreamReader | None, writer: asyncio.StreamWriter | None) -> None:
         self._pieces: list[bytes] = []

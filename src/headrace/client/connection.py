@@ -1,13 +1,15 @@
-"""A keep-alive connection to a broker's HTTP listener, blocking."""
+"""A blocking keep-alive connection to the broker's HTTP listener."""
 
 import contextlib
 import select
 import socket
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from headrace.client import forks
+from headrace.client.conversation import Ask, Conversation, Follow, Get, Listen, Pause, Post, T
 from headrace.client.exchange import Endpoint, Response, ResponseReader, request_bytes
 from headrace.client.retry import Attempts, Fate, Outcome
 from headrace.errors import BrokerUnreachable
@@ -17,15 +19,15 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES = 256 * 1024
 CONNECT_S_MAX = 5.0
-# A server closes idle connections whenever it likes, and a publish that meets the closing is lost in doubt.
-# So an idle one is not trusted for long.
+# The server may close an idle connection at any time, and a publish that races with the close is unconfirmed.
+# So a connection is reused only if it has not been idle for long.
 IDLE_S_MAX = 3.0
 
 
 class Connection:
-    """One request at a time, from one thread at a time. Connects when needed and stays connected.
+    """One request at a time, from one thread at a time. Connects on demand and stays connected.
 
-    `timeout_s` is how long an answer may take; `retry_s` how long to keep trying where that is safe.
+    `timeout_s` limits the time to a response; `retry_s` is how long to retry where that is safe.
     """
 
     def __init__(self, endpoint: Endpoint, *, timeout_s: float = 30.0, retry_s: float = 10.0) -> None:
@@ -35,7 +37,7 @@ class Connection:
         self._socket: socket.socket | None = None
         self._idle_since = 0.0
         self._tls: ssl.SSLContext | None = None
-        forks.tell(self)
+        forks.register(self)
 
     def request(
         self,
@@ -47,7 +49,7 @@ class Connection:
         body: bytes = b"",
         wait_s: float = 0.0,
     ) -> Response:
-        """The broker's answer, whatever its status. `wait_s` is how long the broker was asked to wait."""
+        """Return the broker's response, even an error. `wait_s` is how long the request asks the broker to wait."""
         data = request_bytes(self.endpoint, method, path, query=query, headers=headers, body=body)
         attempts = Attempts(self.endpoint, method, self._retry_s)
         while True:
@@ -65,7 +67,7 @@ class Connection:
         headers: Mapping[str, str],
         body: bytes = b"",
     ) -> "Stream":
-        """An answer that goes on, over a connection of its own. An error answer is raised by the caller."""
+        """A response without an end, over its own connection. The caller handles an error response."""
         method = "POST" if body else "GET"
         return Stream(self, request_bytes(self.endpoint, method, path, query=query, headers=headers, body=body))
 
@@ -76,7 +78,7 @@ class Connection:
             self._socket = None
 
     def forked(self) -> None:
-        self.close()  # ours only: two processes on one connection would read each other's answers
+        self.close()  # closes our copy only; two processes on one connection would read each other's responses
 
     def _attempt(self, data: bytes, timeout_s: float) -> Outcome:
         reader = ResponseReader(to_head=data.startswith(b"HEAD "))
@@ -86,8 +88,8 @@ class Connection:
             if connected is None:
                 connected = self._socket = self.connect()
             connected.settimeout(timeout_s)
-            sent = True  # from here on nobody knows how much of it arrived
-            # Whoever is refused on the way is told why, and hung up on: the answer may be here all the same.
+            sent = True  # from here on, the broker may have received part or all of it
+            # A broker that refuses a request early responds and closes: the response may still be readable.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connected.sendall(data)
             while reader.response is None:
@@ -103,7 +105,7 @@ class Connection:
             self.close()
             raise
         except BaseException:
-            self.close()  # interrupted half-way: what would come next belongs to nobody
+            self.close()  # interrupted: the rest of this response must not be read as the next one
             raise
         if reader.keep_alive:
             self._idle_since = time.monotonic()
@@ -118,7 +120,7 @@ class Connection:
             refuse_if_final(self.endpoint, error)
 
     def _usable(self) -> socket.socket | None:
-        """The open connection, unless it has idled too long or the other side closed it."""
+        """The open connection, unless it was idle for too long or the server closed it."""
         if self._socket is None:
             return None
         if time.monotonic() - self._idle_since < IDLE_S_MAX:
@@ -147,27 +149,55 @@ class Connection:
         return self._tls.wrap_socket(made, server_hostname=self.endpoint.host)
 
 
+def run(connection: Connection, conversation: Conversation[T]) -> T:
+    """Perform the requests of a conversation and return its result."""
+    step: Callable[[], Ask] = partial(next, conversation)
+    while True:
+        try:
+            ask = step()
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        try:
+            step = partial(conversation.send, _perform(connection, ask))
+        except Exception as error:  # noqa: BLE001 - the conversation decides what a failed request means
+            step = partial(conversation.throw, error)
+
+
+def _perform(connection: Connection, ask: Ask) -> Any:
+    match ask:
+        case Get(path, query, wait_s):
+            return connection.request("GET", path, query=query, wait_s=wait_s)
+        case Post(path, headers, body):
+            return connection.request("POST", path, headers=headers, body=body)
+        case Follow(path, headers):
+            return connection.stream(path, headers=headers)
+        case Listen(stream, wait_s):
+            return stream.read(wait_s)
+        case Pause(wait_s):
+            return time.sleep(wait_s)
+
+
 class Stream:
-    """An answer that goes on until somebody ends it. `response` is set when the broker refused instead."""
+    """A response without an end. `response` is set if the broker refused the request."""
 
     def __init__(self, connection: Connection, request: bytes) -> None:
         self._pieces: list[bytes] = []
         self._reader = ResponseReader(self._pieces.append)
         self._socket: socket.socket | None = None
-        forks.tell(self)
+        forks.register(self)
         try:
             self._socket = connection.connect()
             self._socket.sendall(request)
         except OSError:
-            self.close()  # ended before it began: read() says so
+            self.close()  # read() then reports the end of the stream
 
     @property
     def response(self) -> Response | None:
         return self._reader.response
 
     def read(self, wait_s: float) -> bytes | None:
-        """What came within `wait_s`, b"" when nothing did, None when it has ended. The caller knows where to
-        go on from."""
+        """The bytes that arrived within `wait_s`, b"" if none did, None if the stream has ended."""
         if self._socket is None:
             return None
         try:
@@ -196,7 +226,7 @@ class Stream:
 
 def reason_of(error: OSError) -> str:
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "no response in time"
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
-        return "connection refused"  # asyncio says it in its own way, and lists every address it tried
+        return "connection refused"  # asyncio uses another text, which lists every address it tried
     return (error.strerror or str(error) or type(error).__name__).lower()

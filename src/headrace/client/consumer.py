@@ -1,14 +1,13 @@
-"""Reading a topic, blocking: from anywhere, to the end or for ever, over one or two connections."""
+"""The blocking consumer: reads a topic from any position, to its end or forever."""
 
-import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
-from headrace.client.connection import Connection
+from headrace.client.connection import Connection, run
 from headrace.client.exchange import DEFAULT_URL, parse_url
 from headrace.client.positions import Start
-from headrace.client.reading import ITERATION_WAIT_S, Ask, EagerTask, Follow, Get, Pause, Reading, T
+from headrace.client.reading import ITERATION_WAIT_S, Reading
 from headrace.client.shapes import Message
 
 
@@ -16,13 +15,13 @@ class Consumer(Reading):
     """Reads one topic, all partitions or one. For one thread at a time.
 
     >>> with Consumer("orders", start="earliest") as consumer:
-    ...     for message in consumer:      # for ever; until_end() stops where the topic ends now
+    ...     for message in consumer:      # forever; until_end() stops at the topic's current end
     ...         print(message.offset, message.value)
-    ...         save(consumer.positions)  # Consumer(start=positions) goes on from there
+    ...         save(consumer.positions)  # Consumer(start=positions) continues from there
 
-    Within a partition messages come in the order of their offsets, none twice. A lost connection is made
-    again and reading goes on where it was, for up to `retry_s`. If the messages at a position are gone
-    (retention), OffsetOutOfRange is raised, unless `on_lost` is "earliest".
+    Within a partition, messages arrive in offset order, none twice. After a lost connection the consumer reconnects
+    and continues at its position, for up to `retry_s`. If retention has deleted the messages at a position,
+    OffsetOutOfRange is raised, unless `on_lost` is "earliest".
     """
 
     def __init__(
@@ -44,22 +43,22 @@ class Consumer(Reading):
         self._connection = Connection(parse_url(url), timeout_s=timeout_s, retry_s=retry_s)
 
     def poll(self, wait_s: float = 20.0) -> list[Message]:
-        """The next messages; waits for them up to `wait_s`; an empty list when there are none."""
-        messages, reached = self._run(self._take(wait_s))
+        """Return the next messages; wait up to `wait_s` for them. An empty list means that none arrived."""
+        messages, reached = run(self._connection, self._take(wait_s))
         self.positions.update(reached)
         return messages
 
     def __iter__(self) -> Iterator[Message]:
         while True:
-            yield from self._hand_out(*self._run(self._take(ITERATION_WAIT_S)))
+            yield from self._hand_out(*run(self._connection, self._take(ITERATION_WAIT_S)))
 
     def until_end(self) -> Iterator[Message]:
-        """What is there now, partition by partition, and then no more."""
-        ends = self._run(self._ends())
+        """Iterate over the messages that exist now, partition by partition, then stop."""
+        ends = run(self._connection, self._ends())
         for partition in sorted(self.positions):
-            while self.positions[partition] != ends[partition]:  # past it: the broker says what is wrong
+            while self.positions[partition] != ends[partition]:  # beyond it, the read itself fails
                 before = self.positions[partition]
-                taken, is_last = self._run(self._up_to(partition, ends[partition]))
+                taken, is_last = run(self._connection, self._up_to(partition, ends[partition]))
                 yield from self._hand_out(*taken)
                 if partition not in self.positions:
                     return
@@ -77,21 +76,3 @@ class Consumer(Reading):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _run(self, steps: EagerTask[T]) -> T:
-        try:
-            wanted = next(steps)
-            while True:
-                wanted = steps.send(self._answer(wanted))
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-    def _answer(self, ask: Ask) -> Any:
-        if isinstance(ask, Get):
-            return self._connection.request("GET", ask.path, query=ask.query, wait_s=ask.wait_s)
-        if isinstance(ask, Follow):
-            return self._connection.stream(ask.path, headers=ask.headers)
-        if isinstance(ask, Pause):
-            return time.sleep(ask.wait_s)
-        return ask.stream.read(ask.wait_s)

@@ -1,5 +1,5 @@
-"""One HTTP/1.1 exchange as bytes: what to send, and what came back. No sockets here, so that the
-blocking and the asyncio client share it."""
+"""One HTTP/1.1 exchange as bytes: building the request and parsing the response. No sockets, so that the blocking and
+the asyncio client share it."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,25 +13,25 @@ from headrace.version import __version__
 
 DEFAULT_URL = "http://localhost:15672"
 HEADERS_MAX = 200
-RESPONSE_BYTES_MAX = 1 << 30  # a broker answers with far less; a stranger on the port might not
+RESPONSE_BYTES_MAX = 1 << 30  # a broker's responses are far smaller; another server on the port might send more
 
 
 class Trust(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Files for TLS, PEM. The names are those of RabbitMQ's addresses."""
+    """PEM files for TLS, with the names that RabbitMQ uses in its URIs."""
 
-    cacertfile: str = ""  # of the CA whose certificates are taken, instead of the machine's CAs
-    certfile: str = ""  # what we show, for brokers that ask for it
+    cacertfile: str = ""  # the CA to trust instead of the system's CAs
+    certfile: str = ""  # our client certificate, for brokers that require one
     keyfile: str = ""
-    pinnedcertfile: str = ""  # the one certificate that is taken, whatever name is in it
+    pinnedcertfile: str = ""  # the only certificate to accept, with any host name
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a broker's HTTP listener is."""
+    """The address of a broker's HTTP listener."""
 
     host: str
     port: int
     tls: bool = False
-    base: str = ""  # path in front of every route, when a proxy put one there
+    base: str = ""  # path prefix, if a proxy adds one
     authorization: str = ""
     trust: Trust = Trust()
 
@@ -44,7 +44,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
 
     def __repr__(self) -> str:
-        return f"Endpoint({self})"  # no password, wherever it is printed
+        return f"Endpoint({self})"  # never shows the password
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 def without_password(url: str) -> str:
-    """What may be shown of an address, whatever else is wrong with it."""
+    """The URL with its password masked, even if the URL is malformed."""
     head, at, tail = url.rpartition("@")
     if not at:
         return url
@@ -67,7 +67,7 @@ def without_password(url: str) -> str:
 
 
 def login_of(url: str) -> tuple[str, str] | None:
-    """User and password of an address that has them."""
+    """User and password of a URL, or None if it has none."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     return None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
 
@@ -93,7 +93,7 @@ def parse_url(url: str) -> Endpoint:
     except msgspec.ValidationError:
         names = ", ".join(Trust.__struct_fields__)
         shown = without_password(url)
-        raise InvalidInput(f"{shown!r} is not the address of a broker: after ? may be {names}") from None
+        raise InvalidInput(f"{shown!r} is not the address of a broker: the parameters after ? are {names}") from None
     return Endpoint(
         host=parts.hostname,
         port=port if port is not None else (443 if tls else 15672),
@@ -105,7 +105,7 @@ def parse_url(url: str) -> Endpoint:
 
 
 def _is_host(name: str) -> bool:
-    """Whether it can be looked up at all: that fails with an error of its own for empty and for endless labels."""
+    """Whether the name can be resolved at all: empty and overlong labels make the lookup raise UnicodeError."""
     try:
         name.encode("idna")
     except UnicodeError:
@@ -114,9 +114,9 @@ def _is_host(name: str) -> bool:
 
 
 def path_of(*parts: str | bytes) -> str:
-    """A path of percent-encoded parts: a topic or a key may be called anything, `..` and `a/b` included.
+    """A path of percent-encoded parts: a topic or a key may have any name, including `..` and `a/b`.
 
-    Only not nothing: that would be the path of the list that the thing is in.
+    Except the empty name: its path would be that of the whole collection.
     """
     if not all(parts):
         raise InvalidInput("a name is empty")
@@ -146,7 +146,7 @@ def request_bytes(
         lines.append(f"Authorization: {endpoint.authorization}")
     for name, value in (headers or {}).items():
         if not value.isprintable():
-            raise InvalidInput(f"the header {name} has characters that a header cannot carry")
+            raise InvalidInput(f"the header {name} has characters that a header cannot contain")
         lines.append(f"{name}: {value}")
     if body or method in {"POST", "PUT", "PATCH"}:
         lines.append(f"Content-Length: {len(body)}")
@@ -154,15 +154,15 @@ def request_bytes(
 
 
 class ResponseReader:
-    """Takes bytes as they come; `response` is there once the whole answer is.
+    """An incremental parser; `response` is set once the response is complete.
 
-    With `on_body` pieces of the body go there instead, for answers that never end. The answer to HEAD ends with its
-    headers, whatever they say of a body.
+    `on_body` receives the body in pieces instead, for responses without an end. A response to HEAD ends after its
+    headers, even if they announce a body.
     """
 
     def __init__(self, on_body: Callable[[bytes], None] | None = None, *, to_head: bool = False) -> None:
         self._to_head = to_head
-        self.status = 0  # known once the head is complete
+        self.status = 0  # set once the headers are complete
         self.headers: dict[str, str] = {}
         self.response: Response | None = None
         self.keep_alive = False
@@ -177,7 +177,7 @@ class ResponseReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            sentence = "what answers does not speak HTTP: the port must be that of the HTTP listener"
+            sentence = "the server does not speak HTTP: use the port of the HTTP listener"
             raise BrokerUnreachable(sentence) from None
 
     # Called by the parser.
@@ -197,13 +197,13 @@ class ResponseReader:
             return
         self._body_bytes += len(piece)
         if self._body_bytes > RESPONSE_BYTES_MAX:
-            raise BrokerUnreachable("what answers sends more than a broker would")
+            raise BrokerUnreachable("the response is larger than any response of a broker")
         self._body.append(piece)
 
     def on_message_complete(self) -> None:
         if self.response is not None:
             return
-        if self.status < 200:  # 100 Continue and its like announce the real answer
+        if self.status < 200:  # 1xx: the final response follows
             self.headers = {}
             return
         self.keep_alive = self._parser.should_keep_alive()

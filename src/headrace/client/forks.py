@@ -1,25 +1,28 @@
-"""A fork copies sockets, locks and what waits to be sent, but no threads. What has such things is told in the child."""
+"""Fork safety: a fork copies sockets, locks and waiting messages, but no threads.
+
+Objects that hold such things register here; their `forked` method runs in every child process.
+"""
 
 import os
 import weakref
 from typing import Protocol
 
 
-class Forked(Protocol):
+class ForkAware(Protocol):
     def forked(self) -> None:
-        """Called in the child: leave to the parent what is the parent's."""
+        """Runs in the child process: give up whatever belongs to the parent."""
 
 
-_told: "weakref.WeakSet[Forked]" = weakref.WeakSet()
+_registered: "weakref.WeakSet[ForkAware]" = weakref.WeakSet()
 
 
-def tell(one: Forked) -> None:
-    _told.add(one)
+def register(one: ForkAware) -> None:
+    _registered.add(one)
 
 
-def _tell_all() -> None:
-    for one in list(_told):
+def _after_fork_in_child() -> None:
+    for one in list(_registered):
         one.forked()
 
 
-os.register_at_fork(after_in_child=_tell_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,5 +1,5 @@
-"""The management API of a broker: queues, exchanges, policies, readers, dead letters; and its schema registry. Answers
-as dictionaries."""
+"""The management API (queues, exchanges, policies, groups, dead letters) and the schema registry. Results are
+dictionaries."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,18 +14,18 @@ PAGE = 500
 
 
 class Management(Client):
-    """Everything under /api and /registry, on the connection of a Client."""
+    """A Client that can also call everything under /api and /registry."""
 
     def call(
         self, method: str, *path: str, body: object = None, query: Mapping[str, str | int | None] | None = None
     ) -> Any:
-        """The decoded answer; None when there is none."""
+        """Call the management API; returns the decoded body, or None if it is empty."""
         return self._ask(method, path_of("api", *path), body, query)
 
     def registry(
         self, method: str, *path: str, body: object = None, query: Mapping[str, str | int | None] | None = None
     ) -> Any:
-        """What the schema registry answers."""
+        """Call the schema registry; returns the decoded body, or None if it is empty."""
         return self._ask(method, path_of("registry", *path), body, query)
 
     def _ask(self, method: str, path: str, body: object, query: Mapping[str, str | int | None] | None) -> Any:
@@ -41,7 +41,7 @@ class Management(Client):
         return msgspec.json.decode(response.body) if response.body else None
 
     def pages(self, *path: str, **query: str | int | None) -> Iterator[dict[str, Any]]:
-        """Every item of a list, asked for page by page, so that a long list holds nobody up."""
+        """Every item of a list, fetched page by page, so that a long list does not block the broker."""
         page = 1
         while True:
             answer = self.call("GET", *path, query={"page": page, "page_size": PAGE, **query})

@@ -1,4 +1,4 @@
-"""Where a reader stands. Pure: shared by the blocking and the asyncio consumer."""
+"""Positions of a consumer: pure functions, shared by the blocking and the asyncio consumer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -7,7 +7,7 @@ from headrace.client.shapes import Message, Range, parse_message
 from headrace.errors import InvalidInput, NotFound, OffsetOutOfRange
 
 Query = Mapping[str, str | int | None]
-# "earliest", "latest", an offset, minus N for the last N, or the offset of every partition to go on from.
+# "earliest", "latest", an offset, -N for the last N messages, or an offset for each partition.
 Start = Literal["earliest", "latest"] | int | Mapping[int, int]
 
 
@@ -21,7 +21,7 @@ def chosen(topic: str, ranges: Sequence[Range], partition: int | None) -> list[R
 
 
 def resolve(start: Start, ranges: Sequence[Range]) -> dict[int, int]:
-    """The offset to read next, for every partition."""
+    """The next offset to read, for every partition."""
     if start == "earliest":
         return {r.partition: r.start for r in ranges}
     if start == "latest":
@@ -32,7 +32,7 @@ def resolve(start: Start, ranges: Sequence[Range]) -> dict[int, int]:
             raise InvalidInput(f"no partition {min(start.keys() - known)} to start from")
         return {r.partition: start.get(r.partition, r.start) for r in ranges}
     if not isinstance(start, int) or isinstance(start, bool):
-        raise InvalidInput(f"start is earliest, latest, a number or a mapping, not {start!r}")
+        raise InvalidInput(f"start must be earliest, latest, an offset or a mapping, not {start!r}")
     if start < 0:
         return {r.partition: max(r.start, r.end + start) for r in ranges}
     return {r.partition: start for r in ranges}
@@ -46,7 +46,7 @@ def fetch_query(partition: int, offset: int, limits: Mapping[str, int], wait_s: 
 
 
 def skip_lost(error: OffsetOutOfRange, ranges: Sequence[Range], partition: int) -> int:
-    """Where a partition begins now. A position past the end is no loss to skip: the error stands."""
+    """The current start of a partition. A position past the end is not data loss: the error is raised."""
     start = next(r.start for r in ranges if r.partition == partition)
     if start <= error.offset:
         raise error
@@ -54,7 +54,7 @@ def skip_lost(error: OffsetOutOfRange, ranges: Sequence[Range], partition: int) 
 
 
 def event_id(positions: Mapping[int, int]) -> str:
-    """The positions as the id of a server-sent event: the broker goes on from there."""
+    """The positions as a Last-Event-ID: the broker continues from there."""
     return ",".join(f"{partition}:{offset}" for partition, offset in sorted(positions.items()))
 
 
@@ -64,9 +64,9 @@ def advance(positions: dict[int, int], messages: Sequence[Message]) -> None:
 
 
 class EventReader:
-    """Takes pieces of a text/event-stream as they come, gives the messages that are whole.
+    """Parses a text/event-stream incrementally and returns complete messages.
 
-    A notice (a gap, an error) ends it: a plain read from there says what it is about.
+    It stops at any other event (a gap, an error): an ordinary read from that position reports the cause.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class EventReader:
         for block in blocks:
             name, data = _event(block)
             if not data:
-                continue  # a comment, so that the connection is known to live
+                continue  # a comment, sent as a heartbeat
             if name != b"message":
                 self.has_notice = True
                 break

@@ -1,4 +1,4 @@
-"""Publishing, blocking or with futures, over one connection and one thread of its own."""
+"""The blocking producer: one connection, and one background thread that sends."""
 
 import atexit
 import threading
@@ -6,17 +6,11 @@ from concurrent.futures import Future
 from types import TracebackType
 
 from headrace.client import forks
-from headrace.client.connection import Connection
-from headrace.client.exchange import DEFAULT_URL, parse_url, path_of
-from headrace.client.outbox import Outbox, halves
-from headrace.client.shapes import NDJSON, Data, Headers, Published, is_about_one, message_line, parse_published
-from headrace.errors import Conflict, HeadraceError, InvalidInput, LogClosed, NotFound, Unconfirmed
-
-Waiting = tuple[bytes, "Future[Published]"]
-
-
-class Asked(Future[Published]):
-    """Of `publish`, which raises what became of it: flush need not say it again."""
+from headrace.client.connection import Connection, run
+from headrace.client.exchange import DEFAULT_URL, parse_url
+from headrace.client.publishing import Outbox, Pending, Publishing
+from headrace.client.shapes import Data, Headers, Published, message_line
+from headrace.errors import Conflict, HeadraceError, LogClosed
 
 
 class Producer:
@@ -27,10 +21,10 @@ class Producer:
     ...     future = producer.send("second", key="k")  # does not wait
     ...     future.result().offset
 
-    Batches by itself: what is sent while a request is under way goes into the next one. `send` waits only
-    when `buffer_bytes` are waiting. Callbacks of its futures may send, but not wait for others. A message whose
-    answer got lost fails with Unconfirmed and is not sent again: it may be stored, and only the caller knows
-    whether a duplicate would hurt. A process that is forked may use it, too, and begins with nothing to send.
+    Messages that are sent while a request is in flight form the next batch. `send` blocks only while `buffer_bytes`
+    are waiting. A callback of a future may call `send`, but must not wait for other messages. A message whose response
+    was lost fails with Unconfirmed and is not sent again: it may be stored, and only the caller knows whether a
+    duplicate would hurt. A forked process may keep using the producer; it starts with an empty outbox.
     """
 
     def __init__(
@@ -44,22 +38,23 @@ class Producer:
     ) -> None:
         self.topic = topic
         self._connection = Connection(parse_url(url), timeout_s=timeout_s, retry_s=retry_s)
-        self._path = path_of("topics", topic, "messages")
         self._buffer_bytes = buffer_bytes
         self._closed = False
-        self._begin()
-        forks.tell(self)
+        self._reset()
+        forks.register(self)
 
-    def _begin(self) -> None:
-        self._outbox: Outbox[Future[Published]] = Outbox(self._buffer_bytes)
-        self._changed = threading.Condition()
-        self._sent = self._settled = 0  # how many messages there were, and of how many it is known what became of them
-        self._failure: HeadraceError | None = None
+    def _reset(self) -> None:
+        self._state: Publishing[Future[Published]] = Publishing(self.topic, self._buffer_bytes)
+        self._changed = threading.Condition()  # guards _state and _closed
         self._thread: threading.Thread | None = None
 
+    @property
+    def _outbox(self) -> "Outbox[Future[Published]]":
+        return self._state.outbox
+
     def forked(self) -> None:
-        """The thread is the parent's, and so is what waits: sent from here, too, it would be stored twice."""
-        self._begin()
+        """The thread and the waiting messages belong to the parent: sent from here too, they would be stored twice."""
+        self._reset()
 
     def send(
         self,
@@ -70,24 +65,9 @@ class Producer:
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> "Future[Published]":
-        """A future of where the message is stored; it resolves once the message is on disk."""
+        """Return a future that resolves to the message's place once the message is on disk."""
         line = message_line(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-        return self._put(line, Future())
-
-    def _put(self, line: bytes, future: "Future[Published]") -> "Future[Published]":
-        with self._changed:
-            # A callback that sends runs on the thread that makes room: it would wait for itself.
-            self._changed.wait_for(lambda: self._closed or self._is_ours() or self._outbox.has_room(line))
-            if self._closed:
-                raise LogClosed("the producer is closed")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"producer {self.topic}", daemon=True)
-                self._thread.start()
-                atexit.register(self.close)  # a program that just ends has still said send()
-            self._outbox.put(line, future)
-            self._sent += 1
-            self._changed.notify_all()
-        return future
+        return self._put(Pending(line, Future(), is_awaited=False))
 
     def publish(
         self,
@@ -98,27 +78,28 @@ class Producer:
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> Published:
-        """Where the message is stored: it is on disk when this returns."""
+        """Return the message's place once the message is on disk."""
         line = message_line(value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-        self._refuse_callbacks("publish")
-        return self._put(line, Asked()).result()
+        self._refuse_in_callback("publish")
+        return self._put(Pending(line, Future(), is_awaited=True)).result()
 
     def flush(self) -> None:
-        """Waits for what was sent until now; raises the first failure of a `send` since the last flush."""
-        self._refuse_callbacks("flush")
+        """Wait for every message sent so far; raise the first failure of a `send` since the last flush."""
+        self._refuse_in_callback("flush")
+        state = self._state
         with self._changed:
-            last = self._sent
-            self._changed.wait_for(lambda: self._settled >= last)
-            failure, self._failure = self._failure, None
+            last = state.sent
+            self._changed.wait_for(lambda: state.settled >= last)
+            failure = state.take_failure()
         if failure is not None:
             raise failure
 
     def close(self) -> None:
-        """Takes no more, sends what is waiting, then closes; raises as flush does."""
-        self._refuse_callbacks("close")
+        """Accept no more messages, send the waiting ones, then close; raises like flush."""
+        self._refuse_in_callback("close")
         atexit.unregister(self.close)
         with self._changed:
-            self._closed = True  # first: whoever goes on sending must not keep it from ending
+            self._closed = True  # first: threads that go on sending must not keep the producer open
             self._changed.notify_all()
         try:
             if self._thread is not None:
@@ -126,13 +107,6 @@ class Producer:
         finally:
             self._connection.close()
         self.flush()
-
-    def _is_ours(self) -> bool:
-        return threading.current_thread() is self._thread
-
-    def _refuse_callbacks(self, what: str) -> None:
-        if self._is_ours():
-            raise Conflict(f"a callback of a message can send, but not {what}: it would wait for what waits for it")
 
     def __enter__(self) -> "Producer":
         return self
@@ -143,50 +117,48 @@ class Producer:
         try:
             self.close()
         except HeadraceError:
-            if error is None:  # otherwise the first mistake is the one to show
+            if error is None:  # otherwise the error of the `with` block is the one to show
                 raise
 
+    def _put(self, message: "Pending[Future[Published]]") -> "Future[Published]":
+        state = self._state
+        with self._changed:
+            # A callback that sends runs on the thread that empties the outbox: waiting for room would deadlock.
+            self._changed.wait_for(
+                lambda: self._closed or self._is_sender_thread() or state.outbox.has_room(message.line)
+            )
+            if self._closed:
+                raise LogClosed("the producer is closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"producer {self.topic}", daemon=True)
+                self._thread.start()
+                atexit.register(self.close)  # a program that ends without close() still sends its messages
+            state.accept(message)
+            self._changed.notify_all()
+        return message.future
+
+    def _is_sender_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _refuse_in_callback(self, what: str) -> None:
+        if self._is_sender_thread():
+            raise Conflict(f"a callback of a message may send, but not {what}: it would wait for itself")
+
     def _run(self) -> None:
+        state = self._state
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._outbox) > 0)
-                taken = self._outbox.take()
+                self._changed.wait_for(lambda: self._closed or len(state.outbox) > 0)
+                taken = state.outbox.take()
                 if not taken:
                     return
-                batch = [waiting for waiting in taken if waiting[1].set_running_or_notify_cancel()]
+                batch = [message for message in taken if message.future.set_running_or_notify_cancel()]
                 self._changed.notify_all()
             if batch:
                 self._deliver(batch)
             with self._changed:
-                self._settled += len(taken)
+                state.settled += len(taken)
                 self._changed.notify_all()
 
-    def _deliver(self, batch: list[Waiting]) -> None:
-        try:
-            response = self._connection.request(
-                "POST",
-                self._path,
-                headers={"Content-Type": NDJSON},
-                body=b"".join([line for line, _ in batch]),
-            )
-            stored = parse_published(response, len(batch))
-        except (InvalidInput, NotFound) as error:
-            if len(batch) == 1 or not is_about_one(error):
-                self._fail(batch, error)
-                return
-            for half in halves(batch):
-                self._deliver(half)
-            return
-        except Exception as bug:  # noqa: BLE001 - a bug of ours, too, is told: nobody may wait for ever
-            told = bug if isinstance(bug, HeadraceError) else Unconfirmed(f"what became of it is not known: {bug!r}")
-            self._fail(batch, told)
-            return
-        for (_, future), published in zip(batch, stored, strict=True):
-            future.set_result(published)
-
-    def _fail(self, batch: list[Waiting], error: HeadraceError) -> None:
-        if not all(isinstance(future, Asked) for _, future in batch):
-            with self._changed:
-                self._failure = self._failure or error
-        for _, future in batch:
-            future.set_exception(error)
+    def _deliver(self, batch: "list[Pending[Future[Published]]]") -> None:
+        run(self._connection, self._state.deliver(batch))

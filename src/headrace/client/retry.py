@@ -1,8 +1,8 @@
-"""When to try again: the same answers for the blocking and the asyncio client.
+"""When to retry a request; shared by the blocking and the asyncio client.
 
-Trying again is safe when nothing can have happened (nothing was sent, or the broker refused and said when to
-come back) or when it does not matter (reading). Publishing whose answer got lost is never sent again by
-itself: the messages may be stored, and a second time would be a duplicate.
+A retry is safe if the request had no effect (it was not sent, or the broker refused it with a Retry-After) or if its
+effect does not matter (reads). A publish whose response was lost is never sent again: the messages may be stored, and
+sending them again would duplicate them.
 """
 
 import random
@@ -18,10 +18,10 @@ RETRY_AFTER_S_MAX = 60.0
 
 
 class Fate(Enum):
-    """What became of a request that got no answer."""
+    """The state of a request that got no response."""
 
-    NOT_SENT = auto()  # no connection, or one that was closed before the first byte went out
-    LOST = auto()  # sent, in part or whole; the connection ended before the answer did
+    NOT_SENT = auto()  # no connection, or it was closed before the first byte was sent
+    LOST = auto()  # sent, in part or completely; the connection ended before the response did
 
 
 def may_repeat(method: str, fate: Fate) -> bool:
@@ -29,15 +29,15 @@ def may_repeat(method: str, fate: Fate) -> bool:
 
 
 def backoff_s(attempt: int, chance: float | None = None) -> float:
-    """Doubles per attempt, with chance mixed in, so that a thousand clients do not come back as one."""
+    """Exponential backoff with jitter, so that a thousand clients do not retry at the same moment."""
     full = min(DELAY_S_MAX, DELAY_S_MIN * 2.0 ** min(attempt, 16))
     return float(full * (0.5 + (random.random() if chance is None else chance) / 2))
 
 
 def retry_after_s(response: Response) -> float | None:
-    """Seconds after which a refused request is welcome; None when it was not refused in that way.
+    """The Retry-After of a 429 or 503 in seconds; None for every other response.
 
-    Without Retry-After a 503 can mean a failed disk, after which nobody knows what was kept.
+    A 503 without Retry-After can mean a failed disk: it is unknown whether the messages were stored.
     """
     if response.status not in {429, 503}:
         return None
@@ -48,11 +48,11 @@ def retry_after_s(response: Response) -> float | None:
     return min(max(seconds, 0.0), RETRY_AFTER_S_MAX)
 
 
-Outcome = Response | tuple[Fate, str]  # an answer, or what became of the request and why
+Outcome = Response | tuple[Fate, str]  # a response, or the state of the request and the reason
 
 
 class Attempts:
-    """One request from its first try to its last: when to try again, and when to say that it failed."""
+    """One request from its first attempt to its last: decides when to retry and when to give up."""
 
     def __init__(self, endpoint: Endpoint, method: str, retry_s: float) -> None:
         self._endpoint = endpoint
@@ -62,16 +62,16 @@ class Attempts:
         self._tried = 0
 
     def delay_s(self, outcome: Outcome) -> float | None:
-        """How long to wait before the next try; None when the outcome is the answer."""
+        """Seconds until the next attempt; None if the outcome is final."""
         self._tried += 1
-        if self._deadline is None:  # counted from here: a read may have waited for longer before it was cut off
+        if self._deadline is None:  # counted from the first failure: a long poll may have waited longer than retry_s
             self._deadline = time.monotonic() + self._retry_s
         if isinstance(outcome, Response):
             wanted_s = retry_after_s(outcome)
             return None if wanted_s is None or time.monotonic() + wanted_s > self._deadline else wanted_s
         fate, reason = outcome
         if not may_repeat(self._method, fate):
-            raise Unconfirmed(f"{self._endpoint} did not answer ({reason}): what was sent may or may not be stored")
+            raise Unconfirmed(f"{self._endpoint} did not respond ({reason}): the messages may or may not be stored")
         wanted_s = backoff_s(self._tried - 1)
         if time.monotonic() + wanted_s > self._deadline:
             raise BrokerUnreachable(f"no broker answers at {self._endpoint}: {reason}")

@@ -1,4 +1,4 @@
-"""Messages as they travel over HTTP, and the broker's answers as values and errors."""
+"""The JSON of messages and responses over HTTP, converted to and from Python values and errors."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
@@ -24,8 +24,8 @@ from headrace.errors import (
 
 NDJSON = "application/x-ndjson"
 JSON = "application/json"
-REGISTRY_CONFLICTS = (42205, 42206)  # its mode does not allow it; others need the schema
-ABOUT_ONE = ("malformed_message", "malformed_json", "partition_not_found")  # problems of a message in a batch
+REGISTRY_CONFLICTS = (42205, 42206)  # the mode forbids it; other schemas refer to it
+ABOUT_ONE = ("malformed_message", "malformed_json", "partition_not_found")  # codes caused by one message
 
 T = TypeVar("T")
 Data = bytes | str
@@ -33,7 +33,7 @@ Headers = Mapping[str, Data | None] | Iterable[tuple[str, Data | None]]
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message as it was read."""
+    """A message that was read from a topic."""
 
     partition: int
     offset: int
@@ -43,23 +43,23 @@ class Message(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
     def text(self) -> str:
-        """The value as text; what is not UTF-8 is shown escaped."""
+        """The value as text; bytes that are not UTF-8 are escaped."""
         return (self.value or b"").decode(errors="backslashreplace")
 
     def header(self, name: str) -> bytes | None:
-        """The first header of that name."""
+        """The first header with that name, or None."""
         return next((value for key, value in self.headers if key == name), None)
 
 
 class Published(msgspec.Struct, frozen=True):
-    """Where a message was stored."""
+    """The place of a stored message."""
 
     partition: int
     offset: int
 
 
 class Range(msgspec.Struct, frozen=True):
-    """What there is to read of one partition; `end` is the first offset not yet there."""
+    """The readable offsets of one partition; `end` is the offset that the next message will get."""
 
     partition: int
     start: int
@@ -67,7 +67,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class _Draft(msgspec.Struct, omit_defaults=True):
-    value: str | msgspec.UnsetType | None = msgspec.UNSET  # null is a tombstone and must not be left out
+    value: str | msgspec.UnsetType | None = msgspec.UNSET  # null is a tombstone and must be sent
     key: str | None = None
     headers: dict[str, str | None] | list[tuple[str, str | None]] | None = None
     partition: int | None = None
@@ -102,7 +102,7 @@ class _Problem(msgspec.Struct):
     title: str = ""
     detail: str = ""
     code: str = ""
-    message: str = ""  # the schema registry's two
+    message: str = ""  # message and error_code are the schema registry's
     error_code: int = 0
     start: int | None = None
     end: int | None = None
@@ -129,7 +129,7 @@ def message_line(
     partition: int | None = None,
     timestamp: int | None = None,
 ) -> bytes:
-    """One line of NDJSON. Bytes that are not UTF-8, or have zeros, go as base64 and come back as they were."""
+    """One line of NDJSON. Bytes that are not UTF-8 or contain NUL are sent as base64 and stored unchanged."""
     encoding: dict[str, str] = {}
     draft = _Draft(
         value=_text(value, "value", encoding),
@@ -146,7 +146,7 @@ def message_line(
 
 
 def message_json(message: Message, topic: str | None = None) -> bytes:
-    """A read message as one line of JSON, in the shape the broker itself answers with."""
+    """A message as one line of JSON, in the format of the broker's responses."""
     encoding: dict[str, str] = {}
     shape: dict[str, object] = {} if topic is None else {"topic": topic}
     shape |= {"partition": message.partition, "offset": message.offset, "timestamp": message.timestamp}
@@ -162,10 +162,10 @@ def _text(data: Data | None, part: str, encoding: dict[str, str]) -> str | None:
     if data is None or isinstance(data, str):
         return data
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise InvalidInput(f"the {part} of a message is bytes, text or None, not {type(data).__name__}")
+        raise InvalidInput(f"the {part} of a message must be bytes, str or None, not {type(data).__name__}")
     try:
         text = str(data, "utf-8")
-        if "\0" not in text:  # JSON needs six characters for one: binary data would pass a limit that it keeps
+        if "\0" not in text:  # JSON escapes NUL as six characters, which could push binary data over a size limit
             return text
     except UnicodeDecodeError:
         pass
@@ -177,11 +177,11 @@ def _header_texts(
     pairs: list[tuple[str, Data | None]], encoding: dict[str, str]
 ) -> dict[str, str | None] | list[tuple[str, str | None]]:
     for name, _ in pairs:
-        if not isinstance(name, str):  # bytes would be kept as their base64, under which nobody looks for them
-            raise InvalidInput(f"the name of a header is text, not {type(name).__name__}")
+        if not isinstance(name, str):  # a name in bytes would be stored as base64, and no reader would find it
+            raise InvalidInput(f"the name of a header must be str, not {type(name).__name__}")
     unsure: dict[str, str] = {}
     texts = [(name, _text(value, "headers", unsure)) for name, value in pairs]
-    if unsure:  # one that is not text makes all of them base64
+    if unsure:  # a single binary header makes all of them base64
         encoding["headers"] = "base64"
         texts = [(name, None if value is None else _base64(value)) for name, value in pairs]
     as_object = dict(texts)
@@ -193,20 +193,20 @@ def _base64(data: Data) -> str:
 
 
 def parse_read(response: Response) -> tuple[list[Message], int]:
-    """The messages of a read, and the offset to go on from."""
+    """The messages of a read, and the next offset to read."""
     raise_for(response)
     answer = _decode(_read_answer, response)
     return [_message(shape) for shape in answer.messages], answer.next_offset
 
 
 def parse_found(response: Response) -> Message:
-    """The one message of an answer."""
+    """The message of a response with a single one."""
     raise_for(response)
     return _message(_decode(_read_message, response))
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A message to be sent, as it was written in JSON."""
+    """A message to publish, parsed from JSON."""
 
     value: bytes | None
     key: bytes | None
@@ -225,16 +225,16 @@ class _WrittenDraft(msgspec.Struct):
 
 
 def parse_draft(data: bytes) -> Draft:
-    """A message written in JSON, in the shape a read answers with; what a draft cannot have is ignored."""
+    """Parse a message in the format of a read response; fields that only stored messages have are ignored."""
     try:
         written = msgspec.json.decode(data, type=_WrittenDraft)
         text = msgspec.json.decode(written.value)
         is_text = text is None or isinstance(text, str)
         key, value, headers = _parts(written.key, text if is_text else None, written.headers, written.encoding)
         if not is_text:
-            value = bytes(written.value)  # numbers, objects and lists are kept as their JSON text
+            value = bytes(written.value)  # numbers, objects and lists are stored as JSON text
     except (msgspec.DecodeError, ValueError) as error:
-        raise InvalidInput(f"not a message in JSON: {error}") from None
+        raise InvalidInput(f"not a JSON message: {error}") from None
     return Draft(value, key, headers, written.partition, written.timestamp)
 
 
@@ -243,11 +243,11 @@ def parse_message(data: bytes) -> Message:
 
 
 def parse_published(response: Response, count: int) -> list[Published]:
-    """Where each of `count` messages is, in the order sent."""
+    """The places of `count` messages, in the order in which they were sent."""
     raise_for(response)
     messages = _decode(_publish_answer, response).messages
     if len(messages) != count:
-        raise BrokerUnreachable(f"the broker answered for {len(messages)} messages, {count} were sent")
+        raise BrokerUnreachable(f"the broker confirmed {len(messages)} messages, but {count} were sent")
     return messages
 
 
@@ -257,7 +257,7 @@ def parse_offsets(response: Response) -> list[Range]:
 
 
 def parse_json(response: Response) -> dict[str, Any]:
-    """The JSON object of an answer."""
+    """The JSON object of a response."""
     raise_for(response)
     if not response.body:
         return {}
@@ -268,7 +268,7 @@ def _decode(decoder: "msgspec.json.Decoder[T]", response: Response) -> T:
     try:
         return decoder.decode(response.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BrokerUnreachable(f"what answers is not a Headrace broker, or not of this version: {error}") from None
+        raise BrokerUnreachable(f"the server is not a Headrace broker, or has another version: {error}") from None
 
 
 def _message(shape: _ReadMessage) -> Message:
@@ -299,7 +299,7 @@ def _bytes(text: str | None, encoding: str | None) -> bytes | None:
 
 
 def raise_for(response: Response) -> None:
-    """Nothing when the broker said yes; otherwise the error it means, caused by what it said."""
+    """Raise the error that an error response stands for; its cause is the BrokerRefused with status and code."""
     if response.status >= 300:
         _raise(response)
 
@@ -311,7 +311,7 @@ def _raise(response: Response) -> NoReturn:
             problem = _problem.decode(response.body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
-    detail = problem.detail or problem.message or problem.title or f"the broker answered with status {response.status}"
+    detail = problem.detail or problem.message or problem.title or f"the broker responded with status {response.status}"
     raise _error(response, problem, detail) from BrokerRefused(response.status, problem.code, detail)
 
 
@@ -322,7 +322,7 @@ def _error(response: Response, problem: _Problem, detail: str) -> HeadraceError:
     if status in {429, 503} and "retry-after" in response.headers:
         return Overloaded(detail)
     if status == 401:
-        return AccessRefused(f"{detail}; user and password go into the URL, http://USER:PASSWORD@HOST:PORT")
+        return AccessRefused(f"{detail}; put user and password into the URL: http://USER:PASSWORD@HOST:PORT")
     kinds: dict[int, type[HeadraceError]] = {
         403: AccessRefused,
         404: NotFound,
@@ -342,7 +342,7 @@ def _error(response: Response, problem: _Problem, detail: str) -> HeadraceError:
 
 
 def is_about_one(error: HeadraceError) -> bool:
-    """Whether a batch was refused for one of its messages. A topic that is missing or cannot be, or an address that
-    is no broker's, fails all of them alike: asked for one by one they would be ten thousand requests."""
+    """Whether a batch was refused because of one of its messages. A missing topic or a wrong address fails all of
+    them: sending them one by one would take ten thousand requests for the same error."""
     said = error.__cause__
     return isinstance(said, BrokerRefused) and (said.status == 413 or said.code in ABOUT_ONE)
