@@ -1,8 +1,8 @@
 """Fuzzes the record kernels with libFuzzer and AddressSanitizer: python -m fuzz.record --seconds 60
 
-Builds the kernels once more, instrumented, in a folder of their own, and a Python that has them inside. What it
-finds (a crash, an over-read, an answer that contradicts another) ends it with a trace and leaves the input
-behind as crash-*; run the program on that file to see it again.
+Builds instrumented kernels in a separate folder, and a program that embeds Python and loads them. A finding (a crash,
+an over-read, two results that contradict each other) ends the run with a trace and leaves the input as crash-*; run the
+program on that file to reproduce it.
 """
 
 import argparse
@@ -20,7 +20,7 @@ RECORD = ROOT / "src" / "headrace" / "record"
 COMPILER = "clang"
 SANITIZE = ["-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-strict-aliasing", "-Wno-everything"]
 INPUT_BYTES_MAX = 4096
-NOT_REACHED = {"partitioned"}  # it only writes: no input comes to it
+NOT_REACHED = {"arrow/write"}  # it only writes: no fuzzed input reaches it
 TARGET = """
 from exercise import exercise
 
@@ -40,11 +40,13 @@ def build(folder: Path) -> Path:
     """The fuzzer's program, built in folder. Raises MissingTool."""
     check_tools(folder)
     package = folder / "headrace"
-    (package / "record").mkdir(parents=True, exist_ok=True)
+    package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text("")
     shutil.copy(ROOT / "src" / "headrace" / "errors.py", package)
-    for source in RECORD.glob("*.py"):
-        shutil.copy(source, package / "record")
+    for source in RECORD.rglob("*.py"):
+        copy = package / "record" / source.relative_to(RECORD)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, copy)
     shutil.copy(ROOT / "tests" / "record" / "exercise.py", folder)
     (folder / "fuzz_target.py").write_text(TARGET)
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
@@ -52,12 +54,12 @@ def build(folder: Path) -> Path:
 
     def compile_kernel(kernel: Path) -> None:
         c_file = c_of(kernel, folder)
-        out = package / "record" / f"{kernel.stem}{suffix}"
+        out = (package / "record" / kernel.relative_to(RECORD)).with_name(f"{kernel.stem}{suffix}")
         options = ["-fsanitize=address,fuzzer-no-link", "-shared", "-fPIC", include]
         run(COMPILER, *SANITIZE, *options, str(c_file), "-o", str(out))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_kernel, (k for k in sorted(RECORD.glob("*.pyx")) if k.stem not in NOT_REACHED)))
+        list(pool.map(compile_kernel, kernels()))
     program = folder / "fuzz-record"
     library = sysconfig.get_config_var("LIBDIR")
     version = sysconfig.get_config_var("LDVERSION")
@@ -79,13 +81,18 @@ def build(folder: Path) -> Path:
     return program
 
 
+def kernels() -> list[Path]:
+    found = sorted(RECORD.rglob("*.pyx"))
+    return [kernel for kernel in found if str(kernel.relative_to(RECORD).with_suffix("")) not in NOT_REACHED]
+
+
 def c_of(kernel: Path, folder: Path) -> Path:
-    """What the installation made of the kernel, if nothing has changed since; or it is made once more."""
+    """The C file that the installation generated, if no source has changed since; otherwise a new one."""
     made = kernel.with_suffix(".c")
-    sources = [path for ending in ("*.pyx", "*.pxd") for path in RECORD.glob(ending)]
+    sources = [path for ending in ("*.pyx", "*.pxd") for path in RECORD.rglob(ending)]
     if made.exists() and made.stat().st_mtime >= max(path.stat().st_mtime for path in sources):
         return made
-    made = folder / made.name
+    made = folder / f"{kernel.parent.name}-{made.name}"
     run(sys.executable, "-m", "cython", "-3", "-I", str(ROOT / "src"), str(kernel), "-o", str(made))
     return made
 
